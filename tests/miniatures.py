@@ -5,9 +5,6 @@ Each is the control with one lie; `tests/test_statuses.py` says in which status 
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +15,6 @@ from attention_conformance.backends._numpy.backend import NumpyBackend
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.catalogue import AnyCase
-from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 
 
@@ -48,27 +44,6 @@ class AlwaysWrong(Miniature):
 
     def answer(self, out: Rounded) -> Rounded:
         return Rounded(np.full_like(out.values, 42.0), out.fmt)
-
-
-class WrongDtype(Miniature):
-    """Computes rightly and calls the result float64."""
-
-    def answer(self, out: Rounded) -> Rounded:
-        return Rounded(out.values, DTYPES["f64"])
-
-
-class WrongShape(Miniature):
-    """Returns (B, Lq, H, Dv) under the name of (B, H, Lq, Dv)."""
-
-    def answer(self, out: Rounded) -> Rounded:
-        return Rounded(out.values.swapaxes(1, 2), out.fmt)
-
-
-class WrongArray(Miniature):
-    """Returns a plain NumPy array instead of the backend's own."""
-
-    def answer(self, out: Rounded) -> np.ndarray:
-        return out.values
 
 
 class WrongDevice(Miniature):
@@ -117,58 +92,6 @@ class BrokenAdapter(Miniature):
         raise KeyError("adapter bug")
 
 
-class Mutates(Miniature):
-    """Doubles its query after answering."""
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain = super().prepare(inputs)
-        inner = plain.function
-
-        def call(**arguments: Rounded) -> object:
-            out = inner(**arguments)
-            arguments["query"].values *= 2
-            return out
-
-        return PreparedCall(call, plain.arguments)
-
-
-class Unsteady(Miniature):
-    """Adds one unit roundoff to every second answer."""
-
-    calls = 0
-
-    def answer(self, out: Rounded) -> Rounded:
-        self.calls += 1
-        factor = 1 + 2.0**-24 * (self.calls % 2)
-        return Rounded(out.values * factor, out.fmt)
-
-
-class Segfaults(Miniature):
-    """Kills its own process on cases of 17 keys, as a segmentation fault does."""
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain = super().prepare(inputs)
-
-        def die(**arguments: object) -> object:
-            os.kill(os.getpid(), signal.SIGKILL)
-            return None
-
-        return PreparedCall(die, plain.arguments) if inputs.sizes.Lk == 17 else plain
-
-
-class Hangs(Miniature):
-    """Never answers on cases of 17 keys."""
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain = super().prepare(inputs)
-
-        def hang(**arguments: object) -> object:
-            time.sleep(600)
-            return None
-
-        return PreparedCall(hang, plain.arguments) if inputs.sizes.Lk == 17 else plain
-
-
 class Miniatures(NumpyBackend):
     """A third-party backend made of miniatures."""
 
@@ -190,11 +113,5 @@ def backend_of(*kinds: type[Miniature]) -> Callable[[str], Miniatures]:
     return lambda device: Miniatures(device, *kinds)
 
 
-broken = backend_of(
-    AlwaysWrong, WrongDtype, WrongShape, WrongArray, WrongDevice, ClaimsTooMuch, ClaimsTooLittle,
-    RefusesEverything, BrokenAdapter, Mutates, Unsteady,
-)  # fmt: skip
 refuses = backend_of(RefusesEverything)
 always_wrong = backend_of(AlwaysWrong)
-segfaults = backend_of(Segfaults)
-hangs = backend_of(Hangs)

@@ -13,6 +13,14 @@ def attention(
     scale: float | None = None, softcap: float | None = None, sinks: Array | None = None,
 ) -> Array:  # fmt: skip
     """q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv) -> (B, H, Lq, Dv); True in mask attends."""
+    return with_lse(q, k, v, mask, bias, scale, softcap, sinks)[0]
+
+
+def with_lse(
+    q: Array, k: Array, v: Array, mask: Array | None = None, bias: Array | None = None,
+    scale: float | None = None, softcap: float | None = None, sinks: Array | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The same, and the log-sum-exp (B, H, Lq)."""
     heads, D = q.shape[1] // k.shape[1], q.shape[-1]
     k, v = np.repeat(k, heads, axis=1), np.repeat(v, heads, axis=1)
     scores = q @ k.swapaxes(-1, -2) * (D**-0.5 if scale is None else scale)  # (B, H, Lq, Lk)
@@ -28,4 +36,6 @@ def attention(
     largest = np.where(np.isneginf(largest), 0, largest)  # a row without keys gives zeros
     weights = np.exp(scores - largest)
     total = weights.sum(-1, keepdims=True) + np.exp(sink - largest)
-    return weights / np.where(total == 0, 1, total) @ v
+    with np.errstate(divide="ignore"):
+        lse = largest + np.log(total)
+    return weights / np.where(total == 0, 1, total) @ v, lse[..., 0]

@@ -30,16 +30,6 @@ def binder(function: Callable[..., Any], **more: Any) -> Binder[Call]:
     return Binder.of(function, "mine", TABLE, ("query", "key"), **more)
 
 
-def test_a_feature_is_lacking_without_any_parameter_that_serves_it() -> None:
-    assert binder(lambda q, k: q).lacking == {
-        "causal": "the function has neither is_causal nor mask",
-        "flag": "the function has no parameter is_causal",
-        "mask": "the function has no parameter mask",
-        "scale": "the function has neither scale nor softmax_scale",
-    }
-    assert binder(lambda q, k, mask=None, softmax_scale=None: q).lacking.keys() == {"flag"}
-
-
 def test_what_is_asked_for_and_taken_is_passed() -> None:
     def function(q, k, is_causal=False, scale=1.0, softmax_scale=1.0, scaling=0):  # type: ignore[no-untyped-def]
         return q
@@ -80,13 +70,6 @@ def test_any_keyword_stands_for_the_rest_alone() -> None:
     assert binder(lambda *all, mask=None: all).taken == {"mask"}
     with pytest.raises(UnreadableSignature, match="wrap it in a function that has one"):
         binder(type("No", (), {"__signature__": 3, "__call__": None}))
-
-
-def test_arrays_are_what_has_no_default() -> None:
-    of = Binder.of(lambda query, key, mask, block=2: query, "mine", TABLE, None, "layer")
-    assert of.arrays == ("query", "key")
-    assert of.lacking["flag"] == "the layer has no parameter is_causal"
-    assert of.argument_names == ("query", "key", "mask", "block")
 
 
 def test_knobs_are_told_apart_from_misspelt_names() -> None:

@@ -19,10 +19,8 @@ from attention_conformance.suite.deviations.masks import MaskInverted
 from attention_conformance.suite.deviations.shapes import HeadsTiled
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis import catalogue, diagnose
-from attention_conformance.suite.judge.diagnosis.evidence import fails_like
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records import diagnoses as remarks
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
@@ -113,26 +111,6 @@ def test_a_right_answer_is_explained_by_nothing() -> None:
         assert catalogue.explained(cells, cells, never) == []
 
 
-def test_a_fault_that_leaves_answers_right_is_known_by_its_verdict() -> None:
-    leaks = next(
-        f for f in all_faults() if f.killed_by == "poison" and issubclass(f.kernel, Kernel)
-    )
-    (implementation,) = made(leaks.kernel)
-    failing, passing = split(implementation, POISON)
-    found = catalogue.explained(failing, passing, never)
-    assert [one.family for one in found] in ([leaks.family], [])
-    assert all(one.explains == len(failing[: catalogue.TRIED]) for one in found)
-
-
-def test_failures_are_alike_at_one_place_of_a_check() -> None:
-    one = Verdict("fail", "value", "got 1", where=("test_layouts.py:1", "key"))
-    assert fails_like(replace(one, message="got 2"), one)
-    assert not fails_like(replace(one, where=("test_layouts.py:1", "value")), one)
-    assert not fails_like(replace(one, kind="leak"), one)
-    passing = replace(one, status="pass")
-    assert not fails_like(passing, passing)
-
-
 def blank(masked: bool) -> type[Kernel]:
     """Attention without a scale that is NaN in all elements: of masked calls, or of all."""
 
@@ -151,21 +129,6 @@ def blank(masked: bool) -> type[Kernel]:
 def test_nan_beside_nan_explains_nothing() -> None:
     assert told(blank(masked=False)) == []
     assert {one.family for one in told(blank(masked=True))} == {"scale"}
-
-
-@pytest.mark.parametrize(("nearness", "explains"), [(0.5, False), (0.9, True)])
-def test_a_fault_must_be_nearer_than_the_right_answer(
-    nearness: float, explains: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (one,) = made(Kernel)
-    look = catalogue.Look.of(Cell(VALUES, Case.parse(CASES[-1]), one))
-    assert look is not None
-    want, limit = look.expected["output"]
-    wrong = want + 2.5 * limit
-    look.got = {"output": want + nearness * (wrong - want)}
-    monkeypatch.setattr(catalogue, "answered", lambda kernel, look: {"output": wrong})
-    fault = next(f for f in catalogue.faults_of(one) if f.fault.name == "default-scale-is-one")
-    assert bool(catalogue._Matching([look], iter(()), [], never).of([fault])) == explains
 
 
 def test_time_over_says_nothing() -> None:
@@ -191,26 +154,6 @@ def test_measured_and_known_are_one_of_a_family() -> None:
     assert diagnose.joined([], [wide]) == [wide]
     again = replace(measured, sentence="A.", family="cached")
     assert diagnose.joined([known], [again]) == [known]
-
-
-def test_rounding_is_measured_better_than_known() -> None:
-    known = Diagnosis("A.", "", "numerics", "catalogue", 2, 2, 0, "x", fault="f")
-    measured = replace(known, sentence="B.", source="measured", fault="")
-    assert diagnose.joined([known], [measured]) == [measured]
-
-
-def test_a_second_fault_of_the_same_family_is_named() -> None:
-    class Both(TiledOnline):
-        causal = CausalSeesNext.causal
-        masked = MaskInverted.masked
-
-    (implementation,) = made(Both)
-    failing, passing = split(implementation)
-    names = {
-        one.fault
-        for one in diagnose.diagnose(implementation.backend, implementation, failing, passing, 60)
-    }
-    assert {"causal-sees-next", "mask-inverted"} <= names
 
 
 def record_of(cell: Cell, status: str) -> records.CellRecord:

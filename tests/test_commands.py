@@ -231,6 +231,7 @@ def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:
     ("word", "said"),
     [
         (f"--seed={'1' * 5000}", "a whole number of 64 bits, 0 or more, got '11"),
+        (f"--threads={'1' * 5000}", "of at most 18 digits, got '1"),
         (f"--seed={2**64}", "a whole number of 64 bits, 0 or more, got '1"),
         (f"--cell-timeout={'1' * 5000}", "a number of at most 18 digits, got '1"),
         ("--start-timeout=nan", "a number of at most 18 digits, got 'nan'"),

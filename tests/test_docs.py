@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import doctest
-import os
 import pkgutil
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import pytest
 from attention_conformance import check_attention
 from attention_conformance.suite.commands import parsed
 from attention_conformance.suite.spec.claims import CLAIMS
+from tests.processes import python
 from tests.shown import FOLDERS
 from tests.shown import files as shown_files
 
@@ -99,11 +97,8 @@ def test_the_run_that_pages_show_prints_what_they_show(tmp_path: Path) -> None:
     start = (DOCS / "start.md").read_text(encoding="utf-8")
     kernel = tmp_path / "my_kernel.py"
     kernel.write_text(next(re.finditer(r"```python\n(.*?)```", start, re.DOTALL))[1])
-    command = ["suite", "--backend=torch", "--level=smoke", f"--function={kernel}:attention"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *command, "-p", "no:cacheprovider"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    words = ("suite", "--backend=torch", "--level=smoke", f"--function={kernel}:attention")
+    done = python("-m", "pytest", *words, "-p", "no:cacheprovider")
     for text in ((ROOT / "README.md").read_text(encoding="utf-8"), start):
         (block,) = re.findall(r"^```\n(WRONG:.*?)^```$", text, re.MULTILINE | re.DOTALL)
         printed = iter(done.stdout.splitlines())
@@ -143,10 +138,7 @@ def test_the_changes_to_try_end_as_the_page_says(tmp_path: Path) -> None:
     for command, end in zip(commands, ends, strict=True):
         words = shlex.split(command, comments=True)
         module = words[1:] if words[0] == "python" else ["-m", *words, "-p", "no:cacheprovider"]
-        done = subprocess.run(
-            [sys.executable, *module], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True, text=True,
-        )  # fmt: skip
+        done = python(*module, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
         assert end in done.stdout, f"{command}\n{done.stdout}\n{done.stderr}"
 
 

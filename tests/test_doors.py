@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import ROOT, Done, python, run
 
 OWN_OPTIONS = """
 def pytest_addoption(parser):
@@ -22,20 +23,9 @@ def test_theirs(request):
 """
 
 
-def project_run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def project_run(folder: Path, *words: str, **environment: str) -> Done:
     """`pytest` in another project's folder, which knows this project as an installed package alone."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
-    return subprocess.run(
-        command,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | environment,
-    )
-
-
-ROOT = Path(__file__).resolve().parents[1]
+    return run(*words, cwd=folder, env=environment)
 
 
 @pytest.fixture
@@ -123,13 +113,7 @@ def test_shells_complete_commands_options_and_words(
         "COMP_LINE": line,
         "COMP_POINT": str(len(line)),
     }
-    subprocess.run(
-        [sys.executable, "-m", "suite"],
-        cwd=ROOT,
-        env=os.environ | environment,
-        timeout=60,
-        check=True,
-    )
+    python("-m", "suite", env=environment, check=True)
     completions = answers.read_text(encoding="utf-8").split("\v")
     assert {word.strip() for word in completions} == words
 
@@ -158,10 +142,7 @@ def test_a_file_named_like_a_package_ends_in_one_sentence(
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"needs {name}")
     (tmp_path / f"{name}.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
-    )  # fmt: skip
+    done = python("-m", *words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == code, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"{tmp_path / name}.py is imported instead of the package {name} (")

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.backends.registry import function_implementation
 from attention_conformance.references.primitives.activation import gelu, normal_distribution, relu
 from attention_conformance.references.rounding import Bounded
 from attention_conformance.suite.judge.tolerance import roundoffs
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw
-from tests.test_layers import OWN, function_implementation, judged
+from tests.runtimes import verdict_of
+from tests.test_own_layers import OWN
 
 CASES = (
     "encoder/pad/mha/f64/b2h2q3k3d2/e4.4.4.5/self",
@@ -91,10 +93,10 @@ def test_a_persons_own_is_judged(torch_backend: Any, tmp_path: Path) -> None:
         "encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self",
         "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/self",
     ):
-        assert judged("values", text, right).status == "pass"
+        assert verdict_of(right, text).status == "pass"
     text = "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self"
-    assert "no parameter activation" in judged("values", text, right).message
-    assert judged("values", CASES[2], wrong).kind == "value"
+    assert "no parameter activation" in verdict_of(right, text).message
+    assert verdict_of(wrong, CASES[2]).kind == "value"
     assert right.factory.bind(draw(Case.parse(text)))["norm_first"] is False
     text = "encoder/none/mha/f16/b2h4q7k7d3/e12.12.12.20/self"
-    assert "systematic" in judged("spread", text, wrong).message
+    assert "systematic" in verdict_of(wrong, text, "spread").message

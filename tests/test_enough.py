@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +22,19 @@ from attention_conformance.suite.report.render import as_html, as_markdown, as_t
 from attention_conformance.suite.report.summary import facts, statuses, tables, verdict
 from attention_conformance.suite.spec.vocabulary import REFUSED
 from tests.functions import partly
+from tests.processes import Done, run
 from tests.rows import cell
 from tests.rows import run as made
 
 torch = pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parents[1]
 
-
-def function(
-    name: str, *words: str, files: str = "suite/test_values.py"
-) -> subprocess.CompletedProcess[str]:
+def function(name: str, *words: str, files: str = "suite/test_values.py") -> Done:
     """`pytest suite`, or one of its files, on a function at smoke in float32 and float64."""
-    command = [
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", files, "--level=smoke",
-        "--dtype=f32", "--dtype=f64", "--backend=torch", f"--function=tests/functions/partly.py:{name}",
-    ]  # fmt: skip
-    return subprocess.run(
-        [*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
+    return run(
+        files, "--level=smoke", "--dtype=f32", "--dtype=f64", "--backend=torch",
+        f"--function=tests/functions/partly.py:{name}", *words,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.vocabulary import BROKEN
+from tests.processes import run
 from tests.shown import ROOT
 
 PAGE = ROOT / "docs" / "backend.md"
@@ -61,12 +62,9 @@ def test_a_registered_backend_is_found_by_its_name(adapter: Path, tmp_path: Path
     words = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", f"--target={site}"]
     subprocess.run([sys.executable, "-m", "pip", "install", *words, str(tmp_path)], check=True)
     empty.mkdir()
-    out = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-         "--pyargs", "attention_conformance.suite.test_extremes",
-         "--attention-backend=runtime", "--attention-level=smoke"],
-        cwd=empty, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"},
+    out = run(
+        "--pyargs", "attention_conformance.suite.test_extremes", "--attention-backend=runtime",
+        "--attention-level=smoke", cwd=empty, env={"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"},
     )  # fmt: skip
     assert out.returncode == 0, out.stdout + out.stderr
     assert "runtime:fused" in out.stdout

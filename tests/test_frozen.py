@@ -17,7 +17,7 @@ from tests.diagnosed.kernels import KERNELS
 from tests.frozen import statuses, told, transcripts
 from tests.frozen.__main__ import PARTS, compared, main
 from tests.frozen.asked import BOUNDS, alike
-from tests.frozen.part import Folder, Part, difference
+from tests.frozen.part import Folder, Part
 from tests.rows import cell, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,13 +52,6 @@ def test_bounds_of_every_operator_are_frozen() -> None:
         if d == "forward" or operator.asks.gradients
     }
     assert len(cells) >= 300
-
-
-def test_a_difference_is_lines_under_their_number() -> None:
-    before = {"kept": "1", "moved": "1"} | {f"old{i:02}": "" for i in range(21)}
-    lines = difference(before, {"kept": "1", "moved": "2", "new": "pass"})
-    olds = [f"- old{i:02}" for i in range(20)]
-    assert lines == ["21 removed:", *olds, "1 added:", "+ new pass", "1 changed:", "~ moved 1 -> 2"]
 
 
 def test_bounds_may_differ_in_their_last_digits_alone() -> None:
@@ -146,14 +139,6 @@ def test_what_hangs_on_the_cpu_may_pass_or_be_known(monkeypatch: pytest.MonkeyPa
         assert statuses.compare_statuses([of_torch("fail")])
         # An entry for other versions speaks of no cell of this run.
         assert statuses.compare_statuses([of_torch("known", versions={"torch": "1.13"})])
-
-
-def test_runs_of_other_options_are_refused(tmp_path: Path) -> None:
-    path = run(cell()).save(tmp_path / "smoke.jsonl")
-    with pytest.raises(SystemExit, match=r"expected a run with .*'level': 'standard'"):
-        main(["compare", "statuses", str(path)])
-    with pytest.raises(SystemExit, match="--results=FILE"):
-        main(["compare", "statuses"])
 
 
 @pytest.mark.slow

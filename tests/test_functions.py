@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
+from tests.processes import python
 from tests.runtimes import verdict_of
 
 KERNELS = """
@@ -218,13 +217,7 @@ def test_a_file_imports_its_neighbours(tmp_path: Path, package: bool) -> None:
     assert verdict_of(function, case).status == "pass"
     source = function_source(function.judged, "flash")
     script = f"{source}\nimport torch\nprint(function(*torch.ones(3, 1, 1, 2, 4)).sum().item())"
-    out = subprocess.run(
-        [sys.executable, "-P", "-c", script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    out = python("-P", "-c", script, cwd=tmp_path)
     assert out.stdout.strip() == "8.0", out.stderr
 
 

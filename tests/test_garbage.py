@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.suite.run.plugin import YOUNG
-from tests.test_runs import FEW, ISOLATED, ROOT, judged, run, statuses
+from tests.processes import ROOT, run
+from tests.test_runs import FEW, ISOLATED, judged, statuses
 
 
 def test_garbage_of_the_last_cell_is_in_its_record(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +13,7 @@ from attention_conformance.backends.protocol import Backend, Declared
 from attention_conformance.suite.spec.features.feature import Feature
 from attention_conformance.suite.spec.operator import Operator
 from tests.conftest import of_other_turns
+from tests.processes import python
 from tests.shown import FOLDERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,9 +41,7 @@ FRAMEWORKS = {
 def test_importing_loads_no_framework(modules: str) -> None:
     names = [f"attention_conformance.{name}" for name in modules.split(", ")]
     program = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    out = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    out = python("-c", program, check=True).stdout
     assert not {name.split(".")[0] for name in out.split()} & FRAMEWORKS
 
 
@@ -65,7 +62,7 @@ def test_a_run_without_failures_imports_no_fault_and_no_pandas() -> None:
         f"import sys, pytest; code = pytest.main(['suite/test_values.py', *{options}]); "
         f"sys.exit(int(code) or bool({set(late)} & sys.modules.keys()))"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
+    python("-c", program, check=True)
 
 
 def test_adapters_are_not_named_like_frameworks() -> None:

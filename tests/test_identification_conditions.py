@@ -13,18 +13,11 @@ torch = pytest.importorskip("torch")
 from attention_conformance.backends import registry  # noqa: E402
 from attention_conformance.suite.checks import all_checks  # noqa: E402
 from attention_conformance.suite.judge.cell import Cell  # noqa: E402
-from attention_conformance.suite.judge.diagnosis.conditions import alike, conditioned  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.diagnose import diagnose  # noqa: E402
-from attention_conformance.suite.judge.diagnosis.evidence import Evidence  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis  # noqa: E402
-from attention_conformance.suite.judge.diagnosis.identify import identify  # noqa: E402
-from attention_conformance.suite.judge.diagnosis.instrument import Found, softmax  # noqa: E402
-from attention_conformance.suite.judge.diagnosis.look import Look  # noqa: E402
 from attention_conformance.suite.judge.judge import judge  # noqa: E402
 from attention_conformance.suite.spec.case import Case  # noqa: E402
-from tests.diagnosed import layers  # noqa: E402
 from tests.functions import of_torch  # noqa: E402
-from tests.test_identification import of  # noqa: E402
 
 VALUES = all_checks()["values"]
 
@@ -39,10 +32,6 @@ def attention(scale_of, causal_of=lambda q, k: True, mask_of=lambda q, mask: mas
         return of_torch.textbook(query, key, value, mask_of(query, attn_mask), is_causal, scale)
 
     return function
-
-
-def right(query, key):
-    return 1.0
 
 
 def split(function: Callable[..., Any], *ids: str, like: str = "") -> tuple[list[Cell], list[Cell]]:
@@ -92,62 +81,6 @@ def test_what_passing_cells_contradict_without_a_property_falls_behind() -> None
     one, *_ = told(function, *ids)
     assert "the scale" in one.sentence.lower()
     assert (one.explains, one.tried, one.contradicts) == (3, 3, 2)
-
-
-def test_evidence_by_hand() -> None:
-    failing, passing = split(attention(lambda q, k: 2.0), *PLAIN)
-    assert not passing
-    right_cells = [Cell(VALUES, cell.case, of(of_torch.textbook)) for cell in failing]
-    looks = [look for cell in failing if (look := Look.of(cell)) is not None]
-    case = looks[0].inputs.case
-
-    def twice(reading):
-        return softmax(2 * reading.scores, reading.seen)
-
-    found = Found("Scores are doubled.", "scale", formula=twice)
-    assert conditioned(Evidence(looks), found, [case]) == (
-        found,
-        [look.inputs.case for look in looks],
-        0,
-    )
-    said, _, against = conditioned(Evidence(looks[:1], right_cells[2:]), found, [case])
-    assert said.sentence.startswith("Only with several samples: scores are doubled.")
-    assert against == 0
-    # One cell alone that differs in two properties says nothing of either.
-    double = Cell(VALUES, Case.parse("sdpa/none/mha/f64/b1h2q4k8d16"), of(of_torch.textbook))
-    assert conditioned(Evidence(looks[:1], [double]), found, [case]) == (found, [case], 1)
-    assert conditioned(Evidence(looks[:2], [double]), found, [case])[2] == 0
-    # The same case on both sides: no property is left, and the cell contradicts.
-    assert conditioned(Evidence(looks[:1], right_cells[:1]), found, [case])[2] == 1
-    mute = Found("Scores are doubled.", "scale", formula=lambda reading: None)
-    assert conditioned(Evidence(looks, right_cells), mute, [case]) == (mute, [case], 0)
-    halved = Found("Scores are halved.", "scale", formula=lambda r: softmax(r.scores / 2, r.seen))
-    assert conditioned(Evidence(looks, right_cells[:2]), halved, [case])[1:] == ([case], 2)
-
-
-def test_cells_are_sorted_by_likeness() -> None:
-    cells = [
-        Cell(VALUES, Case.parse(text), of(of_torch.textbook)) for text in (*PLAIN, *SQUARE, *ODD)
-    ]
-    first = alike(cells, [Case.parse(ODD[0])])
-    assert [cell.case.id for cell in first[:2]] == [ODD[0], ODD[1]]
-    assert {cell.case.id for cell in first[-3:]} == set(PLAIN)
-
-
-def test_weights_of_layers_are_compared_with_no_cell() -> None:
-    ids = ("multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",)
-    failing, _ = split(layers.SplitWithoutTranspose, *ids, like="multi-head")
-    looks = [look for cell in failing if (look := Look.of(cell)) is not None]
-    assert looks
-    found = Found("Weights are equal.", "softmax", formula=lambda reading: reading.seen + 0.0)
-    case = looks[0].inputs.case
-    assert conditioned(Evidence(looks, failing), found, [case]) == (found, [case], 0)
-
-
-def test_without_failures_nothing_is_said() -> None:
-    judged = registry.load("torch")
-    (sdpa,) = [one for one in judged.implementations() if one.name == "sdpa"]
-    assert identify(judged, sdpa, []) == []
 
 
 def test_a_known_fault_of_some_sizes_is_said_of_these_alone() -> None:

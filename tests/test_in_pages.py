@@ -88,33 +88,6 @@ def test_new_tokens_are_stored_in_the_last_slots_of_their_samples() -> None:
     assert np.isclose(float(of_ones.sum()), float(of_new["new_latent"].value.sum()))
 
 
-@pytest.mark.parametrize("shared", ["", "/shared"])
-def test_gradients_of_pools_are_those_of_their_tokens(shared: str) -> None:
-    inputs = draw(Case.parse(f"latent/causalbr/mha/f32/b2h3q4k9d8v6/page4{shared}"))
-    cotangent = np.ones((2, 3, 4, 6))
-    whole, plain = (
-        Oracle.vjp(x, cotangent, Rounding("exact")).expected for x in (inputs, gathered(inputs))
-    )
-    pool, at = whole["latent"].value, slots(inputs)
-    tokens, own = pool.reshape(-1, pool.shape[-1]), at >= 0
-    sums = np.zeros_like(tokens)
-    np.add.at(sums, at[own], plain["latent"].value[own])
-    assert np.array_equal(tokens, sums)
-    assert not plain["latent"].value[~own].any()
-    assert np.count_nonzero(tokens.any(1)) == np.unique(at[own]).size
-    assert own.sum() == inputs.arrays["key_lengths"].sum()
-    stored = whole["latent"].error.reshape(tokens.shape)
-    alone = np.zeros_like(tokens)
-    np.add.at(alone, at[own], plain["latent"].error[own])
-    twice = np.bincount(at[own], minlength=len(tokens)) > 1
-    assert twice.any() == bool(shared)
-    assert (stored[twice] > alone[twice]).all()
-    assert np.array_equal(stored[~twice], alone[~twice])
-    moved = {"latent": np.ones_like(pool)}
-    of_ones = Oracle.jvp(inputs, moved, Rounding("exact")).expected["output"].value
-    assert np.isclose(float((of_ones * cotangent).sum()), float(plain["latent"].value.sum()))
-
-
 @pytest.mark.parametrize("case", ALONE, ids=str)
 def test_a_sample_is_answered_as_alone(case: Case) -> None:
     """The last query is at the last key of each sample, whatever the others have."""

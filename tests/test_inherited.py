@@ -22,7 +22,8 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import record
 from attention_conformance.suite.spec.catalogue import find
 from tests.functions.own_attention import torch_own
-from tests.test_runs import ISOLATED, run
+from tests.processes import run
+from tests.test_runs import ISOLATED
 
 FUNCTIONS = Path(__file__).parent / "functions"
 

@@ -32,7 +32,7 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
 from tests.enclosed import TRIED, enclosed, left_open
 from tests.isolated import drawn
-from tests.test_runs import run
+from tests.processes import run
 
 CHECKS = ("values", "contract", "ambient", "gradient_passes", "elections")
 

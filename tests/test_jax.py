@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +27,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 from attention_conformance.suite.spec.vocabulary import LEVELS
+from tests.processes import run
 from tests.runtimes import of
 
 pytest.importorskip("jax")
@@ -232,11 +231,8 @@ def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any
 
 def programs(*words: str, level: str = "smoke", minutes: int = 25) -> tuple[int, int]:
     """How many programs a green run of a level asks of XLA, and how many cells pass."""
-    command = [sys.executable, "-m", "pytest", "suite", "-p", "tests.programs", "--backend=jax"]
-    out = subprocess.run(
-        [*command, f"--level={level}", "-q", "-p", "no:cacheprovider", *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=60 * minutes,
-    )  # fmt: skip
+    asked = ("suite", "-p", "tests.programs", "--backend=jax", f"--level={level}", *words)
+    out = run(*asked, timeout=60 * minutes)
     assert out.returncode == 0, out.stdout[-3000:]
     count, passed = (
         int(re.findall(pattern, out.stdout)[0]) for pattern in (r"programs: (\d+)", r"(\d+) passed")

@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.deviations.backend import KernelBackend
-from attention_conformance.suite.deviations.kernels.latent import AbsorbedKernel, LatentKernel
-from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
-from attention_conformance.suite.spec.operators.latent import AXES, plain, split_causal
+from attention_conformance.suite.spec.operators.latent import AXES, plain
 from tests.plain import attention as plain_attention
 from tests.runtimes import of_person
 
@@ -90,34 +86,6 @@ def test_projections_that_select_have_the_bound_of_plain_attention(fmt: str) -> 
         assert np.allclose(got.value, want.value, rtol=0, atol=1e-12)
         assert np.median(got.error / want.error) < 2.1
         assert (np.abs(roughly - got.value) > got.error).any()
-
-
-def test_one_form_prefills_and_the_other_decodes() -> None:
-    """The rows of both forms agree within the sum of their bounds, and not within a tenth of it."""
-    backend = KernelBackend("latent", (LatentKernel, AbsorbedKernel))
-    whole, step = backend.members
-    values, worst = all_checks()["values"], 0.0
-    for seed in range(20):
-        case = Case.parse("latent/causalbr/mha/bf16/b2h3q4k9d8v6")
-        prefill, decode = Cell(values, case, whole, seed), Cell(values, case, step, seed)
-        row = decode.inputs.replace(mask=None).select("q", slice(3, 4))
-        apart = np.abs(prefill.run().values[:, :, 3:] - decode.run(row).values)
-        limit = prefill.bound(prefill.inputs)[:, :, 3:] + decode.bound(row)
-        worst = max(worst, float((apart / limit).max()))
-    assert 0.1 < worst <= 1
-
-
-def test_which_part_of_a_mask_a_flag_says() -> None:
-    def flag(text: str, form: str = "native") -> tuple[bool, int]:
-        case = Case.parse(f"latent/{text}")
-        flagged, rest = split_causal(case.mask, form, case.sizes)
-        return flagged, len(rest)
-
-    assert flag("causalbr/mha/f32/b2h4q5k9d8") == (True, 0)
-    assert flag("causal/mha/f32/b2h4q5k9d8") == (False, 1)
-    assert flag("causal+pad/mha/f32/b2h4q7k7d8") == (True, 1)
-    assert flag("causal/mha/f32/b2h4q7k7d8", "dense") == (False, 1)
-    assert flag("none/mha/f32/b2h4q7k7d8") == (False, 0)
 
 
 def test_a_function_without_a_mask_is_passed_none() -> None:

@@ -43,45 +43,11 @@ def test_what_a_projection_declares_widens_its_bounds() -> None:
     u, cotangent = roundoffs("exact", inputs.dtype), draw_cotangent(inputs.case)
 
     def bounds(**declared: Any) -> dict[str, Bounded]:
-        return (
-            references.find(inputs.operator).vjp(inputs, cotangent, replace(u, **declared)).arrays
-        )
+        return references.find(inputs.operator).vjp(inputs, cotangent, replace(u, **declared)).arrays
 
     plain, narrow = bounds(), bounds(narrow_biases=("key_bias", "output_bias"))
     changed = {n for n, x in narrow.items() if not np.array_equal(x.error, plain[n].error)}
     assert changed == {"key_bias", "output_bias"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "multi-head/causal/gqa2/f32/b2h4q5k5d3/e6.6.6.6/self",
-        "additive/causal/mha/f32/b2h1q5k5d3v6/e6.6.6.6/self",
-        "additive/pad/mha/f32/b2h1q5k5d6/e6.6.6.6/identity/self",
-        "concat/pad/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
-        "dot/causal/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
-    ],
-)
-def test_one_tensor_receives_the_sum_of_all_three(text: str) -> None:
-    inputs = draw(Case.parse(text))
-    assert inputs.self_attention
-    cotangent, reference = draw_cotangent(inputs.case), references.find(inputs.operator)
-    u = roundoffs("eager", inputs.dtype)
-    one = reference.vjp(inputs, cotangent, u).arrays
-    parts = reference.vjp(inputs.replace(self_attention=False), cotangent, u).arrays
-    assert "key" not in one
-    assert "value" not in one
-    whole = [parts[name] for name in ("query", "key", "value")]
-    assert np.abs(one["query"].value - sum(part.value for part in whole)).max() < 1e-14
-    assert (one["query"].error >= sum(part.error for part in whole)).all()
-    tangents = {"query": inputs.query[::-1]}
-    moved = reference.jvp(inputs, tangents, u).arrays["output"]
-    apart = reference.jvp(
-        inputs.replace(self_attention=False),
-        dict.fromkeys(("query", "key", "value"), tangents["query"]),
-        u,
-    ).arrays["output"]
-    assert np.array_equal(moved.value, apart.value)
 
 
 def test_statistics_do_not_move() -> None:

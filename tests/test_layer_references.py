@@ -3,8 +3,6 @@ Honest layers (`tests/honest`) are second opinions of their values."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 
 from attention_conformance import references
 from attention_conformance.backends.statistics import STEPS, trained
-from attention_conformance.references import multi_head
 from attention_conformance.references.one_head import as_head
 from attention_conformance.references.primitives.attend import Attend
 from attention_conformance.references.primitives.linear import Linear
@@ -112,13 +109,3 @@ def test_rows_without_keys_as_elected(election: str) -> None:
     assert np.allclose(weights.value[-1], share, equal_nan=True)
     assert output.error[-1].any() == (election != "zeros")
     assert np.isfinite(output.value[:-1]).all()
-
-
-def test_an_approximated_exponential_widens_every_bound() -> None:
-    x = draw(Case.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self/head"))
-    u = roundoffs("exact", x.dtype)
-    plain, wide = (
-        multi_head.reference.forward(x, replace(u, exp_error=error)).arrays for error in (0.0, 1e-4)
-    )
-    for name, array in wide.items():
-        assert (array.error > plain[name].error + 1e-6 * np.abs(array.value)).all()

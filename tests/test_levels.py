@@ -7,7 +7,7 @@ import pytest
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.spec.catalogue import Selection, find
-from attention_conformance.suite.spec.levels import DTYPES_AT, SHARES, postponed
+from attention_conformance.suite.spec.levels import DTYPES_AT, SHARES
 from attention_conformance.suite.spec.vocabulary import LEVELS
 
 
@@ -34,33 +34,6 @@ def test_every_case_has_a_reason_and_keeps_its_place_at_later_levels() -> None:
         smoke, standard, full = (selection(level) for level in LEVELS)
         assert {*smoke} <= {*standard} <= {*full}
         assert all(selection.why("full").values())
-
-
-def test_what_implementations_postpone() -> None:
-    later = {"f16", "variations"}
-    assert postponed("smoke", later, "f32", variation=True, in_smoke=True)
-    assert not postponed("smoke", later, "f32", variation=False, in_smoke=True)
-    assert not postponed("standard", later, "f32", variation=True, in_smoke=True)
-    assert postponed("smoke", later, "f16", variation=False, in_smoke=True)
-    assert postponed("standard", later, "f16", variation=False, in_smoke=False)
-    assert not postponed("standard", later, "f16", variation=False, in_smoke=True)
-    assert not postponed("full", later, "f16", variation=True, in_smoke=False)
-    assert postponed("standard", {"kernels"}, "f32", variation=False, in_smoke=True)
-    assert not postponed("full", {"kernels"}, "f32", variation=True, in_smoke=True)
-    assert postponed("full", {"kernels"}, "f32", variation=False, in_smoke=False)
-
-
-def test_why_names_checks_levels_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--why", "sdpa/causal/gqa2/f32/b2h6q17k23d8"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "sdpa/causal/gqa2/f32/b2h6q17k23d8"
-    future = next(line for line in lines if line.split()[0] == "future")
-    assert future.split()[:3] == ["future", "since", "smoke"]
-    assert DTYPES_AT["float32 first"].why in future
-    flag = next(line for line in lines if line.split()[0] == "flag_equals_dense")
-    assert DTYPES_AT["promise"].why in flag
-    assert main(["list", "--why", "sdpa/none/mha/bf16/b2h3q17k16d8"]) == 0
-    assert "nearest" + 22 * " " + "since smoke     a case by itself" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("case_id", ["elect/no-keys/f32", "bad/heads-do-not-divide/f32"])

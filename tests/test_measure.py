@@ -31,22 +31,15 @@ from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators.sdpa import pairs as pairs_of_sdpa
 from tests.runtimes import of
 from tests.twins import (
-    AntiCausal,
     Asynchronous,
     CachedAnswer,
-    CachedByInput,
     CompilesFresh,
     CompilesInside,
     Compiling,
-    Lazy,
-    Paced,
     Queued,
-    Reading,
-    Synchronised,
     Twin,
     WrongLayout,
     WrongNowAndThen,
-    WrongScale,
     WrongWhileTimed,
 )
 
@@ -66,26 +59,19 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
 
 
 @pytest.mark.parametrize(
-    ("twin", "backend", "kinds"),
+    ("twin", "backend", "kind"),
     [
-        (Queued, Asynchronous, "not-synced, lazy"),
-        (Lazy, Reading, "lazy"),
         (CompilesInside, Compiling, "compiled"),
         (CompilesFresh, Compiling, "compiled"),
         (CachedAnswer, NumpyBackend, "value"),
-        (CachedByInput, NumpyBackend, "stale"),
-        (Paced, NumpyBackend, "stale"),
-        (AntiCausal, NumpyBackend, "value"),
-        (WrongScale, NumpyBackend, "value"),
         (WrongWhileTimed, NumpyBackend, "value"),
         (WrongNowAndThen, NumpyBackend, "value"),
     ],
 )
-def test_deviations_of_a_harness_are_refused(twin: Any, backend: Any, kinds: str) -> None:
-    """On a busy machine a queued call is unfinished after the wait, too, and is called lazy."""
+def test_deviations_of_a_harness_are_refused(twin: Any, backend: Any, kind: str) -> None:
     with pytest.raises(RefusedTime) as refused:
         judged(twin, backend)
-    assert refused.value.kind in kinds.split(", "), refused.value.message
+    assert refused.value.kind == kind, refused.value.message
 
 
 class StoppedClock:
@@ -132,7 +118,7 @@ def test_a_wrong_layout_is_refused() -> None:
     ("twin", "backend"),
     [
         (Twin, NumpyBackend),
-        (Queued, Synchronised),
+        (Queued, Asynchronous),
         (Twin, Compiling),
     ],
 )
@@ -340,16 +326,6 @@ for name in {AGREE}:
     ratios = {line.split()[0]: float(line.split()[3]) for line in done.stdout.splitlines()}
     assert set(ratios) == set(AGREE), done.stderr
     assert all(abs(ratio - 1) < 0.03 for ratio in ratios.values()), done.stdout
-
-
-@pytest.mark.slow
-def test_a_sample_costs_next_to_nothing() -> None:
-    """What the protocol adds to a call that does nothing: less than 3 microseconds."""
-    (definition,) = load("numpy").implementations()
-    call = TimedCall(definition, Case.parse("sdpa/none/mha/f32/b1h1q1k1d8"))
-    call.prepare()
-    call.call = lambda: None
-    assert min(call.sample(1000) for _ in range(5)) < 3e-6
 
 
 def trials_until_verdict(rng: np.random.Generator, jitter: float, lazy: float, late: float) -> str:

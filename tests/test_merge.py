@@ -54,18 +54,3 @@ def test_nothing_but_minus_infinity_is_minus_infinity(got: float) -> None:
         deviation = error
     assert deviation is not None
     assert against_oracle(want, *arrays[1:], DTYPES["f32"], "exact")[2] is None
-
-
-def test_errors_of_log_sum_exps_move_the_answer_no_further_than_said() -> None:
-    """tanh((|d1| + |d2|) / 4) |o1 - o2|, and nearly that far."""
-    rng, nearest = np.random.default_rng(3), 0.0
-    for _ in range(200):
-        lse, d = rng.standard_normal(2), rng.uniform(0, 2, 2)
-        o = rng.standard_normal(2)
-        limit = np.tanh(d.sum() / 4) * abs(o[0] - o[1])
-        for signs in ((1, -1), (-1, 1), (1, 1)):
-            weights = [np.exp(x - np.logaddexp.reduce(x)) for x in (lse, lse + d * signs)]
-            error = abs(weights[0] @ o - weights[1] @ o)
-            assert error <= limit * (1 + 1e-12)
-            nearest = max(nearest, error / limit)
-    assert nearest > 0.95

@@ -13,7 +13,6 @@ from attention_conformance.backends import registry
 from attention_conformance.backends.protocol import PreparedCall
 from attention_conformance.backends.threads import threads_asked
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from tests.runtimes import of
@@ -103,17 +102,6 @@ def test_a_recorded_function_is_the_function(backend: Any, name: str) -> None:
     assert (np.abs(got[finite] - want[finite]) < 1e-6).all()
 
 
-def test_a_recorded_function_returns_what_it_returns(backend: Any) -> None:
-    def call(x: Any, rest: Any) -> Any:
-        assert rest is None
-        return x + 1, None, x * 2
-
-    first, nothing, second = backend.recorded(PreparedCall(call, {"x": X, "rest": None}))()
-    assert nothing is None
-    assert np.array_equal(first, X + 1)
-    assert np.array_equal(second, X * 2)
-
-
 def test_what_does_not_fit_is_not_recorded(backend: Any) -> None:
     for build in (lambda x: x.reshape((5, 5)), lambda x: (x @ x).reshape((1,))):
         with pytest.raises(ValueError, match=r"has no shape|a product of"):
@@ -133,18 +121,6 @@ def test_sizes_are_open_and_equal_models_are_kept_once(runtime: Any) -> None:
     assert len(runtime._sessions) == 1
     implementation.prepare(inputs_of("sdpa/causal/mha/f32/b2h3q5k7d8"))()
     assert len(runtime._sessions) == 2
-
-
-def test_the_least_used_sessions_go_first(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_sessions", Cache(2))
-    calls = [
-        of(runtime, "attention-24").prepare(inputs_of(f"{PLAIN}/scale{n}")) for n in (1.0, 2.5, 3.0)
-    ]
-    calls[0](), calls[1](), calls[0](), calls[2]()
-    kept = list(runtime._sessions)
-    calls[0]()
-    assert len(kept) == 2
-    assert {id(session) for session in runtime._sessions} == {id(session) for session in kept}
 
 
 def test_threads_are_those_of_the_session(runtime: Any) -> None:
@@ -215,11 +191,6 @@ def test_textbook_code_is_asked_every_dtype_where_a_runtime_rewrites_it(runtime:
     one = layers[0]
     with patch.object(one.backend.compilers, "runs_models", False):
         assert one.later == {"f64", "bf16", "f16", "variations"}
-
-
-def test_of_textbook_code_the_rotation_in_float32_alone_takes_bfloat16(runtime: Any) -> None:
-    textbooks = [x for x in runtime.implementations() if x.name.startswith("textbook-")]
-    assert [x.name for x in textbooks if "bf16" in x.declared.dtypes] == ["textbook-rotary"]
 
 
 def test_smoke_asks_textbook_code_of_a_framework_for_one_answer_to_a_case(runtime: Any) -> None:

@@ -8,10 +8,8 @@ import pytest
 
 from attention_conformance.backends import registry
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw
-from attention_conformance.suite.spec.malformed import MALFORMED_CASES
-from tests.runtimes import crossed, judged, of
+from tests.runtimes import judged, of
 
 pytest.importorskip("openvino")
 
@@ -37,14 +35,6 @@ def models(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     backend._models.clear()
     backend._requests.clear()
     return seen
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_tensors_and_constants_have_the_dtype(backend: Any, name: str) -> None:
-    array = crossed(backend, name)
-    assert backend._tensor(array).element_type == backend.type_of(array.dtype)
-    constant = backend.constant(0.5, array.dtype)
-    assert constant.get_element_type() == backend.type_of(array.dtype)
 
 
 @pytest.mark.parametrize(
@@ -94,22 +84,6 @@ def test_a_call_of_other_lengths_is_another_model(backend: Any, models: list[Any
     assert (verdict.kind, "after a call with one key" in verdict.message) == ("value", True)
 
 
-def test_flags_and_numbers(backend: Any, models: list[Any]) -> None:
-    """A causal flag is used alone, and a scale makes a mask of zeros before it."""
-    problems = (
-        ("sdpa/causal/mha/f32/b2h3q5k7d8", True, 3),
-        ("sdpa/causal+pad/mha/f32/b2h3q5k7d8", False, 4),
-        (f"{PLAIN}/scale0.3", False, 5),
-        (f"{PLAIN}/sinks", False, 6),
-    )
-    for text, causal, inputs in problems:
-        of(backend, "sdpa").prepare(draw(Case.parse(text)))()
-        (node,) = (
-            n for n in models[-1].get_ops() if n.get_type_name() == "ScaledDotProductAttention"
-        )
-        assert (node.get_attributes()["causal"], len(node.inputs())) == (causal, inputs), text
-
-
 def test_threads_are_those_of_the_model(backend: Any, models: list[Any]) -> None:
     prepared = of(backend, "sdpa").prepare(draw(Case.parse(PLAIN)))
     with backend.profiler.threads(backend.thread_count + 1):
@@ -120,9 +94,3 @@ def test_threads_are_those_of_the_model(backend: Any, models: list[Any]) -> None
         for request in backend._requests
     ]
     assert counts == [backend.thread_count + 1, backend.thread_count]
-
-
-def test_malformed_sizes_are_asked_of_fixed_models_alone(backend: Any) -> None:
-    malformed = next(case for case in MALFORMED_CASES if case.name == "batch-differs")
-    assert "end the process" in (of(backend, "sdpa").unsupported(malformed) or "")
-    assert of(backend, "sdpa-fixed").unsupported(malformed) is None

@@ -205,32 +205,6 @@ def test_a_module_of_flax_has_parameters_that_are_set(jax_backend: Any) -> None:
         assert verdict_of(layer, dropped, check).status == "pass", check
 
 
-@pytest.mark.seldom
-@pytest.mark.parametrize(("scale", "status"), [("", "pass"), ("* 2", "fail")])
-def test_a_module_of_haiku_is_made_in_a_transform(tmp_path: Path, scale: str, status: str) -> None:
-    pytest.importorskip("haiku")
-    path = tmp_path / "modules.py"
-    path.write_text(
-        "import haiku as hk, jax, jax.numpy as jnp\n"
-        "class Attention(hk.Module):\n"
-        "    def __init__(self, num_heads, model_size, name=None):\n"
-        "        super().__init__(name)\n"
-        "        self.num_heads, self.model_size = num_heads, model_size\n"
-        "    def __call__(self, query, key, value, mask=None):\n"
-        "        q, k, v = (\n"
-        "            hk.Linear(self.model_size, name=n)(x).reshape(*x.shape[:2], self.num_heads, -1)\n"
-        "            for n, x in (('query', query), ('key', key), ('value', value)))\n"
-        f"        scores = jnp.einsum('bqhd,bkhd->bhqk', q, k) * q.shape[-1] ** -0.5 {scale}\n"
-        "        if mask is not None:\n"
-        "            scores = jnp.where(mask, scores, -1e30)\n"
-        "        out = jnp.einsum('bhqk,bkhd->bqhd', jax.nn.softmax(scores), v)\n"
-        "        return hk.Linear(self.model_size, name='output')(out.reshape(*query.shape))\n"
-    )
-    layer: Any = function_implementation(load("jax"), f"{path}:Attention", {}, "multi-head")[0]
-    assert layer.facts.found[0].startswith("attention.key = key; attention.output = output")
-    assert verdict_of(layer, OWN).status == status
-
-
 def test_an_isolated_class_is_read_in_the_right_way() -> None:
     pytest.importorskip("torch")
     place = f"{FUNCTIONS / 'own_classes.py'}:Interleaved"

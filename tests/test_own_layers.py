@@ -18,14 +18,88 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import draw
-from tests.test_layers import OWN, PLAIN, judged, user_layer
+from tests.runtimes import verdict_of
 
 FUNCTIONS = Path(__file__).parent / "functions"
-PADDED = "multi-head/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
-
+PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+CAUSAL = PLAIN.replace("/none/", "/causal/")
+PADDED = PLAIN.replace("/none/", "/causal+pad/")
+NORMALISED = CAUSAL.replace("/self", "/qknorm/eps1e-06/self")
+DOUBLE = PLAIN.replace("f32", "f64")
+DROPPED = "multi-head/none/mha/f32/b32h2q4k4d8/e16.16.16.16/self"
 NORM = "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/self"
+POLARITY = "elect/multi-head/mask-polarity/f32"
 
-MORE = """
+OWN = '''
+import torch
+from torch import nn
+
+class Free(nn.Module):
+    """Its temperature is no parameter of multi-head attention: the layer keeps its own ones."""
+    def __init__(self, query_width, heads):
+        super().__init__()
+        self.heads = heads
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.qkv = nn.Linear(query_width, 3 * query_width)
+        self.out = nn.Linear(query_width, query_width)
+
+    def projected(self, x):
+        B, L, _ = x.shape
+        return [t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)]
+
+    def dropped(self, weights):
+        return weights
+
+    def forward(self, x, causal=False, valid=None):
+        B, L, E = x.shape
+        q, k, v = self.projected(x)
+        s = q @ k.transpose(-1, -2) * self.temperature / (E // self.heads) ** 0.5
+        if causal:
+            s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
+        if valid is not None:
+            s = s.masked_fill(~valid[:, None, None], -torch.inf)
+        return self.out((self.dropped(s.softmax(-1)) @ v).transpose(1, 2).reshape(B, L, E))
+
+class Loaded(Free):
+    def load_attention(self, p):
+        E = self.out.in_features
+        names = ("query", "key", "value")
+        self.qkv.weight.data = torch.cat([p[f"{n}_kernel"].reshape(E, E).T for n in names])
+        self.qkv.bias.data = torch.cat([p[f"{n}_bias"].reshape(-1) for n in names])
+        self.out.weight.data = p["output_kernel"].reshape(E, E).T
+        self.out.bias.data = p["output_bias"]
+
+class Scaled(Loaded):
+    """sqrt(d_model) instead of sqrt(d_head)."""
+    def __init__(self, query_width, heads):
+        super().__init__(query_width, heads)
+    def forward(self, x, causal=False, valid=None):
+        with torch.no_grad():
+            self.qkv.weight[: x.shape[-1]] /= self.heads**0.5
+            out = super().forward(x, causal, valid)
+            self.qkv.weight[: x.shape[-1]] *= self.heads**0.5
+        return out
+
+class Leaky(Free):
+    """The causal flag is lost where keys are padded."""
+    def forward(self, x, causal=False, valid=None):
+        return super().forward(x, causal and valid is None, valid)
+
+class Placed(Free):
+    """Positions are known to it."""
+    def forward(self, x, causal=False, valid=None):
+        place = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
+        return super().forward(x + place[:, None], causal, valid)
+
+class TwoArrays(nn.Module):
+    def __init__(self, query_width):
+        super().__init__()
+    def forward(self, query, memory):
+        return query
+
+def needs_more(query_width, heads, depth):
+    return None
+
 class Unbiased(Free):
     def __init__(self, query_width, heads, bias=False):
         super().__init__(query_width, heads)
@@ -138,29 +212,100 @@ class MasksByHead(Loaded):
 class Turned(Free):
     def forward(self, x, causal=False, valid=None):
         return super().forward(x, causal, valid).transpose(1, 2)
-"""
+'''
 
 
 @pytest.fixture(scope="module")
-def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("more") / "layers.py"
-    path.write_text(OWN + MORE)
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("own") / "layers.py"
+    path.write_text(OWN)
     return path
 
 
-def test_a_layer_without_biases_is_handed_none(torch_backend: Any, more: Path) -> None:
-    layer = user_layer(torch_backend, more, "Unbiased")
-    verdict = judged("values", PLAIN, layer)
-    assert verdict.status == "unsupported"
-    assert verdict.message.startswith("load_attention never reads query_bias")
-    bare = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/nobias/self"
-    assert judged("values", bare, layer).status == "pass"
+def user_layer(backend: Any, own: Path, name: str) -> Any:
+    like = "layer-norm" if name in ("Norm", "Unrooted") else "multi-head"
+    return function_implementation(backend, f"{own}:{name}", {}, like)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "case", "status", "said"),
+    [
+        ("Loaded", "values", PLAIN, "pass", ""),
+        ("Loaded", "values", PADDED, "pass", ""),
+        ("Scaled", "values", PLAIN, "fail", "value"),
+        # A layer with parameters of its own is judged by what needs none.
+        ("Free", "values", PLAIN, "unsupported", "takes no parameters"),
+        ("Free", "batch_independence", PLAIN, "unsupported", ""),
+        ("Free", "batch_independence", DOUBLE, "pass", ""),
+        ("Free", "key_permutation", DOUBLE, "pass", ""),
+        ("Free", "poison", PADDED, "pass", ""),
+        ("Free", "future", CAUSAL, "pass", ""),
+        ("Free", "future", PADDED, "pass", ""),
+        ("Leaky", "future", CAUSAL, "pass", ""),
+        ("Leaky", "future", PADDED, "fail", "leak"),
+        ("Placed", "key_permutation", DOUBLE, "fail", "unequal"),
+        ("Unbiased", "values", PLAIN, "unsupported", "load_attention never reads query_bias"),
+        ("Unbiased", "values", CAUSAL.replace("/self", "/nobias/self"), "pass", ""),
+        ("Folded", "values", PLAIN, "pass", ""),
+        ("Folded", "stateless", PLAIN, "fail", "stale: after parameters were changed in place"),
+        ("Loaded", "stateless", PLAIN, "pass", ""),
+        ("Dropping", "dropout", DROPPED, "pass", ""),
+        ("Unscaled", "dropout", DROPPED, "fail", ""),
+        ("Loaded", "dropout", DROPPED, "unsupported", ""),
+        ("Normalising", "values", PLAIN, "pass", ""),
+        ("Normalising", "values", NORMALISED, "pass", ""),
+        ("Rms", "values", PLAIN, "pass", ""),
+        ("Rms", "values", NORMALISED, "fail", ""),
+        ("Loaded", "values", NORMALISED, "unsupported", ""),
+        # What adds epsilon beside the root, and not below it, is no norm.
+        ("Norm", "values", NORM, "pass", ""),
+        ("Unrooted", "values", NORM, "fail", ""),
+        ("Unrooted", "contract", NORM, "pass", ""),
+        ("Tuned", "values", PLAIN, "pass", ""),
+        ("Turned", "contract", PLAIN, "fail", "shape"),
+        ("MasksByHead", "election", POLARITY, "pass", ""),
+    ],
+)
+def test_a_layer_is_judged_by_what_it_takes(
+    torch_backend: Any, own: Path, name: str, check: str, case: str, status: str, said: str
+) -> None:
+    verdict = verdict_of(user_layer(torch_backend, own, name), case, check)
+    assert verdict.status == status, verdict.message
+    assert said in f"{verdict.kind}: {verdict.message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("TwoArrays", "takes 2 positional arrays"),
+        ("Forgetful", r"layer Forgetful: load_attention never reads output_bias[.]"),
+        ("Misspelt", r"layer Misspelt has .*: is_casual; did you mean causal\?"),
+        (
+            "needs_more",
+            r"depth\) does not fit; expected needs_more\(\*, query_width=..., key_width",
+        ),
+    ],
+)
+def test_what_cannot_be_a_layer_says_why(
+    torch_backend: Any, own: Path, name: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        user_layer(torch_backend, own, name)
+
+
+def test_what_a_layer_does_not_take_is_lacking(torch_backend: Any, own: Path) -> None:
+    declared = user_layer(torch_backend, own, "Loaded").declared
+    lacks = declared.refusals
+    assert lacks["grouped-heads"] == "the factory has no parameter key_heads"
+    assert lacks["mask"] == "the layer has no parameter mask"
+    assert lacks["cross"] == "the layer takes one array"
+    assert "native-causal" in declared.features
 
 
 def test_a_layer_without_biases_is_asked_every_case_without_them(
-    torch_backend: Any, more: Path
+    torch_backend: Any, own: Path
 ) -> None:
-    layer, other = (user_layer(torch_backend, more, name) for name in ("Unbiased", "Loaded"))
+    layer, other = (user_layer(torch_backend, own, name) for name in ("Unbiased", "Loaded"))
     assert (
         layer.nearest_supported(Case.parse(bare := PLAIN.replace("/self", "/nobias/self"))) is None
     )
@@ -173,103 +318,25 @@ def test_a_layer_without_biases_is_asked_every_case_without_them(
     assert of_layer > 0.8 * (len(supported_cells) - of_layer) > 10
 
 
-def test_parameters_that_are_never_read_are_named(torch_backend: Any, more: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"layer Forgetful: load_attention never reads output_bias[.]"
-    ):
-        user_layer(torch_backend, more, "Forgetful")
-
-
-def test_a_layer_that_folds_its_parameters_is_stale(torch_backend: Any, more: Path) -> None:
-    right, folded = (user_layer(torch_backend, more, name) for name in ("Loaded", "Folded"))
-    assert judged("values", PLAIN, folded).status == "pass"
-    verdict = judged("stateless", PLAIN, folded)
-    assert (verdict.status, verdict.kind) == ("fail", "stale")
-    assert verdict.message.startswith("after parameters were changed in place")
-    assert judged("stateless", PLAIN, right).status == "pass"
-
-
-def test_dropout_of_a_layer_is_asked_where_it_takes_a_rate(torch_backend: Any, more: Path) -> None:
-    case = "multi-head/none/mha/f32/b32h2q4k4d8/e16.16.16.16/self"
-    assert judged("dropout", case, user_layer(torch_backend, more, "Dropping")).status == "pass"
-    assert judged("dropout", case, user_layer(torch_backend, more, "Unscaled")).status == "fail"
-    without = judged("dropout", case, user_layer(torch_backend, more, "Loaded"))
-    assert without.status == "unsupported"
-
-
-def test_knobs_and_attributes_of_a_layer_are_its_own(torch_backend: Any, more: Path) -> None:
-    layer = user_layer(torch_backend, more, "Tuned")
+def test_knobs_and_attributes_of_a_layer_are_its_own(torch_backend: Any, own: Path) -> None:
+    layer = user_layer(torch_backend, own, "Tuned")
     assert layer.remarks == ("never passed, so that the default is judged: block",)
     assert layer.declared.limits == Limits()
-    assert judged("values", PLAIN, layer).status == "pass"
 
 
-def test_a_misspelt_parameter_of_a_layer_is_named(torch_backend: Any, more: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"layer Misspelt has .*: is_casual; did you mean causal\?"
-    ):
-        user_layer(torch_backend, more, "Misspelt")
-
-
-def test_a_layer_of_the_wrong_shape_fails_as_shape(torch_backend: Any, more: Path) -> None:
-    verdict = judged("contract", PLAIN, user_layer(torch_backend, more, "Turned"))
-    assert (verdict.status, verdict.kind) == ("fail", "shape")
-
-
-def test_a_factory_that_asks_for_more_is_told_what_there_is(torch_backend: Any, more: Path) -> None:
-    with pytest.raises(
-        UsageError,
-        match=r"depth\) does not fit; expected needs_more\(\*, query_width=..., key_width",
-    ):
-        user_layer(torch_backend, more, "needs_more")
-
-
-def test_encoders_alone_are_told_of_their_network(torch_backend: Any, more: Path) -> None:
+def test_encoders_alone_are_told_of_their_network(torch_backend: Any, own: Path) -> None:
     told = arguments(FACTORY, draw(Case.parse(PLAIN)))
     assert not {"hidden_width", "norm_first", "activation"} & set(told)
 
 
-NORMALISED = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self"
-
-
-@pytest.mark.parametrize(
-    ("name", "status"), [("Normalising", "pass"), ("Rms", "fail"), ("Loaded", "unsupported")]
-)
-def test_norms_of_queries_and_keys_are_asked_where_a_factory_takes_them(
-    torch_backend: Any, more: Path, name: str, status: str
-) -> None:
-    layer = user_layer(torch_backend, more, name)
-    assert judged("values", NORMALISED, layer).status == status
-    assert judged("values", PLAIN, layer).status == "pass"
-
-
-@pytest.mark.parametrize(("name", "status"), [("Norm", "pass"), ("Unrooted", "fail")])
-def test_a_norm_of_a_person_is_judged_as_one(
-    torch_backend: Any, more: Path, name: str, status: str
-) -> None:
-    """What adds epsilon beside the root, and not below it, is none."""
-    norm = function_implementation(torch_backend, f"{more}:{name}", {}, "layer-norm")[0]
-    assert judged("values", NORM, norm).status == status
-    assert judged("contract", NORM, norm).status == "pass"
-
-
 def test_a_layer_that_there_is_not_is_a_usage_error(
-    more: Path, capsys: pytest.CaptureFixture[str]
+    own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--backend=torch", f"--function={more}:Norm", "--like=layer-nrom"]
+    asked = ["--backend=torch", f"--function={own}:Norm", "--like=layer-nrom"]
     assert main(["search", *asked]) == 2
     said = capsys.readouterr().err
     assert "unknown layer 'layer-nrom'; valid: " in said
     assert "layer-norm" in said
-
-
-def test_masks_of_rank_4_alone_are_enough(torch_backend: Any, more: Path) -> None:
-    verdict = judged(
-        "election",
-        "elect/multi-head/mask-polarity/f32",
-        user_layer(torch_backend, more, "MasksByHead"),
-    )
-    assert (verdict.status, verdict.measured.observed) == ("pass", "attends"), verdict.message
 
 
 def test_a_layer_is_told_what_it_names_and_which_parameter_adds_cells() -> None:
@@ -296,4 +363,4 @@ def test_a_layer_is_told_what_it_names_and_which_parameter_adds_cells() -> None:
         sum(check.unsupported(one, case) is None for check, case in cells) for one in (layer, other)
     )
     assert more - asked == int(told[1]) > 20
-    assert judged("values", PADDED, layer).status == "pass"
+    assert verdict_of(layer, PLAIN.replace("/none/", "/pad/")).status == "pass"

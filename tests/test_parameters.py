@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from attention_conformance.backends import registry
 from tests.studies import parameters
 from tests.studies.parameters import (
-    CALLED,
     defaults,
     functions,
     reason,
     recorded,
     unpassed,
-    watched,
 )
 from tests.studies.subjects import REASONS, SUBJECTS
 
 RECORDED = recorded(parameters.PAGE.read_text(encoding="utf-8"))
-
-
-def flip(x: int, /, sign: int = -1, *, bias: int = 0) -> int:
-    return sign * x + bias
-
-
-class Store:
-    def __init__(self, size: int = 3) -> None:
-        self.size = size
-
-    def grow(self, by: int = 1) -> None:
-        self.size += by
-
-    def _hidden(self) -> None: ...
 
 
 @pytest.mark.parametrize("backend", SUBJECTS)
@@ -57,38 +39,3 @@ def test_each_parameter_is_passed_or_has_a_reason(backend: str) -> None:
 def test_each_reason_stands_on_the_page() -> None:
     page = parameters.PAGE.read_text(encoding="utf-8")
     assert [why for why in REASONS.values() if f"| {why} |" not in page] == []
-
-
-def test_parameters_with_other_values_than_their_defaults_are_noted() -> None:
-    passed: dict[str, set[str]] = {}
-    here = __name__
-    with watched([f"{here}:flip", f"{here}:Store"], passed):
-        flip(1, bias=0)
-        flip(1, bias=2)
-        Store(5)
-    assert passed == {
-        f"{here}:flip": {CALLED, "x", "bias"},
-        f"{here}:Store": {CALLED, "size"},
-        f"{here}:Store.grow": set(),
-    }
-    assert unpassed("", defaults(flip), passed[f"{here}:flip"]) == ["sign"]
-    assert unpassed("", ["by"], passed[f"{here}:Store.grow"]) == [""]
-
-
-def test_a_function_without_python_code_is_noted() -> None:
-    torch = pytest.importorskip("torch")
-    name, passed = "torch.nn.functional.scaled_dot_product_attention", dict[str, set[str]]()
-    with watched([name], passed):
-        x = torch.ones(1, 1, 2, 2)
-        torch.nn.functional.scaled_dot_product_attention(x, x, value=x, scale=1.0, is_causal=False)
-    assert passed == {name: {CALLED, "query", "key", "value", "scale"}}
-    assert "is_causal" in defaults(torch.nn.functional.scaled_dot_product_attention)
-
-
-def test_parts_of_other_backends_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "PAGE", page := tmp_path / "parameters.md")
-    page.write_text("# Parameters\n\n## tf\n\nkept\n\n## jax\n\nold\n")
-    monkeypatch.setattr(parameters, "passed_by", lambda backend, level: {})
-    monkeypatch.setattr(parameters, "part", lambda backend, *more: f"## {backend}\n\nnew\n")
-    parameters.main(["jax"])
-    assert page.read_text().endswith("## jax\n\nnew\n\n## tf\n\nkept\n")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.test_runs import FEW, ISOLATED, ROOT, judged, run, usage
+from tests.processes import ROOT, python, run
+from tests.test_runs import FEW, ISOLATED, judged, usage
 from tests.unruly import LEAKS
 
 
@@ -56,11 +55,8 @@ def test_records_that_cannot_be_written_end_a_run_in_one_sentence(tmp_path: Path
             f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
             "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
         )
-        out = subprocess.run(
-            [sys.executable, "-B", "-c", program, "-q", "-s", "-p", "no:cacheprovider", *FEW, *words,
-             "--backend=numpy", f"--results={path}"],
-            cwd=ROOT, capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+        asked = ("-q", "-s", "-p", "no:cacheprovider", *FEW, *words, "--backend=numpy")
+        out = python("-B", "-c", program, *asked, f"--results={path}")
         said = out.stdout + out.stderr
         assert out.returncode == pytest.ExitCode.INTERRUPTED, said
         assert f"{path} cannot be written to: File too large; make room" in said

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from attention_conformance import (
     parametrize_attention,
 )
 from attention_conformance.suite.records import cells as records
+from tests.processes import python, run
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -67,7 +66,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
         "a.assert_attention_close, a.check_attention, dir(a)\n"
         "assert not {'torch', 'jax', 'tensorflow', 'keras'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+    python("-c", code, check=True)
 
 
 def test_every_public_name_is_there() -> None:
@@ -216,10 +215,7 @@ def test_wrong(cell):
 def test_every_cell_is_a_case_of_a_persons_own_test(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(OUTSIDE)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider -q\n")
-    out = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "1"], cwd=tmp_path, capture_output=True, text=True,
-        timeout=120,
-    )  # fmt: skip
+    out = python("-m", "pytest", "-n", "1", cwd=tmp_path)
     assert out.returncode == 1
     assert "FAILED test_mine.py::test_wrong[values/sdpa/" in out.stdout
     assert "test_mine.py::test_right" not in out.stdout
@@ -230,9 +226,6 @@ def test_every_cell_is_a_case_of_a_persons_own_test(tmp_path: Path) -> None:
 def test_the_file_of_the_documentation_passes(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     (tmp_path / "test_my_kernel.py").write_text(text.split("```python\n")[1].split("```")[0])
-    out = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=."],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    out = run("--rootdir=.", cwd=tmp_path)
     assert out.returncode == 0, out.stdout
     assert " passed" in out.stdout.splitlines()[-1]

@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance import assert_attention_close, attention_bound
 from attention_conformance.suite.spec.recipes import alibi_bias
-from tests import online
+from tests.plain import with_lse
 from tests.test_public import right
 
 torch = pytest.importorskip("torch")
@@ -24,12 +24,12 @@ Q, K, V = numbers(2, 4, 5, 8), numbers(2, 2, 9, 8), numbers(2, 2, 9, 6)
 
 
 def plain(alibi_slopes: Any = None, **given: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Output and log-sum-exp in float64 by an online softmax; slopes are a bias from the last key on."""
+    """Output and log-sum-exp in float64; slopes are a bias from the last key on."""
     if alibi_slopes is not None:
         given["bias"] = alibi_bias(alibi_slopes, Q.shape[2], K.shape[2])
     if "bias" in given:
         given["bias"] = np.broadcast_to(given["bias"], (2, 4, 5, 9))
-    return online.attention(Q, K, V, **given)
+    return with_lse(Q, K, V, **given)
 
 
 MASK = numbers(2, 1, 5, 9, seed=1) > 0
@@ -165,7 +165,7 @@ def test_an_output_has_the_dtype_of_its_operands(dtype: str, answer: str, right:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_lse_and_gradients_of_features_have_the_dtype_of_check_attention(dtype: str) -> None:
     arrays = [array.astype(dtype) for array in (Q, K, V)]
-    output, exact = online.attention(*(x.astype(float) for x in arrays))
+    output, exact = with_lse(*(x.astype(float) for x in arrays))
     output, wide = output.astype(dtype), "float64" if dtype == "float64" else "float32"
     assert assert_attention_close(output, *arrays, lse=exact.astype(wide)) <= 1
     for other in {"float16", "float32", "float64"} - {wide}:

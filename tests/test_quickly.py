@@ -300,12 +300,3 @@ def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> 
     assert (first, again, full) == (2, 0, 2)
     for one, other in zip(quick, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_within_what_is_traced_there_is_one_program(backend: Any) -> None:
-    import jax
-
-    prepared = of(backend.compilers.quick(), "eager").prepare(draw(Case.parse(PLAIN)))
-    query = prepared.arguments["query"]
-    whole = jax.jit(lambda query: prepared.call(prepared.arguments | {"query": query}))
-    assert np.array_equal(np.asarray(whole(query)), np.asarray(prepared()))

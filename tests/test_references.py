@@ -1,4 +1,4 @@
-"""References: the definition, the loops, the online softmax and the lines to paste agree with each other
+"""References: the definition, the loops and the lines to paste agree with each other
 and with mpmath within their own bounds; blocks, sinks, hidden NaN, caches and memory are as promised."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.vocabulary import OPERANDS
-from tests import loops, online, plain
+from tests import loops, plain
 
 TINY = (
     "sdpa/none/mha/f64/b2h2q3k4d3v2",
@@ -100,13 +100,10 @@ def test_all_references_agree_with_fifty_digits(text: str, seed: int) -> None:
         )
     limit = exact_limit(inputs)
     scalar = np.array(loops.attention(*operands(inputs), **arguments(inputs))[0])
-    streamed, _ = online.attention(*operands(inputs), **arguments(inputs), tile=2)
     definition = defined_by(inputs).output
     extended = defined_by(inputs, precision=np.longdouble).output
     pasted = plain.attention(*operands(inputs), **arguments(inputs))
-    for name, got in (
-        ("loops", scalar), ("online", streamed), ("definition", definition), ("plain", pasted),
-    ):  # fmt: skip
+    for name, got in (("loops", scalar), ("definition", definition), ("plain", pasted)):
         assert (np.abs(got - truth) <= limit).all(), name
     # Extended precision carries 11 bits more.
     assert (np.abs(extended - truth) <= limit / 1000).all()
@@ -120,7 +117,7 @@ def test_all_references_agree_with_fifty_digits(text: str, seed: int) -> None:
     more=st.sampled_from(["", "/cap1.5", "/sinks"]),
 )
 @settings(max_examples=120, deadline=None)
-def test_definition_agrees_with_loops_and_online(
+def test_definition_agrees_with_loops_and_lines_to_paste(
     seed: int, sizes: tuple[int, ...], mask: str, bias: str, more: str
 ) -> None:
     B, H, Lq, Lk, D, Dv = sizes
@@ -131,10 +128,10 @@ def test_definition_agrees_with_loops_and_online(
     inputs = draw(case, seed)
     answer, weights = defined_by(inputs), weights_of(inputs)
     scalar, scalar_weights = loops.attention(*operands(inputs), **arguments(inputs))
-    streamed, lse = online.attention(*operands(inputs), **arguments(inputs), tile=3)
+    pasted, lse = plain.with_lse(*operands(inputs), **arguments(inputs))
     limit = 2 * exact_limit(inputs)
     assert (np.abs(answer.output - np.array(scalar)) <= limit).all()
-    assert (np.abs(answer.output - streamed) <= limit).all()
+    assert (np.abs(answer.output - pasted) <= limit).all()
     assert np.abs(weights - np.array(scalar_weights)).max() < 1e-13
     finite = np.isfinite(lse)
     assert (np.isfinite(answer.lse) == finite).all()
@@ -265,23 +262,6 @@ def test_unknown_row_elections_are_refused(name: str) -> None:
         reference.jvp(inputs, {}, NO_ROUNDING, "nan")
     with pytest.raises(ValueError, match=r"no array .cheese."):
         reference.jvp(inputs, {"cheese": cotangent}, NO_ROUNDING)
-
-
-def test_one_pass_serves_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes: list[str] = []
-    whole = blocked.attention
-
-    def counted(*operands: np.ndarray, empty_rows: str, **options: Any) -> blocked.BlockedPass:
-        passes.append(empty_rows)
-        return whole(*operands, empty_rows=empty_rows, **options)
-
-    monkeypatch.setattr(blocked, "attention", counted)
-    case = Case.parse("sdpa/padempty/mha/f32/b2h2q3k4d2")
-    blocked._PASSES.clear()
-    for numerics in ("exact", "fused", "eager"):
-        for empty_rows in ("zeros", "nan"):
-            sdpa.reference.forward(draw(case, 7), roundoffs(numerics, case.dtype), empty_rows)
-    assert passes == ["zeros", "nan"]
 
 
 def test_a_cache_forgets_what_was_not_asked_for_longest() -> None:

@@ -47,28 +47,6 @@ def report() -> dict[str, pd.DataFrame]:
     return CONFORMANCE.of(frames_of(run(*cells)), CONFORMANCE.tables)
 
 
-def test_text_is_complete_and_aligned(report: dict[str, pd.DataFrame], tmp_path: Path) -> None:
-    render(report, "text", tmp_path / "r.txt")
-    text = (tmp_path / "r.txt").read_text()
-    assert "long " * 59 + "long" in text
-    assert "..." not in text
-    assert "*star*, colour second line" in text
-    title, rule, first, second = text[text.index("\nStatuses\n") :].splitlines()[5:9]
-    assert title.split() == ["implementation", "score", "coverage", "cells", *STATUSES]
-    assert " 42.85% of 7 of 8    87.50%      8     3 " in first
-    assert second.split()[:7] == ["jax:jax-nn", "100.00%", "of", "3", "of", "3", "100.00%"]
-    assert len(title) == len(rule) == len(first) == len(second)
-
-
-def test_markdown_keeps_its_columns(report: dict[str, pd.DataFrame], tmp_path: Path) -> None:
-    render(report, "markdown", tmp_path / "r.md")
-    text = (tmp_path / "r.md").read_text()
-    failures = text[text.index("## Failures") :].split("\n\n")[2].splitlines()
-    assert len(failures) == 2 + 5
-    assert {line.replace("\\|", "").count("|") for line in failures} == {10}
-    assert "\\<b\\>tag" in failures[2]
-
-
 def test_a_page_stands_alone_and_colours_what_matters(
     report: dict[str, pd.DataFrame], tmp_path: Path
 ) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -34,8 +31,6 @@ from attention_conformance.suite.spec.recipes import RECIPES
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import BIASES, HIDING
 
-ROOT = Path(__file__).resolve().parents[1]
-
 MUTANTS = "attention_conformance.suite.deviations:mutants"
 
 
@@ -56,11 +51,6 @@ def draws(operator: Any, count: int, dtypes: Sequence[DType] = (*DTYPES.values()
     """The cases among the first draws of an operator."""
     drawn = (drawing.case_of(operator, dtypes, x, x) for x in map(Random, range(count)))
     return [case for case in drawn if case is not None]
-
-
-def command_line(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "suite", "search", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
 def value_cell(backend: str, implementation: str, case: str, **options: Any) -> Cell:

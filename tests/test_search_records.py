@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from attention_conformance.suite.records import searches
-from attention_conformance.suite.records.machine import ROOT
+from tests.processes import Done, python
 
 pytest.importorskip("hypothesis")
 
@@ -17,11 +15,9 @@ SMALLEST = "sdpa/none/mha/f32/b1h1q1k1d1"
 DEADLY = "sdpa/none/mha/f32/b2h3q5k17d8"
 
 
-def search(results: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "suite", "search", "--dtype=f32", "--no-gradients", *words]
-    return subprocess.run(
-        [*command, f"--results={results}"], cwd=ROOT, capture_output=True, text=True
-    )
+def search(results: Path, *words: str) -> Done:
+    asked = ("--dtype=f32", "--no-gradients", *words, f"--results={results}")
+    return python("-m", "suite", "search", *asked)
 
 
 def test_what_is_found_is_recorded(tmp_path: Path) -> None:

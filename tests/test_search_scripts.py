@@ -23,7 +23,8 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
-from tests.test_search import command_line, value_cell
+from tests.processes import Done, python
+from tests.test_search import value_cell
 
 WRONG = """
 import torch
@@ -39,7 +40,7 @@ def kernel(query, key, value, attn_mask=None, is_causal=False, scale=None, enabl
 """
 
 
-def alone(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def alone(text: str, folder: Path) -> Done:
     """A script in a process of its own, in another folder."""
     path = folder / "shown.py"
     path.write_text(text, encoding="utf-8")
@@ -86,10 +87,8 @@ class TestTorch:
     def test_a_causal_off_by_one(self, tmp_path: Path) -> None:
         kernel = tmp_path / "kernels.py"
         kernel.write_text(WRONG.format(diagonal=1), encoding="utf-8")
-        out = command_line(
-            "--backend=torch", f"--function={kernel}:kernel", "--examples=30", "--dtype=f32",
-            "--no-gradients",
-        )  # fmt: skip
+        words = ("-m", "suite", "search", "--backend=torch", f"--function={kernel}:kernel")
+        out = python(*words, "--examples=30", "--dtype=f32", "--no-gradients")
         assert out.returncode == 1, out.stdout + out.stderr
         assert "fail: value, values of torch:kernel" in out.stdout
         line = next(t for t in out.stdout.splitlines() if t.startswith("  case    "))
@@ -106,7 +105,7 @@ class TestTorch:
         kernel.write_text(WRONG.format(diagonal=0), encoding="utf-8")
         mended = alone(text, tmp_path)
         assert mended.returncode == 0, mended.stderr
-        again = command_line("--backend=torch", f"--function={kernel}:kernel", f"--case={case.id}")
+        again = python(*words, f"--case={case.id}")
         assert again.returncode == 0, again.stdout
 
     def test_scripts_of_right_answers_pass(self, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from attention_conformance.suite.records import cells as records
-from tests.test_front_door import ONE_FILE, run
+from tests.processes import run
+from tests.test_front_door import ONE_FILE
 
 
 def test_a_part_of_a_run_without_cells_is_green_and_says_so(tmp_path: Path) -> None:

@@ -220,18 +220,6 @@ def test_a_command_with_a_wrong_name_is_seen(text: str, monkeypatch: pytest.Monk
         hold(shown.Shown("here:1", 1, text).words, monkeypatch)
 
 
-def test_commands_are_found() -> None:
-    texts = {each.text for each in shown.commands()}
-    assert {
-        "pytest suite --backend=my_adapter.py:backend --level=smoke",  # of an indented block
-        "./runtime vectors answers",  # behind the sign of a shell
-        "asv publish",  # before &&
-        "python -m suite describe ID",  # in a sentence
-    } <= texts
-    assert not any("# " in text or "cases answered" in text for text in texts)
-    assert len(texts) > 100
-
-
 def test_what_is_not_carried_out_is_shown_somewhere() -> None:
     """No entry of the tables outlives its command."""
     every = list(shown.commands())

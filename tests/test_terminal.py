@@ -6,8 +6,6 @@ import argparse
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,9 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.progress import Progress, Steps
 from attention_conformance.suite.run.terminal import IN_FULL, MOST, Listing, search_command
 from attention_conformance.suite.search.command import add_search_parser
+from tests.processes import ROOT, Done, python
 from tests.rows import cell
 from tests.rows import run as records_of
-
-ROOT = Path(__file__).resolve().parents[1]
 
 LATE = """
 import torch
@@ -43,15 +40,10 @@ CONFIG = ("-c", str(ROOT / "pyproject.toml"), "-p", "attention_conformance.suite
 PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
 
 
-def run(
-    *words: str, cwd: Path = ROOT, start: tuple[str, ...] = PYTEST
-) -> subprocess.CompletedProcess[str]:
+def run(*words: str, cwd: Path = ROOT, start: tuple[str, ...] = PYTEST) -> Done:
     """A command in a Python process of its own, which imports this checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *start, *words]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return python(*start, *words, cwd=cwd, env=env)
 
 
 WRONG = (
@@ -201,7 +193,7 @@ LINES = 40
 """The number of lines after the dots, at most, for one fault."""
 
 
-def wide(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def wide(folder: Path, *words: str) -> Done:
     """A run that judges `WIDE` and has a cache."""
     (folder / "wide.py").write_text(WIDE)
     files = [
@@ -321,14 +313,10 @@ def test_a_long_run_says_what_is_left(tmp_path: Path, workers: tuple[str, ...]) 
         "from attention_conformance.suite.run import progress\nprogress.EVERY[False] = 0.0\n"
     )
     results = tmp_path / "r.jsonl"
-    environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    command = [
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "hurry", *workers,
-        "suite/test_extremes.py", "--backend=numpy", "--level=smoke", f"--results={results}",
-    ]  # fmt: skip
-    out = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
-    ).stdout
+    out = python(
+        *PYTEST, "-p", "hurry", *workers, "suite/test_extremes.py", "--backend=numpy",
+        "--level=smoke", f"--results={results}", env={"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+    ).stdout  # fmt: skip
     count = len(records.load(results).cells)
     said = re.findall(rf"^(\d+) of {count} cells, about \d+ s left$", out, re.M)
     assert [int(number) for number in said] == list(range(1, count)), out
@@ -355,6 +343,10 @@ def test_checks_without_a_backend_are_one_usage_error(words: tuple[str, ...]) ->
 def test_what_judges_nothing_needs_no_backend(words: tuple[str, ...]) -> None:
     out = run(*words)
     assert out.returncode == 0, out.stdout[-2000:] + out.stderr
+
+
+def test_results_need_a_backend() -> None:
+    assert "need a --backend" in run("suite/test_values.py", "--results=x.jsonl").stderr
 
 
 def test_steps_say_what_comes_next_and_what_is_left() -> None:

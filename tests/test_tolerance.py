@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-from scipy.optimize import brentq
 from scipy.stats import chi2
 
 from attention_conformance.references import sdpa
@@ -138,48 +135,6 @@ def test_chance_exceeds_the_limit_of_the_variance_model_with_the_stated_probabil
     assert chi2.sf(independent * limit**2, independent) < tolerance.RMS_FALSE_ALARM
     assert chi2.sf(independent * (limit / 1.2) ** 2, independent) > tolerance.RMS_FALSE_ALARM
     assert tolerance.rms_limit(independent) == tolerance.MODEL_ERROR * limit
-
-
-@pytest.mark.parametrize("roundings", [1, 2, 8])
-@pytest.mark.parametrize("independent", [60, 136, 1000])
-def test_drawn_roundings_exceed_the_limit_less_often_than_stated(
-    independent: int, roundings: int
-) -> None:
-    """The probability is estimated by importance sampling: z is drawn with a density e^(t z^2) times as
-    large, whose mean square is the limit."""
-    step = np.sqrt(3 / roundings) / 500
-    density = np.ones(1)
-    for _ in range(roundings):
-        density = np.convolve(density, np.ones(1001))
-    square = np.square(step * (np.arange(density.size) - density.size // 2))
-    density /= density.sum()
-    assert (density * square).sum() == pytest.approx(1, rel=1e-2)
-    limit = tolerance.chance_limit(independent) ** 2
-
-    def tilted(t: float) -> np.ndarray:
-        return density * np.exp(t * square)
-
-    t = brentq(lambda t: (tilted(t) * square).sum() / tilted(t).sum() - limit, 0, 20)
-    mass = tilted(t).sum()
-    chance = np.random.default_rng(independent)
-    drawn = chance.choice(square, (2000, independent), p=tilted(t) / mass).sum(-1)
-    likelihood = np.exp(independent * np.log(mass) - t * drawn)
-    probability = np.mean(likelihood * (drawn > independent * limit))
-    assert 0 < probability < tolerance.RMS_FALSE_ALARM
-
-
-@pytest.mark.parametrize("sizes", [(5, 5, 5, 5), (8, 4, 2, 1, 1), (3, 1, 1, 1)])
-@pytest.mark.parametrize("probability", [1e-2, 1e-3])
-def test_the_largest_group_says_how_many_errors_are_independent(
-    sizes: tuple[int, ...], probability: float
-) -> None:
-    """All elements of a group have one error, a single rounding or very many."""
-    chance, shares = np.random.default_rng(3), np.array(sizes) / sum(sizes)
-    limit = tolerance.chance_limit(1 / shares.max(), probability)
-    shape = (200_000, shares.size)
-    one = chance.uniform(-math.sqrt(3), math.sqrt(3), shape)
-    for z in (one, chance.standard_normal(shape)):
-        assert np.mean(np.square(z) @ shares > limit**2) < probability
 
 
 def spread(case: Case, numerics: str, times: float) -> float:

@@ -14,7 +14,8 @@ from attention_conformance.suite.run import process
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.catalogue import find
-from tests.test_runs import FEW, ISOLATED, ROOT, run
+from tests.processes import ROOT, run
+from tests.test_runs import FEW, ISOLATED
 
 
 @pytest.mark.parametrize(("name", "words", "how"), [

@@ -89,28 +89,6 @@ def test_a_folder_has_a_file_for_each_case(folder: Path, index: dict[str, Any]) 
     assert sum(p.stat().st_size for p in folder.iterdir()) < MEGABYTES / 2
 
 
-def test_files_hold_what_the_index_names(index: dict[str, Any], files: dict[str, Tensors]) -> None:
-    for entry in index["cases"]:
-        tensors = files[entry["case"]]
-        bounds = {f"bound.{name}.{n}" for name in entry["answers"] for n in NUMERICS}
-        expected = {f"expected.{name}" for name in entry["answers"]}
-        rest = set(tensors) - set(entry["inputs"]) - bounds - expected
-        assert rest <= {"fully_masked_rows"}, entry["case"]
-        assert set(tensors) >= {*entry["inputs"], *expected}
-        for name, axes in entry["inputs"].items():
-            kind, array = tensors[name]
-            assert len(axes) == array.ndim, (entry["case"], name)
-            fixed = {"mask": "BOOL", "position": "I64", "scale": "F64", "softcap": "F64"}
-            assert kind == fixed.get(name, "F64" if axes == "" else entry["dtype"])
-        for name, answer in entry["answers"].items():
-            assert len(answer["axes"]) == len(answer["shape"])
-            arrays = [
-                tensors[f"expected.{name}"][1],
-                *(bound_of(tensors, name, n) for n in NUMERICS),
-            ]
-            assert {array.shape for array in arrays} == {tuple(answer["shape"])}
-
-
 def test_inputs_are_those_that_frameworks_get(
     problems: dict[str, StoredProblem], files: dict[str, Tensors]
 ) -> None:

@@ -22,6 +22,7 @@ import tomli_w
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.deviations.flags import CausalSeesNext
 from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.judge.cell import Cell
@@ -30,7 +31,6 @@ from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.run.recorded import record
-from attention_conformance.suite.spec.inputs import Inputs
 from tests.honest.attention import NanRows, UniformRows
 
 pytest.importorskip("safetensors")
@@ -95,24 +95,11 @@ def facts(verdict: Verdict) -> tuple[Any, ...]:
     return verdict.status, measured.grade, measured.error_ratio
 
 
-class Wrong(Kernel):
-    """A kernel that is asked something else than the case."""
-
-    change: Callable[[Inputs], Inputs] = staticmethod(lambda inputs: inputs)
-
-    def prepare(self, inputs: Inputs) -> Any:
-        return super().prepare(type(self).change(inputs))
-
-
-class WrongScale(Wrong):
-    change = staticmethod(lambda inputs: inputs.replace(scale=1.01 * inputs.effective_scale))
-
-
-@pytest.mark.parametrize("kernel", [WrongScale])
 def test_a_wrong_runtime_dies(
-    kernel: type[Wrong], vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = answer(vectors, tmp_path / "wrong", [kernel(HONEST, "wrong")], numerics="exact")
+    wrong = CausalSeesNext(HONEST, "wrong")
+    folder = answer(vectors, tmp_path / "wrong", [wrong], numerics="exact")
     assert main(["vectors", "judge", str(folder), f"--vectors={vectors}"]) == 1
     told = capsys.readouterr().out
     assert told.startswith("WRONG: ")

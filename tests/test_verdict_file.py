@@ -23,8 +23,8 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import ONE_KEY
 from attention_conformance.suite.run.varied import varied
 from attention_conformance.suite.spec.case import Case
+from tests.processes import ROOT, python, run
 from tests.test_isolation import plan
-from tests.test_runs import ROOT
 
 FEW = (
     "suite/test_values.py", "--level=smoke", "--dtype=f32", "-k", "q17k23",
@@ -34,19 +34,17 @@ ARRAYS = "--backend=tests.isolated:backend"
 
 
 def judged(
-    path: Path, *words: str, python: tuple[str, ...] = ()
+    path: Path, *words: str, optimised: tuple[str, ...] = ()
 ) -> tuple[int, dict[str, Any], str]:
     """The exit code, the verdict and the output of a run."""
-    command = [sys.executable, *python, "-m", "pytest", "-p", "no:cacheprovider", "-q", *FEW]
-    command += [f"--verdict={path}", *words]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    out = python(*optimised, "-m", "pytest", "-q", *FEW, f"--verdict={path}", *words)
     return out.returncode, json.loads(path.read_bytes()), out.stdout + out.stderr
 
 
 def test_a_secret_run_can_be_repeated_also_without_assertions(tmp_path: Path) -> None:
     path = "tests/exploits/function.py:honest_control"
     words = ("--backend=torch", f"--function={path}", "--untrusted", "--forbid=nothing")
-    code, secret, said = judged(tmp_path / "a.json", *words, "--seed=secret", python=("-O",))
+    code, secret, said = judged(tmp_path / "a.json", *words, "--seed=secret", optimised=("-O",))
     assert (code, secret["verdict"], secret["first_failure"]) == (0, "right", None), said
     assert f"--seed={secret['seed']}" in said
     assert said.count(str(secret["seed"])) == 1
@@ -105,22 +103,17 @@ def test_the_verdict_of_a_run_that_dies_has_what_was_judged(tmp_path: Path) -> N
 
 def test_the_verdict_goes_to_a_descriptor(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "pytest", "-q", *FEW, ARRAYS]
-    command += ["--function=tests/isolated.py:attend", f"--verdict-fd={writing}"]
-    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=240, pass_fds=[writing])
+    asked = ("--function=tests/isolated.py:attend", f"--verdict-fd={writing}")
+    run(*FEW, ARRAYS, *asked, pass_fds=[writing])
     os.close(writing)
     with os.fdopen(reading) as file:
         assert json.loads(file.read())["verdict"] == "right"
 
 
 def test_a_verdict_without_room_fails_the_run() -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *FEW]
-    command += [ARRAYS, "--function=tests/isolated.py:attend"]
+    asked = (ARRAYS, "--function=tests/isolated.py:attend")
     with open("/dev/full", "wb") as full:
-        out = subprocess.run(
-            [*command, f"--verdict-fd={full.fileno()}"], pass_fds=[full.fileno()], cwd=ROOT,
-            capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+        out = run(*FEW, *asked, f"--verdict-fd={full.fileno()}", pass_fds=[full.fileno()])
     assert out.returncode == 2
     assert "the verdict cannot be written: No space left on device" in out.stdout + out.stderr
     assert "Traceback" not in out.stdout + out.stderr
@@ -176,8 +169,7 @@ def test_a_time_of_a_wrong_answer_fails_the_run(tmp_path: Path) -> None:
     [((ARRAYS, TIMED), "speaks of a --function"), ((ARRAYS, "--time=none"), "unknown workload")],
 )
 def test_what_cannot_be_timed_is_a_usage_error(words: tuple[str, ...], reason: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", *FEW, *words]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    out = run(*FEW, *words)
     assert (out.returncode, reason in out.stderr) == (4, True), out.stderr
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends._numpy.attention import Definition
@@ -31,45 +29,22 @@ class Twin(Definition):
 class Later:
     """An array that a thread is still computing, as a device's arrays are."""
 
-    def __init__(self, compute: Any, before: threading.Thread | None) -> None:
-        def work() -> None:
-            if before is not None:
-                before.join()
-            time.sleep(0.02)  # long beside what a busy machine delays
-            self._answer = compute()
+    def __init__(self, computed: Future[Rounded]) -> None:
+        self.computed = computed
 
-        self.thread = threading.Thread(target=work)
-        self.thread.start()
-
-    @property
-    def values(self) -> np.ndarray:
-        self.thread.join()
-        return self._answer.values
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        self.thread.join()
-        return self._answer.shape
-
-    @property
-    def fmt(self) -> Any:
-        self.thread.join()
-        return self._answer.fmt
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.computed.result(), name)
 
 
 class Asynchronous(NumpyBackend):
-    """A backend whose calls return before they are done; it waits for nothing."""
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, Rounded | Later)
-
-
-class Synchronised(Asynchronous):
-    """The same, and it waits."""
+    """A backend whose calls return before they are done; it waits for them where it is asked to."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.profiler = Waiting(self)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, Rounded | Later)
 
 
 class Waiting(Profiler):
@@ -77,50 +52,21 @@ class Waiting(Profiler):
 
     def sync(self, outputs: Any) -> None:
         if isinstance(outputs, Later):
-            outputs.thread.join()
+            outputs.computed.result()
 
 
 class Queued(Twin):
     """Computes on a thread, one call after the other."""
 
-    last: threading.Thread | None = None
-
     def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        thread = ThreadPoolExecutor(1)
+
+        def compute(arguments: dict[str, Any]) -> Rounded:
+            time.sleep(0.02)  # long beside what a busy machine delays
+            return plain.function(**arguments)
+
         def call(**arguments: Any) -> Later:
-            out = Later(lambda: plain.function(**arguments), self.last)
-            self.last = out.thread
-            return out
-
-        return call
-
-
-class OnReading:
-    """An array whose values are computed each time they are read."""
-
-    def __init__(self, compute: Any, shape: tuple[int, ...], fmt: Any) -> None:
-        self.compute, self.shape, self.fmt = compute, shape, fmt
-
-    @property
-    def values(self) -> np.ndarray:
-        time.sleep(0.02)
-        return self.compute().values
-
-
-class Reading(NumpyBackend):
-    """A backend that takes such arrays for its own."""
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, Rounded | OnReading)
-
-
-class Lazy(Twin):
-    """Computes nothing before its answer is read."""
-
-    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        def call(**arguments: Any) -> OnReading:
-            query, value = arguments["query"], arguments["value"]
-            shape = (*query.shape[:-1], value.shape[-1])
-            return OnReading(lambda: plain.function(**arguments), shape, query.fmt)
+            return Later(thread.submit(compute, arguments))
 
         return call
 
@@ -184,47 +130,6 @@ class CachedAnswer(Twin):
         return call
 
 
-class CachedByInput(Twin):
-    """Remembers its answers by the arrays it was given: right always, and computed once."""
-
-    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        # The arrays are kept, too: another one could have the number of one that is gone.
-        kept: dict[int, tuple[Any, Any]] = {}
-
-        def call(**arguments: Any) -> Any:
-            query = arguments["query"]
-            if id(query) not in kept:
-                time.sleep(0.05)
-                kept[id(query)] = query, plain.function(**arguments)
-            return kept[id(query)][1]
-
-        return call
-
-
-class Paced(CachedByInput):
-    """The same, and waits most of what computing takes, so that known inputs are hardly faster."""
-
-    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        cached = super().changed(plain, inputs)
-
-        def call(**arguments: Any) -> Any:
-            time.sleep(0.025)
-            return cached(**arguments)
-
-        return call
-
-
-class AntiCausal(Twin):
-    """Hides the past instead of the future."""
-
-    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        def call(mask: Any, **arguments: Any) -> Any:
-            turned = Rounded(mask.values.swapaxes(-1, -2), None)
-            return plain.function(mask=turned, **arguments)
-
-        return call
-
-
 class WrongLayout(Twin):
     """Takes the axis of heads for that of positions."""
 
@@ -237,13 +142,6 @@ class WrongLayout(Twin):
             return Rounded(out.values.swapaxes(1, 2), out.fmt)
 
         return call
-
-
-class WrongScale(Twin):
-    """Scales by 1 / D instead of by its root."""
-
-    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        return Definition.prepare(self, inputs.replace(scale=1.0 / inputs.sizes.D)).function
 
 
 class WrongWhileTimed(Twin):

@@ -77,21 +77,6 @@ def right(
     return F.scaled_dot_product_attention(query, *operands, mask, scale=scale, enable_gqa=True)
 
 
-def symmetric(
-    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
-    key_zero: Any = None, value_zero: Any = None,
-) -> Any:  # fmt: skip
-    return right(query, key_codes, value_codes, key_scale, value_scale)
-
-
-def whole_numbers(
-    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any
-) -> Any:
-    if key_codes.dtype != torch.int8:
-        raise NotImplementedError("codes are int8 here")
-    return right(query, key_codes, value_codes, key_scale, value_scale)
-
-
 def written(
     key: Any, value: Any, key_scale: Any, value_scale: Any,
     key_zero: Any = None, value_zero: Any = None, dtype: Any = torch.int8, bits: int = 8,

@@ -89,13 +89,6 @@ limited.head_sizes = (64, 128)
 limited.equal_lengths = True
 
 
-def refuses_masks(query, key, value, attn_mask=None, is_causal=False):
-    """Refuses what it cannot do."""
-    if attn_mask is not None:
-        raise NotImplementedError("masks come later")
-    return textbook(query, key, value, is_causal=is_causal)
-
-
 def with_extras(
     query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, window=None,
     sinks=None, lse=False, alibi_slopes=None,
@@ -128,13 +121,6 @@ def lse_in_16_bits(query, key, value, attn_mask=None, is_causal=False, scale=Non
     """The log-sum-exp is handed out in the dtype of the operands."""
     out = with_extras(query, key, value, attn_mask, is_causal, scale, lse=lse)
     return (out[0], out[1].to(query.dtype)) if lse else out
-
-
-def refuses_float16(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right, and refuses a dtype in the call."""
-    if query.dtype == torch.float16:
-        raise NotImplementedError("no float16 yet")
-    return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
 def too_narrow(query, key, value, attn_mask=None, is_causal=False, scale=None):
@@ -183,11 +169,6 @@ def empty_is_42(query, key, value, attn_mask=None, is_causal=False, scale=None):
         return out
     hides = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
     return torch.where(hides.all(-1, keepdim=True), 42.0, out)
-
-
-def nan_is_silenced(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """A NaN in an attended key is made a number."""
-    return textbook(query, key.nan_to_num(0.0), value, attn_mask, is_causal, scale)
 
 
 def integers_of_one(query, key, value, attn_mask=None, is_causal=False, scale=None):

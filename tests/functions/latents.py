@@ -84,19 +84,6 @@ def unabsorbed(
     return output, torch.logsumexp(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), -1)
 
 
-def without_the_table(
-    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
-    causal: bool = False, mask: Any = None, page_table: Any = None, key_lengths: Any = None,
-) -> Any:  # fmt: skip
-    if page_table is not None:
-        own = page_table[:, :-1]
-        page_table = torch.arange(own.numel()).reshape(own.shape) % len(latent)
-    return absorbed(
-        query, query_rope, latent, key_rope, w_uk, w_uv, causal, mask,
-        page_table=page_table, key_lengths=key_lengths,
-    )  # fmt: skip
-
-
 def causal_alone(
     query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
     causal: bool = False, scale: float | None = None,

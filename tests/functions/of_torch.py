@@ -112,16 +112,6 @@ def bottom_right(query, key, value, attn_mask=None, is_causal=False, scale=None)
     return scores.softmax(-1) @ value
 
 
-def one_size(query, key, value, is_causal=False):
-    """Refuses values of another size than keys, masks the future only where lengths are equal, and takes
-    no mask."""
-    if value.shape[-1] != key.shape[-1]:
-        raise ValueError("value must have the size of key")
-    if is_causal and query.shape[2] != key.shape[2]:
-        raise ValueError("is_causal needs as many queries as keys")
-    return scores_of(query, key, None, is_causal, None).softmax(-1).to(value.dtype) @ value
-
-
 def smoothed(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """The keys lose their mean before the product, hidden ones included (K smoothing)."""
     centred = key - key.mean(-2, keepdim=True) if key.shape[-2] else key

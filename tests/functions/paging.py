@@ -1,4 +1,4 @@
-"""Paged attention in torch, as people write it: right, aligned at the first query, one key short."""
+"""Paged attention in torch, as people write it: right, and wrong in one way each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def right(
 def attended(
     q: Any, key_cache: Any, value_cache: Any, cu_seqlens_q: Any, seqused_k: Any, block_table: Any,
     causal: bool = False, window_size: tuple[int, int] | None = None, kv_layout: str = "NHD",
-    softmax_scale: float | None = None, first: bool = False,
+    softmax_scale: float | None = None,
 ) -> Any:  # fmt: skip
     if kv_layout == "HND":
         key_cache, value_cache = (x.transpose(1, 2) for x in (key_cache, value_cache))
@@ -33,7 +33,7 @@ def attended(
             continue
         keys, values = (x[block_table[n]].flatten(0, 1)[:length] for x in (key_cache, value_cache))
         i, j = torch.arange(rows.stop - rows.start)[:, None], torch.arange(length)
-        last = i if first else i + length - len(i)
+        last = i + length - len(i)
         shown = (j <= last) if causal else (j >= 0).expand(len(i), -1)
         if window_size is not None:
             shown = shown & (j >= last - window_size[0])
@@ -43,18 +43,6 @@ def attended(
         )
         answers.append(answer[0].transpose(0, 1))
     return torch.cat(answers)
-
-
-def top_left(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    seqused_k: Any,
-    block_table: Any,
-    causal: bool = False,
-) -> Any:
-    return attended(q, k, v, cu_seqlens_q, seqused_k, block_table, causal, first=True)
 
 
 def sixteen(

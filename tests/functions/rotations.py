@@ -35,17 +35,6 @@ def neighbours(query: Any, position: Any) -> Any:
     return rotate(query, position, interleaved=True)
 
 
-def narrow_table(query: Any, position: Any, base: float = 10000.0) -> Any:
-    """Frequencies are stored in the query's dtype, as after `.bfloat16()`."""
-    size = query.shape[-1]
-    frequencies = (1.0 / base ** (torch.arange(0, size, 2) / size)).to(query.dtype)
-    angle = position[..., None] * frequencies
-    angle = angle[:, None] if angle.ndim == 3 else angle
-    one, two = query.chunk(2, -1)
-    cosine, sine = angle.cos(), angle.sin()
-    return torch.cat([one * cosine - two * sine, two * cosine + one * sine], -1)
-
-
 def from_table(query: Any, position: Any, max_positions: int) -> Any:
     """A table of sine and cosine, indexed: beyond it PyTorch raises, and -1 is its last row."""
     angle = torch.arange(max_positions, dtype=torch.float32)[:, None] * 10000.0 ** (

@@ -62,24 +62,6 @@ class AlibiStored(Eager):
         return self.keep(super().alibi(slopes, call), "scores", call)
 
 
-class AlibiBeforeTheScale(Kernel):
-    """Slopes are divided by the scale and added before the scores are scaled, as in flash-attention."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        if not self.at_once(call):
-            return super().scores(query, key, call)
-        scale = call.work(self.factor(call))
-        bias = super().alibi(self.slopes(call) / scale, call)
-        return (query @ key.swapaxes(-1, -2) + bias) * scale
-
-    def at_once(self, call: Call) -> bool:
-        return call.alibi_slopes is not None and call.softcap is None and self.factor(call) != 0
-
-    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
-        bias = super().alibi(slopes, call)
-        return np.zeros_like(bias) if self.at_once(call) else bias
-
-
 class WeightsByLogSumExp(Kernel):
     """weights = exp(scores - logsumexp): no division."""
 
@@ -88,13 +70,6 @@ class WeightsByLogSumExp(Kernel):
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         lse = maximum + np.log(np.exp(shifted).sum(-1, keepdims=True))
         return np.exp(scores - np.where(np.isneginf(lse), 0, lse))
-
-
-class Float64Inside(Kernel):
-    """Float64 inside (extended precision for float64), rounded once."""
-
-    def load(self, array: Rounded, call: Call) -> np.ndarray:
-        return array.values.astype(np.longdouble if call.fmt.name == "f64" else np.float64)
 
 
 class SequentialSums(Kernel):
@@ -115,17 +90,6 @@ class SequentialSums(Kernel):
             total += raised[..., j, None]
             out += raised[..., j, None] * value[..., None, j, :]
         return out / np.where(total == 0, 1, total)
-
-
-class ScaleOnBothSides(Kernel):
-    """Queries and keys each multiplied by the root of the scale (torch's math path)."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        factor = self.factor(call)
-        root = call.work(math.sqrt(abs(factor)))
-        return (query * root * call.work(math.copysign(1.0, factor))) @ (key * root).swapaxes(
-            -1, -2
-        )
 
 
 class NanRows(Kernel):

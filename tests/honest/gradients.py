@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.layer_gradient import (
     Arrays,
-    Differentiated,
     LayerDifferentiable,
 )
 from attention_conformance.suite.deviations.kernels.norm_gradient import (
@@ -17,11 +15,8 @@ from attention_conformance.suite.deviations.kernels.norm_gradient import (
     rounded,
     summed_by_rows,
 )
-from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class LayerNarrowBias(LayerDifferentiable):
@@ -34,64 +29,6 @@ class LayerNarrowBias(LayerDifferentiable):
         if "output_bias" in gradients and inputs.dtype.name == "bf16":
             gradients["output_bias"] = summed_by_rows(cotangent, inputs)
         return gradients
-
-
-class SelfAttentionDifferentiable(Differentiated, MultiHeadKernel):
-    """One head with projections of one tensor, with a backward pass of its own."""
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("kind") != "self-attention":
-            return "differentiates one head alone"
-        return super().unsupported(case)
-
-    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        x, kernels = arrays["query"], {n: arrays[f"{n}_kernel"][:, 0] for n in OPERANDS}
-        q, k, v = (
-            self.step(x @ kernels[n] + arrays.get(f"{n}_bias", np.zeros(1)), inputs)
-            for n in OPERANDS
-        )
-        factor = 1 / np.sqrt(inputs.sizes.D)
-        scores = self.step(factor * q @ k.swapaxes(-1, -2), inputs)
-        scores = np.where(inputs.attends[:, 0], scores, -np.inf)
-        raised = np.exp(scores - scores.max(-1, keepdims=True))
-        weights = self.step(raised / raised.sum(-1, keepdims=True), inputs)
-        dp = self.step(cotangent @ v.swapaxes(-1, -2), inputs)
-        ds = self.step(weights * (dp - (weights * dp).sum(-1, keepdims=True)), inputs)
-        moved = {
-            "query": factor * ds @ k,
-            "key": factor * ds.swapaxes(-1, -2) @ q,
-            "value": weights.swapaxes(-1, -2) @ cotangent,
-        }
-        moved = {name: self.step(y, inputs) for name, y in moved.items()}
-        gradients = {
-            f"{n}_kernel": np.einsum("bln,bld->nd", x, y)[:, None] for n, y in moved.items()
-        }
-        for name, y in moved.items() if "query_bias" in arrays else ():
-            gradients[f"{name}_bias"] = y.sum((0, 1))[None]
-        parts = {n: self.step(y @ kernels[n].T, inputs) for n, y in moved.items()}
-        return gradients | {"query": self.together(parts, inputs)}
-
-    def together(self, parts: Arrays, inputs: Inputs) -> np.ndarray:
-        """What the tensor receives as query, key and value."""
-        return self.step(parts["query"] + parts["key"], inputs) + parts["value"]
-
-
-class SelfAttentionDifferentiatedInSteps(SelfAttentionDifferentiable):
-    """Self-attention whose backward pass stores every step."""
-
-    numerics = "eager"
-
-    def step(self, x: np.ndarray, inputs: Inputs) -> np.ndarray:
-        return round_to(x, inputs.dtype)
-
-
-class SelfAttentionOneProduct(SelfAttentionDifferentiable):
-    """Self-attention whose input takes its gradient from one product, in working precision."""
-
-    def together(self, parts: Arrays, inputs: Inputs) -> np.ndarray:
-        work = np.float64 if inputs.dtype.name == "f64" else np.float32
-        total: np.ndarray = np.sum([x.astype(work) for x in parts.values()], 0)
-        return total.astype(np.float64)
 
 
 class LayerNormNarrowStatistics(LayerNormDifferentiable):

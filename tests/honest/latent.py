@@ -8,19 +8,13 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.suite.deviations.kernels.attention import Call, Online
+from attention_conformance.suite.deviations.kernels.attention import Call
 from attention_conformance.suite.deviations.kernels.latent import (
     AbsorbedKernel,
     Arrays,
     LatentKernel,
 )
 from attention_conformance.suite.spec.dtypes import DType
-
-
-class LatentOnline(Online, AbsorbedKernel):
-    """Absorbed, with an online softmax over tiles of four latents."""
-
-    tile = 4
 
 
 class LatentFused(AbsorbedKernel):
@@ -64,22 +58,6 @@ class LatentEager(LatentKernel):
     stores = ("keys", "scores", "weights")
 
 
-class LatentApart(AbsorbedKernel):
-    """Absorbed, with the scores of both parts stored apart, and then their sum."""
-
-    numerics = "eager"
-    stores = ("queries", "average", "scores", "weights")
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        R, factor = call.value.shape[-1], call.work(self.factor(call))
-        parts = (slice(None, R), slice(R, None))
-        one, two = (
-            self.keep(query[..., part] @ key[..., part].swapaxes(-1, -2), "scores", call)
-            for part in parts
-        )
-        return self.keep(self.keep(one + two, "scores", call) * factor, "scores", call)
-
-
 class LatentServed(LatentKernel):
     """As servers have it: keys and values formed, but for a single query latents attended."""
 
@@ -105,9 +83,3 @@ class LatentServed(LatentKernel):
 
     def form(self, x: Arrays) -> type[LatentKernel]:
         return AbsorbedKernel if x["query"].shape[2] == 1 else LatentKernel
-
-
-class LatentWhole(LatentKernel):
-    """Unabsorbed in one pass: keys and values are formed in working precision, and not stored."""
-
-    stores = ()

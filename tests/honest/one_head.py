@@ -14,7 +14,6 @@ from attention_conformance.suite.deviations.kernels.single import (
     NormKernel,
 )
 from attention_conformance.suite.spec.operators.norms import EPSILON
-from tests.honest.layers import LayerStepwise
 
 
 class AdditiveEager(AdditiveKernel):
@@ -22,13 +21,6 @@ class AdditiveEager(AdditiveKernel):
 
     numerics = "eager"
     stores = LayerEager.stores
-
-
-class AdditiveStepwise(AdditiveEager):
-    """Additive attention, the steps of the softmax stored, too."""
-
-    numerics = "stepwise"
-    stores = LayerStepwise.stores
 
 
 class ConcatEager(ConcatKernel):
@@ -43,14 +35,6 @@ class DotEager(DotKernel):
 
     numerics = "eager"
     stores = LayerEager.stores
-
-
-class DotScaledQuery(DotEager):
-    """Dot-product attention whose scale is multiplied onto the query."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
-        scaled = self.keep(query * self.scale(call), "features", call)
-        return self.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
 
 
 class _UpdatedNorm(NormKernel):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.references.rotary import frequencies
 from attention_conformance.suite.deviations.kernels.attention import Call
 from attention_conformance.suite.deviations.kernels.dropout import Dropping
 from attention_conformance.suite.deviations.kernels.gradient import (
@@ -79,13 +78,6 @@ class MergeRunningSum(MergeKernel):
         base = np.where(np.isneginf(largest), lse.dtype.type(0), largest)
         divisor = np.where(total == 0, lse.dtype.type(1), total)
         return output / divisor[..., None], np.log(total) + base
-
-
-class MergeOfFloat64(MergeKernel):
-    """Everything in float64."""
-
-    def work(self, fmt: DType) -> type[np.floating[Any]]:
-        return np.float64
 
 
 class _NormUncentred(NormDifferentiable):
@@ -179,16 +171,6 @@ class PackedEager(PackedKernel):
     def softmax(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
         weights = super().softmax(round_to(scores, pack.fmt).astype(pack.work), pack)
         return round_to(weights, pack.fmt).astype(pack.work)
-
-
-class RotaryOfFloat64(RotaryKernel):
-    """Everything in float64."""
-
-    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
-        reference = frequencies(turn.rotation, turn.position)
-        angle = turn.position[..., None] * reference.theta
-        angle = angle if angle.ndim == 2 else angle[:, None]
-        return np.cos(angle) * reference.attention, np.sin(angle) * reference.attention
 
 
 class RotaryByExponential(RotaryKernel):

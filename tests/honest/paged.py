@@ -9,8 +9,8 @@ import numpy as np
 from attention_conformance.suite.deviations.kernels.packed import Pack
 from attention_conformance.suite.deviations.kernels.paged import Paged, PagedKernel
 from attention_conformance.suite.deviations.kernels.paged_write import PagedWriteKernel
-from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.operators.paged import allowed
+from tests.honest.operators import PackedEager
 
 
 class PagedByPages(PagedKernel):
@@ -67,14 +67,8 @@ class PagedWholeTables(PagedKernel):
         return out
 
 
-class PagedEager(PagedKernel):
+class PagedEager(PackedEager, PagedKernel):
     """Scores and weights are stored in the dtype of the case."""
-
-    numerics = "eager"
-
-    def softmax(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
-        weights = super().softmax(round_to(scores, pack.fmt).astype(pack.work), pack)
-        return round_to(weights, pack.fmt).astype(pack.work)
 
 
 class WriteByPages(PagedWriteKernel):
