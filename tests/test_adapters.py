@@ -1,4 +1,4 @@
-"""Adapters: masks cross as they are, parameters are differentiated, names are checked, and a
+"""Adapters: values cross exactly, layouts are what they are called, functions are inspected, and a
 forced kernel is that kernel or an error."""
 
 from __future__ import annotations
