@@ -166,6 +166,24 @@ def test_tangents_are_the_other_side_of_gradients(text: str, empty_rows: str) ->
     assert np.array_equal(gradients.keys, tangent.keys)
 
 
+@pytest.mark.parametrize("dt", ["f32", "bf16"])
+@pytest.mark.parametrize("text", CASES)
+def test_bounds_grow_with_the_class(text: str, dt: str) -> None:
+    """Who rounds more is allowed more, element by element, in every gradient and in the tangent."""
+    inputs = draw(Case.parse(text.replace("f64", dt)))
+    reference, cotangent = references.find(inputs.operator), draw_cotangent(inputs.case)
+    before: dict[str, np.ndarray] = {}
+    for numerics in ("exact", "fused", "eager", "stepwise", "working"):
+        u = roundoffs(numerics, inputs.dtype)
+        arrays = dict(reference.vjp(inputs, cotangent, u).arrays)
+        arrays |= reference.jvp(inputs, directions(inputs), u).arrays
+        for name, array in arrays.items():
+            assert (array.error >= 0).all(), (name, numerics)
+            assert array.error.any(), (name, numerics)
+            assert (array.error >= before.get(name, 0.0)).all(), (name, numerics)
+            before[name] = array.error
+
+
 @pytest.mark.parametrize("text", CASES)
 def test_bounds_hold_where_the_chain_is_computed_in_float32(
     text: str, monkeypatch: pytest.MonkeyPatch

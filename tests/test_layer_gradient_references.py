@@ -43,7 +43,9 @@ def test_what_a_projection_declares_widens_its_bounds() -> None:
     u, cotangent = roundoffs("exact", inputs.dtype), draw_cotangent(inputs.case)
 
     def bounds(**declared: Any) -> dict[str, Bounded]:
-        return references.find(inputs.operator).vjp(inputs, cotangent, replace(u, **declared)).arrays
+        return (
+            references.find(inputs.operator).vjp(inputs, cotangent, replace(u, **declared)).arrays
+        )
 
     plain, narrow = bounds(), bounds(narrow_biases=("key_bias", "output_bias"))
     changed = {n for n, x in narrow.items() if not np.array_equal(x.error, plain[n].error)}
