@@ -119,13 +119,13 @@ class TimedCall:
             start = protocol.now()
             cotangent = self._cotangent(0)
             ready = self._attempt(lambda: self.step(self.prepared.arguments, cotangent))
-            self._attempt(lambda: self.clock.timed(ready, 1))
+            self._timed(ready)
             first = protocol.now() - start
             others = [self._arguments(self._fresh(n)) for n in range(1, self._sets())]
             calls = [ready, *(self.step(arguments, cotangent) for arguments in others)]
             self.calls = Rotation(calls)
             self.seen = [Seen[Reading](self.cell.seed + n) for n in range(len(calls))]
-            again, _ = self.clock.timed(self.calls, 1)
+            again, _ = self._timed(self.calls)
             self.inner, settled, _ = protocol.warm(self._seconds, again)
         return Preparation(first, self.inner, settled, self.work)
 
@@ -210,9 +210,13 @@ class TimedCall:
         return implementation.differentiable(inputs)
 
     def _seconds(self, inner: int) -> float:
-        seconds, out = self.clock.timed(self.calls, inner, self.slow)
+        seconds, out = self._timed(self.calls, inner, self.slow)
         self.look(out)
         return seconds
+
+    def _timed(self, call: Any, inner: int = 1, slow: float = 0.0) -> tuple[float, Any]:
+        """`Clock.timed`. Raises RefusedTime if a call raises."""
+        return self._attempt(lambda: self.clock.timed(call, inner, slow))
 
     def _sets(self) -> int:
         """The number of sets of inputs."""
@@ -225,7 +229,7 @@ class TimedCall:
         """Record the answers of more calls. Otherwise an error in one call of twenty is often missed."""
         end = protocol.now() + protocol.MORE_SECONDS
         for _ in range(protocol.MORE):
-            self.look(self.clock.timed(self.calls, 1)[1])
+            self.look(self._timed(self.calls)[1])
             if protocol.now() > end:
                 break
 
@@ -257,10 +261,10 @@ class TimedCall:
         """The answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished when the
         clock stops, and "lazy" if an answer is read more slowly than a plain array."""
         readings = protocol.Readings(self.clock.unsure)
-        samples = self.samples or [self.clock.timed(self.calls, 1)[0]]
+        samples = self.samples or [self._timed(self.calls)[0]]
 
         def called() -> Any:
-            return self.clock.timed(self.calls, 1)[1]
+            return self._timed(self.calls)[1]
 
         def read_later(out: Any) -> float:
             protocol.wait(max(protocol.PAUSE, 2 * protocol.allowed(max(samples))))
@@ -296,7 +300,7 @@ class TimedCall:
         unsure = protocol.STALE_SECONDS + self.clock.unsure
         # The framework may compile the product with the signs.
         call, _ = self._new(self.cell.inputs, self.prepared.arguments, self._cotangent(0))
-        self._attempt(lambda: self.clock.timed(call, 1))
+        self._timed(call)
         for trial in range(protocol.TRIALS):
             if trial:
                 protocol.pause(protocol.TRIAL_PAUSE * 2 ** (trial - 1))
@@ -315,16 +319,16 @@ class TimedCall:
 
     def _times(self, number: int) -> tuple[float, float, Callable[[], None]]:
         """Seconds of calls with known and with new inputs, and what judges the answer to new ones."""
-        drawn, timed = self._fresh(number), self.clock.timed
+        drawn = self._fresh(number)
         arguments, cotangent = self._arguments(drawn), self._cotangent(number)
         (warm, _), (call, inputs) = (self._new(drawn, arguments, cotangent) for _ in range(2))
         compilations = self.backend.profiler.compilations(self.prepared)
         # Drawing inputs evicted the CPU caches, which were warm for the timed calls.
         if inputs is not drawn:
-            self._attempt(lambda: timed(warm, 1))
-        self._attempt(lambda: timed(self.calls, 1))
-        known, _ = self._attempt(lambda: timed(self.calls, 1))
-        new, out = self._attempt(lambda: timed(call, 1))
+            self._timed(warm)
+        self._timed(self.calls)
+        known, _ = self._timed(self.calls)
+        new, out = self._timed(call)
         if compilations != self.backend.profiler.compilations(self.prepared):
             raise RefusedTime("compiled", "inputs of the same shapes were compiled for anew")
 
