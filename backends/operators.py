@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.masks import masked_arrays, own_arrays
 from attention_conformance.backends.memory import coded, paged, segmented, sequences, written
-from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import masked
 
@@ -54,7 +54,8 @@ class OperatorFunction(Implementation):
             return self.compute(arrays, inputs)
 
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options, *more)
-        return self.through(PreparedCall(call, arguments, inputs.outputs, constants=constants))
+        outputs = LAYER_OUTPUTS if inputs.operator.is_layer else inputs.outputs
+        return self.through(PreparedCall(call, arguments, outputs, constants=constants))
 
     def through(self, call: PreparedCall) -> PreparedCall:
         """The call as it is made, such as one that is compiled."""

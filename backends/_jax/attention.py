@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._jax.engine import FLUSHED
+from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
@@ -28,6 +28,7 @@ from attention_conformance.backends.prepared import (
     kernel_missing,
 )
 from attention_conformance.backends.textbook.attention import TextbookAttention
+from attention_conformance.backends.textbook.operations import Operations, operations_of
 from attention_conformance.suite.spec.inputs import Inputs
 
 NATIVE = "jax.nn.dot_product_attention"
@@ -50,6 +51,29 @@ def key_value_seq_lengths(call: AttentionCall) -> Any:
         return None
     counts = call.native.lengths.lengths(call.inputs.sizes, call.inputs.seed)
     return call.backend.array(counts.astype(np.int32), None)
+
+
+def operations(backend: JaxEngine) -> Operations:
+    """The operations of textbook code, which is called through `jax.jit`."""
+    jax, jnp = backend.jax, backend.numpy
+    return operations_of(
+        jnp,
+        softmax=lambda x: jax.nn.softmax(x, axis=-1),
+        fill=lambda x, hidden, number: jnp.where(hidden, number, x),
+        # Refuses a mask with more axes than the scores, instead of broadcasting.
+        hide=lambda scores, mask: jnp.where(
+            jnp.broadcast_to(mask, scores.shape), scores, jnp.finfo(scores.dtype).min
+        ),
+        logsumexp=lambda x: jax.nn.logsumexp(
+            x.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1
+        ),
+        take=lambda x, indices: x[indices],
+        put=lambda x, indices, values: x.at[indices].set(values),
+        like=lambda x, other: x.astype(other.dtype),
+        counted=lambda n, x: jnp.arange(n, dtype=x.dtype),
+        concat=jnp.concatenate,
+        called=backend.jitted,
+    )
 
 
 EAGER = TextbookAttention.declared.but(numerics="stepwise").electing(

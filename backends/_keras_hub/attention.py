@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from attention_conformance.backends._tensorflow.operations import EAGER, operations
 
 from attention_conformance.backends._tensorflow.engine import TensorflowEngine
-from attention_conformance.backends._tensorflow.operations import EAGER, operations
-from attention_conformance.backends.alibi import OwnAlibi
+from attention_conformance.backends.textbook.attention import OwnAlibi
 from attention_conformance.suite.spec.inputs import Inputs
 
 

@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 
-from attention_conformance.backends._torch.attention import EAGER, EagerPermuted
+from attention_conformance.backends._torch.attention import EAGER, EagerPermuted, operations
 from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.exporter import by_onnx, exporters
 from attention_conformance.backends._torch.flex import Flex
 from attention_conformance.backends._torch.kernels import ON_CPU, ON_CUDA, SDPA
 from attention_conformance.backends._torch.layers import FAST, layers
-from attention_conformance.backends._torch.operations import operations
 from attention_conformance.backends._torch.operators import CustomOperator, overload_of
 from attention_conformance.backends._torch.packed import FlexPacked, NestedSdpa
 from attention_conformance.backends._torch.paged import FlexPaged, FlexWrite

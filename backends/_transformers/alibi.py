@@ -6,11 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from attention_conformance.backends._torch.attention import EAGER
+from attention_conformance.backends._torch.attention import EAGER, operations
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._torch.operations import operations
 from attention_conformance.backends._transformers.attention import modeling
-from attention_conformance.backends.alibi import OwnAlibi
+from attention_conformance.backends.textbook.attention import OwnAlibi
 from attention_conformance.suite.spec.inputs import Inputs
 
 

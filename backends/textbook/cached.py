@@ -14,7 +14,7 @@ from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.attention import attention
-from attention_conformance.backends.textbook.layer import TextbookOperator
+from attention_conformance.backends.textbook.operations import TextbookOperator
 from attention_conformance.backends.textbook.rotary import tables, turned
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES
@@ -121,7 +121,7 @@ class TextbookCached(TextbookOperator):
         if turn is None or x is None:
             return x
         tables = rest[f"cosine_{n}"], rest[f"sine_{n}"]
-        return self.ops.like(turned(self.ops, self.ops.cast(x, wide), *tables, turn), x)
+        return self.ops.like(turned(self.ops, self.ops.astype(x, wide), *tables, turn), x)
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, rest: Arrays,
@@ -169,9 +169,9 @@ class TextbookCached(TextbookOperator):
     def nodes(self, x: Any, path: Any, sample: int) -> Any:
         """The tokens `path[sample]` of one sample, (1, Hkv, n, .)."""
         axes = (2, 0, 1, 3)
-        tokens = self.ops.transpose(x[sample : sample + 1], axes)
+        tokens = self.ops.permute_dims(x[sample : sample + 1], axes)
         taken = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))
-        return self.ops.transpose(taken, (1, 2, 0, 3))
+        return self.ops.permute_dims(taken, (1, 2, 0, 3))
 
 
 class CodedCache(TextbookCached):
@@ -196,9 +196,9 @@ class CodedCache(TextbookCached):
     def kept(self, x: Any, inputs: Inputs) -> Any:
         """Keys or values as their codes give them back."""
         ops, last = self.ops, CODES["int8"].max
-        wide = ops.cast(x, inputs.dtype.widened.long_name)
-        size = ops.largest(ops.concat([wide, wide * ops.number(-1.0, wide)], 3), 3)
+        wide = ops.astype(x, inputs.dtype.widened.long_name)
+        size = ops.max(ops.concat([wide, wide * ops.number(-1.0, wide)], 3), 3)
         size = ops.clip(size, 2.0**-100, 2.0**100)  # a token may be 0
         scale = ops.reshape(size, (*x.shape[:3], 1)) / last
-        codes = ops.cast(ops.rint(ops.clip(wide / scale, -last, last)), "int8")
+        codes = ops.astype(ops.round(ops.clip(wide / scale, -last, last)), "int8")
         return ops.like(ops.like(codes, scale) * scale, x)
