@@ -60,7 +60,7 @@ def test_operations_of_numpy_round_once(name: str) -> None:
         "-": x - y,
         "*": x * y,
         "/": x / y,
-        "@": x @ operations().transpose(y, (1, 0)),
+        "@": x @ operations().permute_dims(y, (1, 0)),
     }
     for sign, want in exact.items():
         assert got[sign].fmt == fmt
