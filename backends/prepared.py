@@ -21,6 +21,13 @@ LAYER_OUTPUTS = ("output", "weights")
 """The outputs of a layer's call; weights are None if the case does not ask for them."""
 
 
+Gradients = tuple[Any, dict[str, Any]]
+"""The output of a call, and its gradients by operand."""
+
+Pullback = tuple[Any, Callable[[Any], dict[str, Any]]]
+"""The output of a call, and its gradients by operand as a function of the cotangent."""
+
+
 class ForwardOnly(Exception):
     """The call's output cannot be differentiated; the message says why.
 

@@ -50,9 +50,11 @@ from attention_conformance.backends.prepared import (
     LAYER_OUTPUTS,
     ForbiddenCall,
     ForwardOnly,
+    Gradients,
     NoKernel,
     PreparedCall,
     ProcessDied,
+    Pullback,
     TimeOver,
     end_fork,
     set_to,
@@ -221,9 +223,7 @@ class Backend(ABC):
 
     # Derivatives.
 
-    def vjp(
-        self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
-    ) -> tuple[Any, dict[str, Any]]:
+    def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         """The call's output and its gradients by operand, for a cotangent like the output.
 
         `wrt` names the operands and parameters to differentiate by. An array that does not influence the
@@ -232,9 +232,7 @@ class Backend(ABC):
         """
         raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
 
-    def pullback(
-        self, prepared: PreparedCall, wrt: Sequence[str]
-    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
         """`vjp` in two steps: the output, and the function from cotangents to gradients.
 
         Other forward passes may lie between the two, and the function may be called again. By default it

@@ -10,8 +10,7 @@ from typing import Any
 from attention_conformance.backends._jax.attention import EAGER, JAX_NN, JAX_NN_CUDNN, operations
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import JaxEngine
-from attention_conformance.backends._jax.packed import JaxNnPacked
-from attention_conformance.backends._jax.paged import GpuPaged, RaggedReference
+from attention_conformance.backends._jax.packed import GpuPaged, JaxNnPacked, RaggedReference
 from attention_conformance.backends._jax.pallas import (
     GPU_DECODE,
     GPU_MHA,
