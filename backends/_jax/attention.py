@@ -19,14 +19,8 @@ from attention_conformance.backends.declared import (
     Declared,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
-from attention_conformance.backends.masks import (
-    FLAGGED,
-    AttentionCall,
-)
-from attention_conformance.backends.prepared import (
-    PreparedCall,
-    kernel_missing,
-)
+from attention_conformance.backends.masks import FLAGGED, AttentionCall
+from attention_conformance.backends.prepared import PreparedCall, kernel_missing
 from attention_conformance.backends.textbook.attention import TextbookAttention
 from attention_conformance.backends.textbook.operations import Operations, operations_of
 from attention_conformance.suite.spec.inputs import Inputs

@@ -11,9 +11,7 @@ from attention_conformance.backends._numpy.engine import Rounded
 from attention_conformance.backends._numpy.rotary import complex_product
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.in_pages import from_numpy_pages, with_new_tokens
-from attention_conformance.backends.memory import (
-    by_component,
-)
+from attention_conformance.backends.memory import by_component
 from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.references.rotary import frequencies
 from attention_conformance.suite.spec.case import Case

@@ -24,11 +24,7 @@ from attention_conformance.backends.declared import (
     Declared,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel
-from attention_conformance.backends.masks import (
-    AttentionCall,
-    Native,
-    split_native,
-)
+from attention_conformance.backends.masks import AttentionCall, Native, split_native
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs

@@ -172,11 +172,7 @@ class Flex(Implementation):
         `rewritten` replaces the mask_mod, `blocks` are more arguments of create_block_mask, `more` those
         of flex_attention.
         """
-        from torch.nn.attention.flex_attention import (
-            AuxRequest,
-            create_block_mask,
-            flex_attention,
-        )
+        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
         shape = (s.B, s.H, s.Lq, s.Lk)

@@ -22,12 +22,7 @@ from attention_conformance.backends.declared import (
     DeclaredRounding,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named, written_out
-from attention_conformance.backends.masks import (
-    IS_CAUSAL,
-    SCALE,
-    AttentionCall,
-    fewer_axes,
-)
+from attention_conformance.backends.masks import IS_CAUSAL, SCALE, AttentionCall, fewer_axes
 from attention_conformance.backends.prepared import PreparedCall, kernel_missing
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.spec.case import Case

@@ -20,11 +20,7 @@ from attention_conformance.backends.declared import TEXTBOOK_FEATURES, Declared,
 from attention_conformance.backends.forbidden import watched
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.kernel import Kernel
-from attention_conformance.backends.masks import (
-    IS_CAUSAL,
-    AttentionCall,
-    Native,
-)
+from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, Native
 from attention_conformance.backends.prepared import PreparedCall, at_rate, attention_call
 from attention_conformance.backends.protocol import Backend, Implementation, own_attention, seeded
 from attention_conformance.backends.sources import function_source
