@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attention_conformance.backends.binder import Parameter
-from attention_conformance.backends.memory import native
+from attention_conformance.backends.memory import own_arrays
 from attention_conformance.suite.spec.features import ARRAYS
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
@@ -225,11 +225,6 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
         "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
     }
     return dense | feature_arrays(backend, inputs)
-
-
-def own_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """All arrays of the inputs, as the framework's arrays."""
-    return {name: native(backend, inputs, name, x) for name, x in inputs.arrays.items()}
 
 
 def masked_arrays(

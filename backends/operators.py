@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attention_conformance.backends.implementation import Implementation
-from attention_conformance.backends.masks import masked_arrays, own_arrays
-from attention_conformance.backends.memory import coded, paged, segmented, sequences, written
+from attention_conformance.backends.masks import masked_arrays
+from attention_conformance.backends.memory import coded, own_arrays, paged, segmented, sequences
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import masked
@@ -24,7 +27,7 @@ GIVEN: Mapping[str, Callable[[Backend, Inputs], Arrays]] = {
     "merge": own_arrays,
     "packed": segmented,
     "paged": paged,
-    "paged-write": written,
+    "paged-write": partial(own_arrays, integers=np.int64),
     "quantized": coded,
     "quantized-write": coded,
 }

@@ -121,12 +121,8 @@ def nnx_ways(inputs: Inputs) -> Ways:
 
 def weights_ways(inputs: Inputs) -> Ways:
     """Ways to call the module of NNX that sows weights."""
-    if inputs.training:
-        return {}
-    ways: Ways = {"dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True}}
-    if decodes(inputs):
-        ways["nnx.view, decode"] = {"decode": True, "view": True, "given": {"flag": False}}
-    return ways
+    decode = {"decode": True, "view": True, "given": {"flag": False}}
+    return linen_ways(inputs) | ({"nnx.view, decode": decode} if decodes(inputs) else {})
 
 
 def linen_ways(inputs: Inputs) -> Ways:

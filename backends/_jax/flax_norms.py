@@ -8,9 +8,14 @@ from typing import Any
 
 from attention_conformance.backends._jax.flax_modules import EPSILON
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared
-from attention_conformance.backends.layer import FrameworkLayer, Layer
+from attention_conformance.backends.layer import (
+    FrameworkLayer,
+    Layer,
+    after_training,
+    can_train,
+    with_epsilon,
+)
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
-from attention_conformance.backends.statistics import after_training, can_train, with_epsilon
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM

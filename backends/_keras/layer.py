@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._keras.models import WAYS
+from attention_conformance.backends._keras.models import Way, attached, attached_again, functional
 from attention_conformance.backends.declared import (
     LAYER_FEATURES,
     Declared,
@@ -101,14 +101,14 @@ def called(
     arguments: Mapping[str, Any],
     *,
     layer: Any = None,
-    through: str = "",
+    through: Way | None = None,
     steps: Sequence[float] = (),
     apply: Callable[..., Any] = by_name,
     **flags: Any,
 ) -> PreparedCall:
     """A call of `layer`, by default of a new one.
 
-    - `through`: a way of `models.WAYS`
+    - `through`: a way of `backends._keras.models`
     - `steps`: the number of training steps before, each on a multiple of the query
     - `apply(layer, arrays, options)` calls the layer
     """
@@ -133,7 +133,7 @@ def called(
             used(factor * arrays["query"], training=True)
         return apply(used, arrays, given)
 
-    function = WAYS[through](own, inputs, layer, plain) if through else plain
+    function = plain if through is None else through(own, inputs, layer, plain)
 
     def run(**arrays: Any) -> tuple[Any, Any]:
         return outputs(function(**arrays), inputs)
@@ -202,7 +202,7 @@ def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
 def paths(own: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str, PreparedCall]:
     """Calls in a functional model and with attached masks; `scored`: and of a layer with dropout in
     inference."""
-    ways: dict[str, dict[str, Any]] = {"function": {"through": "function"}}
+    ways: dict[str, dict[str, Any]] = {"function": {"through": functional}}
     if scored and not inputs.rate:
         quiet = {"given": {"training": False}, "dropout": INFERENCE_RATE}
         ways["dropout>0 in inference"] = quiet
@@ -210,8 +210,8 @@ def paths(own: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str
     if LayerMasks.of(inputs).valid is not None:
         # A mask attached to the query's own tensor would be the query's mask, too.
         apart = inputs.replace(self_attention=False)
-        ways_attached = ("attached mask", "attached mask, second call")
-        calls |= {name: own.call(apart, through=name) for name in ways_attached}
+        calls["attached mask"] = own.call(apart, through=attached)
+        calls["attached mask, second call"] = own.call(apart, through=attached_again)
     return calls
 
 

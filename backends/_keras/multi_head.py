@@ -207,7 +207,7 @@ def flag_paths(
         f"{name}={value}": own.call(inputs, **{name: value}) for name, value in variants.items()
     }
     if not inputs.self_attention:
-        calls["use_gate"] = own.call(inputs, through="gate", use_gate=True)
+        calls["use_gate"] = own.call(inputs, through=models.ungated, use_gate=True)
     mask = inputs.mask
     side = mask.left if isinstance(mask, Window) and mask.left == mask.right else None
     if side is not None and inputs.form != "dense":

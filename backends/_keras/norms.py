@@ -11,9 +11,14 @@ import numpy as np
 
 from attention_conformance.backends._keras.layer import assigned, called, differentiable
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared
-from attention_conformance.backends.layer import FrameworkLayer, Layer
+from attention_conformance.backends.layer import (
+    FrameworkLayer,
+    Layer,
+    after_training,
+    can_train,
+    with_epsilon,
+)
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.statistics import after_training, can_train, with_epsilon
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM

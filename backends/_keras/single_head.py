@@ -139,7 +139,7 @@ def every_path(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     if inputs.returned == "none":
         calls["return_attention_scores"] = own.call(inputs, {"scores": True})
     rows = {"rows": models.shown_rows(inputs)}
-    calls["query_mask"] = own.call(inputs, rows, through="hidden rows")
+    calls["query_mask"] = own.call(inputs, rows, through=models.hidden_rows)
     if not inputs.self_attention and inputs.key.shape == inputs.value.shape:
         calls["two inputs"] = asking(own, inputs.replace(key=inputs.value), without=("key",))
     return calls

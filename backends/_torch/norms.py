@@ -11,9 +11,15 @@ import numpy as np
 
 from attention_conformance.backends._torch.modules import called, differentiable, loaded, settings
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared, DeclaredRounding
-from attention_conformance.backends.layer import FrameworkLayer, Layer
+from attention_conformance.backends.layer import (
+    STEPS,
+    FrameworkLayer,
+    Layer,
+    can_train,
+    trained,
+    with_epsilon,
+)
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.statistics import STEPS, can_train, trained, with_epsilon
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
 

@@ -288,5 +288,5 @@ class FlexWrite(Implementation):
             return new_key, new_value
 
         constants = (tuple(n.items()), hnd)
-        arguments = memory.written(self.backend, inputs)
+        arguments = memory.own_arrays(self.backend, inputs, integers=np.int64)
         return PreparedCall(call, arguments, inputs.outputs, constants=constants)

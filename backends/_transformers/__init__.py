@@ -10,7 +10,6 @@ import os
 from importlib.metadata import version
 
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._transformers.alibi import alibis
 from attention_conformance.backends._transformers.attention import (
     GEMMA2,
     GPT_OSS,
@@ -31,7 +30,7 @@ from attention_conformance.backends._transformers.latent import (
     DeepseekV3Sdpa,
 )
 from attention_conformance.backends._transformers.packed import PackedByPositions, PackedEager
-from attention_conformance.backends._transformers.rotary import rotaries
+from attention_conformance.backends._transformers.positions import alibis, rotaries
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation, needed
 
