@@ -76,11 +76,12 @@ class Layer:
 
 
 class FrameworkLayer(FromRow):
-    """A framework's layer, as its row says. `kept` holds layers that calls share, by configuration."""
+    """A framework's layer, as its row says. `made_layers`: layers that calls share, by
+    configuration."""
 
     def __init__(self, backend: Backend, layer: Layer) -> None:
         self.layer, self.operator = layer, layer.operator
-        self.kept: dict[str, Any] = {}
+        self.made_layers: dict[str, Any] = {}
         super().__init__(backend, layer)
 
     def make(self, inputs: Inputs, **flags: Any) -> Any:

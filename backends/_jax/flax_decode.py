@@ -101,8 +101,8 @@ class NnxDecode(Projected):
             kernel = np.eye(heads * s.D).reshape(-1, heads, s.D)
             getattr(layer, part).kernel = nnx.Param(jnp.asarray(kernel, key.dtype))
         layer.out.kernel = nnx.Param(jnp.asarray(np.eye(width).reshape(s.H, s.D, -1), key.dtype))
-        told = [key.dtype] if self.tells_dtype else []
-        layer.init_cache((s.B, capacity(inputs.case), width), *told)
+        dtypes = [key.dtype] if self.tells_dtype else []
+        layer.init_cache((s.B, capacity(inputs.case), width), *dtypes)
         parameters, cache = nnx.state(layer, nnx.Param), nnx.state(layer, nnx.Cache)
         self.programs.setdefault(self.shape(inputs), self.program(nnx.graphdef(layer)))
         return Decoding(cache, cache, parameters, parameters)
@@ -187,7 +187,7 @@ class LinenDecode(NnxDecode):
         )  # fmt: skip
         x = jnp.zeros((s.B, capacity(inputs.case), width), key.dtype)
         shapes = jax.eval_shape(lambda: layer.init(jax.random.key(0), x, x, x))
-        cache = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), shapes["cache"])
+        cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes["cache"])
         same = jnp.asarray(np.eye(width), key.dtype)
         kernels = {part: same.reshape(width, s.H, s.D) for part in ("query", "key", "value")}
         kernels["out"] = same.reshape(s.H, s.D, width)

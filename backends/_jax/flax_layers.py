@@ -30,7 +30,7 @@ def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
     """Constructor arguments of all modules. As in users' code, default values are not passed."""
     s, widths, dtypes = inputs.sizes, inputs.widths, own.backend.numpy.dtype
     dtype = dtypes(inputs.dtype.long_name)
-    said = {
+    values = {
         "qkv_features": (s.H * s.D, widths.query),
         "out_features": (widths.output, widths.query),
         "use_bias": ("query_bias" in inputs.parameters, True),
@@ -38,8 +38,8 @@ def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
         "dropout_rate": (inputs.rate, 0.0),
         "normalize_qk": ("query_gain" in inputs.parameters, False),
     }
-    told = {name: value for name, (value, default) in said.items() if value != default}
-    return {"num_heads": s.H, "dtype": dtype, **told}
+    changed = {name: value for name, (value, default) in values.items() if value != default}
+    return {"num_heads": s.H, "dtype": dtype, **changed}
 
 
 def arguments(

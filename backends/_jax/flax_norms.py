@@ -41,12 +41,12 @@ def norm(
     from flax import linen
 
     dtype, affine = own.backend.numpy.dtype(inputs.dtype.long_name), "gain" in inputs.parameters
-    told = {"dtype": dtype, "param_dtype": dtype, "use_scale": affine, "use_bias": affine}
+    settings = {"dtype": dtype, "param_dtype": dtype, "use_scale": affine, "use_bias": affine}
     if kind == "BatchNorm":
-        told["use_running_average"] = not (inputs.training if training is None else training)
+        settings["use_running_average"] = not (inputs.training if training is None else training)
     if inputs.epsilon != (BATCH_EPSILON if kind == "BatchNorm" else EPSILON):
-        told["epsilon"] = inputs.epsilon
-    return getattr(linen, kind)(**(told | flags))
+        settings["epsilon"] = inputs.epsilon
+    return getattr(linen, kind)(**(settings | flags))
 
 
 def called(

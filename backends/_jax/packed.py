@@ -81,8 +81,8 @@ class JaxNnPacked(Implementation):
 
 def laid_out(query: Any, key: Any, value: Any, query_places: Any, key_places: Any) -> list[Any]:
     """Unpack tokens (L, H, D) to a batch (B, longest, H, D), padded with zeros."""
-    of = ((query, query_places), (key, key_places), (value, key_places))
-    return [tokens.at[at].get(mode="fill", fill_value=0) for tokens, at in of]
+    pairs = ((query, query_places), (key, key_places), (value, key_places))
+    return [tokens.at[at].get(mode="fill", fill_value=0) for tokens, at in pairs]
 
 
 def put_back(numpy: Any, query: Any, answer: Any, query_places: Any) -> Any:

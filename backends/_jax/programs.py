@@ -203,7 +203,7 @@ class JitPrograms:
     def __init__(self, compiled: str) -> None:
         self.compiled = compiled
         self.options: Mapping[str, Any] = {}
-        self.kept: dict[tuple[object, str], Jitted] = {}
+        self.functions: dict[tuple[object, str], Jitted] = {}
 
     def jitted(
         self, owner: object, prepared: PreparedCall, kind: type[Jitted] = Jitted
@@ -215,7 +215,7 @@ class JitPrograms:
         if prepared.constants is None:
             raise ValueError(f"a call of {owner} names no constants, so it cannot share a program")
         key = (owner, repr(prepared.constants))
-        function = self.kept.setdefault(key, kind(prepared.function, self.options))
+        function = self.functions.setdefault(key, kind(prepared.function, self.options))
         return replace(prepared, function=function, compiled=function, through=self.compiled)
 
 

@@ -123,9 +123,9 @@ def called(
         layer = own.make(inputs, **flags)
     elif layer is None:
         key = repr(constants)
-        if key not in own.kept:
-            own.kept[key] = own.make(inputs, **flags)
-        layer = own.kept[key]
+        if key not in own.made_layers:
+            own.made_layers[key] = own.make(inputs, **flags)
+        layer = own.made_layers[key]
 
     def plain(**arrays: Any) -> Any:
         used = own.make(inputs) if steps and jitted is None else layer
@@ -140,8 +140,8 @@ def called(
 
     if jitted is not None:
         return jitted(own, by_values(own, inputs, run, arrays, layer, constants), inputs.dtype)
-    held = tuple(variable.value for variable in variables(own, inputs, layer).values())
-    return PreparedCall(run, arrays, LAYER_OUTPUTS, held=held)
+    layer_parameters = tuple(variable.value for variable in variables(own, inputs, layer).values())
+    return PreparedCall(run, arrays, LAYER_OUTPUTS, layer_parameters=layer_parameters)
 
 
 def by_values(

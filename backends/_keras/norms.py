@@ -37,9 +37,9 @@ def norm(kind: str, own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     import keras
 
     # As in users' code: default values are not passed.
-    told = {} if "gain" in inputs.parameters else {"center": False, "scale": False}
+    unscaled = {} if "gain" in inputs.parameters else {"center": False, "scale": False}
     epsilon = {} if inputs.epsilon == OWN_EPSILON else {"epsilon": inputs.epsilon}
-    settings = {"dtype": inputs.dtype.long_name, **told, **epsilon, **flags}
+    settings = {"dtype": inputs.dtype.long_name, **unscaled, **epsilon, **flags}
     layer = getattr(keras.layers, kind)(**settings)
     layer.build(inputs.query.shape)
     return assigned(own, inputs, layer)

@@ -52,7 +52,7 @@ class HubRotary(Implementation):
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
-        self.kept: dict[Any, Any] = {}
+        self.layers: dict[Any, Any] = {}
 
     def unsupported(self, case: AnyCase) -> str | None:
         reason = SCALED.get(case.option("scaling")) if isinstance(case, Case) else None
@@ -73,14 +73,14 @@ class HubRotary(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         rotation = Rotation.of(inputs.case, inputs.sizes.D)
         key = (rotation, inputs.dtype.long_name)
-        if key not in self.kept:
-            self.kept[key] = self.layer(*key)
+        if key not in self.layers:
+            self.layers[key] = self.layer(*key)
         arguments = {
             "inputs": self.backend.memory.operand(inputs.query, inputs, self.axis_order),
             **self.places(inputs),
         }
         return PreparedCall(
-            self.kept[key], arguments, axis_order=self.axis_order, operands={"query": "inputs"}
+            self.layers[key], arguments, axis_order=self.axis_order, operands={"query": "inputs"}
         )
 
     def places(self, inputs: Inputs) -> dict[str, Any]:

@@ -17,7 +17,7 @@ FORMATS = {
 """The formats that textbook code casts to. int4 codes lie in bytes, as int8 codes do."""
 
 
-def of(function: Callable[..., Any]) -> Callable[..., Rounded]:
+def rounding(function: Callable[..., Any]) -> Callable[..., Rounded]:
     """`function` of an array's values, rounded to the array's format. More arrays may follow."""
 
     def called(x: Rounded, *rest: Any) -> Rounded:
@@ -56,21 +56,21 @@ class Namespace:
     """NumPy's functions, rounded."""
 
     def __getattr__(self, name: str) -> Callable[..., Rounded]:
-        return of(getattr(np, name))
+        return rounding(getattr(np, name))
 
 
 def operations() -> Operations:
     """The operations of textbook code in NumPy."""
     return operations_of(
         Namespace(),
-        softmax=of(softmax),
-        fill=of(lambda x, hidden, number: np.where(hidden, number, x)),
-        hide=of(lambda scores, mask: np.where(mask, scores, -np.inf)),
+        softmax=rounding(softmax),
+        fill=rounding(lambda x, hidden, number: np.where(hidden, number, x)),
+        hide=rounding(lambda scores, mask: np.where(mask, scores, -np.inf)),
         logsumexp=lambda x: rounded(
             lambda scores: np.logaddexp.reduce(scores, -1), x.fmt and x.fmt.widened, x
         ),
-        take=of(take),
-        put=of(put),
+        take=rounding(take),
+        put=rounding(put),
         astype=lambda x, dtype: rounded(np.asarray, FORMATS[dtype], x),
         like=lambda x, other: rounded(np.asarray, other.fmt, x),
         counted=lambda n, x: Rounded(np.arange(n, dtype=np.float64), x.fmt),

@@ -160,8 +160,8 @@ class Symbol(NDArrayOperatorsMixin):
             out = out._sliced(axis, part)
         if not dropped:
             return out
-        kept = tuple(n for axis, n in enumerate(out.shape) if axis not in dropped)
-        return out.reshape(kept)
+        sizes = tuple(n for axis, n in enumerate(out.shape) if axis not in dropped)
+        return out.reshape(sizes)
 
     def _sliced(self, axis: int, part: slice) -> Symbol:
         start, stop, step = part.indices(self.shape[axis])
@@ -259,11 +259,11 @@ class Recorded:
         answer = build(**symbols)
         self.single = not isinstance(answer, tuple)
         outputs = (answer,) if self.single else answer
-        self.kept = [output is not None for output in outputs]
+        self.present = [output is not None for output in outputs]
         self.model = graph.model([output for output in outputs if output is not None])
 
     def answer(self, values: Sequence[Any]) -> Any:
         """The outputs of the model, in the structure that the function returns."""
         outputs = iter(values)
-        answer = tuple(next(outputs) if kept else None for kept in self.kept)
+        answer = tuple(next(outputs) if present else None for present in self.present)
         return answer[0] if self.single else answer

@@ -126,8 +126,8 @@ class OnnxRuntimeBackend(OnnxEngine):
             kind.startswith("tensor(float8") for kind in returned
         ):
             return list(session.run(None, dict(arrays)))
-        kept = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        values = {name: self._value(array) for name, array in kept.items()}
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        values = {name: self._value(array) for name, array in contiguous.items()}
         return [self._array(value) for value in session.run_with_ort_values(None, values)]
 
     def _value(self, array: np.ndarray) -> Any:

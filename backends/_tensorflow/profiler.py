@@ -122,7 +122,7 @@ class TensorflowProfiler(Profiler):
         memory = tf.config.experimental
         before = memory.get_memory_info("GPU:0")["current"]
         memory.reset_memory_stats("GPU:0")
-        kept = call()
+        answer = call()
         peak = memory.get_memory_info("GPU:0")["peak"]
-        del kept
+        del answer
         return int(peak - before)

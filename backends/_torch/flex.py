@@ -216,7 +216,7 @@ class Flex(Implementation):
         def ahead() -> None:
             if full is not None and not block_masks:
                 common = full.size <= SMALL and rewritten is None and blocks is None
-                block_masks.append(self._kept(shape, hidden if common else None, block_mask))
+                block_masks.append(self._cached(shape, hidden if common else None, block_mask))
 
         def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:
             traced = torch.compiler.is_compiling()
@@ -257,7 +257,9 @@ class Flex(Implementation):
             ahead=ahead,
         )
 
-    def _kept(self, shape: tuple[int, ...], key: str | None, block_mask: Callable[[], Any]) -> Any:
+    def _cached(
+        self, shape: tuple[int, ...], key: str | None, block_mask: Callable[[], Any]
+    ) -> Any:
         """The block mask, from the cache if `key` is among the last keys; always made if `key` is None.
 
         Models also make a block mask once and pass it to every layer.

@@ -93,7 +93,7 @@ def after(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
         return layer(input), None
 
     problem = trained(inputs, (0.1, 0.1), unbiased=True)
-    return replace(own.prepare(inputs), function=call, held=(), problem=problem)
+    return replace(own.prepare(inputs), function=call, layer_parameters=(), problem=problem)
 
 
 LAYER_NORM_ROUNDING = DeclaredRounding(

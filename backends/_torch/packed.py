@@ -114,7 +114,7 @@ class FlexPacked(Implementation):
 
             return create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
 
-        def kept(*offsets: Any) -> Any:
+        def cached(*offsets: Any) -> Any:
             """The block mask of these documents, cached: models make it once per batch.
 
             The key is the values of the offsets; on a GPU reading them synchronises.
@@ -126,7 +126,7 @@ class FlexPacked(Implementation):
 
         def call(query: Any, key: Any, value: Any, query_offsets: Any, key_offsets: Any) -> Any:
             traced = torch.compiler.is_compiling()
-            block_mask = (block_mask_of if traced else kept)(query_offsets, key_offsets)
+            block_mask = (block_mask_of if traced else cached)(query_offsets, key_offsets)
             operands = (x.transpose(0, 1)[None] for x in (query, key, value))
             differentiated = any(x.requires_grad for x in (query, key, value))
             function: Any = flex_attention if differentiated else called
@@ -182,7 +182,7 @@ class FlexPaged(Implementation):
         left, softcap = case.option("left"), case.option("softcap")
         hnd, causal = case.option("layout") == "hnd", case.option("alignment") == "causal"
         sample = np.repeat(np.arange(s.B), queries)
-        row = np.concatenate([np.arange(of) for of in queries])
+        row = np.concatenate([np.arange(count) for count in queries])
         longest = max(queries)
         arguments = memory.paged(backend, inputs, np.int64)
         arguments |= {"sample": backend.array(sample, None), "row": backend.array(row, None)}
@@ -274,14 +274,14 @@ class FlexWrite(Implementation):
         ) -> tuple[Any, Any]:
             manager = PagedAttention(n["p"], n["s"], 1, device=device)
             manager.page_table[0] = torch.arange(n["p"], device=device)
-            kept = slot_mapping >= 0
-            tokens = (x[kept].transpose(0, 1)[None] for x in (key, value))
+            is_written = slot_mapping >= 0
+            tokens = (x[is_written].transpose(0, 1)[None] for x in (key, value))
             caches = [
                 turned(x).transpose(0, 1).flatten(1, 2)[None].clone()
                 for x in (key_cache, value_cache)
             ]
             first = torch.zeros(1, dtype=torch.int64, device=device)
-            manager.assign(first, slot_mapping[kept][None], *tokens, *caches)
+            manager.assign(first, slot_mapping[is_written][None], *tokens, *caches)
             new_key, new_value = (
                 turned(x[0].unflatten(1, (n["p"], n["s"])).transpose(0, 1)) for x in caches
             )

@@ -183,8 +183,8 @@ class DynamicFlex(DynamicSdpa):
     def function(self) -> Any:
         module = import_module("transformers.integrations.flex_attention")
         # The object that keeps the compiled function for the whole process.
-        kept = module.WrappedFlexAttention(training=False)
-        kept._compiled_flex_attention = uncompiled(module.flex_attention)
+        wrapped = module.WrappedFlexAttention(training=False)
+        wrapped._compiled_flex_attention = uncompiled(module.flex_attention)
         return module.flex_attention_forward
 
     def making_masks(self) -> AbstractContextManager[Any]:
@@ -195,7 +195,7 @@ class DynamicFlex(DynamicSdpa):
         inputs, own = turn.inputs, list(turn.chunk.own)
         if inputs.bias is None:
             return {"softcap": inputs.case.option("softcap")}
-        positions = turn.held.positions[own, -key.shape[2] :]
+        positions = turn.contents.positions[own, -key.shape[2] :]
         bias = self.backend.array(turn.chunk.biases(inputs.bias, positions), inputs.dtype)
         return {"softcap": inputs.case.option("softcap"), "position_bias": bias}
 

@@ -95,7 +95,7 @@ class ModelRotary(Implementation):
     ) -> None:
         super().__init__(backend, name, declared)
         self.model, self.casts = model, casts
-        self.kept: dict[Any, Any] = {}
+        self.modules: dict[Any, Any] = {}
 
     @property
     def home(self) -> Any:
@@ -133,9 +133,9 @@ class ModelRotary(Implementation):
             "position": backend.array(position, None),
         }
         key = (rotation, s.H, s.D, inputs.dtype.name if self.casts else "")
-        if key not in self.kept:
-            self.kept[key] = self.module(rotation, s, arguments["query"].dtype)
-        module, turn = self.kept[key], self.home.apply_rotary_pos_emb
+        if key not in self.modules:
+            self.modules[key] = self.module(rotation, s, arguments["query"].dtype)
+        module, turn = self.modules[key], self.home.apply_rotary_pos_emb
 
         def call(query: Any, position: Any) -> Any:
             cosine, sine = module(query, position)

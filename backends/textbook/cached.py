@@ -66,21 +66,21 @@ class TextbookCached(TextbookOperator):
         """
         case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
         pairs, turn = dict[str, np.ndarray](), rotation(case)
-        for n, (action, held, keys) in enumerate(self.seen(case)):
+        for n, (action, contents, keys) in enumerate(self.seen(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
             if isinstance(action, Keep):
-                first = int(held.lengths[0]) - len(action.paths[0])
-                kept = [[*range(first), *(first + i for i in path)] for path in action.paths]
-                arrays[f"path_{n}"] = np.array(kept)
+                first = int(contents.lengths[0]) - len(action.paths[0])
+                positions = [[*range(first), *(first + i for i in path)] for path in action.paths]
+                arrays[f"path_{n}"] = np.array(positions)
             if not isinstance(action, Chunk):
                 continue
-            newest = held.newest(action)
-            rows = held.positions[newest]
+            newest = contents.newest(action)
+            rows = contents.positions[newest]
             if turn is not None:
                 pairs[f"cosine_{n}"], pairs[f"sine_{n}"] = tables(turn, rows[:, None])
             if action.asked:
-                mask = allowed(case, rows, held.begins[newest], keys, action.tree)
+                mask = allowed(case, rows, contents.begins[newest], keys, action.tree)
                 arrays[f"mask_{n}"] = mask[:, None]
                 if inputs.bias is not None:
                     biases[f"bias_{n}"] = action.biases(inputs.bias, keys)
@@ -95,19 +95,19 @@ class TextbookCached(TextbookOperator):
     def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         """Each action, what the cache holds after it, and the positions (b, keys) of keys that a chunk
         sees. The chunk's tokens are the last keys. Negative positions are no keys."""
-        for action, held in played(case):
-            yield action, held, held.positions
+        for action, contents in played(case):
+            yield action, contents, contents.positions
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
-        held, answers = "held_key" in x, []
-        state = (x["held_key"], x["held_value"]) if held else self.begun(x)
+        is_full, answers = "held_key" in x, []
+        state = (x["held_key"], x["held_value"]) if is_full else self.begun(x)
         for n, action in enumerate(actions(inputs.case)):
-            if held and n == 0:
+            if is_full and n == 0:
                 continue  # the cache holds these tokens
             if isinstance(action, Chunk):
                 cut = partial(action.cut, concat=self.ops.concat)
                 q = cut(x["query"], queries=True) if action.asked else None
-                q, k = (self.rotated(of, n, x, inputs) for of in (q, cut(x["key"])))
+                q, k = (self.rotated(array, n, x, inputs) for array in (q, cut(x["key"])))
                 rows, state = self.step(state, q, k, cut(x["value"]), n, x, inputs)
                 answers += [] if rows is None else [(action, rows)]
             elif state is not None:
@@ -154,8 +154,8 @@ class TextbookCached(TextbookOperator):
         """The state after an operation."""
         match action:
             case Crop(count=count):
-                kept = state[0].shape[2] - count
-                return tuple(x[:, :, :kept] for x in state) if kept else None
+                length = state[0].shape[2] - count
+                return tuple(x[:, :, :length] for x in state) if length else None
             case Reset():
                 return None
             case Keep(paths=paths):
@@ -191,9 +191,9 @@ class CodedCache(TextbookCached):
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         names = ("key", "value", *(name for name in x if name.startswith("held")))
-        return super().compute(x | {n: self.kept(x[n], inputs) for n in names}, inputs)
+        return super().compute(x | {n: self.dequantized(x[n], inputs) for n in names}, inputs)
 
-    def kept(self, x: Any, inputs: Inputs) -> Any:
+    def dequantized(self, x: Any, inputs: Inputs) -> Any:
         """Keys or values as their codes give them back."""
         ops, last = self.ops, CODES["int8"].max
         wide = ops.astype(x, inputs.dtype.widened.long_name)

@@ -127,9 +127,9 @@ class TextbookPacked(TextbookOperator):
         """Plain attention of (L, H, D) operands; `hidden` pairs have no weight."""
         ops, query, key, value = self.ops, x["query"], x["key"], x["value"]
         group = query.shape[1] // key.shape[1]
-        q, k, v = (ops.permute_dims(of, (1, 0, 2)) for of in (query, key, value))
+        q, k, v = (ops.permute_dims(x, (1, 0, 2)) for x in (query, key, value))
         if group > 1:
-            k, v = (ops.repeat(of, group, 0) for of in (k, v))
+            k, v = (ops.repeat(x, group, 0) for x in (k, v))
         return ops.permute_dims(self.weighted(q, k, v, x["hidden"], inputs), (1, 0, 2))
 
 
@@ -196,8 +196,8 @@ class TextbookPaged(TextbookOperator):
         ops, s = self.ops, inputs.sizes
         pages = ops.take(x["page_table"], x["sample"])  # (Lq, T)
         pools = (slots_first(ops, x[name], inputs) for name in ("key", "value"))
-        taken = (ops.reshape(ops.take(of, pages), (s.Lq, -1, *of.shape[2:])) for of in pools)
-        k, v = (ops.permute_dims(of, (0, 2, 1, 3)) for of in taken)  # (Lq, Hkv, T S, .)
+        taken = (ops.reshape(ops.take(pool, pages), (s.Lq, -1, *pool.shape[2:])) for pool in pools)
+        k, v = (ops.permute_dims(slots, (0, 2, 1, 3)) for slots in taken)  # (Lq, Hkv, T S, .)
         q = ops.reshape(x["query"], (s.Lq, s.Hkv, s.group, s.D))
         answer = self.weighted(q, k, v, x["hidden"], inputs)
         return ops.reshape(answer, (s.Lq, s.H, s.Dv))
@@ -279,8 +279,8 @@ class TextbookQuantized(OverCodes):
         """All codes of keys or values, with new ones in the place of the last. Codes pass through the
         dtype of the scale, because not every framework joins arrays of 8-bit numbers."""
         ops, scale, new = self.ops, rest[f"{name}_scale"], self.written(name, rest, inputs)
-        kept = rest[f"{name}_codes"].shape[2] - new.shape[2]
-        parts = [ops.like(rest[f"{name}_codes"], scale)[:, :, :kept], ops.like(new, scale)]
+        past = rest[f"{name}_codes"].shape[2] - new.shape[2]
+        parts = [ops.like(rest[f"{name}_codes"], scale)[:, :, :past], ops.like(new, scale)]
         return ops.astype(ops.concat(parts, 2), CODES[inputs.case.option("codes")].long_name)
 
     def put(self, given: Arrays, name: str, codes: Any, slots: Any, inputs: Inputs) -> Any:

@@ -157,7 +157,9 @@ def pair_argument(
             call, mask, inputs.bias if biased else None, "additive" if own_bias else kind
         )
 
-    return Parameter(name, (*SERVED[parts], *(ADDING if biased else ())), value, told=required)
+    return Parameter(
+        name, (*SERVED[parts], *(ADDING if biased else ())), value, passes_none=required
+    )
 
 
 def written(

@@ -264,7 +264,7 @@ class UserRotation(UserOperator):
             "scaling",
             ("rotary-scaling",),
             lambda call: rotary.scaling_parameters(call.rotation),
-            told=True,
+            passes_none=True,
         ),
         Row(
             "max_positions", ("position-table",), lambda call: rotary.table_length(call.inputs.case)

@@ -175,7 +175,7 @@ class Reading:
         if native is None or counts or (always and not passes_none):
             assert given is not None
             native = self._given(name, given, parameter.default, always)
-        return replace(native, name=name, told=native.told or required)
+        return replace(native, name=name, passes_none=native.passes_none or required)
 
     def _given(
         self, name: str, given: Parameter[AttentionCall], default: Any, always: bool
