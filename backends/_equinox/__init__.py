@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from attention_conformance.backends._equinox.layers import EQUINOX_LAYER_NORM, EQUINOX_MULTI_HEAD
-from attention_conformance.backends._equinox.rotary import rotaries
+from attention_conformance.backends._equinox.layers import (
+    EQUINOX_LAYER_NORM,
+    EQUINOX_MULTI_HEAD,
+    rotaries,
+)
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends.layer import FrameworkLayer
 from attention_conformance.backends.protocol import Implementation, needed

@@ -20,7 +20,7 @@ from attention_conformance.backends.prepared import (
     Pullback,
     underivable,
 )
-from attention_conformance.backends.protocol import Step
+from attention_conformance.backends.profiler import Step
 
 UNDERIVABLE = (
     "^(Differentiation rule for '.*' not implemented|Pure callbacks do not support JVP"

@@ -10,13 +10,14 @@ from importlib.metadata import version
 from typing import Any
 
 from attention_conformance.backends._keras.engine import WithKeras
-from attention_conformance.backends._keras_hub.cached import CachedDecode
-from attention_conformance.backends._keras_hub.multi_head import (
+from attention_conformance.backends._keras_hub.layers import (
     CACHED_PLAIN,
     CACHED_STATIC,
     CACHED_UPDATED,
+    CachedDecode,
+    HubRotary,
+    HubRotaryByStart,
 )
-from attention_conformance.backends._keras_hub.rotary import HubRotary, HubRotaryByStart
 from attention_conformance.backends._tensorflow.engine import (
     EAGER,
     TensorflowCompilers,

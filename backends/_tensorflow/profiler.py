@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback, underivable
-from attention_conformance.backends.profiler import kernels_in
-from attention_conformance.backends.protocol import Profiler, Step
+from attention_conformance.backends.profiler import Step, kernels_in
+from attention_conformance.backends.protocol import Profiler
 
 _TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
 

@@ -15,7 +15,7 @@ from attention_conformance.backends.prepared import (
     Pullback,
     underivable,
 )
-from attention_conformance.backends.protocol import Step
+from attention_conformance.backends.profiler import Step
 
 DERIVED_BY = "suite_derived_by"
 """The attribute of a tensor with what makes the calls that compute its derivatives."""

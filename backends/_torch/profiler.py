@@ -14,7 +14,8 @@ from typing import Any
 from attention_conformance.backends._torch.autograd import DERIVED_BY, step_by_autograd
 from attention_conformance.backends.forbidden import replace
 from attention_conformance.backends.prepared import ForbiddenCall, PreparedCall, set_to
-from attention_conformance.backends.protocol import Backend, Profiler, Step
+from attention_conformance.backends.profiler import Step
+from attention_conformance.backends.protocol import Backend, Profiler
 
 KERNELS = {
     "aten::scaled_dot_product_attention": (
