@@ -16,6 +16,7 @@ from attention_conformance.backends.declared import (
     INTERSECTED,
     LOWEST_FILL,
     LOWEST_IN_FLOAT32,
+    SINGLE_FUSED,
     Declared,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
@@ -144,8 +145,7 @@ JAX_NN = Kernel(
         Parameter("local_window_size", ("window", "native-window"), local_window_size),
     ),
     Declared(
-        # The softmax is float32 in every dtype.
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        numerics=SINGLE_FUSED,
         features=ATTENTION_FEATURES | {"lse"},
         refusals={
             "softcap": "jax.nn.dot_product_attention has no softcap",

@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends.caching import Projected, Turn
-from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.declared import SINGLE_FUSED, Declared
 from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
@@ -47,8 +47,7 @@ class NnxDecode(Projected):
 
     name = "flax-nnx-decode"
     declared = Declared(
-        # The softmax is float32 in every dtype.
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        numerics=SINGLE_FUSED,
         features=FEATURES,
         refusals={
             "softcap": "Flax has no softcap",

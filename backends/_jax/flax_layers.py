@@ -16,7 +16,12 @@ from attention_conformance.backends._jax.flax_modules import (
     linen_module,
     nnx_module,
 )
-from attention_conformance.backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
+from attention_conformance.backends.declared import (
+    LAYER_FEATURES,
+    LOWEST_IN_FLOAT32,
+    SINGLE_FUSED,
+    Declared,
+)
 from attention_conformance.backends.layer import FrameworkLayer, Layer, outputs
 from attention_conformance.backends.masks import LayerMasks, causal_alone, rank4
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -235,8 +240,7 @@ NNX = NNX_WEIGHTS.but(
     )
     # The softmax of jax.nn.dot_product_attention is float32.
     .electing(CAUSAL | {"lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"}})
-    # The softmax is float32 in every dtype.
-    .but(numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"}),
+    .but(numerics=SINGLE_FUSED),
     paths=partial(paths, nnx_ways, True),
 )
 """The layer without dropout and weights, which calls `jax.nn.dot_product_attention`."""

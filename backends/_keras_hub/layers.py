@@ -29,7 +29,7 @@ from attention_conformance.backends._keras.multi_head import (
     variables,
 )
 from attention_conformance.backends.caching import Projected, Turn, rolled_back
-from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.declared import SINGLE_EAGER, Declared
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
@@ -255,7 +255,7 @@ class HubRotary(Implementation):
     name = "rotary"
     operator = rotary.ROTARY
     declared = Declared(
-        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+        numerics=SINGLE_EAGER,
         features=rotary.FEATURES,
         refusals={
             "interleaved": "the layer rotates components half a head apart",

@@ -15,6 +15,7 @@ from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
     LOWEST_FILL,
+    SINGLE_EAGER,
     UNFLUSHED,
     Declared,
 )
@@ -78,7 +79,7 @@ class FastRope(Implementation):
     name = "fast-rope"
     operator = ROTARY
     declared = Declared(
-        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+        numerics=SINGLE_EAGER,
         features=FEATURES,
         refusals={
             "positions": "MLX takes no positions",

@@ -15,7 +15,13 @@ from attention_conformance.backends._onnx.cached import (
     PastGroupQuery,
     ScatterAttention,
 )
-from attention_conformance.backends._onnx.contrib import GROUP_QUERY, GROUP_QUERY_CACHED, MULTI_HEAD
+from attention_conformance.backends._onnx.contrib import (
+    GROUP_QUERY,
+    GROUP_QUERY_CACHED,
+    MULTI_HEAD,
+    CodedGroupQuery,
+    GroupQueryWrites,
+)
 from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from attention_conformance.backends._onnx.nodes import (
     OnnxBatchNorm,
@@ -23,7 +29,6 @@ from attention_conformance.backends._onnx.nodes import (
     OnnxRotary,
     OnnxRotaryByIds,
 )
-from attention_conformance.backends._onnx.quantized import CodedGroupQuery, GroupQueryWrites
 from attention_conformance.backends._onnx.textbook import Eager, layers
 from attention_conformance.backends.arrays import RuntimeThreads
 from attention_conformance.backends.kernel import Kernel

@@ -21,6 +21,8 @@ from attention_conformance.backends._transformers.cached import (
     DynamicFlex,
     DynamicRecording,
     DynamicSdpa,
+    PackedByPositions,
+    PackedEager,
     QuantizedFp8,
     StaticSdpa,
 )
@@ -29,7 +31,6 @@ from attention_conformance.backends._transformers.latent import (
     DeepseekV3,
     DeepseekV3Sdpa,
 )
-from attention_conformance.backends._transformers.packed import PackedByPositions, PackedEager
 from attention_conformance.backends._transformers.positions import alibis, rotaries
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation, needed

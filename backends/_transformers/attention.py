@@ -23,6 +23,7 @@ from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
     LEAKING_GRADIENTS,
     LOWEST_IN_FLOAT32,
+    SINGLE_EAGER,
     Declared,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
@@ -50,8 +51,7 @@ NO_SOFTCAP = {"softcap": "this model has no softcap"}
 NO_SINKS = {"sinks": "this model has no sinks"}
 
 EAGER = Declared(
-    # The softmax is float32 in every dtype, also in float64.
-    numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+    numerics=SINGLE_EAGER,
     features=ATTENTION_FEATURES | {"sinks"},
     refusals={
         "native-causal": "the function has no causal flag",

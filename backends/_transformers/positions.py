@@ -13,7 +13,7 @@ import numpy as np
 from attention_conformance.backends._torch.attention import EAGER, operations
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._transformers.attention import modeling
-from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.declared import SINGLE_EAGER, SINGLE_FUSED, Declared
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.backends.textbook.attention import OwnAlibi
@@ -56,9 +56,7 @@ def mpt(backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
 def alibis(backend: TorchEngine) -> list[OwnAlibi]:
     """Textbook attention with the ALiBi of each model."""
     # Slopes are float32, also in float64 calls.
-    declared = EAGER.but(
-        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
-    )
+    declared = EAGER.but(numerics=SINGLE_EAGER)
     makers: dict[str, Callable[[TorchEngine, Inputs], Callable[[], Any]]] = {
         "bloom-alibi": partial(built, "bloom"),
         "falcon-alibi": partial(built, "falcon"),
@@ -86,7 +84,7 @@ class ModelRotary(Implementation):
 
     operator = ROTARY
     declared = Declared(
-        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+        numerics=SINGLE_EAGER,
         features=FEATURES,
     )
 
@@ -150,7 +148,7 @@ def rotaries(backend: Backend) -> list[ModelRotary]:
     halves = ModelRotary.declared.refusing({**HALVES, **WHOLE})
     neighbours = ModelRotary.declared.refusing(INTERLEAVES)
     # Cohere's products are float32.
-    fused = {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"}
+    fused = SINGLE_FUSED
     return [
         ModelRotary(backend, "llama-rotary", "llama", halves),
         ModelRotary(backend, "llama-rotary-cast", "llama", halves, casts=True),
