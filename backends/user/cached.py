@@ -18,7 +18,7 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, own_attention
 from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.backends.user.given import value_of
-from attention_conformance.backends.user.operators import Call, window
+from attention_conformance.backends.user.operators import OperatorCall, window
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators.cached import CACHED, CARRIED, FEATURES
@@ -26,7 +26,7 @@ from attention_conformance.suite.spec.operators.scripts import capacity, has_doc
 
 
 @dataclass(frozen=True)
-class Beginning(Call):
+class Beginning(OperatorCall):
     """What is known when a person's cache begins, with a key of the case."""
 
     key: Any
@@ -40,7 +40,7 @@ class Step(Beginning):
 
     def integers(self, numbers: Any) -> Any:
         """The framework's int32; None for None."""
-        return None if numbers is None else self.backend.array(np.asarray(numbers, np.int32), None)
+        return self.array(None if numbers is None else np.asarray(numbers, np.int32))
 
     @property
     def turned(self) -> Any:

@@ -54,9 +54,7 @@ def window_left(call: AttentionCall) -> Any:
 def lengths(call: AttentionCall) -> Any:
     """The numbers of keys (B,), int64."""
     part, inputs = call.native.lengths, call.inputs
-    if part is None:
-        return None
-    return call.backend.array(part.lengths(inputs.sizes, inputs.seed), None)
+    return call.array(None if part is None else part.lengths(inputs.sizes, inputs.seed))
 
 
 def dropout(call: AttentionCall) -> Any:
