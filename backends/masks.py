@@ -156,6 +156,16 @@ class AttentionCall(Call):
         hidden = (dense_of if dtype is None else merged_bias)(self.inputs, self.native.rest)
         return self.array(None if hidden is None else shaped(hidden), dtype)
 
+    def lengths(self, integers: type[np.signedinteger[Any]] = np.int64) -> Any:
+        """The numbers of keys (B,), if the call passes padding so."""
+        part, inputs = self.native.lengths, self.inputs
+        counts = None if part is None else part.lengths(inputs.sizes, inputs.seed)
+        return self.array(None if counts is None else counts.astype(integers))
+
+    def rate(self) -> float | None:
+        """The rate of dropout in training; None if nothing is dropped."""
+        return self.inputs.rate or None if self.inputs.training else None
+
     def sinks(self) -> Any:
         """The sinks (H,)."""
         return feature_array(self.backend, self.inputs, "sinks")

@@ -31,6 +31,9 @@ NATIVE = "jax.nn.dot_product_attention"
 NO_HEADS = f"{NATIVE} divides by the number of heads"
 
 
+LENGTHS = partial(AttentionCall.lengths, integers=np.int32)
+
+
 def local_window_size(call: AttentionCall) -> Any:
     """(left, right), as far as the lengths where a side has no end."""
     window, sizes = call.native.window, call.inputs.sizes
@@ -38,14 +41,6 @@ def local_window_size(call: AttentionCall) -> Any:
         return None
     far = max(sizes.Lq, sizes.Lk)
     return tuple(far if side is None else side for side in (window.left, window.right))
-
-
-def key_value_seq_lengths(call: AttentionCall) -> Any:
-    """The numbers of keys (B,)."""
-    if call.native.lengths is None:
-        return None
-    counts = call.native.lengths.lengths(call.inputs.sizes, call.inputs.seed)
-    return call.backend.array(counts.astype(np.int32), None)
 
 
 def operations(backend: JaxEngine) -> Operations:
@@ -141,7 +136,7 @@ JAX_NN = Kernel(
     (
         *FLAGGED,
         Parameter("query_seq_lengths"),
-        Parameter("key_value_seq_lengths", ("padding",), key_value_seq_lengths),
+        Parameter("key_value_seq_lengths", ("padding",), LENGTHS),
         Parameter("local_window_size", ("window", "native-window"), local_window_size),
     ),
     Declared(

@@ -80,14 +80,6 @@ def mask(queries: bool, call: AttentionCall) -> Any:
     return call.mask_or_bias(partial(in_full, inputs=call.inputs, queries=queries))
 
 
-def counts(dtype: Any, call: AttentionCall) -> Any:
-    """The number of keys of each sample (B,), in a dtype of NumPy."""
-    lengths, inputs = call.native.lengths, call.inputs
-    if lengths is None:
-        return None
-    return call.backend.array(lengths.lengths(inputs.sizes, inputs.seed).astype(dtype), None)
-
-
 def attributes(inputs: Inputs, native: Native) -> dict[str, Any]:
     """The operator's attributes, without the numbers of heads."""
     given = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
@@ -186,7 +178,7 @@ def arrays(queries: bool) -> tuple[Parameter[AttentionCall], ...]:
     """The arrays of the operator besides its operands; see `mask`."""
     return (
         Parameter("mask", value=partial(mask, queries)),
-        Parameter("lengths", value=partial(counts, np.int64)),
+        Parameter("lengths", value=AttentionCall.lengths),
     )
 
 

@@ -18,7 +18,6 @@ from attention_conformance.backends._onnx.attention import (
     FIRST,
     behind_a_cache,
     check_packed,
-    counts,
     in_full,
     packed,
     recorded,
@@ -124,7 +123,7 @@ MULTI_HEAD = Kernel(
     "MultiHeadAttention",
     (
         Parameter("bias", value=mask),
-        Parameter("lengths", value=partial(counts, np.int32)),
+        Parameter("lengths", value=partial(AttentionCall.lengths, integers=np.int32)),
     ),
     Declared(
         numerics="exact",

@@ -59,11 +59,6 @@ def grouped(call: AttentionCall) -> Any:
     return call.inputs.query.shape[1] != call.inputs.key.shape[1] or None
 
 
-def rate(call: AttentionCall) -> Any:
-    """The rate of dropout in training, None if nothing is dropped."""
-    return call.inputs.rate or None if call.inputs.training else None
-
-
 def causal_biases(inputs: Inputs) -> dict[str, dict[str, Any]]:
     """The causal mask as an object of torch.nn.attention.bias, if there is no other mask or bias."""
     from torch.nn.attention import bias
@@ -103,7 +98,7 @@ SDPA = Kernel(
         ),
         SCALE,
         Parameter("enable_gqa", ("grouped-heads",), grouped),
-        Parameter("dropout_p", ("dropout",), rate),
+        Parameter("dropout_p", ("dropout",), AttentionCall.rate),
     ),
     Declared(
         numerics="fused",

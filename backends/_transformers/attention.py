@@ -16,7 +16,7 @@ import numpy as np
 
 from attention_conformance.backends._torch.attention import SUBNORMAL
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._torch.kernels import SDPA, rate
+from attention_conformance.backends._torch.kernels import SDPA
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import (
     ADDED,
@@ -182,7 +182,7 @@ SDPA_FORWARD = Kernel(
             "is_causal",
             value=lambda call: causal_alone(call.inputs) and call.inputs.form == "native",
         ),
-        Parameter("dropout", ("dropout",), lambda call: rate(call) or 0.0),
+        Parameter("dropout", ("dropout",), lambda call: call.rate() or 0.0),
     ),
     SDPA.declared.refusing(
         {
