@@ -20,6 +20,9 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
+SEED = "dropout_seed"
+"""The argument with the seed of dropout, of calls that take it as an array."""
+
 
 def outputs(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
     """Output and weights of a layer's answer; None for weights that the case does not ask for."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared
-from attention_conformance.backends.layer import FrameworkLayer, Layer
+from attention_conformance.backends.layer import SEED, FrameworkLayer, Layer
 from attention_conformance.backends.masks import full, rank4
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Implementation
@@ -31,9 +31,6 @@ PARTS = ("query", "key", "value", "output")
 
 LEAVES = {"kernel": "weight", "bias": "bias"}
 """The names of a projection's arrays."""
-
-SEED = "dropout_seed"
-"""The argument with the seed of dropout."""
 
 NO_BIAS = "equinox has no bias of the scores"
 

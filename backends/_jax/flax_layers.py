@@ -11,7 +11,6 @@ import numpy as np
 
 from attention_conformance.backends._jax.flax_modules import (
     EPSILON,
-    SEED,
     by_parts,
     linen_module,
     nnx_module,
@@ -22,7 +21,7 @@ from attention_conformance.backends.declared import (
     SINGLE_FUSED,
     Declared,
 )
-from attention_conformance.backends.layer import FrameworkLayer, Layer, outputs
+from attention_conformance.backends.layer import SEED, FrameworkLayer, Layer, outputs
 from attention_conformance.backends.masks import LayerMasks, causal_alone, rank4
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.case import Case

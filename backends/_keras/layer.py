@@ -22,7 +22,7 @@ from attention_conformance.backends.declared import (
     DeclaredRounding,
     Election,
 )
-from attention_conformance.backends.layer import FrameworkLayer, outputs
+from attention_conformance.backends.layer import SEED, FrameworkLayer, outputs
 from attention_conformance.backends.masks import LayerMasks
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
@@ -34,9 +34,6 @@ Numerics = str | Mapping[str, str]
 
 INFERENCE_RATE = 0.3
 """The dropout rate of layers in inference, where dropout must have no effect."""
-
-SEED = "dropout_seed"
-"""The argument with the state of a layer's random generator."""
 
 OPTIONS = ("training", "return_attention_scores", "use_causal_mask")
 """The arguments of a call that are no arrays."""
