@@ -37,7 +37,7 @@ class Parameter(Generic[T]):
 
     - `features`: a callable lacks a feature if it takes no parameter that serves the feature
     - `value(call)`: the argument; None if the call does not need the parameter
-    - `told`: None is passed, too
+    - `passes_none`: None is passed, too
     - `unless`: nothing is passed if the callable takes the parameter of this name
     - `names`: other names that people use for it
     - `neutral(call)`: the argument of a parameter without a default in a call that does not need it
@@ -46,7 +46,7 @@ class Parameter(Generic[T]):
     name: str
     features: tuple[str, ...] = ()
     value: Callable[[T], Any] = unasked
-    told: bool = False
+    passes_none: bool = False
     unless: str = ""
     names: tuple[str, ...] = ()
     neutral: Callable[[T], Any] = unasked
@@ -158,7 +158,7 @@ class Binder(Generic[T]):
             if parameter.unless in self.taken or not (taken or unmet & {*parameter.features}):
                 continue
             value = parameter.value(call)
-            if value is not None or (taken and parameter.told):
+            if value is not None or (taken and parameter.passes_none):
                 passed[parameter.name] = value
         return passed
 

@@ -30,12 +30,12 @@ class Turn:
 
     inputs: Inputs
     chunk: Chunk
-    held: Contents
+    contents: Contents
 
     @property
     def begins(self) -> np.ndarray:
         """The first positions (b, tokens) that the chunk's tokens attend without a window."""
-        return self.held.begins[self.held.newest(self.chunk)]
+        return self.contents.begins[self.contents.newest(self.chunk)]
 
     @property
     def padding(self) -> np.ndarray:
@@ -45,18 +45,18 @@ class Turn:
     @property
     def total(self) -> int:
         """The number of tokens of the longest sample."""
-        return self.held.positions.shape[1]
+        return self.contents.positions.shape[1]
 
     def mask(self, columns: int) -> np.ndarray:
         """The mask (b, tokens, columns) over the tokens of the cache, and hidden columns behind them."""
-        rows, keys = (self.rows, self.begins), self.held.positions[list(self.chunk.own)]
+        rows, keys = (self.rows, self.begins), self.contents.positions[list(self.chunk.own)]
         seen = allowed(self.inputs.case, *rows, keys, self.chunk.tree)
         return np.pad(seen, ((0, 0), (0, 0), (0, columns - seen.shape[2])))
 
     @property
     def rows(self) -> np.ndarray:
         """The positions of the chunk's tokens (b, tokens)."""
-        return self.held.positions[self.held.newest(self.chunk)]
+        return self.contents.positions[self.contents.newest(self.chunk)]
 
 
 def rolled_back(length: int, count: int) -> int:
@@ -143,7 +143,9 @@ class Scripted(Implementation):
         if not single or case.option("used") or not self.rewinds(inputs):
             return self.prepare(inputs)
         before, last = (
-            Turn(inputs, action, held) for action, held in played(case) if isinstance(action, Chunk)
+            Turn(inputs, action, contents)
+            for action, contents in played(case)
+            if isinstance(action, Chunk)
         )
         operands = self.arguments(inputs)
         old, new = (
@@ -151,14 +153,14 @@ class Scripted(Implementation):
             for turn in (before, last)
         )
         empty = self.init(inputs, operands["key"])
-        held = [self.fill(empty, operands["earlier"], old["key"], old["value"], before)]
+        states = [self.fill(empty, operands["earlier"], old["key"], old["value"], before)]
 
-        def call(query: Any, key: Any, value: Any, held: list[Any]) -> Any:
-            rows, state = self.step(held[0], query, key, value, last)
-            held[0] = self.rewound(state, s.Lq)
+        def call(query: Any, key: Any, value: Any, states: list[Any]) -> Any:
+            rows, state = self.step(states[0], query, key, value, last)
+            states[0] = self.rewound(state, s.Lq)
             return rows
 
-        arguments = {"query": operands["query"], **new, "held": held}
+        arguments = {"query": operands["query"], **new, "states": states}
         return PreparedCall(call, arguments, axis_order=self.axis_order)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -174,7 +176,7 @@ class Scripted(Implementation):
         script = [(inputs, *each) for each in played(case, lenient=True)]
         if case.option("used"):
             other, emptied = with_other_options(inputs), (inputs, Reset(), script[-1][2])
-            before = [(other, action, held) for _, action, held in script]
+            before = [(other, action, contents) for _, action, contents in script]
             script = [*before, emptied, *script]
 
         def integers(numbers: Any) -> Any:
@@ -186,7 +188,7 @@ class Scripted(Implementation):
         def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
             state = self.init(inputs, key)
             parts, refused = list[tuple[Chunk, Any]](), False
-            for given, action, held in script:
+            for given, action, contents in script:
                 match action:
                     case Crop() if refused:
                         refused = False
@@ -194,7 +196,7 @@ class Scripted(Implementation):
                         k, v = (action.cut(x, self.concat, self.place) for x in (key, value))
                         if given is not inputs:  # another sequence has other tokens
                             k, v = -k, -v
-                        turn = Turn(given, action, held)
+                        turn = Turn(given, action, contents)
                         if not action.asked:
                             state = self.fill(state, earlier, k, v, turn)
                             continue

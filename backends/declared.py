@@ -19,6 +19,11 @@ from attention_conformance.suite.spec.vocabulary import INVARIANT, NUMERICS
 Election = str | Mapping[str, str]
 """An answer to an election question, or answers by short dtype name."""
 
+SINGLE_EAGER, SINGLE_FUSED = (
+    {"f64": "single", **dict.fromkeys(("f32", "bf16", "f16"), kind)} for kind in ("eager", "fused")
+)
+"""Numerics classes of code that computes in float32 in every dtype, such as its softmax."""
+
 LOWEST_IN_FLOAT32: dict[str, str] = {
     "f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked",
 }  # fmt: skip

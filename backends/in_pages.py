@@ -36,7 +36,7 @@ def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 def refuse_malformed(arrays: Mapping[str, Any], inputs: Inputs) -> None:
     """As `in_pages.refuse_malformed`, and ValueError for pools of several sizes."""
     pools = in_pages.pools(inputs).items()
-    found = {tuple(arrays[name].shape[of.index(x)] for x in "ps") for name, of in pools}
+    found = {tuple(arrays[name].shape[axes.index(x)] for x in "ps") for name, axes in pools}
     if len(found) > 1:
         raise ValueError(f"expected pools of one size, got {found}")
     ((pages, size),) = found
@@ -60,11 +60,11 @@ def from_pages(
     """
     if "page_table" not in arrays:
         return dict(arrays)
-    of, made, case = flat(inputs.case).axes, dict[str, Any](), inputs.case
+    axes, made, case = flat(inputs.case).axes, dict[str, Any](), inputs.case
     for name, x in arrays.items():
         if name in TABLE:
             continue
-        own, in_front = of.get(name, ""), heads_first(case, of.get(name, ""))
+        own, in_front = axes.get(name, ""), heads_first(case, axes.get(name, ""))
         if is_pooled(own):
             if in_front:
                 x = transpose(x, (0, 2, 1, *range(3, len(x.shape))))

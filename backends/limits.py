@@ -77,8 +77,8 @@ class Limits:
     @property
     def steps(self) -> tuple[int, int]:
         """The numbers that Lq and Lk must be multiples of; 1 for any length."""
-        of = self.lengths_multiple_of or (1,)
-        return of[0], of[-1]
+        multiples = self.lengths_multiple_of or (1,)
+        return multiples[0], multiples[-1]
 
     def refusal(
         self, sizes: Sizes, scale: float | None = None, page_size: int | None = None
@@ -153,10 +153,10 @@ class Limits:
         """The next larger supported page, or the largest one."""
         return _next(size, self.page_sizes)
 
-    def _multiple(self, length: int, of: int) -> int:
+    def _multiple(self, length: int, step: int) -> int:
         """The next multiple of `of`, or the largest one within `max_length`."""
-        multiple = -(-length // of) * of
-        return min(multiple, self.max_length // of * of) if self.max_length else multiple
+        multiple = -(-length // step) * step
+        return min(multiple, self.max_length // step * step) if self.max_length else multiple
 
 
 ANY = Limits()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attention_conformance.backends.binder import Parameter
-from attention_conformance.backends.memory import native
+from attention_conformance.backends.memory import own_arrays
+from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.features import ARRAYS
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
@@ -117,29 +118,53 @@ def fewer_axes(arguments: Mapping[str, Any], name: str, least: int) -> dict[str,
 
 
 @dataclass(frozen=True)
-class AttentionCall:
-    """A call of attention: inputs, and their mask divided into flags and the rest."""
+class Call:
+    """What the arguments of a call are made of."""
 
     backend: Backend
     inputs: Inputs
+
+    def option(self, name: str) -> Any:
+        """An option of the case."""
+        return self.inputs.case.option(name)
+
+    def array(self, values: np.ndarray | None, dtype: DType | None = None) -> Any:
+        """The framework's array; None for None."""
+        return None if values is None else self.backend.array(values, dtype)
+
+
+@dataclass(frozen=True)
+class AttentionCall(Call):
+    """A call of attention, with the mask divided into flags and the rest."""
+
     native: Native
 
     def mask(self) -> Any:
         """The part of the mask that no flag expresses, of rank 4."""
         mask = dense_of(self.inputs, self.native.rest)
-        return None if mask is None else self.backend.array(rank4(mask), None)
+        return self.array(None if mask is None else rank4(mask))
 
     def bias(self) -> Any:
         """The bias, of rank 4."""
         bias = self.inputs.bias
-        return None if bias is None else self.backend.array(rank4(bias), self.inputs.dtype)
+        return self.array(None if bias is None else rank4(bias), self.inputs.dtype)
 
     def mask_or_bias(self, shaped: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Any:
         """The part of the mask that no flag expresses, merged into the bias if there is one; `shaped`
         gives the array its final shape."""
         dtype = None if self.inputs.bias is None else self.inputs.dtype
         hidden = (dense_of if dtype is None else merged_bias)(self.inputs, self.native.rest)
-        return None if hidden is None else self.backend.array(shaped(hidden), dtype)
+        return self.array(None if hidden is None else shaped(hidden), dtype)
+
+    def lengths(self, integers: type[np.signedinteger[Any]] = np.int64) -> Any:
+        """The numbers of keys (B,), if the call passes padding so."""
+        part, inputs = self.native.lengths, self.inputs
+        counts = None if part is None else part.lengths(inputs.sizes, inputs.seed)
+        return self.array(None if counts is None else counts.astype(integers))
+
+    def rate(self) -> float | None:
+        """The rate of dropout in training; None if nothing is dropped."""
+        return self.inputs.rate or None if self.inputs.training else None
 
     def sinks(self) -> Any:
         """The sinks (H,)."""
@@ -225,11 +250,6 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
         "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
     }
     return dense | feature_arrays(backend, inputs)
-
-
-def own_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """All arrays of the inputs, as the framework's arrays."""
-    return {name: native(backend, inputs, name, x) for name, x in inputs.arrays.items()}
 
 
 def masked_arrays(

@@ -4,6 +4,7 @@ attention."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -285,29 +286,25 @@ def paged(
     return sequences(backend, inputs) | whole
 
 
-def written(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """The arrays of writing into pages by name; `slot_mapping` of int64."""
-    slots = backend.array(inputs.arrays["slot_mapping"].astype(np.int64), None)
-    dense = {n: backend.array(x, inputs.dtype) for n, x in inputs.arrays.items()}
-    return {**dense, "slot_mapping": slots}
-
-
-def native(backend: Backend, inputs: Inputs, name: str, values: np.ndarray) -> Any:
-    """An array of the inputs as the framework's array: whole numbers as int32, others in their dtype."""
-    if name in inputs.operator.array_kinds.integers:
-        return backend.array(values.astype(np.int32), None)
-    return backend.array(values, inputs.case.dtype_of(name))
+def own_arrays(
+    backend: Backend, inputs: Inputs, integers: type[np.signedinteger[Any]] = np.int32
+) -> dict[str, Any]:
+    """All arrays of the inputs, as the framework's arrays: whole numbers as `integers`, others in their
+    dtype."""
+    whole, dtype_of = inputs.operator.array_kinds.integers, inputs.case.dtype_of
+    arrays = dict[str, Any]()
+    for name, x in inputs.arrays.items():
+        number = (x.astype(integers), None) if name in whole else (x, dtype_of(name))
+        arrays[name] = backend.array(*number)
+    return arrays
 
 
 def coded(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """The arrays of attention over codes, or of writing codes, by name. Scales and zero points broadcast
     with their keys or values, but for one number of every tile."""
-    return {
-        name: native(
-            backend, inputs, name, argument(inputs, name) if name.endswith(("scale", "zero")) else x
-        )
-        for name, x in inputs.arrays.items()
-    }
+    granular = [name for name in inputs.arrays if name.endswith(("scale", "zero"))]
+    broadcast = {name: argument(inputs, name) for name in granular}
+    return own_arrays(backend, replace(inputs, arrays={**inputs.arrays, **broadcast}))
 
 
 def by_component(

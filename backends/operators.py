@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attention_conformance.backends.implementation import Implementation
-from attention_conformance.backends.masks import masked_arrays, own_arrays
-from attention_conformance.backends.memory import coded, paged, segmented, sequences, written
-from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.masks import masked_arrays
+from attention_conformance.backends.memory import coded, own_arrays, paged, segmented, sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import masked
 
@@ -24,7 +27,7 @@ GIVEN: Mapping[str, Callable[[Backend, Inputs], Arrays]] = {
     "merge": own_arrays,
     "packed": segmented,
     "paged": paged,
-    "paged-write": written,
+    "paged-write": partial(own_arrays, integers=np.int64),
     "quantized": coded,
     "quantized-write": coded,
 }
@@ -54,7 +57,8 @@ class OperatorFunction(Implementation):
             return self.compute(arrays, inputs)
 
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options, *more)
-        return self.through(PreparedCall(call, arguments, inputs.outputs, constants=constants))
+        outputs = LAYER_OUTPUTS if inputs.operator.is_layer else inputs.outputs
+        return self.through(PreparedCall(call, arguments, outputs, constants=constants))
 
     def through(self, call: PreparedCall) -> PreparedCall:
         """The call as it is made, such as one that is compiled."""

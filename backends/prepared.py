@@ -21,6 +21,13 @@ LAYER_OUTPUTS = ("output", "weights")
 """The outputs of a layer's call; weights are None if the case does not ask for them."""
 
 
+Gradients = tuple[Any, dict[str, Any]]
+"""The output of a call, and its gradients by operand."""
+
+Pullback = tuple[Any, Callable[[Any], dict[str, Any]]]
+"""The output of a call, and its gradients by operand as a function of the cotangent."""
+
+
 class ForwardOnly(Exception):
     """The call's output cannot be differentiated; the message says why.
 
@@ -116,8 +123,8 @@ class PreparedCall:
       Calls of an implementation with equal constants have equal functions
     - `compiled`: the framework's compiled program, or None
     - `ahead`: computes values that must not be part of a compiled call, or None
-    - `held`: the parameters of the layer that the function calls, if they are no arguments and can be
-      changed in place
+    - `layer_parameters`: the parameters of the layer that the function calls, if they are no arguments
+      and can be changed in place
     - `dropping`: the arguments that drop weights at a rate, by name
     - `problem`: the problem that a path (`Implementation.paths`) answers, if it differs from the case's
     """
@@ -135,7 +142,7 @@ class PreparedCall:
     constants: tuple[Any, ...] | None = None
     compiled: Any = None
     ahead: Callable[[], None] | None = None
-    held: tuple[Any, ...] = ()
+    layer_parameters: tuple[Any, ...] = ()
     dropping: Callable[[float], dict[str, Any]] = at_rate
     problem: Inputs | None = None
 

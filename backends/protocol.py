@@ -29,10 +29,6 @@ from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.compilers import Compilers
 from attention_conformance.backends.declared import (
     AS_CLASS,
-    ATTENTION_FEATURES,
-    LAYER_FEATURES,
-    OF_BACKENDS,
-    THROUGH,
     DeclarationError,
     Declared,
     DeclaredRounding,
@@ -44,20 +40,18 @@ from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.memory import Memory
 from attention_conformance.backends.prepared import (
-    ARRAYS,
     ENDS,
     FORK_RETURNED,
-    LAYER_OUTPUTS,
     ForbiddenCall,
     ForwardOnly,
+    Gradients,
     NoKernel,
     PreparedCall,
-    ProcessDied,
+    Pullback,
     TimeOver,
     end_fork,
-    set_to,
 )
-from attention_conformance.backends.profiler import Profiler, Step
+from attention_conformance.backends.profiler import Profiler
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -98,13 +92,11 @@ class ChildSettings(dict[str, Setting]):
         self.begin = begin
 
 
-__all__ = [
-    "ARRAYS", "AS_CLASS", "ATTENTION_FEATURES", "ENDS", "FORK_RETURNED", "LAYER_FEATURES",
-    "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH", "Ambient", "Backend", "BackendUnavailable",
+__all__ = [ "AS_CLASS", "ENDS", "FORK_RETURNED", "Ambient", "Backend", "BackendUnavailable",
     "BrokenFramework", "ChildSettings", "Compilers", "DeclarationError", "Declared",
     "DeclaredRounding", "Election", "ForbiddenCall", "ForwardOnly", "Implementation",
-    "Limits", "Memory", "NoKernel", "PreparedCall", "ProcessDied", "Profiler", "Setting",
-    "Step", "TimeOver", "UsageError", "checked_name", "end_fork", "needed", "set_to",
+    "Limits", "Memory", "NoKernel", "PreparedCall", "Profiler", "Setting",
+    "TimeOver", "UsageError", "end_fork", "needed",
 ]  # fmt: skip
 
 
@@ -221,9 +213,7 @@ class Backend(ABC):
 
     # Derivatives.
 
-    def vjp(
-        self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
-    ) -> tuple[Any, dict[str, Any]]:
+    def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         """The call's output and its gradients by operand, for a cotangent like the output.
 
         `wrt` names the operands and parameters to differentiate by. An array that does not influence the
@@ -232,9 +222,7 @@ class Backend(ABC):
         """
         raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
 
-    def pullback(
-        self, prepared: PreparedCall, wrt: Sequence[str]
-    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
         """`vjp` in two steps: the output, and the function from cotangents to gradients.
 
         Other forward passes may lie between the two, and the function may be called again. By default it

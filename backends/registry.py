@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.backends.claims import Claims, read
+from attention_conformance.backends.declared import THROUGH, checked_name
 from attention_conformance.backends.forbidden import listen
 from attention_conformance.backends.protocol import (
     ENDS,
-    THROUGH,
     Backend,
     BackendUnavailable,
     BrokenFramework,
-    DeclarationError,
     Implementation,
     UsageError,
-    checked_name,
 )
 from attention_conformance.backends.sources import JUDGED, home_of
 from attention_conformance.backends.user.function import UserCallable
@@ -346,28 +344,3 @@ def callable_implementation(
         if not like and not isinstance(error, TypeError):
             raise
         raise UsageError(f"function {text!r}: {error}") from error
-
-
-__all__ = [
-    "ALIASES",
-    "REGISTRY",
-    "Backend",
-    "BackendUnavailable",
-    "DeclarationError",
-    "UsageError",
-    "callable_implementation",
-    "canonical",
-    "check_one_engine",
-    "example",
-    "function_implementation",
-    "implementations",
-    "installed",
-    "keras_engine",
-    "kind_of",
-    "load",
-    "load_function",
-    "modules",
-    "own_attention",
-    "registered",
-    "together",
-]  # fmt: skip

@@ -111,7 +111,7 @@ def held_overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> boo
     """Write the parameters of the layer of `other` into those of the layer of `call`; False if there are
     none, or if they cannot be changed."""
     memory = cell.implementation.backend.memory
-    pairs = list(zip(call.held, other.held, strict=True))
+    pairs = list(zip(call.layer_parameters, other.layer_parameters, strict=True))
     return bool(pairs) and all(memory.overwrite(*pair) for pair in pairs)
 
 
@@ -125,7 +125,7 @@ def test_stateless(cell: Cell) -> None:
     if overwritten(cell, prepared, later):
         answer = cell.read(cell.call(prepared), other, prepared)
         expect_right(cell, answer, other, "after the arguments were changed in place")
-    if prepared.held:
+    if prepared.layer_parameters:
         trained = reparametrised(inputs)
         prepared, later = cell.prepare(inputs), cell.prepare(trained)
         cell.call(prepared)

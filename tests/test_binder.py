@@ -22,7 +22,7 @@ TABLE: tuple[Parameter[Call], ...] = (
     Parameter("mask", ("mask", "causal"), asked("mask")),
     Parameter("scale", ("scale",), asked("scale")),
     Parameter("softmax_scale", ("scale",), asked("scale"), unless="scale"),
-    Parameter("scaling", (), asked("scaling"), told=True),
+    Parameter("scaling", (), asked("scaling"), passes_none=True),
 )
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
-from attention_conformance.backends._torch import exporter
+from attention_conformance.backends._torch import compilers
 from tests.runtimes import of
 
 
@@ -31,7 +31,7 @@ def exported(name: str, compiler: str, case: str) -> tuple[np.ndarray, np.ndarra
     return backend.to_numpy(prepared()), backend.to_numpy(model())
 
 
-@pytest.mark.parametrize("compiler", exporter.OPSETS)
+@pytest.mark.parametrize("compiler", compilers.OPSETS)
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
 def test_a_model_answers_as_the_call_does(name: str, compiler: str) -> None:
     call, model = exported(name, compiler, "sdpa/bool.bhqk/mha/f32/b2h3q5k7d8/scale0.3/dense")
@@ -58,7 +58,7 @@ def test_a_model_of_opset_23_has_the_operator_attention(monkeypatch: pytest.Monk
 
 def test_who_has_the_compilers_and_declares_what_they_change() -> None:
     backend = load("torch")
-    own = set(exporter.OPSETS)
+    own = set(compilers.OPSETS)
     having = {i.name for i in backend.implementations() if own & set(backend.compilers.of(i))}
     assert having == {"eager", "sdpa"}
     declared = backend.compilers.declared(implementation("sdpa"), "onnx")
@@ -68,5 +68,5 @@ def test_who_has_the_compilers_and_declares_what_they_change() -> None:
 
 
 def test_without_the_exporter_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "find_spec", lambda name: None)
-    assert exporter.exporters() == ()
+    monkeypatch.setattr(compilers, "find_spec", lambda name: None)
+    assert compilers.exporters() == ()

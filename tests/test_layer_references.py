@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_conformance import references
-from attention_conformance.backends.statistics import STEPS, trained
+from attention_conformance.backends.layer import STEPS, trained
 from attention_conformance.references.one_head import as_head
 from attention_conformance.references.primitives.attend import Attend
 from attention_conformance.references.primitives.linear import Linear

@@ -227,11 +227,11 @@ def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
 
 def test_options_that_a_release_lacks_are_left_out() -> None:
     pytest.importorskip("jax")
-    from attention_conformance.backends._jax import quickly
+    from attention_conformance.backends._jax import programs
 
-    with patch.dict(quickly.OPTIONS, {"xla_no_such_option": 1}):
-        known = quickly.known_options()
-    assert known == {**quickly.OPTIONS}
+    with patch.dict(programs.OPTIONS, {"xla_no_such_option": 1}):
+        known = programs.known_options()
+    assert known == {**programs.OPTIONS}
     assert "xla_backend_optimization_level" in known
 
 
@@ -257,8 +257,7 @@ def operations(text: str) -> Counter[str]:
 )
 def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
     """Products, conversions and all else, and so who rounds where; of gradients, too."""
-    from attention_conformance.backends._jax.programs import divided
-    from attention_conformance.backends._jax.quickly import known_options
+    from attention_conformance.backends._jax.programs import divided, known_options
 
     inputs = draw(Case.parse(text))
     prepared = of(backend, name).prepare(inputs)

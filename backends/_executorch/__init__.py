@@ -6,6 +6,36 @@ executorch is imported when the backend is created.
 
 from __future__ import annotations
 
-from attention_conformance.backends._executorch.backend import ExecutorchBackend
+import warnings
+from importlib.metadata import version
 
-__all__ = ["ExecutorchBackend"]
+from attention_conformance.backends._executorch.cached import (
+    CodedCache,
+    CustomCache,
+    CustomRing,
+    FusedCache,
+    SinkRing,
+)
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends.protocol import Implementation, needed
+
+
+class ExecutorchBackend(TorchEngine):
+    """ExecuTorch's operators on torch, on the CPU."""
+
+    name = "executorch"
+    modules = ("executorch", "torch")
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        with needed(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"executorch": version("executorch"), "torch": version("torch")}
+
+    def implementations(self) -> list[Implementation]:
+        kinds = (FusedCache, CustomCache, CodedCache, CustomRing, SinkRing)
+        return [kind(self) for kind in kinds]

@@ -120,8 +120,8 @@ class CustomCache(FusedCache):
         """As a layer of the llama model does."""
         torch, cache, first = self.backend.torch, state.cache, state.count
         positions = torch.arange(first, first + key.shape[1])
-        held = cache.update(positions, key.transpose(1, 2), value.transpose(1, 2))
-        key, value = (array.transpose(1, 2) for array in held)
+        updated = cache.update(positions, key.transpose(1, 2), value.transpose(1, 2))
+        key, value = (array.transpose(1, 2) for array in updated)
         mask = self.mask(cache, positions, turn)
         start, causal = (first, True) if mask is None else (0, False)
         rows = torch.ops.llama.custom_sdpa(

@@ -9,30 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._jax.engine import FLUSHED
+from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
     INTERSECTED,
     LOWEST_FILL,
     LOWEST_IN_FLOAT32,
+    SINGLE_FUSED,
     Declared,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
-from attention_conformance.backends.masks import (
-    FLAGGED,
-    AttentionCall,
-)
-from attention_conformance.backends.prepared import (
-    PreparedCall,
-    kernel_missing,
-)
+from attention_conformance.backends.masks import FLAGGED, AttentionCall
+from attention_conformance.backends.prepared import PreparedCall, kernel_missing
 from attention_conformance.backends.textbook.attention import TextbookAttention
+from attention_conformance.backends.textbook.operations import Operations, operations_of
 from attention_conformance.suite.spec.inputs import Inputs
 
 NATIVE = "jax.nn.dot_product_attention"
 
 NO_HEADS = f"{NATIVE} divides by the number of heads"
+
+
+LENGTHS = partial(AttentionCall.lengths, integers=np.int32)
 
 
 def local_window_size(call: AttentionCall) -> Any:
@@ -44,12 +43,27 @@ def local_window_size(call: AttentionCall) -> Any:
     return tuple(far if side is None else side for side in (window.left, window.right))
 
 
-def key_value_seq_lengths(call: AttentionCall) -> Any:
-    """The numbers of keys (B,)."""
-    if call.native.lengths is None:
-        return None
-    counts = call.native.lengths.lengths(call.inputs.sizes, call.inputs.seed)
-    return call.backend.array(counts.astype(np.int32), None)
+def operations(backend: JaxEngine) -> Operations:
+    """The operations of textbook code, which is called through `jax.jit`."""
+    jax, jnp = backend.jax, backend.numpy
+    return operations_of(
+        jnp,
+        softmax=lambda x: jax.nn.softmax(x, axis=-1),
+        fill=lambda x, hidden, number: jnp.where(hidden, number, x),
+        # Refuses a mask with more axes than the scores, instead of broadcasting.
+        hide=lambda scores, mask: jnp.where(
+            jnp.broadcast_to(mask, scores.shape), scores, jnp.finfo(scores.dtype).min
+        ),
+        logsumexp=lambda x: jax.nn.logsumexp(
+            x.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1
+        ),
+        take=lambda x, indices: x[indices],
+        put=lambda x, indices, values: x.at[indices].set(values),
+        like=lambda x, other: x.astype(other.dtype),
+        counted=lambda n, x: jnp.arange(n, dtype=x.dtype),
+        concat=jnp.concatenate,
+        called=backend.jitted,
+    )
 
 
 EAGER = TextbookAttention.declared.but(numerics="stepwise").electing(
@@ -122,12 +136,11 @@ JAX_NN = Kernel(
     (
         *FLAGGED,
         Parameter("query_seq_lengths"),
-        Parameter("key_value_seq_lengths", ("padding",), key_value_seq_lengths),
+        Parameter("key_value_seq_lengths", ("padding",), LENGTHS),
         Parameter("local_window_size", ("window", "native-window"), local_window_size),
     ),
     Declared(
-        # The softmax is float32 in every dtype.
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        numerics=SINGLE_FUSED,
         features=ATTENTION_FEATURES | {"lse"},
         refusals={
             "softcap": "jax.nn.dot_product_attention has no softcap",

@@ -7,12 +7,10 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from attention_conformance.backends._jax.attention import EAGER, JAX_NN, JAX_NN_CUDNN
+from attention_conformance.backends._jax.attention import EAGER, JAX_NN, JAX_NN_CUDNN, operations
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import JaxEngine
-from attention_conformance.backends._jax.operations import spelled
-from attention_conformance.backends._jax.packed import JaxNnPacked
-from attention_conformance.backends._jax.paged import GpuPaged, RaggedReference
+from attention_conformance.backends._jax.packed import GpuPaged, JaxNnPacked, RaggedReference
 from attention_conformance.backends._jax.pallas import (
     GPU_DECODE,
     GPU_MHA,
@@ -66,7 +64,7 @@ class JaxBackend(JaxEngine):
         return super().versions | flax
 
     def implementations(self) -> list[Implementation]:
-        ops = spelled(self)
+        ops = operations(self)
         of_attention: list[Implementation] = [
             TextbookAttention(self, ops, EAGER),
             FrameworkFunction(self, JAX_NN.but(later=frozenset(self.stepwise_dtypes))),

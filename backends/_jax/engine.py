@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,8 +12,7 @@ from attention_conformance.backends._jax import transforms
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.modules import JaxMemory
 from attention_conformance.backends._jax.profiler import JaxProfiler
-from attention_conformance.backends._jax.programs import Gradients
-from attention_conformance.backends.prepared import PreparedCall, underivable
+from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback, underivable
 from attention_conformance.backends.protocol import (
     Backend,
     BackendUnavailable,
@@ -117,9 +116,7 @@ class JaxEngine(Backend):
         with prepared.within(), transforms.deriving():
             return transforms.vjp(prepared, wrt, cotangent)
 
-    def pullback(
-        self, prepared: PreparedCall, wrt: Sequence[str]
-    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
         with prepared.within(), transforms.deriving():
             output, pull = transforms.pullback(prepared, wrt)
         return output, prepared.inside(pull)

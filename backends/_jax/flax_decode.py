@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends.caching import Projected, Turn
-from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.declared import SINGLE_FUSED, Declared
 from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
@@ -47,8 +47,7 @@ class NnxDecode(Projected):
 
     name = "flax-nnx-decode"
     declared = Declared(
-        # The softmax is float32 in every dtype.
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        numerics=SINGLE_FUSED,
         features=FEATURES,
         refusals={
             "softcap": "Flax has no softcap",
@@ -101,8 +100,8 @@ class NnxDecode(Projected):
             kernel = np.eye(heads * s.D).reshape(-1, heads, s.D)
             getattr(layer, part).kernel = nnx.Param(jnp.asarray(kernel, key.dtype))
         layer.out.kernel = nnx.Param(jnp.asarray(np.eye(width).reshape(s.H, s.D, -1), key.dtype))
-        told = [key.dtype] if self.tells_dtype else []
-        layer.init_cache((s.B, capacity(inputs.case), width), *told)
+        dtypes = [key.dtype] if self.tells_dtype else []
+        layer.init_cache((s.B, capacity(inputs.case), width), *dtypes)
         parameters, cache = nnx.state(layer, nnx.Param), nnx.state(layer, nnx.Cache)
         self.programs.setdefault(self.shape(inputs), self.program(nnx.graphdef(layer)))
         return Decoding(cache, cache, parameters, parameters)
@@ -187,7 +186,7 @@ class LinenDecode(NnxDecode):
         )  # fmt: skip
         x = jnp.zeros((s.B, capacity(inputs.case), width), key.dtype)
         shapes = jax.eval_shape(lambda: layer.init(jax.random.key(0), x, x, x))
-        cache = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), shapes["cache"])
+        cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes["cache"])
         same = jnp.asarray(np.eye(width), key.dtype)
         kernels = {part: same.reshape(width, s.H, s.D) for part in ("query", "key", "value")}
         kernels["out"] = same.reshape(s.H, s.D, width)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._jax.engine import FLUSHED
-from attention_conformance.backends._jax.flax_modules import SEED
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
@@ -18,6 +17,7 @@ from attention_conformance.backends.declared import (
 )
 from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
+from attention_conformance.backends.layer import SEED
 from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, dense_of, full
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs

@@ -11,13 +11,17 @@ import numpy as np
 
 from attention_conformance.backends._jax.flax_modules import (
     EPSILON,
-    SEED,
     by_parts,
     linen_module,
     nnx_module,
 )
-from attention_conformance.backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
-from attention_conformance.backends.layer import FrameworkLayer, Layer, outputs
+from attention_conformance.backends.declared import (
+    LAYER_FEATURES,
+    LOWEST_IN_FLOAT32,
+    SINGLE_FUSED,
+    Declared,
+)
+from attention_conformance.backends.layer import SEED, FrameworkLayer, Layer, outputs
 from attention_conformance.backends.masks import LayerMasks, causal_alone, rank4
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.case import Case
@@ -30,7 +34,7 @@ def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
     """Constructor arguments of all modules. As in users' code, default values are not passed."""
     s, widths, dtypes = inputs.sizes, inputs.widths, own.backend.numpy.dtype
     dtype = dtypes(inputs.dtype.long_name)
-    said = {
+    values = {
         "qkv_features": (s.H * s.D, widths.query),
         "out_features": (widths.output, widths.query),
         "use_bias": ("query_bias" in inputs.parameters, True),
@@ -38,8 +42,8 @@ def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
         "dropout_rate": (inputs.rate, 0.0),
         "normalize_qk": ("query_gain" in inputs.parameters, False),
     }
-    told = {name: value for name, (value, default) in said.items() if value != default}
-    return {"num_heads": s.H, "dtype": dtype, **told}
+    changed = {name: value for name, (value, default) in values.items() if value != default}
+    return {"num_heads": s.H, "dtype": dtype, **changed}
 
 
 def arguments(
@@ -121,12 +125,8 @@ def nnx_ways(inputs: Inputs) -> Ways:
 
 def weights_ways(inputs: Inputs) -> Ways:
     """Ways to call the module of NNX that sows weights."""
-    if inputs.training:
-        return {}
-    ways: Ways = {"dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True}}
-    if decodes(inputs):
-        ways["nnx.view, decode"] = {"decode": True, "view": True, "given": {"flag": False}}
-    return ways
+    decode = {"decode": True, "view": True, "given": {"flag": False}}
+    return linen_ways(inputs) | ({"nnx.view, decode": decode} if decodes(inputs) else {})
 
 
 def linen_ways(inputs: Inputs) -> Ways:
@@ -239,8 +239,7 @@ NNX = NNX_WEIGHTS.but(
     )
     # The softmax of jax.nn.dot_product_attention is float32.
     .electing(CAUSAL | {"lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"}})
-    # The softmax is float32 in every dtype.
-    .but(numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"}),
+    .but(numerics=SINGLE_FUSED),
     paths=partial(paths, nnx_ways, True),
 )
 """The layer without dropout and weights, which calls `jax.nn.dot_product_attention`."""

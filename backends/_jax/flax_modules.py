@@ -16,9 +16,6 @@ PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
 EPSILON = 1e-6
 """The default epsilon of Flax's layer norms; attention modules cannot set another."""
 
-SEED = "dropout_seed"
-"""The argument with the seed of dropout."""
-
 
 def by_parts(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Kernels and biases by Flax's names of projections, gains by its names of norms."""

@@ -8,9 +8,14 @@ from typing import Any
 
 from attention_conformance.backends._jax.flax_modules import EPSILON
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared
-from attention_conformance.backends.layer import FrameworkLayer, Layer
+from attention_conformance.backends.layer import (
+    FrameworkLayer,
+    Layer,
+    after_training,
+    can_train,
+    with_epsilon,
+)
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
-from attention_conformance.backends.statistics import after_training, can_train, with_epsilon
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
@@ -36,12 +41,12 @@ def norm(
     from flax import linen
 
     dtype, affine = own.backend.numpy.dtype(inputs.dtype.long_name), "gain" in inputs.parameters
-    told = {"dtype": dtype, "param_dtype": dtype, "use_scale": affine, "use_bias": affine}
+    settings = {"dtype": dtype, "param_dtype": dtype, "use_scale": affine, "use_bias": affine}
     if kind == "BatchNorm":
-        told["use_running_average"] = not (inputs.training if training is None else training)
+        settings["use_running_average"] = not (inputs.training if training is None else training)
     if inputs.epsilon != (BATCH_EPSILON if kind == "BatchNorm" else EPSILON):
-        told["epsilon"] = inputs.epsilon
-    return getattr(linen, kind)(**(told | flags))
+        settings["epsilon"] = inputs.epsilon
+    return getattr(linen, kind)(**(settings | flags))
 
 
 def called(

@@ -15,7 +15,7 @@ from attention_conformance.backends.memory import ShapesAlone
 from attention_conformance.suite.spec.dtypes import DType
 
 
-class Held:
+class Variable:
     """A parameter of a module, to which arrays are assigned as to variables of other frameworks."""
 
     def __init__(self, value: Any) -> None:
@@ -44,7 +44,7 @@ class Applied:
 
     - `init(*arguments, **keywords)`: the parameters of the module, a tree, and what `apply` needs besides
     - `apply(parameters, rest, seed, *arguments, **keywords)`: the module's answer
-    - `held`: the parameters by path, in `dtype`; there are none before the first call
+    - `variables`: the parameters by path, in `dtype`; there are none before the first call
     - `train`: the module's switch between training and evaluation, or None
     """
 
@@ -54,15 +54,15 @@ class Applied:
         self, init: Callable[..., Any], apply: Callable[..., Any], call: Callable[..., Any], dtype: Any
     ) -> None:  # fmt: skip
         self.init, self.apply, self.dtype = init, apply, dtype
-        self.held, self.tree, self.rest = dict[str, Held](), None, None
+        self.variables, self.tree, self.rest = dict[str, Variable](), None, None
         seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0)
         own = inspect.signature(call).parameters.values()
         order = sorted([*own, seed], key=lambda parameter: parameter.kind)
         self.__signature__ = inspect.Signature(order)
 
     @property
-    def trainable_variables(self) -> tuple[Held, ...]:
-        return tuple(self.held.values())
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        return tuple(self.variables.values())
 
     def make(self, *arguments: Any, **keywords: Any) -> None:
         """Make the parameters, for arguments like these."""
@@ -74,7 +74,7 @@ class Applied:
             # An attribute is that of a variable of NNX, its value.
             names = (key for key in path if not isinstance(key, jax.tree_util.GetAttrKey))
             name = jax.tree_util.keystr((*names,), simple=True, separator=".")
-            self.held[name.replace("/", ".")] = Held(value.astype(self.dtype))
+            self.variables[name.replace("/", ".")] = Variable(value.astype(self.dtype))
 
     def __call__(self, *arguments: Any, seed: int = 0, **keywords: Any) -> Any:
         import jax
@@ -84,7 +84,9 @@ class Applied:
             given, named = jax.tree.map(zeros, (arguments, keywords))
             with jax.ensure_compile_time_eval():
                 self.make(*given, **named)
-        parameters = jax.tree.unflatten(self.tree, [held.value for held in self.held.values()])
+        parameters = jax.tree.unflatten(
+            self.tree, [variable.value for variable in self.variables.values()]
+        )
         return self.apply(parameters, self.rest, seed, *arguments, **keywords)
 
 
@@ -154,8 +156,8 @@ class JaxMemory(ShapesAlone):
             return super().variables(layer)
         inputs_first = ("kernel", ".w")
         return {
-            path: (held, "io" if path.endswith(inputs_first) else "")
-            for path, held in layer.held.items()
+            path: (variable, "io" if path.endswith(inputs_first) else "")
+            for path, variable in layer.variables.items()
         }
 
     def made(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:

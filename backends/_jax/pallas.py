@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from attention_conformance.backends._jax.attention import key_value_seq_lengths
+from attention_conformance.backends._jax.attention import LENGTHS as KEY_LENGTHS
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
@@ -24,7 +24,7 @@ BLOCK, SPLITS, LANES = 16, 2, 128
 """The smallest block of the kernels for GPUs, the parts into which the keys of a decoding step are split,
 and the smallest block of keys of the kernel for TPUs."""
 
-LENGTHS: Parameter[AttentionCall] = Parameter("lengths", ("padding",), key_value_seq_lengths)
+LENGTHS: Parameter[AttentionCall] = Parameter("lengths", ("padding",), KEY_LENGTHS)
 CAUSAL: Parameter[AttentionCall] = Parameter(
     "causal", ("native-causal",), lambda call: call.native.causal
 )

@@ -12,8 +12,8 @@ from attention_conformance.backends._jax import transforms
 from attention_conformance.backends._jax.compilers import Ahead
 from attention_conformance.backends._jax.programs import Jitted
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.profiler import kernels_in
-from attention_conformance.backends.protocol import Profiler, Step
+from attention_conformance.backends.profiler import Step, kernels_in
+from attention_conformance.backends.protocol import Profiler
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """The event of `jax.monitoring` for every program that XLA compiles."""

@@ -12,9 +12,15 @@ from dataclasses import replace
 from traceback import extract_tb
 from typing import Any
 
-from attention_conformance.backends._jax.programs import Gradients, Jitted, by_operation, divided
-from attention_conformance.backends.prepared import ForwardOnly, PreparedCall, underivable
-from attention_conformance.backends.protocol import Step
+from attention_conformance.backends._jax.programs import Jitted, by_operation, divided
+from attention_conformance.backends.prepared import (
+    ForwardOnly,
+    Gradients,
+    PreparedCall,
+    Pullback,
+    underivable,
+)
+from attention_conformance.backends.profiler import Step
 
 UNDERIVABLE = (
     "^(Differentiation rule for '.*' not implemented|Pure callbacks do not support JVP"
@@ -58,9 +64,7 @@ def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients
     return out, dict(zip(wrt, pull(cotangent), strict=True))
 
 
-def pullback(
-    prepared: PreparedCall, wrt: Sequence[str]
-) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+def pullback(prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
     """Output and pullback by `jax.vjp`."""
     out, pull = _pull(prepared, wrt)
     return out, lambda cotangent: dict(zip(wrt, pull(cotangent), strict=True))

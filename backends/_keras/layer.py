@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._keras.models import WAYS
+from attention_conformance.backends._keras.models import Way, attached, attached_again, functional
 from attention_conformance.backends.declared import (
     LAYER_FEATURES,
     Declared,
     DeclaredRounding,
     Election,
 )
-from attention_conformance.backends.layer import FrameworkLayer, outputs
+from attention_conformance.backends.layer import SEED, FrameworkLayer, outputs
 from attention_conformance.backends.masks import LayerMasks
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
@@ -34,9 +34,6 @@ Numerics = str | Mapping[str, str]
 
 INFERENCE_RATE = 0.3
 """The dropout rate of layers in inference, where dropout must have no effect."""
-
-SEED = "dropout_seed"
-"""The argument with the state of a layer's random generator."""
 
 OPTIONS = ("training", "return_attention_scores", "use_causal_mask")
 """The arguments of a call that are no arrays."""
@@ -101,14 +98,14 @@ def called(
     arguments: Mapping[str, Any],
     *,
     layer: Any = None,
-    through: str = "",
+    through: Way | None = None,
     steps: Sequence[float] = (),
     apply: Callable[..., Any] = by_name,
     **flags: Any,
 ) -> PreparedCall:
     """A call of `layer`, by default of a new one.
 
-    - `through`: a way of `models.WAYS`
+    - `through`: a way of `backends._keras.models`
     - `steps`: the number of training steps before, each on a multiple of the query
     - `apply(layer, arrays, options)` calls the layer
     """
@@ -123,9 +120,9 @@ def called(
         layer = own.make(inputs, **flags)
     elif layer is None:
         key = repr(constants)
-        if key not in own.kept:
-            own.kept[key] = own.make(inputs, **flags)
-        layer = own.kept[key]
+        if key not in own.made_layers:
+            own.made_layers[key] = own.make(inputs, **flags)
+        layer = own.made_layers[key]
 
     def plain(**arrays: Any) -> Any:
         used = own.make(inputs) if steps and jitted is None else layer
@@ -133,15 +130,15 @@ def called(
             used(factor * arrays["query"], training=True)
         return apply(used, arrays, given)
 
-    function = WAYS[through](own, inputs, layer, plain) if through else plain
+    function = plain if through is None else through(own, inputs, layer, plain)
 
     def run(**arrays: Any) -> tuple[Any, Any]:
         return outputs(function(**arrays), inputs)
 
     if jitted is not None:
         return jitted(own, by_values(own, inputs, run, arrays, layer, constants), inputs.dtype)
-    held = tuple(variable.value for variable in variables(own, inputs, layer).values())
-    return PreparedCall(run, arrays, LAYER_OUTPUTS, held=held)
+    layer_parameters = tuple(variable.value for variable in variables(own, inputs, layer).values())
+    return PreparedCall(run, arrays, LAYER_OUTPUTS, layer_parameters=layer_parameters)
 
 
 def by_values(
@@ -202,7 +199,7 @@ def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
 def paths(own: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str, PreparedCall]:
     """Calls in a functional model and with attached masks; `scored`: and of a layer with dropout in
     inference."""
-    ways: dict[str, dict[str, Any]] = {"function": {"through": "function"}}
+    ways: dict[str, dict[str, Any]] = {"function": {"through": functional}}
     if scored and not inputs.rate:
         quiet = {"given": {"training": False}, "dropout": INFERENCE_RATE}
         ways["dropout>0 in inference"] = quiet
@@ -210,8 +207,8 @@ def paths(own: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str
     if LayerMasks.of(inputs).valid is not None:
         # A mask attached to the query's own tensor would be the query's mask, too.
         apart = inputs.replace(self_attention=False)
-        ways_attached = ("attached mask", "attached mask, second call")
-        calls |= {name: own.call(apart, through=name) for name in ways_attached}
+        calls["attached mask"] = own.call(apart, through=attached)
+        calls["attached mask, second call"] = own.call(apart, through=attached_again)
     return calls
 
 

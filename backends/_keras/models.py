@@ -17,6 +17,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
 Call = Callable[..., Any]
+Way = Callable[[FrameworkLayer, Inputs, Any, Call], Call]
 
 
 def attached(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
@@ -135,13 +136,3 @@ def ungated(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Cal
         return (output, *rest) if rest else output
 
     return call
-
-
-WAYS = {
-    "function": functional,
-    "attached mask": attached,
-    "attached mask, second call": attached_again,
-    "hidden rows": hidden_rows,
-    "gate": ungated,
-}
-"""Ways to call a layer, by name."""

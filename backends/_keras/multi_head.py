@@ -21,7 +21,7 @@ from attention_conformance.backends._keras.layer import (
     paths,
     settings,
 )
-from attention_conformance.backends.declared import Declared, Election
+from attention_conformance.backends.declared import SINGLE_FUSED, Declared, Election
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import LayerMasks, full
 from attention_conformance.backends.prepared import PreparedCall
@@ -100,9 +100,8 @@ GQA = BOTH.refusing(
 PLAIN_NUMERICS: Mapping[str, Numerics] = {
     "tensorflow": TENSORFLOW | {"f64": "single"},
     # keras.ops.dot_product_attention casts float64 to float32.
-    "torch": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
-    # The softmax of jax.nn.dot_product_attention is float32.
-    "jax": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+    "torch": SINGLE_FUSED,
+    "jax": SINGLE_FUSED,
     # einsum sums in float16.
     "numpy": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
 }
@@ -207,7 +206,7 @@ def flag_paths(
         f"{name}={value}": own.call(inputs, **{name: value}) for name, value in variants.items()
     }
     if not inputs.self_attention:
-        calls["use_gate"] = own.call(inputs, through="gate", use_gate=True)
+        calls["use_gate"] = own.call(inputs, through=models.ungated, use_gate=True)
     mask = inputs.mask
     side = mask.left if isinstance(mask, Window) and mask.left == mask.right else None
     if side is not None and inputs.form != "dense":

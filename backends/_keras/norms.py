@@ -11,9 +11,14 @@ import numpy as np
 
 from attention_conformance.backends._keras.layer import assigned, called, differentiable
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared
-from attention_conformance.backends.layer import FrameworkLayer, Layer
+from attention_conformance.backends.layer import (
+    FrameworkLayer,
+    Layer,
+    after_training,
+    can_train,
+    with_epsilon,
+)
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.statistics import after_training, can_train, with_epsilon
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
@@ -32,9 +37,9 @@ def norm(kind: str, own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     import keras
 
     # As in users' code: default values are not passed.
-    told = {} if "gain" in inputs.parameters else {"center": False, "scale": False}
+    unscaled = {} if "gain" in inputs.parameters else {"center": False, "scale": False}
     epsilon = {} if inputs.epsilon == OWN_EPSILON else {"epsilon": inputs.epsilon}
-    settings = {"dtype": inputs.dtype.long_name, **told, **epsilon, **flags}
+    settings = {"dtype": inputs.dtype.long_name, **unscaled, **epsilon, **flags}
     layer = getattr(keras.layers, kind)(**settings)
     layer.build(inputs.query.shape)
     return assigned(own, inputs, layer)

@@ -10,7 +10,12 @@ from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.ops import KERAS_OPS, paths
-from attention_conformance.backends.declared import FILLED, INTERSECTED, LOWEST_IN_FLOAT32
+from attention_conformance.backends.declared import (
+    FILLED,
+    INTERSECTED,
+    LOWEST_IN_FLOAT32,
+    SINGLE_FUSED,
+)
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
@@ -36,8 +41,7 @@ ON_JAX = KERAS_OPS.but(
             "no-heads": NO_HEADS,
         }
     ).but(
-        # The softmax is float32 in every dtype.
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        numerics=SINGLE_FUSED,
         elections=FILLED
         | INTERSECTED
         | {

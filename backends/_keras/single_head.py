@@ -23,7 +23,7 @@ from attention_conformance.backends._keras.layer import (
     settings,
 )
 from attention_conformance.backends._keras.multi_head import TENSORFLOW
-from attention_conformance.backends.declared import Election
+from attention_conformance.backends.declared import SINGLE_EAGER, Election
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import LayerMasks
 from attention_conformance.backends.prepared import PreparedCall
@@ -51,7 +51,7 @@ SINGLE = DECLARED.refusing(
 NUMERICS: Mapping[str, Numerics] = {
     "tensorflow": TENSORFLOW,
     # keras.ops.matmul computes float64 in float32.
-    "torch": {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+    "torch": SINGLE_EAGER,
     "jax": "stepwise",
     # keras.ops casts float64 to float32.
     "numpy": {"f64": "single", "f32": "eager", "bf16": "stepwise", "f16": "stepwise"},
@@ -139,7 +139,7 @@ def every_path(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     if inputs.returned == "none":
         calls["return_attention_scores"] = own.call(inputs, {"scores": True})
     rows = {"rows": models.shown_rows(inputs)}
-    calls["query_mask"] = own.call(inputs, rows, through="hidden rows")
+    calls["query_mask"] = own.call(inputs, rows, through=models.hidden_rows)
     if not inputs.self_attention and inputs.key.shape == inputs.value.shape:
         calls["two inputs"] = asking(own, inputs.replace(key=inputs.value), without=("key",))
     return calls

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from attention_conformance.backends._mlx.attention import FAST
+from attention_conformance.backends._mlx.attention import FAST, FastRope
 from attention_conformance.backends._mlx.cached import caches
 from attention_conformance.backends._mlx.engine import MlxEngine
 from attention_conformance.backends._mlx.latent import LmDeepseek
-from attention_conformance.backends._mlx.rotary import FastRope
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
 

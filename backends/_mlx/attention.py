@@ -1,4 +1,4 @@
-"""`mlx.core.fast.scaled_dot_product_attention`, which on the CPU consists of other MLX operations.
+"""`mlx.core.fast`: attention, and the rotary embedding. On the CPU both consist of other MLX operations.
 
 query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv); one mask, boolean, added to the scores,
 or the word "causal", which is aligned bottom-right; a scale; a sink in every head.
@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from attention_conformance.backends._mlx.engine import MlxEngine
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
     LOWEST_FILL,
+    SINGLE_EAGER,
     UNFLUSHED,
     Declared,
 )
 from attention_conformance.backends.kernel import Kernel
 from attention_conformance.backends.masks import EFFECTIVE_SCALE, AttentionCall
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
+from attention_conformance.suite.spec.operators.rotary import FACTOR, FEATURES, ROTARY, Rotation
 
 
 def says_causal(inputs: Inputs) -> bool:
@@ -60,3 +69,42 @@ FAST = Kernel(
     passed_as={"query": "q", "key": "k", "value": "v", "bias": "mask", "mask": "mask"},
     axis_order="bhld",
 )
+
+
+class FastRope(Implementation):
+    """`rope`, which numbers rows consecutively from an offset, with linear scaling of positions."""
+
+    backend: MlxEngine
+
+    name = "fast-rope"
+    operator = ROTARY
+    declared = Declared(
+        numerics=SINGLE_EAGER,
+        features=FEATURES,
+        refusals={
+            "positions": "MLX takes no positions",
+            "gathered-positions": "MLX numbers rows consecutively from an offset",
+        },
+    )
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.option("scaling") not in ("none", "linear"):
+            return "of the scaled variants MLX has only linear"
+        return super().unsupported(case)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        rope, s = self.backend.mlx.fast.rope, inputs.sizes
+        rotation, first = Rotation.of(inputs.case, s.D), inputs.case.option("offset")
+        if not np.array_equal(inputs.arrays["position"], first + np.arange(s.Lq)):
+            raise ValueError("MLX numbers rows consecutively")
+        scale = 1 / FACTOR if rotation.scaling == "linear" else 1.0
+
+        def call(query: Any) -> Any:
+            return rope(
+                query, rotation.size, traditional=rotation.interleaved, base=rotation.base,
+                scale=scale, offset=first,
+            )  # fmt: skip
+
+        return PreparedCall(
+            call, {"query": self.backend.memory.operand(inputs.query, inputs, "bhld")}
+        )

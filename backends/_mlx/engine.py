@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.prepared import Gradients, PreparedCall
 from attention_conformance.backends.protocol import Backend, Profiler, needed
 from attention_conformance.suite.spec.dtypes import DType
 
@@ -65,9 +65,7 @@ class MlxEngine(Backend):
     def device_name(self, array: Any) -> str:
         return "cpu"
 
-    def vjp(
-        self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
-    ) -> tuple[Any, dict[str, Any]]:
+    def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         output, operands = prepared.of_operands(wrt)
         if self.dtype_name(cotangent) != self.dtype_name(out := output(*operands)):
             return out, {}  # wrong dtype of the answer: vjp would refuse the cotangent

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy.engine import Rounded, rounded
-from attention_conformance.backends.textbook.layer import Operations
+from attention_conformance.backends.textbook.operations import Operations, operations_of
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 
 FORMATS = {
@@ -17,7 +17,7 @@ FORMATS = {
 """The formats that textbook code casts to. int4 codes lie in bytes, as int8 codes do."""
 
 
-def of(function: Callable[..., Any]) -> Callable[..., Rounded]:
+def rounding(function: Callable[..., Any]) -> Callable[..., Rounded]:
     """`function` of an array's values, rounded to the array's format. More arrays may follow."""
 
     def called(x: Rounded, *rest: Any) -> Rounded:
@@ -52,36 +52,27 @@ def concat(arrays: Sequence[Rounded], axis: int) -> Rounded:
     return Rounded(np.concatenate([x.values for x in arrays], axis), arrays[0].fmt)
 
 
+class Namespace:
+    """NumPy's functions, rounded."""
+
+    def __getattr__(self, name: str) -> Callable[..., Rounded]:
+        return rounding(getattr(np, name))
+
+
 def operations() -> Operations:
-    """NumPy's names for the operations of textbook code."""
-    return Operations(
-        softmax=of(softmax),
-        fill=of(lambda x, hidden, number: np.where(hidden, number, x)),
-        tanh=of(np.tanh),
-        total=of(np.sum),
-        mean=of(np.mean),
-        root=of(np.sqrt),
-        concat=concat,
-        transpose=of(np.transpose),
-        reshape=of(np.reshape),
-        put=of(put),
-        take=of(take),
-        repeat=of(np.repeat),
-        cos=of(np.cos),
-        sin=of(np.sin),
-        power=of(np.power),
-        clip=of(np.clip),
-        rint=of(np.rint),
-        exp=of(np.exp),
-        log=of(np.log),
-        largest=of(np.max),
-        cast=lambda x, dtype: rounded(np.asarray, FORMATS[dtype], x),
-        number=lambda value, x: value,
-        hide=of(lambda scores, mask: np.where(mask, scores, -np.inf)),
-        broadcast=of(np.broadcast_to),
+    """The operations of textbook code in NumPy."""
+    return operations_of(
+        Namespace(),
+        softmax=rounding(softmax),
+        fill=rounding(lambda x, hidden, number: np.where(hidden, number, x)),
+        hide=rounding(lambda scores, mask: np.where(mask, scores, -np.inf)),
         logsumexp=lambda x: rounded(
             lambda scores: np.logaddexp.reduce(scores, -1), x.fmt and x.fmt.widened, x
         ),
+        take=rounding(take),
+        put=rounding(put),
+        astype=lambda x, dtype: rounded(np.asarray, FORMATS[dtype], x),
         like=lambda x, other: rounded(np.asarray, other.fmt, x),
         counted=lambda n, x: Rounded(np.arange(n, dtype=np.float64), x.fmt),
+        concat=concat,
     )

@@ -11,9 +11,7 @@ from attention_conformance.backends._numpy.engine import Rounded
 from attention_conformance.backends._numpy.rotary import complex_product
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.in_pages import from_numpy_pages, with_new_tokens
-from attention_conformance.backends.memory import (
-    by_component,
-)
+from attention_conformance.backends.memory import by_component
 from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.references.rotary import frequencies
 from attention_conformance.suite.spec.case import Case
@@ -70,9 +68,9 @@ class SegmentBySegment(ByDefinition):
 
     def values(self, x: Values, inputs: Inputs) -> Any:
         out = np.zeros((*x["query"].shape[:2], x["value"].shape[-1]))
-        starts, of = x["query_offsets"], x["key_offsets"]
+        starts, key_starts = x["query_offsets"], x["key_offsets"]
         for n in range(len(starts) - 1):
-            rows, keys = slice(starts[n], starts[n + 1]), slice(of[n], of[n + 1])
+            rows, keys = slice(starts[n], starts[n + 1]), slice(key_starts[n], key_starts[n + 1])
             segment = {"query": rows, "key": keys, "value": keys}
             q, k, v = (x[name][at].transpose(1, 0, 2)[None] for name, at in segment.items())
             alignment = inputs.case.option("alignment")
@@ -102,12 +100,12 @@ class SampleBySample(ByDefinition):
         out = np.zeros((*query.shape[:2], x["value"].shape[-1]))
         key, value = (in_pages.slots_first(inputs.case, x[name]) for name in ("key", "value"))
         paged_attention.refuse_malformed(query, key, value, starts, counts, table)
-        for n, of in enumerate(counts):
+        for n, count in enumerate(counts):
             rows = slice(starts[n], starts[n + 1])
             taken = (pool[table[n]] for pool in (key, value))
-            k, v = (y.reshape(-1, *y.shape[2:])[:of].transpose(1, 0, 2)[None] for y in taken)
+            k, v = (y.reshape(-1, *y.shape[2:])[:count].transpose(1, 0, 2)[None] for y in taken)
             q = query[rows].transpose(1, 0, 2)[None]
-            mask = paged_attention.allowed(inputs.case, q.shape[2], int(of))
+            mask = paged_attention.allowed(inputs.case, q.shape[2], int(count))
             settings = {"scale": inputs.scale, "fmt": inputs.dtype, **inputs.features}
             out[rows] = definition(q, k, v, mask=mask, **settings)[0].transpose(1, 0, 2)
         return out
@@ -191,14 +189,14 @@ class ScaledCodes(ByDefinition):
             (plain[f"{n}_codes"] - plain.get(f"{n}_zero", 0)) * plain[f"{n}_scale"] for n in kinds
         )
         output = definition(query, key, value, mask=mask, scale=inputs.scale, fmt=fmt)
-        kept = {n: plain[f"{n}_codes"] for n in new}
+        written = {n: plain[f"{n}_codes"] for n in new}
         if "page_table" in pools:
             at = in_pages.slots(inputs)
-            kept = {
+            written = {
                 n: in_pages.put(case, pools[f"{n}_codes"], at, codes, quantized.axes_of(n))
-                for n, codes in kept.items()
+                for n, codes in written.items()
             }
-        return (output, *(y.astype(np.float64) for y in kept.values())) if new else output
+        return (output, *(y.astype(np.float64) for y in written.values())) if new else output
 
 
 class NearestCodes(ByDefinition):

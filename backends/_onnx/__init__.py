@@ -5,7 +5,6 @@ A call becomes a model in memory. Models have no gradients.
 
 from __future__ import annotations
 
-from attention_conformance.backends._onnx.reference import OnnxReferenceBackend
-from attention_conformance.backends._onnx.runtime import OnnxRuntimeBackend
+from attention_conformance.backends._onnx.runtime import OnnxReferenceBackend, OnnxRuntimeBackend
 
 __all__ = ["OnnxReferenceBackend", "OnnxRuntimeBackend"]

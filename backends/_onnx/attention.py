@@ -24,11 +24,7 @@ from attention_conformance.backends.declared import (
     Declared,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel
-from attention_conformance.backends.masks import (
-    AttentionCall,
-    Native,
-    split_native,
-)
+from attention_conformance.backends.masks import AttentionCall, Native, split_native
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
@@ -82,14 +78,6 @@ def mask(queries: bool, call: AttentionCall) -> Any:
     """The mask or bias. The operator does not broadcast a last axis of size 1: it would mask only the
     first key. `queries`: the axis of queries must have full size, too."""
     return call.mask_or_bias(partial(in_full, inputs=call.inputs, queries=queries))
-
-
-def counts(dtype: Any, call: AttentionCall) -> Any:
-    """The number of keys of each sample (B,), in a dtype of NumPy."""
-    lengths, inputs = call.native.lengths, call.inputs
-    if lengths is None:
-        return None
-    return call.backend.array(lengths.lengths(inputs.sizes, inputs.seed).astype(dtype), None)
 
 
 def attributes(inputs: Inputs, native: Native) -> dict[str, Any]:
@@ -190,7 +178,7 @@ def arrays(queries: bool) -> tuple[Parameter[AttentionCall], ...]:
     """The arrays of the operator besides its operands; see `mask`."""
     return (
         Parameter("mask", value=partial(mask, queries)),
-        Parameter("lengths", value=partial(counts, np.int64)),
+        Parameter("lengths", value=AttentionCall.lengths),
     )
 
 

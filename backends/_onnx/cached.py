@@ -128,17 +128,17 @@ class ScatterAttention(PastAttention):
 
     def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         slots, B = capacity(case), case.sizes.B
-        kept = np.full((B, slots), -1)
+        positions = np.full((B, slots), -1)
         for action, after in played(case):
-            keys = kept
+            keys = positions
             if isinstance(action, Chunk):
-                own, of = after.newest(action)
-                new = after.positions[own, of]
-                keys = np.concatenate([kept[own[:, 0]], new], 1)
-                kept[own, of[:, -slots:] % slots] = new[:, -slots:]
+                own, places = after.newest(action)
+                new = after.positions[own, places]
+                keys = np.concatenate([positions[own[:, 0]], new], 1)
+                positions[own, places[:, -slots:] % slots] = new[:, -slots:]
             elif isinstance(action, Pick):
-                kept = kept[list(action.samples)]
-            kept = np.where(kept >= after.lengths[:, None], -1, kept)
+                positions = positions[list(action.samples)]
+            positions = np.where(positions >= after.lengths[:, None], -1, positions)
             yield action, after, keys
 
     def timed(self, inputs: Inputs) -> PreparedCall:
@@ -156,16 +156,16 @@ class ScatterAttention(PastAttention):
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
             empty = unwritten(inputs.case, s.B, s.Hkv, slots, size)
             arrays[name] = backend.array(empty, inputs.dtype)
-        for n, (action, kept) in enumerate(played(inputs.case)):
+        for n, (action, contents) in enumerate(played(inputs.case)):
             if not isinstance(action, Chunk):
                 continue
-            own, of = kept.newest(action)
+            own, places_of = contents.newest(action)
             for name in {f"mask_{n}", f"bias_{n}"} & {*arrays}:
                 old, new = np.split(arrays[name], [slots], 3)
-                for sample, places in enumerate(of):
+                for sample, places in enumerate(places_of):
                     old[sample, ..., places % slots] = np.moveaxis(new[sample], -1, 0)
                 arrays[name] = old
-            ends = kept.lengths[own[:, 0]]
+            ends = contents.lengths[own[:, 0]]
             arrays[f"write_{n}"] = backend.array(ends - min(action.count, slots), None)
             arrays[f"written_{n}"] = backend.array(np.minimum(ends, slots), None)
             if action.samples is not None:
@@ -182,21 +182,21 @@ class ScatterAttention(PastAttention):
         own, slots = rest.get(f"own_{n}"), capacity(inputs.case)
         turns = "circular" if "ring" in inputs.needs else None
 
-        def written(kept: Any, new: Any) -> Any:
-            held = kept if own is None else self.ops.take(kept, own)
+        def written(slots_of_all: Any, new: Any) -> Any:
+            own_slots = slots_of_all if own is None else self.ops.take(slots_of_all, own)
             last = new if query is not None else new[:, :, max(new.shape[2] - slots, 0) :]
             return new.graph.add(
                 "TensorScatter",
-                held,
+                own_slots,
                 last,
                 rest[f"write_{n}"],
-                shape=lambda: held.shape,
+                shape=lambda: own_slots.shape,
                 mode=turns,
             )
 
         key, value = (written(*pair) for pair in zip(state, (key, value), strict=True))
         puts = () if own is None else zip(state, (key, value), strict=True)
-        state = tuple(self.ops.put(kept, own, new) for kept, new in puts) or (key, value)
+        state = tuple(self.ops.put(old, own, new) for old, new in puts) or (key, value)
         if query is None:
             return None, state
         rows = query.graph.add(

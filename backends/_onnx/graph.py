@@ -12,11 +12,18 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 OPSET = 23
 """The default opset of a graph."""
 
 Shape = tuple[int, ...]
+
+NODES = {
+    np.add: "Add", np.subtract: "Sub", np.multiply: "Mul", np.true_divide: "Div",
+    np.matmul: "MatMul", np.equal: "Equal",
+}  # fmt: skip
+"""The nodes of Python's operators."""
 
 
 class Graph:
@@ -83,15 +90,12 @@ class Graph:
         return bytes(model.SerializeToString(deterministic=True))
 
 
-class Symbol:
+class Symbol(NDArrayOperatorsMixin):
     """The name of an array in a graph, with the operations of arrays.
 
     Numbers and NumPy arrays in an operation become constants. `shape` is known for inputs and for most
     results.
     """
-
-    __array_ufunc__ = None
-    """Makes NumPy's operators call the reflected operators of this class."""
 
     def __init__(
         self, graph: Graph, name: str, dtype: Any, shape: Callable[[], Shape] | None = None
@@ -127,54 +131,18 @@ class Symbol:
         met = [self.met(value) for value in more]
         return self.graph.add(kind, self, *met, shape=lambda: self.shape, **attributes)
 
-    def _binary(self, kind: str, other: Any, back: bool = False) -> Symbol:
-        met = self.met(other)
-        left, right = (met, self) if back else (self, met)
-        return self.graph.add(
-            kind, left, right, shape=lambda: np.broadcast_shapes(left.shape, right.shape)
-        )
-
-    def __add__(self, other: Any) -> Symbol:
-        return self._binary("Add", other)
-
-    def __radd__(self, other: Any) -> Symbol:
-        return self._binary("Add", other, back=True)
-
-    def __sub__(self, other: Any) -> Symbol:
-        return self._binary("Sub", other)
-
-    def __rsub__(self, other: Any) -> Symbol:
-        return self._binary("Sub", other, back=True)
-
-    def __mul__(self, other: Any) -> Symbol:
-        return self._binary("Mul", other)
-
-    def __rmul__(self, other: Any) -> Symbol:
-        return self._binary("Mul", other, back=True)
-
-    def __truediv__(self, other: Any) -> Symbol:
-        return self._binary("Div", other)
-
-    def __rtruediv__(self, other: Any) -> Symbol:
-        return self._binary("Div", other, back=True)
-
-    def __matmul__(self, other: Any) -> Symbol:
-        right = self.met(other)
+    def __array_ufunc__(self, ufunc: Any, method: str, first: Any, second: Any) -> Symbol:
+        a, b = self.met(first), self.met(second)
 
         def shape() -> Shape:
-            a, b = self.shape, right.shape
-            if a[-1] != b[-2]:
-                raise ValueError(f"a product of {a} and {b}")
-            return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+            if ufunc is not np.matmul:
+                return np.broadcast_shapes(a.shape, b.shape)
+            if a.shape[-1] != b.shape[-2]:
+                raise ValueError(f"a product of {a.shape} and {b.shape}")
+            return (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
 
-        return self.graph.add("MatMul", self, right, shape=shape)
-
-    def __eq__(self, other: Any) -> Any:
-        met = self.met(other)
-        return self.graph.add(
-            "Equal", self, met, dtype=bool,
-            shape=lambda: np.broadcast_shapes(self.shape, met.shape),
-        )  # fmt: skip
+        dtype = bool if ufunc is np.equal else None
+        return self.graph.add(NODES[ufunc], a, b, shape=shape, dtype=dtype)
 
     __hash__ = object.__hash__
 
@@ -192,8 +160,8 @@ class Symbol:
             out = out._sliced(axis, part)
         if not dropped:
             return out
-        kept = tuple(n for axis, n in enumerate(out.shape) if axis not in dropped)
-        return out.reshape(kept)
+        sizes = tuple(n for axis, n in enumerate(out.shape) if axis not in dropped)
+        return out.reshape(sizes)
 
     def _sliced(self, axis: int, part: slice) -> Symbol:
         start, stop, step = part.indices(self.shape[axis])
@@ -291,11 +259,11 @@ class Recorded:
         answer = build(**symbols)
         self.single = not isinstance(answer, tuple)
         outputs = (answer,) if self.single else answer
-        self.kept = [output is not None for output in outputs]
+        self.present = [output is not None for output in outputs]
         self.model = graph.model([output for output in outputs if output is not None])
 
     def answer(self, values: Sequence[Any]) -> Any:
         """The outputs of the model, in the structure that the function returns."""
         outputs = iter(values)
-        answer = tuple(next(outputs) if kept else None for kept in self.kept)
+        answer = tuple(next(outputs) if present else None for present in self.present)
         return answer[0] if self.single else answer

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU; sessions of models are kept."""
+"""The runtimes: ONNX Runtime on the CPU, and the standard's reference evaluator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ from attention_conformance.backends._onnx.cached import (
     PastGroupQuery,
     ScatterAttention,
 )
-from attention_conformance.backends._onnx.contrib import GROUP_QUERY, GROUP_QUERY_CACHED, MULTI_HEAD
+from attention_conformance.backends._onnx.contrib import (
+    GROUP_QUERY,
+    GROUP_QUERY_CACHED,
+    MULTI_HEAD,
+    CodedGroupQuery,
+    GroupQueryWrites,
+)
 from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, declared_here
-from attention_conformance.backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
-from attention_conformance.backends._onnx.quantized import CodedGroupQuery, GroupQueryWrites
-from attention_conformance.backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
+from attention_conformance.backends._onnx.nodes import (
+    OnnxBatchNorm,
+    OnnxLayerNorm,
+    OnnxRotary,
+    OnnxRotaryByIds,
+)
 from attention_conformance.backends._onnx.textbook import Eager, layers
 from attention_conformance.backends.arrays import RuntimeThreads
 from attention_conformance.backends.kernel import Kernel
@@ -42,7 +51,7 @@ ATTENTION: dict[str, Any] = {
     "dtypes": DTYPES,
 }
 
-DECLARED: dict[Kernel | type[Implementation], Declared] = {
+ON_RUNTIME: dict[Kernel | type[Implementation], Declared] = {
     # Few operators have float16 kernels, so the optimiser decides which results are stored in float16.
     Eager: Eager.declared.but(
         numerics={"f64": "exact", "f32": "exact", "f16": "eager"}, dtypes=DTYPES
@@ -99,7 +108,7 @@ class OnnxRuntimeBackend(OnnxEngine):
         for layer in textbook:
             if not isinstance(layer, TextbookRotary):  # which computes in float32
                 layer.declared = layer.declared.but(dtypes=DTYPES)
-        return declared_here(self, DECLARED, textbook)
+        return declared_here(self, ON_RUNTIME, textbook)
 
     def session(self, model: bytes) -> Any:
         """The session of a model for the present number of threads."""
@@ -122,8 +131,8 @@ class OnnxRuntimeBackend(OnnxEngine):
             kind.startswith("tensor(float8") for kind in returned
         ):
             return list(session.run(None, dict(arrays)))
-        kept = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        values = {name: self._value(array) for name, array in kept.items()}
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        values = {name: self._value(array) for name, array in contiguous.items()}
         return [self._array(value) for value in session.run_with_ort_values(None, values)]
 
     def _value(self, array: np.ndarray) -> Any:
@@ -148,3 +157,51 @@ class OnnxRuntimeBackend(OnnxEngine):
         shape = tuple(value.shape())
         words = ctypes.string_at(value.data_ptr(), dtype.itemsize * int(np.prod(shape)))
         return np.frombuffer(words, dtype).reshape(shape).copy()
+
+
+NUMERICS = {"f64": "stepwise", "f32": "stepwise", "bf16": "working", "f16": "stepwise"}
+"""Single NumPy operations. bfloat16 sums are in bfloat16, except in products."""
+
+ON_REFERENCE: dict[Kernel | type[Implementation], Declared] = {
+    Eager: Eager.declared.but(numerics=NUMERICS).electing(
+        {"lse-of-empty-row": "nan", "integer-mask": "cast-to-bool", "score-overflow": "nan"}
+    ),
+    **{
+        # Queries and keys are multiplied by the root of the scale, and rounded, before their product.
+        kind: kind.declared.but(numerics=NUMERICS | {"f16": "working"}, limits=ROOT)
+        for kind in (*BY_DEFINITION, ATTENTION_25, PastAttention, ScatterAttention)
+    },
+    OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="stepwise"),
+    OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="stepwise"),
+    **{
+        kind: kind.declared.but(numerics="eager", dtypes=("f32", "bf16", "f16"))
+        for kind in (OnnxRotary, OnnxRotaryByIds)
+    },
+}
+"""Implementations besides textbook layers, with their declarations."""
+
+
+class OnnxReferenceBackend(OnnxEngine):
+    """`onnx.reference.ReferenceEvaluator`."""
+
+    name = "onnx-reference"
+    modules = ("onnx",)
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self._evaluators: Cache[Any] = Cache(KEPT)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {name: version(name) for name in ("onnx", "numpy")}
+
+    def implementations(self) -> list[Implementation]:
+        return declared_here(self, ON_REFERENCE, layers(self, "stepwise"))
+
+    def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        from onnx.reference import ReferenceEvaluator
+
+        evaluator = self._evaluators.get(model, lambda: ReferenceEvaluator(model))
+        # NaN and infinity are answers, not reasons for warnings.
+        with np.errstate(all="ignore"):
+            return list(evaluator.run(None, dict(arrays)))

@@ -41,11 +41,11 @@ def operations(backend: OnnxEngine) -> Operations:
         softmax=lambda x: x.same("Softmax", axis=-1),
         fill=lambda x, hidden, number: x.where(hidden.same("Not"), number),
         tanh=lambda x: x.same("Tanh"),
-        total=lambda x, axis: x.reduced("ReduceSum", axis),
+        sum=lambda x, axis: x.reduced("ReduceSum", axis),
         mean=lambda x, axis: x.reduced("ReduceMean", axis),
-        root=lambda x: x.same("Sqrt"),
+        sqrt=lambda x: x.same("Sqrt"),
         concat=concatenated,
-        transpose=lambda x, axes: x.transpose(axes),
+        permute_dims=lambda x, axes: x.transpose(axes),
         reshape=lambda x, shape: x.reshape(shape),
         put=lambda x, indices, values: x.same(
             "ScatterND", indices.reshape((*indices.shape, 1)), values
@@ -57,18 +57,17 @@ def operations(backend: OnnxEngine) -> Operations:
         cos=lambda x: x.same("Cos"),
         sin=lambda x: x.same("Sin"),
         # Frequencies depend on no input: they are computed when the graph is recorded.
-        power=np.power,
+        pow=np.power,
         clip=lambda x, low, high: (
             np.clip(x, low, high) if isinstance(x, np.ndarray) else x.same("Clip", low, high)
         ),
-        rint=lambda x: x.same("Round"),
+        round=lambda x: x.same("Round"),
         exp=lambda x: x.same("Exp"),
         log=lambda x: x.same("Log"),
-        largest=lambda x, axis: x.reduced("ReduceMax", axis),
-        cast=lambda x, dtype: x.cast(backend.kind(dtype)),
-        number=lambda value, x: value,
+        max=lambda x, axis: x.reduced("ReduceMax", axis),
+        astype=lambda x, dtype: x.cast(backend.kind(dtype)),
         hide=lambda scores, mask: scores.where(mask, -np.inf),
-        broadcast=lambda x, shape: x.expanded(shape),
+        broadcast_to=lambda x, shape: x.expanded(shape),
         logsumexp=lambda x: x.cast(np.promote_types(x.dtype, np.float32)).reduced(
             "ReduceLogSumExp", -1
         ),

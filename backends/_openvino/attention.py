@@ -76,8 +76,8 @@ class Sdpa(Implementation):
         return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        kept = self.backend.kept
-        return self.prepared(inputs, lambda key, model, arrays: kept(key, model))
+        cached_request = self.backend.cached_request
+        return self.prepared(inputs, lambda key, model, arrays: cached_request(key, model))
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         if self.fixed:

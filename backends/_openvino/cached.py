@@ -90,7 +90,7 @@ class Stateful(Scripted):
         samples = op.parameter([-1], ov.Type.i32)
         mask = op.parameter([-1] * 4, dtype if biased else ov.Type.boolean)
 
-        def kept(new: Any, name: str, size: int) -> Any:
+        def remembered(new: Any, name: str, size: int) -> Any:
             info = VariableInfo()
             info.variable_id, info.data_type = name, dtype
             info.data_shape = ov.PartialShape([-1, s.Hkv, -1, size])
@@ -107,7 +107,7 @@ class Stateful(Scripted):
             repeated = op.broadcast(apart, groups, broadcast_spec="BIDIRECTIONAL")
             return op.reshape(repeated, op.constant(np.array([0, s.H, -1, size])), True)
 
-        operands = [query, kept(key, "key", s.D), kept(value, "value", s.Dv), mask]
+        operands = [query, remembered(key, "key", s.D), remembered(value, "value", s.Dv), mask]
         parameters = [query, key, value, samples, mask]
         if sinks or inputs.scale is not None:
             operands.append(self.backend.constant(inputs.effective_scale, kind))
@@ -121,7 +121,7 @@ class Stateful(Scripted):
         inputs, backend = turn.inputs, self.backend
         mask = turn.mask(turn.total)[:, None]
         if inputs.bias is not None:
-            bias = turn.chunk.biases(inputs.bias, turn.held.positions)
+            bias = turn.chunk.biases(inputs.bias, turn.contents.positions)
             mask = backend.array(np.where(mask, bias, -np.inf), inputs.dtype)
         sinks = inputs.arrays.get("sinks")
         more = [] if sinks is None else [backend.array(sinks.reshape(1, -1, 1, 1), inputs.dtype)]
@@ -131,15 +131,15 @@ class Stateful(Scripted):
     def changed(self, state: Request, tokens: np.ndarray) -> Request:
         """The state with the tokens (B, n) of its variables."""
         for variable in state.request.query_state():
-            held = variable.state
-            array = np.array(held.data)[state.order]
-            kept = np.take_along_axis(array, tokens[:, None, :, None], 2)
-            variable.state = self.backend.openvino.Tensor(kept, kept.shape, held.element_type)
+            tensor = variable.state
+            array = np.array(tensor.data)[state.order]
+            chosen = np.take_along_axis(array, tokens[:, None, :, None], 2)
+            variable.state = self.backend.openvino.Tensor(chosen, chosen.shape, tensor.element_type)
         return Request.of(state.request, *tokens.shape)
 
     def crop(self, state: Request, count: int, *samples: Any) -> Request:
-        kept = np.arange(rolled_back(state.count, count))
-        return self.changed(state, np.tile(kept, (len(state.order), 1)))
+        tokens = np.arange(rolled_back(state.count, count))
+        return self.changed(state, np.tile(tokens, (len(state.order), 1)))
 
     def reset(self, state: Request, *samples: Any) -> Request:
         state.request.reset_state()

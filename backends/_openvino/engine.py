@@ -48,7 +48,7 @@ class OpenvinoEngine(RuntimeArrays):
         """A node with one number."""
         return self.openvino.op.Constant(self.type_of(dtype), self.openvino.Shape([]), [number])
 
-    def kept(self, key: Any, model: Callable[[], Any]) -> Any:
+    def cached_request(self, key: Any, model: Callable[[], Any]) -> Any:
         """The request of the model under a key, for the present number of threads; made on first use.
         Each thread has its own, because a request infers once at a time."""
         at = (key, self.thread_count, get_ident())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.ops import KERAS_OPS
-from attention_conformance.backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
-from attention_conformance.backends._tensorflow.operations import EAGER, operations
+from attention_conformance.backends._tensorflow.engine import (
+    EAGER,
+    FLUSHED,
+    NUMERICS,
+    TensorflowEngine,
+    operations,
+)
 from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
@@ -40,7 +43,7 @@ class TensorflowBackend(KerasBackend, TensorflowEngine):
         return super().versions | {"keras": self.keras.__version__}
 
     def implementations(self) -> list[Implementation]:
-        ops = operations(np, self.tf)
+        ops = operations(self.tf)
         return [
             TextbookAttention(self, ops, EAGER),
             FrameworkFunction(self, ON_TENSORFLOW),

@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._tensorflow.profiler import TensorflowProfiler
-from attention_conformance.backends._tensorflow.tape import Gradients, Pullback, by_tape, pullback
+from attention_conformance.backends._tensorflow.profiler import (
+    TensorflowProfiler,
+    by_tape,
+    pullback,
+)
 from attention_conformance.backends.compilers import with_constants
 from attention_conformance.backends.memory import ShapesAlone
-from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback
 from attention_conformance.backends.protocol import (
     Backend,
     BackendUnavailable,
@@ -22,6 +25,8 @@ from attention_conformance.backends.protocol import (
     Setting,
     needed,
 )
+from attention_conformance.backends.textbook.attention import TextbookAttention
+from attention_conformance.backends.textbook.operations import Operations, operations_of
 from attention_conformance.suite.spec.dtypes import DTYPES, DType
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
@@ -34,6 +39,37 @@ float16 products are summed in float16: the error of tf.einsum over 257 unit nor
 of sum |q k|; sums in float32 have less than 0.5. The softmax stores differences, exponentials and their
 sum in bfloat16: its error for 8 normal scores is 10.7 unit roundoffs of a weight; one rounding has 0.5.
 """
+
+
+EAGER = TextbookAttention.declared.but(numerics=NUMERICS).electing({"subnormal-output": FLUSHED})
+"""The declaration of textbook attention; masked scores are the dtype's lowest number."""
+
+
+def operations(tf: Any) -> Operations:
+    """The operations of textbook code in TensorFlow."""
+    return operations_of(
+        tf,
+        softmax=lambda x: tf.nn.softmax(x, axis=-1),
+        fill=lambda x, hidden, number: tf.where(hidden, tf.constant(number, x.dtype), x),
+        hide=lambda scores, mask: tf.where(mask, scores, scores.dtype.min),
+        logsumexp=lambda x: tf.reduce_logsumexp(
+            tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32), axis=-1
+        ),
+        take=tf.gather,
+        put=lambda x, indices, values: tf.tensor_scatter_nd_update(x, indices[:, None], values),
+        astype=tf.cast,
+        like=lambda x, other: tf.cast(x, other.dtype),
+        counted=lambda n, x: tf.cast(tf.range(n), x.dtype),
+        sum=tf.reduce_sum,
+        mean=tf.reduce_mean,
+        max=tf.reduce_max,
+        permute_dims=tf.transpose,
+        log=tf.math.log,
+        clip=tf.clip_by_value,
+        # TensorFlow converts a Python float to float32 first; NumPy rounds it once, to the tensor's
+        # dtype.
+        number=lambda value, x: tf.constant(np.asarray(value, x.dtype.as_numpy_dtype)),
+    )
 
 
 class TensorflowCompilers(Compilers):

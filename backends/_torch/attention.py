@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._torch.operations import operations
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.attention import TextbookAttention
+from attention_conformance.backends.textbook.operations import Operations, operations_of
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -25,6 +26,27 @@ EAGER = TextbookAttention.declared.electing(
     }
 )
 """The declaration of textbook attention: matmul, softmax, matmul; masked scores are -inf."""
+
+
+def operations(torch: Any) -> Operations:
+    """The operations of textbook code in PyTorch."""
+    return operations_of(
+        torch,
+        softmax=lambda x: torch.softmax(x, -1),
+        fill=lambda x, hidden, number: x.masked_fill(hidden, number),
+        hide=lambda scores, mask: scores.masked_fill(~mask, -torch.inf),
+        logsumexp=lambda x: torch.logsumexp(
+            x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1
+        ),
+        take=lambda x, indices: x[indices],
+        put=lambda x, indices, values: x.index_put((indices,), values),
+        astype=lambda x, dtype: x.to(getattr(torch, dtype)),
+        like=lambda x, other: x.to(other.dtype),
+        counted=lambda n, x: torch.arange(n, dtype=x.dtype, device=x.device),
+        max=torch.amax,
+        permute_dims=torch.permute,
+        repeat=torch.repeat_interleave,
+    )
 
 
 TWIN = "the variant for rewrites by pattern"
@@ -48,7 +70,7 @@ class EagerPermuted(TextbookAttention):
 
     def __init__(self, backend: TorchEngine) -> None:
         turned = replace(
-            operations(backend.torch), transpose=lambda key, axes: key.permute(2, 1, 3, 0)
+            operations(backend.torch), permute_dims=lambda key, axes: key.permute(2, 1, 3, 0)
         )
         super().__init__(backend, turned)
 

@@ -8,16 +8,14 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from attention_conformance.backends.prepared import ForwardOnly, PreparedCall, underivable
-from attention_conformance.backends.protocol import Step
-
-Gradients = tuple[Any, dict[str, Any]]
-"""The output of a call, and its gradients by operand."""
-
-
-Pullback = tuple[Any, Callable[[Any], dict[str, Any]]]
-"""The output of a call, and its gradients by operand as a function of the cotangent."""
-
+from attention_conformance.backends.prepared import (
+    ForwardOnly,
+    Gradients,
+    PreparedCall,
+    Pullback,
+    underivable,
+)
+from attention_conformance.backends.profiler import Step
 
 DERIVED_BY = "suite_derived_by"
 """The attribute of a tensor with what makes the calls that compute its derivatives."""

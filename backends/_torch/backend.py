@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 
-from attention_conformance.backends._torch.attention import EAGER, EagerPermuted
-from attention_conformance.backends._torch.compilers import TorchCompilers
+from attention_conformance.backends._torch.attention import EAGER, EagerPermuted, operations
+from attention_conformance.backends._torch.compilers import (
+    OPSETS,
+    TorchCompilers,
+    by_onnx,
+    exported,
+    exporters,
+)
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._torch.exporter import by_onnx, exporters
 from attention_conformance.backends._torch.flex import Flex
 from attention_conformance.backends._torch.kernels import ON_CPU, ON_CUDA, SDPA
 from attention_conformance.backends._torch.layers import FAST, layers
-from attention_conformance.backends._torch.operations import operations
 from attention_conformance.backends._torch.operators import CustomOperator, overload_of
-from attention_conformance.backends._torch.packed import FlexPacked, NestedSdpa
-from attention_conformance.backends._torch.paged import FlexPaged, FlexWrite
+from attention_conformance.backends._torch.packed import (
+    FlexPacked,
+    FlexPaged,
+    FlexWrite,
+    NestedSdpa,
+)
 from attention_conformance.backends._torch.rings import rings
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.kernel import FrameworkFunction
@@ -88,7 +96,7 @@ class WithExporters(TorchCompilers):
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         if compiler in self.backend.exporters:
-            return by_onnx(self.backend, prepared, compiler)
+            return exported(self.backend, prepared, partial(by_onnx, OPSETS[compiler]))
         return super().compiled(prepared, compiler, batch)
 
     def declared(self, implementation: Implementation, compiler: str) -> Declared:

@@ -1,13 +1,16 @@
-"""Compile a prepared call with `torch.compile` or `torch.export`."""
+"""Compile a prepared call with `torch.compile` or `torch.export`, or export it to ONNX."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -38,7 +41,7 @@ class TorchCompilers(Compilers):
             is_array = self.backend.is_array
             return over_batch(torch.func.vmap, torch.movedim, is_array, prepared, batch)
         if compiler == "export":
-            return by_export(self.backend, prepared)
+            return exported(self.backend, prepared, by_torch_export)
         return by_torch_compile(self.backend, prepared, compiler, self.one_graph)
 
     def recomputed(
@@ -128,24 +131,77 @@ def twin(function: Callable[..., Any]) -> Callable[..., Any]:
     return FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
 
 
-def by_export(backend: Backend, prepared: PreparedCall) -> PreparedCall:
-    """The program that `torch.export` exports from the first call."""
-    return with_constants(_exported, backend.is_array, prepared)
+def exported(
+    backend: Backend, prepared: PreparedCall, export: Callable[[Any, Any], Callable[..., Any]]
+) -> PreparedCall:
+    """The call through the program that `export(module, arrays)` makes of the first call."""
+
+    def through(function: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        class Module(torch.nn.Module):
+            def forward(self, arrays: Any) -> Any:
+                return function(arrays)
+
+        programs: list[Callable[..., Any]] = []
+
+        def call(arrays: Any) -> Any:
+            detached = {n: a.detach() for n, a in arrays.items()}
+            if not programs:
+                programs.append(export(Module(), detached))
+            return programs[0](detached)
+
+        return call
+
+    return with_constants(through, backend.is_array, prepared)
 
 
-def _exported(function: Callable[..., Any]) -> Callable[..., Any]:
+def by_torch_export(module: Any, arrays: Any) -> Callable[..., Any]:
+    """The program of `torch.export`."""
     import torch
 
-    class Module(torch.nn.Module):
-        def forward(self, arrays: Any) -> Any:
-            return function(arrays)
+    program: Callable[..., Any] = torch.export.export(module, (arrays,)).module()
+    return program
 
-    programs: list[Callable[..., Any]] = []
 
-    def call(arrays: Any) -> Any:
-        if not programs:
-            detached = {n: a.detach() for n, a in arrays.items()}
-            programs.append(torch.export.export(Module(), (detached,)).module())
-        return programs[0](arrays)
+OPSETS: dict[str, int | None] = {"onnx": None, "onnx-23": 23}
+"""The opset of each exporter to ONNX; None for the default. From 23 on attention is one operator."""
 
-    return call
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+"""Modules that exporting to ONNX and running a model needs beside torch."""
+
+
+def exporters() -> tuple[str, ...]:
+    """The compilers `OPSETS`; none if a needed module is missing."""
+    return tuple(OPSETS) if all(find_spec(module) for module in NEEDED) else ()
+
+
+def by_onnx(opset: int | None, module: Any, arrays: Any) -> Callable[..., Any]:
+    """The model of `torch.onnx.export`, run by ONNX Runtime on the CPU."""
+    import onnxruntime
+    import torch
+
+    exporter = logging.getLogger("torch.onnx")
+    level = exporter.level
+    exporter.setLevel(logging.ERROR)  # it warns of every package without operators
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            # As the last positional argument a dictionary would be keywords.
+            program: Any = torch.onnx.export(
+                module, kwargs={"arrays": arrays}, dynamo=True, opset_version=opset, verbose=False
+            )
+    finally:
+        exporter.setLevel(level)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4
+    model = program.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_inputs()]
+
+    def run(arrays: Any) -> Any:
+        inputs = dict(zip(names, (a.numpy() for a in arrays.values()), strict=True))
+        outputs = [torch.from_numpy(output) for output in session.run(None, inputs)]
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    return run

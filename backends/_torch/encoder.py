@@ -24,9 +24,8 @@ from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import causal_alone
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.textbook.layer import Numerics, Operations, Textbook
-from attention_conformance.backends.textbook.multi_head import PackedHeads
-from attention_conformance.backends.textbook.norms import layer_norm
+from attention_conformance.backends.textbook.layers import PackedHeads, Textbook, layer_norm
+from attention_conformance.backends.textbook.operations import Numerics
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.encoder import ENCODER, FEATURES
 
@@ -145,13 +144,13 @@ class TextbookEncoder(PackedHeads):
         {"gelu": "textbook code has no error function"}
     )
 
-    def declaration(self, ops: Operations, numerics: Numerics) -> Declared:
-        return super().declaration(ops, numerics).but(numerics="stepwise")
+    def declaration(self, numerics: Numerics) -> Declared:
+        return super().declaration(numerics).but(numerics="stepwise")
 
-    def compute(
+    def layer(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, None]:
-        attend = super().compute
+        attend = super().layer
 
         def norm(x: Any, name: str) -> Any:
             own = {"gain": rest[f"{name}_gain"], "offset": rest[f"{name}_offset"]}

@@ -10,16 +10,11 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._torch import settings
-from attention_conformance.backends._torch.autograd import (
-    Gradients,
-    Pullback,
-    by_autograd,
-    pullback,
-)
+from attention_conformance.backends._torch.autograd import by_autograd, pullback
 from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.profiler import TorchProfiler
 from attention_conformance.backends.memory import Memory, Shape
-from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback
 from attention_conformance.backends.protocol import Backend, BackendUnavailable, Setting, needed
 from attention_conformance.suite.spec.dtypes import Code, DType
 

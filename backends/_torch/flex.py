@@ -34,6 +34,19 @@ KEPT, SMALL = 128, 2**20
 """The number of block masks that are kept, and the largest number of query-key pairs of a kept mask."""
 
 
+FLEX_REFUSALS = {
+    "gradient": "flex_attention has no backward pass on CPU",
+    "negative-views": "flex_attention has no kernel for tensors with the negative bit",
+}
+"""Features that flex_attention lacks on a CPU, with reasons."""
+
+
+def scale_and_groups(inputs: Inputs) -> dict[str, Any]:
+    """The arguments for an explicit scale, and for grouped heads."""
+    scale: dict[str, Any] = {} if inputs.scale is None else {"scale": inputs.scale}
+    return scale | ({"enable_gqa": True} if inputs.sizes.H != inputs.sizes.Hkv else {})
+
+
 class Flex(Implementation):
     """`flex_attention` without compilation."""
 
@@ -47,7 +60,7 @@ class Flex(Implementation):
             "native-causal": "flex_attention has no causal flag",
             "native-window": "flex_attention has no window",
             "mask-array": "flex_attention takes masks and biases as functions of indices",
-            "negative-views": "flex_attention has no kernel for tensors with the negative bit",
+            "negative-views": FLEX_REFUSALS["negative-views"],
         },
         elections=FILLED
         | ZEROS
@@ -63,8 +76,7 @@ class Flex(Implementation):
     def __init__(self, backend: TorchEngine) -> None:
         declared = self.declared
         if backend.device == "cpu":
-            reason = "flex_attention has no backward pass on CPU"
-            declared = declared.refusing({"gradient": reason})
+            declared = declared.refusing(FLEX_REFUSALS)
         super().__init__(backend, declared=declared)
         self._block_masks: Cache[Any] = Cache(KEPT)
 
@@ -160,11 +172,7 @@ class Flex(Implementation):
         `rewritten` replaces the mask_mod, `blocks` are more arguments of create_block_mask, `more` those
         of flex_attention.
         """
-        from torch.nn.attention.flex_attention import (
-            AuxRequest,
-            create_block_mask,
-            flex_attention,
-        )
+        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
         shape = (s.B, s.H, s.Lq, s.Lk)
@@ -183,10 +191,7 @@ class Flex(Implementation):
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
         arguments |= feature_arrays(backend, inputs)
-        if inputs.scale is not None:
-            arguments["scale"] = inputs.scale
-        if s.H != s.Hkv:
-            arguments["enable_gqa"] = True
+        arguments |= scale_and_groups(inputs)
 
         def score_mod_of(bias: Any) -> Callable[..., Any]:
             def score_mod(score, b, h, i, j):
@@ -211,7 +216,7 @@ class Flex(Implementation):
         def ahead() -> None:
             if full is not None and not block_masks:
                 common = full.size <= SMALL and rewritten is None and blocks is None
-                block_masks.append(self._kept(shape, hidden if common else None, block_mask))
+                block_masks.append(self._cached(shape, hidden if common else None, block_mask))
 
         def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:
             traced = torch.compiler.is_compiling()
@@ -252,7 +257,9 @@ class Flex(Implementation):
             ahead=ahead,
         )
 
-    def _kept(self, shape: tuple[int, ...], key: str | None, block_mask: Callable[[], Any]) -> Any:
+    def _cached(
+        self, shape: tuple[int, ...], key: str | None, block_mask: Callable[[], Any]
+    ) -> Any:
         """The block mask, from the cache if `key` is among the last keys; always made if `key` is None.
 
         Models also make a block mask once and pass it to every layer.

@@ -22,12 +22,7 @@ from attention_conformance.backends.declared import (
     DeclaredRounding,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named, written_out
-from attention_conformance.backends.masks import (
-    IS_CAUSAL,
-    SCALE,
-    AttentionCall,
-    fewer_axes,
-)
+from attention_conformance.backends.masks import IS_CAUSAL, SCALE, AttentionCall, fewer_axes
 from attention_conformance.backends.prepared import PreparedCall, kernel_missing
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.spec.case import Case
@@ -62,11 +57,6 @@ def without_flag(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 def grouped(call: AttentionCall) -> Any:
     """True if queries and keys have different numbers of heads, else None."""
     return call.inputs.query.shape[1] != call.inputs.key.shape[1] or None
-
-
-def rate(call: AttentionCall) -> Any:
-    """The rate of dropout in training, None if nothing is dropped."""
-    return call.inputs.rate or None if call.inputs.training else None
 
 
 def causal_biases(inputs: Inputs) -> dict[str, dict[str, Any]]:
@@ -108,7 +98,7 @@ SDPA = Kernel(
         ),
         SCALE,
         Parameter("enable_gqa", ("grouped-heads",), grouped),
-        Parameter("dropout_p", ("dropout",), rate),
+        Parameter("dropout_p", ("dropout",), AttentionCall.rate),
     ),
     Declared(
         numerics="fused",

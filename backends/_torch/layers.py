@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.backends._torch.attention import operations
 from attention_conformance.backends._torch.encoder import ENCODER_FAST, NN_ENCODER, TextbookEncoder
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.modules import (
@@ -25,7 +26,6 @@ from attention_conformance.backends._torch.modules import (
     turned,
 )
 from attention_conformance.backends._torch.norms import BATCH, LAYER
-from attention_conformance.backends._torch.operations import operations
 from attention_conformance.backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import causal_alone

@@ -132,7 +132,7 @@ def called(
     state = layer.state_dict(keep_vars=True).values()
     return PreparedCall(
         seeded(own.backend, run, inputs), arguments, LAYER_OUTPUTS, operands=own.layer.operands,
-        held=tuple(array for array in state if array.is_floating_point()),
+        layer_parameters=tuple(array for array in state if array.is_floating_point()),
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
         state = own.layer.parameters({name: arguments.pop(name) for name in p}, torch.cat)
         return outputs(torch.func.functional_call(layer, state, (), arguments), inputs)
 
-    return replace(plain, function=run, arguments=plain.arguments | p, held=())
+    return replace(plain, function=run, arguments=plain.arguments | p, layer_parameters=())
 
 
 def fast(

@@ -11,9 +11,15 @@ import numpy as np
 
 from attention_conformance.backends._torch.modules import called, differentiable, loaded, settings
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared, DeclaredRounding
-from attention_conformance.backends.layer import FrameworkLayer, Layer
+from attention_conformance.backends.layer import (
+    STEPS,
+    FrameworkLayer,
+    Layer,
+    can_train,
+    trained,
+    with_epsilon,
+)
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.statistics import STEPS, can_train, trained, with_epsilon
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
 
@@ -87,7 +93,7 @@ def after(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
         return layer(input), None
 
     problem = trained(inputs, (0.1, 0.1), unbiased=True)
-    return replace(own.prepare(inputs), function=call, held=(), problem=problem)
+    return replace(own.prepare(inputs), function=call, layer_parameters=(), problem=problem)
 
 
 LAYER_NORM_ROUNDING = DeclaredRounding(

@@ -14,7 +14,8 @@ from typing import Any
 from attention_conformance.backends._torch.autograd import DERIVED_BY, step_by_autograd
 from attention_conformance.backends.forbidden import replace
 from attention_conformance.backends.prepared import ForbiddenCall, PreparedCall, set_to
-from attention_conformance.backends.protocol import Backend, Profiler, Step
+from attention_conformance.backends.profiler import Step
+from attention_conformance.backends.protocol import Backend, Profiler
 
 KERNELS = {
     "aten::scaled_dot_product_attention": (
@@ -206,12 +207,12 @@ class TorchProfiler(Profiler):
             torch.cuda.synchronize()
             return int(torch.cuda.max_memory_allocated() - before)
         with profiled(profile_memory=True) as profile:
-            kept = call()
+            answer = call()
         results: Any = profile.profiler
         events = [e for e in results.kineto_results.events() if e.name() == "[memory]"]
-        held = peak = 0
+        allocated = peak = 0
         for event in sorted(events, key=lambda e: e.start_ns()):
-            held += event.nbytes()
-            peak = max(peak, held)
-        del kept
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
+        del answer
         return peak

@@ -123,7 +123,7 @@ def of_rank(
     ring._cp_options.convert_to_f32 = operands[0].dtype != torch.float64
     group: Any = distributed.group.WORLD
     aten = torch.ops.aten
-    query, key, value = (held(x, rank, balanced) for x in operands)
+    query, key, value = (part_of_rank(x, rank, balanced) for x in operands)
     output, lse = ring._templated_ring_attention(
         group, 2, aten._scaled_dot_product_flash_attention_for_cpu, query, key, value, **settings
     )
@@ -131,12 +131,12 @@ def of_rank(
         return output
     return ring._templated_ring_attention_backward(
         group, 2, aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-        held(cotangent, rank, balanced), "grad_out", query, key, value, output, lse,
+        part_of_rank(cotangent, rank, balanced), "grad_out", query, key, value, output, lse,
         dropout_p=0.0, **settings,
     )  # fmt: skip
 
 
-def held(array: Any, rank: int, balanced: bool) -> Any:
+def part_of_rank(array: Any, rank: int, balanced: bool) -> Any:
     """The part (B, H, L / n, D) of an array (B, H, L, D) that a rank holds: one block of n, or, balanced,
     blocks `rank` and 2 n - 1 - `rank` of 2 n."""
     import torch
@@ -233,7 +233,7 @@ def rings(backend: TorchEngine) -> list[Implementation]:
         return []
     ranks = Ranks()
     return [
-        Ring(backend, f"ring{held}{way}", rotation, bool(held), ranks)
-        for held in ("", "-balanced")
+        Ring(backend, f"ring{balance}{way}", rotation, bool(balance), ranks)
+        for balance in ("", "-balanced")
         for way, rotation in (("", "allgather"), ("-alltoall", "alltoall"))
     ]

@@ -44,7 +44,7 @@ def _on_meta(torch: Any) -> Iterator[None]:
         yield
 
 
-def settings(torch: Any, of: str) -> Mapping[str, Setting]:
+def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
     """The settings by name, with the modes of the device `of`. The default device is read as its type.
 
     `torch.vmap` is a compiler (see `TorchCompilers`). In deterministic mode other algorithms warn: which
@@ -60,7 +60,7 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
         return bool(_SUBNORMAL * np.float32(1) == 0)
 
     def autocast(device: str) -> Setting:
-        to = {"bfloat16": "bf16", "float16": "f16"} if device == of else {}
+        to = {"bfloat16": "bf16", "float16": "f16"} if device == own_device else {}
         return Setting(
             lambda: torch.is_autocast_enabled(device),
             lambda on: torch.set_autocast_enabled(device, on),

@@ -16,13 +16,14 @@ import numpy as np
 
 from attention_conformance.backends._torch.attention import SUBNORMAL
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._torch.kernels import SDPA, rate
+from attention_conformance.backends._torch.kernels import SDPA
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import (
     ADDED,
     ATTENTION_FEATURES,
     LEAKING_GRADIENTS,
     LOWEST_IN_FLOAT32,
+    SINGLE_EAGER,
     Declared,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
@@ -50,8 +51,7 @@ NO_SOFTCAP = {"softcap": "this model has no softcap"}
 NO_SINKS = {"sinks": "this model has no sinks"}
 
 EAGER = Declared(
-    # The softmax is float32 in every dtype, also in float64.
-    numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+    numerics=SINGLE_EAGER,
     features=ATTENTION_FEATURES | {"sinks"},
     refusals={
         "native-causal": "the function has no causal flag",
@@ -182,7 +182,7 @@ SDPA_FORWARD = Kernel(
             "is_causal",
             value=lambda call: causal_alone(call.inputs) and call.inputs.form == "native",
         ),
-        Parameter("dropout", ("dropout",), lambda call: rate(call) or 0.0),
+        Parameter("dropout", ("dropout",), lambda call: call.rate() or 0.0),
     ),
     SDPA.declared.refusing(
         {

@@ -1,12 +1,15 @@
-"""Caches of transformers, with the masks of `masking_utils` and the attention functions of its models.
+"""Caches of transformers, and packing by positions, with the masks of `masking_utils` and the attention
+functions of its models.
 
-A step does what a model's forward pass does: the mask is made for the cache before the step, then the
-cache takes the new keys and values and returns those that the attention function gets.
+A step with a cache does what a model's forward pass does: the mask is made for the cache before the step,
+then the cache takes the new keys and values and returns those that the attention function gets. In
+packing one sample has positions that begin at 0 for each sequence; `create_causal_mask` finds the
+sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
@@ -17,20 +20,21 @@ from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.flex import Flex, uncompiled
 from attention_conformance.backends._transformers.attention import chosen_function, modeling
 from attention_conformance.backends.caching import Scripted, Turn
-from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.declared import SINGLE_EAGER, Declared, DeclaredRounding
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.cached import FEATURES
+from attention_conformance.suite.spec.operators import cached, packed
 from attention_conformance.suite.spec.operators.rotary import BASE
 from attention_conformance.suite.spec.operators.scripts import capacity, rotation
 
 NO_FEATURES = dict.fromkeys(
     ("softcap", "sinks", "alibi-slopes"), "these attention functions have none of it"
 )
-SINGLE = {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
-"""The numerics of Llama's eager function: its softmax is float32, also in float64."""
 
 
 class DynamicSdpa(Scripted):
@@ -41,7 +45,7 @@ class DynamicSdpa(Scripted):
     name = "dynamic-cache-sdpa"
     declared = Declared(
         numerics="eager",
-        features=FEATURES,
+        features=cached.FEATURES,
         refusals={
             **NO_FEATURES,
             "subsets": "the samples of a cache have one length",
@@ -165,7 +169,7 @@ class DynamicEager(DynamicSdpa):
     """`DynamicCache` with Llama's eager function."""
 
     name = "dynamic-cache-eager"
-    declared = DynamicSdpa.declared.but(numerics=SINGLE)
+    declared = DynamicSdpa.declared.but(numerics=SINGLE_EAGER)
     chosen = "eager"
 
 
@@ -183,8 +187,8 @@ class DynamicFlex(DynamicSdpa):
     def function(self) -> Any:
         module = import_module("transformers.integrations.flex_attention")
         # The object that keeps the compiled function for the whole process.
-        kept = module.WrappedFlexAttention(training=False)
-        kept._compiled_flex_attention = uncompiled(module.flex_attention)
+        wrapped = module.WrappedFlexAttention(training=False)
+        wrapped._compiled_flex_attention = uncompiled(module.flex_attention)
         return module.flex_attention_forward
 
     def making_masks(self) -> AbstractContextManager[Any]:
@@ -195,7 +199,7 @@ class DynamicFlex(DynamicSdpa):
         inputs, own = turn.inputs, list(turn.chunk.own)
         if inputs.bias is None:
             return {"softcap": inputs.case.option("softcap")}
-        positions = turn.held.positions[own, -key.shape[2] :]
+        positions = turn.contents.positions[own, -key.shape[2] :]
         bias = self.backend.array(turn.chunk.biases(inputs.bias, positions), inputs.dtype)
         return {"softcap": inputs.case.option("softcap"), "position_bias": bias}
 
@@ -248,3 +252,85 @@ class StaticSdpa(DynamicSdpa):
     def rewound(self, state: Any, count: int) -> Any:
         state[0].layers[0].cumulative_length.sub_(count)
         return state
+
+
+def ones(query: Any) -> Any:
+    """The mask (1, Lq) of a sample without padding."""
+    return query.new_ones(1, len(query))
+
+
+def empty_cache() -> Any:
+    """The cache that a model makes by default."""
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
+ONE_LENGTH = "packing by positions needs as many keys as queries in a sequence"
+
+
+class PackedByPositions(Implementation):
+    """Packing by positions, with the attention function "sdpa" of configurations."""
+
+    backend: TorchEngine
+
+    name = "packed-sdpa"
+    operator = packed.PACKED
+    declared = Declared(
+        numerics="eager",
+        features=packed.FEATURES,
+        refusals={"cross-lengths": ONE_LENGTH, "causal-bottom-right": ONE_LENGTH},
+        elections={"nan-in-other-segment": "others"},
+    )
+    chosen = "sdpa"
+    """The name of the attention function in configurations."""
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.option("alignment") == "all":
+            return "models that pack by positions are causal"
+        return super().unsupported(case)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        return {
+            "a mask of ones": self.call(inputs, lambda query: {"attention_mask": ones(query)}),
+            "an empty cache": self.call(inputs, lambda query: {"past_key_values": empty_cache()}),
+        }
+
+    def call(
+        self, inputs: Inputs, more: Callable[[Any], dict[str, Any]] = lambda query: {}
+    ) -> PreparedCall:
+        """The call; `more(query)` are further arguments of create_causal_mask."""
+        from transformers import LlamaConfig
+        from transformers.masking_utils import create_causal_mask
+
+        torch, backend, s = self.backend.torch, self.backend, inputs.sizes
+        arguments = sequences(backend, inputs)
+        lengths = inputs.arrays["query_lengths"].astype(int)
+        places = np.concatenate([np.arange(n) for n in lengths])
+        arguments["position"] = backend.array(places[None], None)
+        config = LlamaConfig(num_attention_heads=s.H, num_key_value_heads=s.Hkv)
+        config._attn_implementation = self.chosen
+        layer = torch.nn.Module().eval()
+        layer.num_key_value_groups = s.group
+        function, scale = chosen_function(self.chosen), inputs.effective_scale
+
+        def call(query: Any, key: Any, value: Any, position: Any) -> Any:
+            embeddings = query.new_zeros(1, len(query), 1)
+            given = {"attention_mask": None, "past_key_values": None, **more(query)}
+            mask = create_causal_mask(config, embeddings, position_ids=position, **given)
+            operands = (x.transpose(0, 1)[None] for x in (query, key, value))
+            output, _ = function(layer, *operands, mask, scaling=scale, dropout=0.0)
+            return output[0]
+
+        return PreparedCall(call, arguments)
+
+
+class PackedEager(PackedByPositions):
+    """Packing by positions, with Llama's eager attention function."""
+
+    name = "packed-eager"
+    declared = PackedByPositions.declared.but(numerics=SINGLE_EAGER)
+    chosen = "eager"

@@ -20,7 +20,8 @@ from attention_conformance.backends._transformers.attention import (
     modeling,
 )
 from attention_conformance.backends.declared import Declared, DeclaredRounding
-from attention_conformance.backends.masks import AttentionCall, own_arrays, split_native
+from attention_conformance.backends.masks import AttentionCall, split_native
+from attention_conformance.backends.memory import own_arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from attention_conformance.backends.protocol import Backend, Implementation
-from attention_conformance.backends.textbook.layer import (
+from attention_conformance.backends.textbook.layers import Textbook
+from attention_conformance.backends.textbook.operations import (
     Numerics,
     Operations,
-    Textbook,
     TextbookOperator,
 )
 from attention_conformance.suite.spec.modules import classes_in
@@ -19,5 +19,5 @@ def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Imp
 
     `numerics` is the numerics class of its operations.
     """
-    kinds = classes_in(__name__, Textbook, TextbookOperator)
+    kinds = classes_in(__name__, TextbookOperator)
     return [kind(backend, ops, numerics) for kind in kinds if "name" in vars(kind)]

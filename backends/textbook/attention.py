@@ -5,13 +5,17 @@ A framework gives its operations (`Operations`), and declares its elections and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from attention_conformance.backends.declared import LOWEST_FILL, TEXTBOOK_FEATURES, Declared
 from attention_conformance.backends.masks import dense_arguments
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Backend, Implementation
-from attention_conformance.backends.textbook.layer import Operations
+from attention_conformance.backends.textbook.operations import Operations
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -28,7 +32,9 @@ def attention(
         groups = query.shape[1] // key.shape[1]
         key = ops.repeat(key, groups, 1)  # (B, H, Lk, D)
         value = ops.repeat(value, groups, 1)
-    scores = query @ ops.transpose(key, (0, 1, 3, 2)) * ops.number(scale, query)  # (B, H, Lq, Lk)
+    scores = (
+        query @ ops.permute_dims(key, (0, 1, 3, 2)) * ops.number(scale, query)
+    )  # (B, H, Lq, Lk)
     if logit_scale is not None:
         scores = scores * ops.reshape(logit_scale, (1, -1, 1, 1))
     if softcap is not None:
@@ -46,7 +52,7 @@ def attention(
         weights = ops.softmax(scores)
     else:  # one more logit per head, with value 0
         shape = (*scores.shape[:-1], 1)
-        column = ops.broadcast(ops.reshape(sinks, (1, -1, 1, 1)), shape)
+        column = ops.broadcast_to(ops.reshape(sinks, (1, -1, 1, 1)), shape)
         weights = ops.softmax(ops.concat([scores, column], -1))[..., :-1]
     output = weights @ value  # (B, H, Lq, Dv)
     return (output, ops.logsumexp(scores)) if lse else output
@@ -82,3 +88,41 @@ class TextbookAttention(Implementation):
         arguments = dense_arguments(self.backend, inputs)
         constants = tuple(sorted(settings.items()))
         return ops.called(self, attention_call(call, arguments, inputs, constants=constants))
+
+
+class OwnAlibi(TextbookAttention):
+    """Textbook attention that adds slope (k - Lk + 1), up to a constant per row, for key k of Lk.
+
+    `make(inputs)` returns the function that computes the bias, (1, H, 1, Lk) or (1, H, Lq, Lk), within
+    the call.
+    """
+
+    textbook = False
+
+    def __init__(
+        self, backend: Backend, name: str, ops: Operations, declared: Declared,
+        make: Callable[[Inputs], Callable[[], Any]],
+    ) -> None:  # fmt: skip
+        self.name, self.make = name, make
+        own = {"gradient-of-bias": "the bias is no argument of the call"}
+        super().__init__(backend, ops, declared.refusing(own))
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if not isinstance(case, Case) or case.option("bias") != "alibikeys":
+            return "its bias is an ALiBi of numbered keys, and no other"
+        return super().unsupported(case)
+
+    def refuses(self, inputs: Inputs) -> str | None:
+        # Probes of undeclared elections have no bias.
+        return None if inputs.bias is None else super().refuses(inputs)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain, bias = super().prepare(inputs), self.make(inputs)
+        if inputs.bias is None:
+            return plain
+
+        def call(**arguments: Any) -> Any:
+            return plain.function(**arguments, bias=bias())
+
+        arguments = {n: a for n, a in plain.arguments.items() if n != "bias"}
+        return replace(plain, function=call, arguments=arguments, source="", constants=None)

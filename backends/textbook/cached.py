@@ -14,7 +14,7 @@ from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.attention import attention
-from attention_conformance.backends.textbook.layer import TextbookOperator
+from attention_conformance.backends.textbook.operations import TextbookOperator
 from attention_conformance.backends.textbook.rotary import tables, turned
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES
@@ -66,21 +66,21 @@ class TextbookCached(TextbookOperator):
         """
         case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
         pairs, turn = dict[str, np.ndarray](), rotation(case)
-        for n, (action, held, keys) in enumerate(self.seen(case)):
+        for n, (action, contents, keys) in enumerate(self.seen(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
             if isinstance(action, Keep):
-                first = int(held.lengths[0]) - len(action.paths[0])
-                kept = [[*range(first), *(first + i for i in path)] for path in action.paths]
-                arrays[f"path_{n}"] = np.array(kept)
+                first = int(contents.lengths[0]) - len(action.paths[0])
+                positions = [[*range(first), *(first + i for i in path)] for path in action.paths]
+                arrays[f"path_{n}"] = np.array(positions)
             if not isinstance(action, Chunk):
                 continue
-            newest = held.newest(action)
-            rows = held.positions[newest]
+            newest = contents.newest(action)
+            rows = contents.positions[newest]
             if turn is not None:
                 pairs[f"cosine_{n}"], pairs[f"sine_{n}"] = tables(turn, rows[:, None])
             if action.asked:
-                mask = allowed(case, rows, held.begins[newest], keys, action.tree)
+                mask = allowed(case, rows, contents.begins[newest], keys, action.tree)
                 arrays[f"mask_{n}"] = mask[:, None]
                 if inputs.bias is not None:
                     biases[f"bias_{n}"] = action.biases(inputs.bias, keys)
@@ -95,19 +95,19 @@ class TextbookCached(TextbookOperator):
     def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         """Each action, what the cache holds after it, and the positions (b, keys) of keys that a chunk
         sees. The chunk's tokens are the last keys. Negative positions are no keys."""
-        for action, held in played(case):
-            yield action, held, held.positions
+        for action, contents in played(case):
+            yield action, contents, contents.positions
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
-        held, answers = "held_key" in x, []
-        state = (x["held_key"], x["held_value"]) if held else self.begun(x)
+        is_full, answers = "held_key" in x, []
+        state = (x["held_key"], x["held_value"]) if is_full else self.begun(x)
         for n, action in enumerate(actions(inputs.case)):
-            if held and n == 0:
+            if is_full and n == 0:
                 continue  # the cache holds these tokens
             if isinstance(action, Chunk):
                 cut = partial(action.cut, concat=self.ops.concat)
                 q = cut(x["query"], queries=True) if action.asked else None
-                q, k = (self.rotated(of, n, x, inputs) for of in (q, cut(x["key"])))
+                q, k = (self.rotated(array, n, x, inputs) for array in (q, cut(x["key"])))
                 rows, state = self.step(state, q, k, cut(x["value"]), n, x, inputs)
                 answers += [] if rows is None else [(action, rows)]
             elif state is not None:
@@ -121,7 +121,7 @@ class TextbookCached(TextbookOperator):
         if turn is None or x is None:
             return x
         tables = rest[f"cosine_{n}"], rest[f"sine_{n}"]
-        return self.ops.like(turned(self.ops, self.ops.cast(x, wide), *tables, turn), x)
+        return self.ops.like(turned(self.ops, self.ops.astype(x, wide), *tables, turn), x)
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, rest: Arrays,
@@ -154,8 +154,8 @@ class TextbookCached(TextbookOperator):
         """The state after an operation."""
         match action:
             case Crop(count=count):
-                kept = state[0].shape[2] - count
-                return tuple(x[:, :, :kept] for x in state) if kept else None
+                length = state[0].shape[2] - count
+                return tuple(x[:, :, :length] for x in state) if length else None
             case Reset():
                 return None
             case Keep(paths=paths):
@@ -169,9 +169,9 @@ class TextbookCached(TextbookOperator):
     def nodes(self, x: Any, path: Any, sample: int) -> Any:
         """The tokens `path[sample]` of one sample, (1, Hkv, n, .)."""
         axes = (2, 0, 1, 3)
-        tokens = self.ops.transpose(x[sample : sample + 1], axes)
+        tokens = self.ops.permute_dims(x[sample : sample + 1], axes)
         taken = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))
-        return self.ops.transpose(taken, (1, 2, 0, 3))
+        return self.ops.permute_dims(taken, (1, 2, 0, 3))
 
 
 class CodedCache(TextbookCached):
@@ -191,14 +191,14 @@ class CodedCache(TextbookCached):
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         names = ("key", "value", *(name for name in x if name.startswith("held")))
-        return super().compute(x | {n: self.kept(x[n], inputs) for n in names}, inputs)
+        return super().compute(x | {n: self.dequantized(x[n], inputs) for n in names}, inputs)
 
-    def kept(self, x: Any, inputs: Inputs) -> Any:
+    def dequantized(self, x: Any, inputs: Inputs) -> Any:
         """Keys or values as their codes give them back."""
         ops, last = self.ops, CODES["int8"].max
-        wide = ops.cast(x, inputs.dtype.widened.long_name)
-        size = ops.largest(ops.concat([wide, wide * ops.number(-1.0, wide)], 3), 3)
+        wide = ops.astype(x, inputs.dtype.widened.long_name)
+        size = ops.max(ops.concat([wide, wide * ops.number(-1.0, wide)], 3), 3)
         size = ops.clip(size, 2.0**-100, 2.0**100)  # a token may be 0
         scale = ops.reshape(size, (*x.shape[:3], 1)) / last
-        codes = ops.cast(ops.rint(ops.clip(wide / scale, -last, last)), "int8")
+        codes = ops.astype(ops.round(ops.clip(wide / scale, -last, last)), "int8")
         return ops.like(ops.like(codes, scale) * scale, x)

@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.textbook.layer import Operations, TextbookOperator
+from attention_conformance.backends.textbook.operations import Operations, TextbookOperator
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.rotary import (
@@ -84,8 +84,8 @@ class TextbookRotary(TextbookOperator):
         cosine, sine = ops.cos(angle), ops.sin(angle)
         if factor != 1.0:
             cosine, sine = cosine * number(factor), sine * number(factor)
-        query, cosine, sine = (ops.cast(one, wide.long_name) for one in (query, cosine, sine))
-        return ops.cast(turned(ops, query, cosine, sine, rotation), dtype.long_name)
+        query, cosine, sine = (ops.astype(one, wide.long_name) for one in (query, cosine, sine))
+        return ops.astype(turned(ops, query, cosine, sine, rotation), dtype.long_name)
 
     def frequencies(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
         """Frequencies (r / 2,) for sequences of `length`, and the factor on sine and cosine."""
@@ -98,7 +98,7 @@ class TextbookRotary(TextbookOperator):
         if rotation.variant == "ntk" and length > ORIGINAL_LENGTH:
             growth = f * length / ORIGINAL_LENGTH - (f - 1)
             base *= growth ** (size / (size - 2))
-        theta = ops.power(number(base), number(-np.arange(0, size, 2) / size))
+        theta = ops.pow(number(base), number(-np.arange(0, size, 2) / size))
         if rotation.variant == "linear":
             return theta / number(f), 1.0
         if rotation.variant == "llama3":

@@ -18,16 +18,15 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, own_attention
 from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.backends.user.given import value_of
-from attention_conformance.backends.user.operators import Call, window
+from attention_conformance.backends.user.operators import OperatorCall, window
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators.cached import CACHED, CARRIED, FEATURES
-from attention_conformance.suite.spec.operators.rotary import Rotation
 from attention_conformance.suite.spec.operators.scripts import capacity, has_documents, rotation
 
 
 @dataclass(frozen=True)
-class Beginning(Call):
+class Beginning(OperatorCall):
     """What is known when a person's cache begins, with a key of the case."""
 
     key: Any
@@ -39,19 +38,14 @@ class Step(Beginning):
 
     turn: Turn
 
-    @property
-    def left_padding(self) -> Any:
-        padded = self.option("padding") is not None
-        return self.integers(self.turn.padding) if padded else None
-
     def integers(self, numbers: Any) -> Any:
-        return self.backend.array(np.asarray(numbers, np.int32), None)
+        """The framework's int32; None for None."""
+        return self.array(None if numbers is None else np.asarray(numbers, np.int32))
 
-
-def samples(step: Step) -> Any:
-    """The numbers (b,) of the samples that step; None if all do."""
-    some = step.turn.chunk.samples
-    return None if some is None else step.integers(some)
+    @property
+    def turned(self) -> Any:
+        """The rotation of queries and keys, or None."""
+        return rotation(self.inputs.case)
 
 
 def bias(step: Step) -> Any:
@@ -63,32 +57,14 @@ def bias(step: Step) -> Any:
     return step.backend.array(turn.chunk.biases(whole, keys), step.inputs.dtype)
 
 
-def turn(step: Step) -> Rotation | None:
-    """The rotation of queries and keys, or None."""
-    return rotation(step.inputs.case)
-
-
-def parents(step: Step) -> Any:
-    """The parent (n,) of each node of a tree, -1 for the last token in the cache; None without a tree."""
+def tree(step: Step) -> tuple[Any, Any]:
+    """The parents (n,) of nodes of a tree, -1 for the last token in the cache, and boolean (n, n), True
+    if a token attends another; None without a tree."""
     chunk = step.turn.chunk
-    return None if chunk.tree is None else step.integers(chunk.tree.parents(chunk.count))
-
-
-def tree_mask(step: Step) -> Any:
-    """Boolean (n, n): True where a token of a tree attends another one; None without a tree."""
-    chunk = step.turn.chunk
-    return None if chunk.tree is None else step.backend.array(chunk.tree.paths(chunk.count), None)
-
-
-def document_starts(step: Step) -> Any:
-    """The position (b, n) at which the document of each token begins; None without documents."""
-    several = has_documents(step.inputs.case)
-    return step.integers(step.turn.begins) if several else None
-
-
-def positions(step: Step) -> Any:
-    """The positions (b, n) of the tokens."""
-    return step.integers(step.turn.rows)
+    if chunk.tree is None:
+        return None, None
+    paths = step.backend.array(chunk.tree.paths(chunk.count), None)
+    return step.integers(chunk.tree.parents(chunk.count)), paths
 
 
 INIT: tuple[Parameter[Beginning], ...] = (
@@ -105,22 +81,27 @@ INIT: tuple[Parameter[Beginning], ...] = (
 
 STEP: tuple[Parameter[Step], ...] = (
     Parameter("window", ("window",), window),
-    Parameter("left_padding", ("left-padding",), lambda step: step.left_padding),
+    Parameter(
+        "left_padding", ("left-padding",),
+        lambda step: None if step.option("padding") is None else step.integers(step.turn.padding),
+    ),
     *(Parameter(one.name, (one.word,), partial(value_of, one)) for one in CARRIED),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
     Parameter("bias", ("bias", "bias-with-mask"), bias),
-    Parameter("rotary_base", ("rotary",), lambda step: getattr(turn(step), "base", None)),
+    Parameter("rotary_base", ("rotary",), lambda step: getattr(step.turned, "base", None)),
     Parameter(
-        "rotary_interleaved",
-        ("interleaved",),
-        lambda step: getattr(turn(step), "interleaved", None),
+        "rotary_interleaved", ("interleaved",),
+        lambda step: getattr(step.turned, "interleaved", None),
     ),
-    Parameter("samples", ("subsets",), samples),
-    Parameter("parents", ("tree",), parents),
-    Parameter("tree_mask", ("tree",), tree_mask),
-    Parameter("document_starts", ("documents",), document_starts),
-    Parameter("positions", (), positions),
-)
+    Parameter("samples", ("subsets",), lambda step: step.integers(step.turn.chunk.samples)),
+    Parameter("parents", ("tree",), lambda step: tree(step)[0]),
+    Parameter("tree_mask", ("tree",), lambda step: tree(step)[1]),
+    Parameter(
+        "document_starts", ("documents",),
+        lambda step: step.integers(step.turn.begins) if has_documents(step.inputs.case) else None,
+    ),
+    Parameter("positions", (), lambda step: step.integers(step.turn.rows)),
+)  # fmt: skip
 """The keyword parameters of `step`."""
 
 OPERATIONS = {

@@ -237,7 +237,7 @@ class Maker:
         TypeError."""
         names = names_of(factory)
         configs = [name for name in names if name in CONFIGS]
-        arrays = {name for of in ARRAYS.values() for name in of}
+        arrays = {name for names in ARRAYS.values() for name in names}
         if names and {p.name for p in parameters_of(factory) if required(p)} & arrays:
             raise TypeError(
                 f"{name}({', '.join(names)}) takes arrays, expected a class or function that makes a "
@@ -315,7 +315,7 @@ def call_table(
         replace(
             row,
             name=own.get(row.name, row.name),
-            told=row.told or required(parameters.get(own.get(row.name, ""))),
+            passes_none=row.passes_none or required(parameters.get(own.get(row.name, ""))),
         )
         for row in table
     )

@@ -104,8 +104,8 @@ class Seat:
         count = case.sizes.H if self.projection.heads > 1 else 1
         parts = [m.T if self.order == "oi" else m for m in np.split(matrix, count, -1)]
         own = dict(zip(matching(self.projection.matrix, names), parts, strict=True))
-        held = matching(self.projection.bias, names)
-        return own | dict(zip(held, np.split(bias, count), strict=False))
+        bias_names = matching(self.projection.bias, names)
+        return own | dict(zip(bias_names, np.split(bias, count), strict=False))
 
     def _laid_out(self, columns: np.ndarray, case: Case) -> np.ndarray:
         if self.layout == LAYOUTS[0]:
@@ -140,9 +140,9 @@ class Reading:
     def unread(self, names: Iterable[str]) -> list[str]:
         """Those of the canonical parameters `names` that no variable holds."""
         kernels = {kernel_of(role) for seat in self.seats for role in seat.roles}
-        held = kernels | {f"{role}_bias" for role in self.biased}
-        held |= {"output_kernel", "output_bias"} if self.ends else set()
-        return [name for name in names if name not in held]
+        read = kernels | {f"{role}_bias" for role in self.biased}
+        read |= {"output_kernel", "output_bias"} if self.ends else set()
+        return [name for name in names if name not in read]
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """The matrices of the layer that are none of the canonical parameters `names`."""

@@ -20,18 +20,13 @@ from attention_conformance.backends.declared import TEXTBOOK_FEATURES, Declared,
 from attention_conformance.backends.forbidden import watched
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.kernel import Kernel
-from attention_conformance.backends.masks import (
-    IS_CAUSAL,
-    AttentionCall,
-    Native,
-)
+from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, Native
 from attention_conformance.backends.prepared import PreparedCall, at_rate, attention_call
 from attention_conformance.backends.protocol import Backend, Implementation, own_attention, seeded
 from attention_conformance.backends.sources import function_source
-from attention_conformance.backends.user.adapted import Adapted, called_by
 from attention_conformance.backends.user.construct import Maker
 from attention_conformance.backends.user.given import value_of
-from attention_conformance.backends.user.signature import CallBinder, bind
+from attention_conformance.backends.user.signature import Adapted, CallBinder, bind, called_by
 from attention_conformance.suite.spec.binding import ADDING, AXES, Binding, described
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase

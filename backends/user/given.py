@@ -51,19 +51,6 @@ def window_left(call: AttentionCall) -> Any:
     return None if part is None else part.left
 
 
-def lengths(call: AttentionCall) -> Any:
-    """The numbers of keys (B,), int64."""
-    part, inputs = call.native.lengths, call.inputs
-    if part is None:
-        return None
-    return call.backend.array(part.lengths(inputs.sizes, inputs.seed), None)
-
-
-def dropout(call: AttentionCall) -> Any:
-    """The rate of dropout in training."""
-    return call.inputs.rate or None if call.inputs.training else None
-
-
 def dropping(backend: Backend, rate: float, default: Any) -> Any:
     """The argument that drops weights at a rate: for the default None a function, else the rate."""
     return rate if default is not None else backend.compilers.dropping(rate)
@@ -74,11 +61,11 @@ GIVEN: tuple[Parameter[AttentionCall], ...] = (
     Parameter("causal_mask"),
     Parameter("padding_mask"),
     Parameter("bias", names=("attn_bias",)),
-    Parameter("lengths", ("padding",), lengths, names=("valid_lens", "valid_len")),
+    Parameter("lengths", ("padding",), AttentionCall.lengths, names=("valid_lens", "valid_len")),
     IS_CAUSAL,
     SCALE,
     Parameter(
-        "dropout", ("dropout",), dropout, names=("dropout_p", "dropout_rate", "p"),
+        "dropout", ("dropout",), AttentionCall.rate, names=("dropout_p", "dropout_rate", "p"),
         neutral=lambda call: 0.0,
     ),
     Parameter(
@@ -157,7 +144,9 @@ def pair_argument(
             call, mask, inputs.bias if biased else None, "additive" if own_bias else kind
         )
 
-    return Parameter(name, (*SERVED[parts], *(ADDING if biased else ())), value, told=required)
+    return Parameter(
+        name, (*SERVED[parts], *(ADDING if biased else ())), value, passes_none=required
+    )
 
 
 def written(

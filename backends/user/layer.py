@@ -87,12 +87,12 @@ class UserLayer(Implementation):
         self.backend, self.operator, self.judged = backend, computed_like(kind), factory
         self.kind = kind
         self.claims, self.name = claims, name
-        self.kept: dict[tuple[Any, ...], Any] = {}
+        self.own_layers: dict[tuple[Any, ...], Any] = {}
         self.facts, self.readings, self.chosen, self.right = Facts(), (), 0, True
         self.maker = Maker.of(factory, name)
         self.first = case = self.of_kind(gradient_cases("smoke"))[0]
         self.seen = self.observed(case)
-        self.kept.clear()  # these were not made as in people's programs
+        self.own_layers.clear()  # these were not made as in people's programs
         self.facts, self.unread = self.seen.facts, self.seen.unread
         self.maker = Maker.of(factory, name, self.facts.read, self.facts.whole)
         self.factory = self.maker.binder
@@ -330,16 +330,16 @@ class UserLayer(Implementation):
         """The layer with the inputs' parameters. A layer with own parameters is built once per
         configuration."""
         key = (*arguments(self.maker.binder.table, inputs).items(), inputs.training)
-        if key in self.kept:
-            return self.kept[key]
+        if key in self.own_layers:
+            return self.own_layers[key]
         layer = self.layer(inputs)
         if hasattr(layer, "load_attention"):
             layer.load_attention(self.parameters(inputs))
         elif self.reading is not None:
-            held = self.variables(layer, inputs)
-            self.reading.load(self.backend, held, inputs.parameters, inputs.case)
+            variables = self.variables(layer, inputs)
+            self.reading.load(self.backend, variables, inputs.parameters, inputs.case)
         else:
-            self.kept[key] = layer
+            self.own_layers[key] = layer
         return layer
 
     def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
@@ -392,5 +392,5 @@ class UserLayer(Implementation):
             output, weights, *_ = (*answer, None) if several else (answer, None)
             return last(output), weights
 
-        held = (*backend.memory.parameters(layer), *added)
-        return PreparedCall(call, arrays | named, LAYER_OUTPUTS, held=held)
+        learned = (*backend.memory.parameters(layer), *added)
+        return PreparedCall(call, arrays | named, LAYER_OUTPUTS, layer_parameters=learned)

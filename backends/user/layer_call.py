@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.binder import Parameter
-from attention_conformance.backends.masks import LayerMasks, full
-from attention_conformance.backends.protocol import Backend
+from attention_conformance.backends.masks import Call, LayerMasks, full
 from attention_conformance.backends.user.given import ROWS
 from attention_conformance.backends.user.observing import MASKS, Facts
 from attention_conformance.suite.spec.case import Case, Widths
-from attention_conformance.suite.spec.dtypes import DType
-from attention_conformance.suite.spec.inputs import Inputs
 
 
 def as_kind(case: Case, kind: str) -> Case:
@@ -63,19 +60,13 @@ def without_biases(case: Case) -> Case | None:
 
 
 @dataclass(frozen=True)
-class LayerCall:
-    """A call of a layer: inputs, and their mask divided into the layer's arguments."""
+class LayerCall(Call):
+    """A call of a layer, with the mask divided into the layer's arguments."""
 
-    backend: Backend
-    inputs: Inputs
     masks: LayerMasks
     facts: Facts
     hides: bool
     """True if the layer's masks are True where a key is hidden."""
-
-    def array(self, values: np.ndarray | None, dtype: DType | None = None) -> Any:
-        """The framework's array; None for None."""
-        return None if values is None else self.backend.array(values, dtype)
 
     def mask(self) -> Any:
         """The rest of the mask besides `causal` and `valid`, with the axes and in the form in which the

@@ -128,12 +128,12 @@ class Facts:
         """The case in this form: without the parts of the mask that need `missing` features, and with
         projections. Raises ValueError if the operator has no such case."""
         parts = case.mask.parts if case.mask is not None else ()
-        kept = [p for p in parts if missing(part_features(p, case.form)) is None]
+        left = [p for p in parts if missing(part_features(p, case.form)) is None]
         if self.causal and not is_causal(case.mask):
-            kept = [Causal(), *kept]
-        if tuple(kept) != parts:
-            mask: Mask | None = reduce(and_, kept) if kept else None
-            case = replace(case, mask=mask, form=case.form if kept else "native")
+            left = [Causal(), *left]
+        if tuple(left) != parts:
+            mask: Mask | None = reduce(and_, left) if left else None
+            case = replace(case, mask=mask, form=case.form if left else "native")
         if self.found and case.option("without_projections"):
             case = case.with_options(without_projections=False, vector=False)
         case = tied(case, self.tie)
@@ -376,10 +376,10 @@ def dtypes_of(layer: UserLayer, case: Case) -> tuple[str, ...]:
         inputs = draw(replace(probed(layer, case), dtype=DTYPES[name]))
         try:
             made = layer.layer(inputs)
-            held = layer.variables(made, inputs).values()
+            variables = layer.variables(made, inputs).values()
         except Exception:
             continue
         long = DTYPES[name].long_name
-        if all(str(getattr(v.dtype, "name", v.dtype)).endswith(long) for v in held):
+        if all(str(getattr(v.dtype, "name", v.dtype)).endswith(long) for v in variables):
             own.append(name)
     return () if len(own) in (0, len(claimed)) else tuple(own)

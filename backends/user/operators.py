@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends.binder import Parameter
-from attention_conformance.backends.masks import masked_arrays
+from attention_conformance.backends.masks import Call, masked_arrays
 from attention_conformance.backends.memory import segmented
 from attention_conformance.backends.operators import GIVEN
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.protocol import Backend
 from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
@@ -35,16 +34,8 @@ from attention_conformance.suite.spec.operators.rotary import Rotation
 from attention_conformance.suite.spec.operators.tiles import TILE
 
 
-@dataclass(frozen=True)
-class Call:
-    """What the keywords of a call are made of."""
-
-    backend: Backend
-    inputs: Inputs
-
-    def option(self, name: str) -> Any:
-        """An option of the case."""
-        return self.inputs.case.option(name)
+class OperatorCall(Call):
+    """A call of an operator."""
 
     @property
     def rotation(self) -> Rotation:
@@ -57,7 +48,7 @@ class Call:
         return latent.split_causal(self.inputs.mask, self.inputs.form, self.inputs.sizes)
 
 
-Row = Parameter[Call]
+Row = Parameter[OperatorCall]
 
 
 def array(name: str, *features: str) -> Row:
@@ -91,13 +82,13 @@ TILES = Row(
 ZEROS = array("key_zero", "zero-points"), array("value_zero", "zero-points")
 
 
-def window(call: Call) -> tuple[int, int] | None:
+def window(call: OperatorCall) -> tuple[int, int] | None:
     """(left, right) keys beside a query's own one; None without a window."""
     left = call.option("left")
     return None if left is None else (left, 0)
 
 
-def code_of(call: Call) -> Any:
+def code_of(call: OperatorCall) -> Any:
     """The framework's dtype of codes, or its name."""
     name = call.option("codes")
     return getattr(call.backend.array(np.zeros(1), CODES[name]), "dtype", name)
@@ -115,7 +106,7 @@ class UserOperator(UserCallable):
         return self.called(*arrays, **keywords)
 
     def call_of(self, inputs: Inputs) -> PreparedCall:
-        bound = self.binder.bind(Call(self.backend, inputs), inputs.needs)
+        bound = self.binder.bind(OperatorCall(self.backend, inputs), inputs.needs)
         given = self.given(inputs, bound)
         places = [*given][: len(self.arrays)]
         own = {name: value for name, value in bound.items() if name not in given}
@@ -264,7 +255,7 @@ class UserRotation(UserOperator):
             "scaling",
             ("rotary-scaling",),
             lambda call: rotary.scaling_parameters(call.rotation),
-            told=True,
+            passes_none=True,
         ),
         Row(
             "max_positions", ("position-table",), lambda call: rotary.table_length(call.inputs.case)
@@ -329,7 +320,7 @@ class UserLatent(UserOperator):
         return super().unsupported(case)
 
     def given(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
-        flagged, rest = Call(self.backend, inputs).flagged
+        flagged, rest = OperatorCall(self.backend, inputs).flagged
         flagged = flagged and "causal" in names
         shown = by_position(inputs)
         if shown is not inputs and (flagged or inputs.dense_mask is None):

@@ -23,7 +23,7 @@ class LayerHolding(MultiHeadKernel):
         def function(**arguments: Any) -> Any:
             return call.function(**arguments, **self.taken(held, made))
 
-        return replace(call, function=function, held=tuple(held.values()))
+        return replace(call, function=function, layer_parameters=tuple(held.values()))
 
     def taken(
         self, held: Mapping[str, Rounded], made: Mapping[str, Rounded]

@@ -1,17 +1,22 @@
-"""Rotary position embeddings of transformers: a module computes sine and cosine of positions, a function
-rotates query and key."""
+"""Positions in transformers: the ALiBi of Bloom, Falcon and MPT in textbook attention; rotary embeddings,
+of which a module computes sine and cosine of positions, and a function rotates query and key."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from attention_conformance.backends._torch.attention import EAGER, operations
+from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._transformers.attention import modeling
-from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.declared import SINGLE_EAGER, SINGLE_FUSED, Declared
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.textbook.attention import OwnAlibi
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.rotary import (
     FACTOR,
@@ -21,6 +26,48 @@ from attention_conformance.suite.spec.operators.rotary import (
     Rotation,
     scaling_parameters,
 )
+
+
+def built(model: str, backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
+    """`build_alibi_tensor` of a model: keys numbered from 0. Bloom's slopes are float32 and cast to the
+    dtype; Falcon's slopes and products are bfloat16."""
+    torch, home, s = backend.torch, modeling(model), inputs.sizes
+    dtype = getattr(torch, inputs.dtype.long_name)
+
+    def bias() -> Any:
+        shown = torch.ones((1, s.Lk), dtype=int, device=backend.device)
+        return home.build_alibi_tensor(shown, s.H, dtype).view(1, s.H, 1, s.Lk)
+
+    return bias
+
+
+def mpt(backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
+    """`build_mpt_alibi_tensor`: slopes in float32, keys numbered up to 0; cast to the dtype here."""
+    home, s = modeling("mpt"), inputs.sizes
+    dtype = getattr(backend.torch, inputs.dtype.long_name)
+
+    def bias() -> Any:
+        alibi = home.build_mpt_alibi_tensor(s.H, s.Lk, device=backend.device)
+        return alibi.view(1, s.H, 1, s.Lk).to(dtype)
+
+    return bias
+
+
+def alibis(backend: TorchEngine) -> list[OwnAlibi]:
+    """Textbook attention with the ALiBi of each model."""
+    # Slopes are float32, also in float64 calls.
+    declared = EAGER.but(numerics=SINGLE_EAGER)
+    makers: dict[str, Callable[[TorchEngine, Inputs], Callable[[], Any]]] = {
+        "bloom-alibi": partial(built, "bloom"),
+        "falcon-alibi": partial(built, "falcon"),
+        "mpt-alibi": mpt,
+    }
+    ops = operations(backend.torch)
+    return [
+        OwnAlibi(backend, name, ops, declared, partial(make, backend))
+        for name, make in makers.items()
+    ]
+
 
 INTERLEAVES = {"halves": "this model rotates neighbouring components"}
 HALVES = {"interleaved": "this model rotates components half a head apart"}
@@ -37,7 +84,7 @@ class ModelRotary(Implementation):
 
     operator = ROTARY
     declared = Declared(
-        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+        numerics=SINGLE_EAGER,
         features=FEATURES,
     )
 
@@ -46,7 +93,7 @@ class ModelRotary(Implementation):
     ) -> None:
         super().__init__(backend, name, declared)
         self.model, self.casts = model, casts
-        self.kept: dict[Any, Any] = {}
+        self.modules: dict[Any, Any] = {}
 
     @property
     def home(self) -> Any:
@@ -84,9 +131,9 @@ class ModelRotary(Implementation):
             "position": backend.array(position, None),
         }
         key = (rotation, s.H, s.D, inputs.dtype.name if self.casts else "")
-        if key not in self.kept:
-            self.kept[key] = self.module(rotation, s, arguments["query"].dtype)
-        module, turn = self.kept[key], self.home.apply_rotary_pos_emb
+        if key not in self.modules:
+            self.modules[key] = self.module(rotation, s, arguments["query"].dtype)
+        module, turn = self.modules[key], self.home.apply_rotary_pos_emb
 
         def call(query: Any, position: Any) -> Any:
             cosine, sine = module(query, position)
@@ -101,7 +148,7 @@ def rotaries(backend: Backend) -> list[ModelRotary]:
     halves = ModelRotary.declared.refusing({**HALVES, **WHOLE})
     neighbours = ModelRotary.declared.refusing(INTERLEAVES)
     # Cohere's products are float32.
-    fused = {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"}
+    fused = SINGLE_FUSED
     return [
         ModelRotary(backend, "llama-rotary", "llama", halves),
         ModelRotary(backend, "llama-rotary-cast", "llama", halves, casts=True),

@@ -1,0 +1,325 @@
+"""keras-hub's layers: rows of `CachedMultiHeadAttention` without a cache, with a cache that calls fill,
+and with a full cache; the same layer as it decodes, where chunks join a cache at an index; and
+`RotaryEmbedding`, halves of whole heads.
+
+All masks are one array, since the layer has no causal flag and no mask of values. In decoding projections
+are the identity, which repeats grouped heads, or its negative, so that the layer is attention over its
+operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends._keras.engine import WithKeras
+from attention_conformance.backends._keras.layer import called, differentiable, on_engine
+from attention_conformance.backends._keras.multi_head import (
+    MHA,
+    PLAIN,
+    PLAIN_NUMERICS,
+    WRONG_MHA,
+    arguments,
+    every_path,
+    projecting,
+    variables,
+)
+from attention_conformance.backends.caching import Projected, Turn, rolled_back
+from attention_conformance.backends.declared import SINGLE_EAGER, Declared
+from attention_conformance.backends.layer import FrameworkLayer, Layer
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators import cached, rotary
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.suite.spec.operators.rotary import Rotation, scaling_parameters
+from attention_conformance.suite.spec.operators.scripts import capacity, unwritten
+from attention_conformance.suite.spec.vocabulary import OPERANDS
+
+
+def cached_mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+    """A `keras_hub.layers.CachedMultiHeadAttention`."""
+    import keras_hub
+
+    s, kind = inputs.sizes, keras_hub.layers.CachedMultiHeadAttention
+    sizes = {
+        "num_heads": s.H, "key_dim": s.D, "value_dim": s.Dv, "output_shape": inputs.widths.output,
+    }  # fmt: skip
+    return projecting(own, inputs, kind, **(sizes | flags))
+
+
+def dense(inputs: Inputs) -> Inputs:
+    """The inputs with the mask as one array."""
+    return inputs if inputs.dense_mask is None else inputs.with_dense()
+
+
+def dense_arguments(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
+    """The mask, and the options of a call."""
+    return arguments(False, own, dense(inputs), **given)
+
+
+def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+    """The paths of `keras.layers.MultiHeadAttention`."""
+    variants = {"flash_attention": False, "attention_axes": 1}
+    return every_path(False, variants, own, dense(inputs))
+
+
+def without_models(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+    """`paths` without a functional model, in which the size of the cache is unknown."""
+    return {name: call for name, call in paths(own, inputs).items() if name != "function"}
+
+
+def filled(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The output (B, Lq, E) of the last of two calls, and the cache (B, 2, Lk, H, D). Each call fills the
+    cache with its part of keys and values."""
+    import keras
+
+    query, value = arrays["query"], arrays["value"]
+    key = arrays.get("key", value)
+    rest = {n: a for n, a in arrays.items() if n not in OPERANDS} | {**options}
+    batch, length = value.shape[:2]
+    shape = (batch, 2, length, layer.num_heads, layer.key_dim)
+    cache, half = keras.ops.zeros(shape, query.dtype), length // 2
+    if half:
+        _, cache = layer(
+            query, value[:, :half], key[:, :half], cache=cache, cache_update_index=0, **rest
+        )
+    return layer(
+        query, value[:, half:], key[:, half:], cache=cache, cache_update_index=half, **rest
+    )
+
+
+def updated(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Call the layer with a cache that two calls fill."""
+    return filled(layer, arrays, options)[0]
+
+
+def static(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Call the layer with a full cache and only a query, as in cross-attention to an encoder's output."""
+    _, cache = filled(layer, arrays, options)
+    rest = {n: a for n, a in arrays.items() if n not in OPERANDS} | {**options}
+    return layer(arrays["query"], arrays["query"], cache=cache, **rest)[0]
+
+
+CACHED_PLAIN = Layer(
+    "cached-mha-plain",
+    MULTI_HEAD,
+    cached_mha,
+    called,
+    variables,
+    on_engine(
+        "tensorflow",
+        MHA.refusing(
+            {
+                "weights": "judged without scores",
+                "native-causal": "the layer has no causal flag",
+            }
+        ).but(
+            elections={
+                **PLAIN, "mask-polarity": "attends", "nan-in-masked-key": "blocked",
+                "nan-in-masked-value": "leaks",
+            }
+        ),
+        PLAIN_NUMERICS,
+        {},
+    ),
+    differentiable=differentiable,
+    arguments=dense_arguments,
+    paths=paths,
+    wrong=WRONG_MHA,
+)  # fmt: skip
+"""The layer without a cache, equal to `keras.layers.MultiHeadAttention`."""
+
+CACHED_UPDATED = CACHED_PLAIN.but(
+    name="cached-mha-updated",
+    called=partial(called, apply=updated),
+    declared=CACHED_PLAIN.declared.refusing(
+        {
+            "value-size": "the cache holds keys and values of one size",
+            "gradient": "keras.ops.slice_update, which fills the cache, has no gradient on TensorFlow",
+        }
+    ),
+    paths=without_models,
+)
+
+CACHED_STATIC = CACHED_UPDATED.but(name="cached-mha-static", called=partial(called, apply=static))
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The layer, the identities of its projections, its cache (B, 2, C, H, D), and the number of
+    tokens."""
+
+    layer: Any
+    identities: list[np.ndarray]
+    cache: Any
+    count: int = 0
+
+
+class CachedDecode(Projected):
+    """The layer with a cache. All masks are one array over the slots.
+
+    A reset and a rollback move the index back; samples are taken from the cache along its first axis.
+    """
+
+    backend: WithKeras
+
+    name = "cached-mha-decode"
+    declared = Declared(
+        numerics=PLAIN_NUMERICS["tensorflow"],
+        features=cached.FEATURES,
+        refusals={
+            **dict.fromkeys(("softcap", "sinks", "alibi-slopes"), "the layer has none of it"),
+            "scale": "the layer divides by the root of the head size",
+            "value-size": "the cache holds keys and values of one size",
+            "subsets": "the cache has one index for all samples",
+            **dict.fromkeys(("bias", "bias-with-mask"), "the layer has no bias"),
+            "ring": "the layer writes no ring",
+            **dict.fromkeys(("rotary", "halves", "interleaved"), "the layer rotates nothing"),
+            "keep": "the cache keeps its first tokens, and no others",
+        },
+        elections={"nan-in-freed-slot": "leaks", "beyond-capacity": "raises"},
+    )
+    axis_order = "blhd"
+
+    def init(self, inputs: Inputs, key: Any) -> Filled:
+        import keras_hub
+
+        s, ops = inputs.sizes, self.backend.keras.ops
+        layer = keras_hub.layers.CachedMultiHeadAttention(
+            s.H, s.D, use_bias=False, dtype=key.dtype.name
+        )
+        width, kv_width = s.H * s.D, s.Hkv * s.D
+        layer.build((s.B, None, width), (s.B, None, kv_width))
+        same = np.eye(width).reshape(width, s.H, s.D)
+        grouped = np.repeat(np.eye(kv_width).reshape(kv_width, s.Hkv, s.D), s.group, 1)
+        empty = unwritten(inputs.case, s.B, 2, capacity(inputs.case), s.H, s.D)
+        cache = ops.convert_to_tensor(empty, key.dtype)
+        return Filled(layer, [same, grouped, grouped, same.reshape(s.H, s.D, width)], cache)
+
+    def project(self, state: Filled, signs: Sequence[int]) -> Filled:
+        state.layer.set_weights(
+            [sign * weights for sign, weights in zip(signs, state.identities, strict=True)]
+        )
+        return state
+
+    def layer_step(
+        self, state: Filled, query: Any, key: Any, value: Any, turn: Turn
+    ) -> tuple[Any, Filled]:
+        ops, mask = self.backend.keras.ops, turn.mask(state.cache.shape[2])
+        B, L, H, D = query.shape
+        q, k, v = (ops.reshape(x, (B, L, -1)) for x in (query, key, value))
+        rows, cache = state.layer(
+            q, v, k, attention_mask=ops.convert_to_tensor(mask), cache=state.cache,
+            cache_update_index=state.count,
+        )  # fmt: skip
+        return ops.reshape(rows, (B, L, H, D)), replace(state, cache=cache, count=state.count + L)
+
+    def crop(self, state: Filled, count: int, *samples: Any) -> Filled:
+        return replace(state, count=rolled_back(state.count, count))
+
+    def reset(self, state: Filled, *samples: Any) -> Filled:
+        return replace(state, count=0)
+
+    def reorder(self, state: Filled, samples: Any) -> Filled:
+        return replace(state, cache=self.backend.keras.ops.take(state.cache, samples, 0))
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.backend.keras.ops.concatenate(list(arrays), axis)
+
+
+SCALED = {
+    "ntk": "the layer's dynamic scaling uses neither the training length nor the sequence length",
+    "llama3": "keras-hub has Llama 3.1's scaling inside the Llama 3 model, not in the layer",
+    "yarn-mscale": "the layer has no mscale",
+    "yarn-factor": "the layer has no attention_factor",
+    "longrope-factor": "keras-hub has LongRoPE inside the Phi-3 model, not in the layer",
+    "longrope": "keras-hub has LongRoPE inside the Phi-3 model, not in the layer",
+}
+"""Scaled variants that the layer lacks, with reasons."""
+
+
+class HubRotary(Implementation):
+    """The layer over (B, L, H, D), with the position of every token.
+
+    Angles are float32, also in float64 calls; sine and cosine are cast to the layer's dtype. One layer
+    serves all calls of a configuration.
+    """
+
+    name = "rotary"
+    operator = rotary.ROTARY
+    declared = Declared(
+        numerics=SINGLE_EAGER,
+        features=rotary.FEATURES,
+        refusals={
+            "interleaved": "the layer rotates components half a head apart",
+            "partial-rotation": "the layer rotates whole heads",
+        },
+    )
+    axis_order = "blhd"
+    sequence_axis = 1
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.layers: dict[Any, Any] = {}
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        reason = SCALED.get(case.option("scaling")) if isinstance(case, Case) else None
+        return reason or super().unsupported(case)
+
+    def layer(self, rotation: Rotation, dtype: str) -> Any:
+        """The layer of a configuration."""
+        import keras_hub
+
+        scaling = scaling_parameters(rotation) or {"rope_type": "linear", "factor": 1.0}
+        scaling["scaling_factor"] = scaling.pop("factor")
+        if rotation.scaling != "yarn":
+            scaling.pop("original_max_position_embeddings", None)
+        return keras_hub.layers.RotaryEmbedding(
+            rotation.base, sequence_axis=self.sequence_axis, dtype=dtype, **scaling
+        )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        rotation = Rotation.of(inputs.case, inputs.sizes.D)
+        key = (rotation, inputs.dtype.long_name)
+        if key not in self.layers:
+            self.layers[key] = self.layer(*key)
+        arguments = {
+            "inputs": self.backend.memory.operand(inputs.query, inputs, self.axis_order),
+            **self.places(inputs),
+        }
+        return PreparedCall(
+            self.layers[key], arguments, axis_order=self.axis_order, operands={"query": "inputs"}
+        )
+
+    def places(self, inputs: Inputs) -> dict[str, Any]:
+        """The positions as arguments of the call."""
+        position = inputs.arrays["position"].astype(np.int32)
+        return {"positions": self.backend.array(position, None)}
+
+
+class HubRotaryByStart(HubRotary):
+    """The layer over (B, H, L, D), with the first position as start_index, as in decoding."""
+
+    name = "rotary-start-index"
+    declared = HubRotary.declared.refusing(
+        {
+            "positions": "the layer gets only the first position",
+            "gathered-positions": "the layer gets only the first position",
+        }
+    )
+    axis_order = "bhld"
+    sequence_axis = 2
+
+    def places(self, inputs: Inputs) -> dict[str, Any]:
+        position = inputs.arrays["position"]
+        first = int(position[0]) if position.size else 0
+        if not np.array_equal(position, first + np.arange(position.size)):
+            raise ValueError("expected consecutive positions")
+        return {"start_index": first}

@@ -1,0 +1,280 @@
+"""Textbook layers: multi-head attention, norms, and attention of one head."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends.declared import LAYER_FEATURES, Declared, DeclaredRounding
+from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.operators import Arrays
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.operations import Numerics, TextbookOperator
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.additive import ADDITIVE
+from attention_conformance.suite.spec.operators.dot import DOT
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
+from attention_conformance.suite.spec.vocabulary import OPERANDS
+
+
+class Textbook(TextbookOperator):
+    """A textbook layer. Hidden scores are set to -inf before the softmax."""
+
+    declared = Declared(
+        features=LAYER_FEATURES,
+        refusals={
+            "native-causal": "textbook code has no causal flag",
+            "splits-width": "textbook code takes parameters, not a width to split",
+        },
+        elections={
+            "fully-masked-row": "nan",
+            "padded-sample": "nan",
+            "minus-inf-row": "nan",
+            "fully-masked-row-gradient": "nan",
+            "padded-sample-gradient": "nan",
+            "mask-polarity": "attends",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-value": "leaks",
+        },
+    )
+    heads_apart = False
+
+    def declaration(self, numerics: Numerics) -> Declared:
+        return self.declared.but(numerics=numerics)
+
+    def arguments(self, inputs: Inputs) -> Arrays:
+        backend, arrays = self.backend, sequences(self.backend, inputs)
+        parameters = self.laid_out(inputs)
+        arrays |= {n: backend.array(a, inputs.dtype) for n, a in parameters.items()}
+        hidden = self.hidden(inputs)
+        if hidden is not None:
+            arrays["hidden"] = backend.array(hidden, None)
+        if inputs.bias is not None:
+            arrays["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
+        return arrays
+
+    def made(self, inputs: Inputs, arguments: Arrays, *more: Any) -> PreparedCall:
+        # The function knows only sizes and options, so calls with equal ones share one function.
+        return super().made(replace(inputs, arrays={}, mask_array=None), arguments, *more)
+
+    def compute(self, x: Arrays, inputs: Inputs) -> tuple[Any, Any]:
+        rest = dict(x)
+        query, key, value = (rest.pop(name) for name in OPERANDS)
+        output, weights = self.layer(query, key, value, rest, inputs)
+        return output, weights if inputs.returned != "none" else None
+
+    def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        """The canonical parameters in this layer's layout."""
+        return inputs.parameters
+
+    def hidden(self, inputs: Inputs) -> np.ndarray | None:
+        """True where a pair does not attend, (B, H, Lq, Lk) or (B, Lq, Lk); None without a mask."""
+        mask = LayerMasks.of(inputs, causal=False, lengths=False).rest
+        if mask is None:
+            return None
+        if inputs.form != "raw":
+            mask = full(mask, inputs) if self.heads_apart else full(mask, inputs)[:, 0]
+        return ~mask
+
+    @abstractmethod
+    def layer(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        """The layer: (output, weights). `rest` holds parameters, masks and biases."""
+
+    def softmax(self, scores: Any, hidden: Any) -> Any:
+        """softmax of scores, with hidden scores set to -inf."""
+        if hidden is not None:
+            scores = self.ops.fill(scores, hidden, -np.inf)
+        return self.ops.softmax(scores)
+
+    def number(self, value: float, inputs: Inputs) -> Any:
+        """A number in the layer's dtype, because a Python float may be converted through float32."""
+        return self.backend.array(np.asarray(value), inputs.dtype)
+
+
+def layer_norm(layer: Textbook, x: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+    """Layer norm of x (..., L, E) in the operations of a layer, with gain and offset from `rest`."""
+    ops, axis, shape = layer.ops, len(x.shape) - 1, (*x.shape[:-1], 1)
+    mean = ops.reshape(ops.mean(x, axis), shape)
+    variance = ops.reshape(ops.mean((x - mean) * (x - mean), axis), shape)
+    return normalised(layer, x, mean, variance, rest, inputs)
+
+
+def normalised(
+    layer: Textbook, x: Any, mean: Any, variance: Any, rest: Mapping[str, Any], inputs: Inputs
+) -> Any:
+    """(x - mean) / sqrt(variance + epsilon), with gain and offset if there are any."""
+    y = (x - mean) / layer.ops.sqrt(variance + layer.number(inputs.epsilon, inputs))
+    y = y * rest["gain"] if "gain" in rest else y
+    return y + rest["offset"] if "offset" in rest else y
+
+
+class PackedHeads(Textbook):
+    """One projection for all heads, split by a reshape and a transpose, and merged in reverse."""
+
+    name = "packed-heads"
+    operator = MULTI_HEAD
+    declared = Textbook.declared.taking("qk-norm", "one-head", "gate")
+    heads_apart = True
+
+    def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        packed = {}
+        for name, array in inputs.parameters.items():
+            if name == "output_kernel":
+                array = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
+            elif name.endswith("kernel"):
+                array = array.reshape(array.shape[0], -1)  # (E, H D)
+            elif name.endswith("bias"):
+                array = array.reshape(-1)
+            packed[name] = array
+        return packed
+
+    def layer(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        ops, s = self.ops, inputs.sizes
+        alone = inputs.squeezed
+
+        def heads(x: Any, name: str, count: int) -> Any:
+            y = x @ rest[f"{name}_kernel"]
+            if f"{name}_bias" in rest:
+                y = y + rest[f"{name}_bias"]
+            y = ops.reshape(y, (s.B, -1, count, y.shape[-1] // count))
+            if f"{name}_gain" in rest:
+                y = layer_norm(self, y, {"gain": rest[f"{name}_gain"]}, inputs)
+            return ops.permute_dims(y, (0, 2, 1, 3))  # (B, H, L, D)
+
+        q, k, v = heads(query, "query", s.H), heads(key, "key", s.Hkv), heads(value, "value", s.Hkv)
+        if s.H != s.Hkv:
+            k, v = ops.repeat(k, s.group, 1), ops.repeat(v, s.group, 1)
+        scores = q @ ops.permute_dims(k, (0, 1, 3, 2)) * self.number(s.D**-0.5, inputs)
+        if "bias" in rest:
+            scores = scores + rest["bias"]
+        weights = self.softmax(scores, rest.get("hidden"))  # (B, H, Lq, Lk)
+        # -1, because one program may serve calls of several lengths.
+        shape = (-1, s.H * s.Dv) if alone else (s.B, -1, s.H * s.Dv)
+        output = ops.reshape(ops.permute_dims(weights @ v, (0, 2, 1, 3)), shape)
+        if "gate_kernel" in rest:
+            output = output * self.gate(query, rest, inputs)
+        if "output_kernel" in rest:
+            output = output @ rest["output_kernel"]
+        if "output_bias" in rest:
+            output = output + rest["output_bias"]
+        if inputs.returned == "average" or "output_kernel" not in rest:
+            weights = ops.mean(weights, 1)
+        return output, weights[0] if alone else weights
+
+    def gate(self, query: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+        """The gates (B, Lq, H Dv) of concatenated heads."""
+        gate = query @ rest["gate_kernel"]
+        if "gate_bias" in rest:
+            gate = gate + rest["gate_bias"]
+        one = self.number(1.0, inputs)
+        return one / (self.ops.exp(gate * self.number(-1.0, inputs)) + one)
+
+
+class TextbookLayerNorm(Textbook):
+    """Layer norm step by step: mean and variance of each token over its features."""
+
+    name = "textbook-layer-norm"
+    operator = LAYER_NORM
+    declared = Textbook.declared.but(elections={})
+
+    def declaration(self, numerics: Numerics) -> Declared:
+        # If products are summed in the case's dtype, so are sums in gradients.
+        by_dtype = numerics if isinstance(numerics, Mapping) else {}
+        narrow = tuple(name for name, kind in by_dtype.items() if kind == "working")
+        # Mean, variance, root and quotient are separate operations, each stored.
+        return self.declared.but(
+            numerics="stepwise", rounding=DeclaredRounding(narrow_reductions=narrow)
+        )
+
+    def layer(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        return layer_norm(self, query, rest, inputs), None
+
+
+class TextbookBatchNorm(TextbookLayerNorm):
+    """Batch norm step by step: mean and variance of each feature over samples and positions."""
+
+    name = "textbook-batch-norm"
+    operator = BATCH_NORM
+
+    def layer(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        if not inputs.training:
+            return normalised(self, query, rest["mean"], rest["variance"], rest, inputs), None
+        tokens = self.ops.reshape(query, (-1, query.shape[-1]))  # (B L, E)
+        mean = self.ops.mean(tokens, 0)
+        variance = self.ops.mean((tokens - mean) * (tokens - mean), 0)
+        return normalised(self, query, mean, variance, rest, inputs), None
+
+
+ONE_HEAD = Textbook.declared.refusing(
+    dict.fromkeys(("bias", "bias-with-mask"), "textbook code of one head adds no bias to scores")
+)
+
+
+class Additive(Textbook):
+    """Additive (Bahdanau) attention for many queries (B, Lq, q), or one query of a decoder (B, q)."""
+
+    name = "bahdanau"
+    operator = ADDITIVE
+    declared = ONE_HEAD
+
+    def layer(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        ops, s = self.ops, inputs.sizes
+        if inputs.squeezed:
+            query = ops.reshape(query, (s.B, 1, query.shape[-1]))
+        if "query_kernel" in rest:
+            query, key = query @ rest["query_kernel"], key @ rest["key_kernel"]
+        units = query.shape[-1]
+        pairs = ops.reshape(query, (s.B, s.Lq, 1, units)) + ops.reshape(key, (s.B, 1, s.Lk, units))
+        active = ops.tanh(pairs)  # (B, Lq, Lk, U)
+        if "score_vector" in rest:
+            # As matrices: TensorFlow's bfloat16 product of ranks 4 and 2 corrupts memory on CPU.
+            flat = ops.reshape(active, (s.B * s.Lq * s.Lk, units))
+            scores = flat @ ops.reshape(rest["score_vector"], (units, 1))
+            scores = ops.reshape(scores, (s.B, s.Lq, s.Lk))
+        else:
+            scores = ops.sum(active, -1)
+        weights = self.softmax(scores, rest.get("hidden"))
+        output = weights @ value
+        if inputs.squeezed:
+            return ops.reshape(output, (s.B, output.shape[-1])), ops.reshape(weights, (s.B, s.Lk))
+        return output, weights
+
+
+class Luong(Textbook):
+    """Dot-product attention with a learned scale, or without."""
+
+    name = "luong"
+    operator = DOT
+    declared = ONE_HEAD.refusing({"squeezed": "the layer needs the query axis, for one query, too"})
+
+    def declaration(self, numerics: Numerics) -> Declared:
+        plain = super().declaration(numerics)
+        wide = plain.numerics_for(DTYPES["f16"]) in ("exact", "fused")
+        # Overflowing stored scores give inf - inf in the softmax.
+        return plain.electing({"large-scores": "largest" if wide else "nan"})
+
+    def layer(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        scores = query @ self.ops.permute_dims(key, (0, 2, 1))
+        if "scale" in rest:
+            scores = scores * rest["scale"]
+        weights = self.softmax(scores, rest.get("hidden"))
+        return weights @ value, weights

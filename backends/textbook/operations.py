@@ -1,0 +1,111 @@
+"""Operations that all frameworks have, and the base class of textbook code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.operators import OperatorFunction
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import NUMERICS
+
+Numerics = str | Mapping[str, str]
+"""A numerics class, or one per short dtype name."""
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations of textbook code in one framework. `@`, `+`, `*`, `/` and slices are the framework's
+    own. Operations of the array API have its names; an axis is a positional argument.
+
+    - softmax: over the last axis; logsumexp: over the last axis, at least in float32.
+    - fill(scores, hidden, number): `number` where `hidden`.
+    - hide(scores, mask): -inf or the lowest number where the mask is False.
+    - take(array, indices): slices along the first axis; indices have any rank.
+    - put(array, indices, values): a copy with other slices at indices (n,) of the first axis.
+    - astype(array, "float32"); like(array, other): in the dtype of `other`.
+    - number(value, array): a number in the form that combines with the array.
+    - counted(n, array): 0 to n - 1 in the array's dtype.
+    """
+
+    softmax: Callable[[Any], Any]
+    fill: Callable[[Any, Any, float], Any]
+    hide: Callable[[Any, Any], Any]
+    logsumexp: Callable[[Any], Any]
+    take: Callable[[Any, Any], Any]
+    put: Callable[[Any, Any, Any], Any]
+    astype: Callable[[Any, str], Any]
+    like: Callable[[Any, Any], Any]
+    counted: Callable[[int, Any], Any]
+    tanh: Callable[[Any], Any]
+    sum: Callable[[Any, int], Any]
+    mean: Callable[[Any, int], Any]
+    max: Callable[[Any, int], Any]
+    sqrt: Callable[[Any], Any]
+    concat: Callable[[Sequence[Any], int], Any]
+    permute_dims: Callable[[Any, tuple[int, ...]], Any]
+    reshape: Callable[[Any, tuple[int, ...]], Any]
+    repeat: Callable[[Any, int, int], Any]
+    broadcast_to: Callable[[Any, tuple[int, ...]], Any]
+    cos: Callable[[Any], Any]
+    sin: Callable[[Any], Any]
+    exp: Callable[[Any], Any]
+    log: Callable[[Any], Any]
+    pow: Callable[[Any, Any], Any]
+    clip: Callable[[Any, float, float], Any]
+    round: Callable[[Any], Any]
+    number: Callable[[float, Any], Any] = lambda value, array: value
+    called: Callable[[Implementation, PreparedCall], PreparedCall] = lambda layer, call: call
+    """How a call with these operations runs: unchanged, or through a compiler."""
+
+
+def operations_of(namespace: Any, **own: Any) -> Operations:
+    """The operations with the names of the array API from a framework's namespace; `own` are all that it
+    lacks, or has under another name."""
+    named = {one.name for one in fields(Operations)} - {*own, "number", "called"}
+    return Operations(**{name: getattr(namespace, name) for name in named}, **own)
+
+
+class TextbookOperator(OperatorFunction):
+    """An operator in operations that all frameworks have.
+
+    The class of a framework's textbook attention (`numerics`) is declared, and at least `eager`: the
+    scale is rounded to the dtype, which narrower classes do not allow.
+    """
+
+    textbook = True
+    own_class = False
+    """True if the numerics class of `declared` holds in every framework."""
+
+    def __init__(self, backend: Backend, ops: Operations, numerics: Numerics = "eager") -> None:
+        super().__init__(backend, declared=self.declaration(numerics))
+        self.ops = ops
+
+    def declaration(self, numerics: Numerics) -> Declared:
+        """The declaration for operations of a numerics class."""
+        if self.own_class:
+            return self.declared
+        classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)
+        least = {name: max(one, "eager", key=NUMERICS.index) for name, one in classes.items()}
+        return self.declared.but(numerics=least)
+
+    def through(self, call: PreparedCall) -> PreparedCall:
+        return self.ops.called(self, call)
+
+    def weighted(self, query: Any, key: Any, value: Any, hidden: Any, inputs: Inputs) -> Any:
+        """Plain attention of operands (..., L, D); `hidden` pairs have no weight."""
+        ops, n, softcap = self.ops, len(key.shape), inputs.case.option("softcap")
+        scale = ops.number(inputs.effective_scale, query)
+        scores = (query @ ops.permute_dims(key, (*range(n - 2), n - 1, n - 2))) * scale
+        if softcap is not None:
+            scores = ops.tanh(scores / ops.number(softcap, query)) * ops.number(softcap, query)
+        if hidden is not None:
+            scores = ops.fill(scores, hidden, -np.inf)
+        return ops.softmax(scores) @ value

@@ -1,0 +1,318 @@
+"""Textbook operators: merge, packed, paged and latent attention, attention over codes, and writing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.in_pages import from_pages, in_slots
+from attention_conformance.backends.memory import by_component, sequences
+from attention_conformance.backends.operators import Arrays
+from attention_conformance.backends.textbook.attention import attention
+from attention_conformance.backends.textbook.operations import Operations, TextbookOperator
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators import (
+    latent,
+    merge,
+    packed,
+    paged,
+    paged_write,
+    quantized,
+    quantized_write,
+)
+from attention_conformance.suite.spec.operators.in_pages import NEW, stores
+from attention_conformance.suite.spec.operators.tiles import TILE
+
+
+class TextbookLatent(TextbookOperator):
+    """Keys and values of all heads are formed, with a copy of the rotary key for every head."""
+
+    name = "textbook-latent"
+    operator = latent.LATENT
+    declared = Declared(
+        features=latent.FEATURES | latent.SERVED,
+        elections={"nan-behind-last-key": "blocked"},
+        rounding=DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False)),
+    )
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        return super().arguments(inputs) | in_slots(self.backend, inputs)
+
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        arrays, lse = x.copy(), "lse" in inputs.outputs
+        mask, slots = arrays.pop("mask", None), arrays.pop("slots", None)
+        names = stores(inputs.case)
+        for name in names:
+            arrays[name] = stored(self.ops, arrays[name], arrays[f"{NEW}{name}"], slots)
+        tokens = unpaged(self.ops, arrays, inputs, slots)
+        if "latent_codes" in tokens:
+            tokens["latent"] = self.decoded(tokens)
+        answer = self.attended(tokens, mask, inputs.effective_scale, lse)
+        pools = [arrays[name] for name in names]
+        return (*(answer if lse else (answer,)), *pools) if pools else answer
+
+    def decoded(self, x: Arrays) -> Any:
+        """The latents (B, Lk, R) of codes, in the dtype of the query."""
+        ops, scale, R = self.ops, x["latent_scale"], x["latent_codes"].shape[2]
+        scales = ops.repeat(scale, TILE, 2)[..., :R]
+        return ops.like(ops.like(x["latent_codes"], scale) * scales, x["query"])
+
+    def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
+        """The output (B, H, Lq, Dv), and with `lse` the pair of output and log-sum-exp (B, H, Lq)."""
+        ops, heads = self.ops, x["query"].shape[1]
+        key, value = (self.expanded(x["latent"], x[name]) for name in ("w_uk", "w_uv"))
+        B, Lk, E = x["key_rope"].shape
+        rope = ops.repeat(ops.reshape(x["key_rope"], (B, 1, Lk, E)), heads, 1)
+        query = ops.concat([x["query"], x["query_rope"]], -1)
+        key = ops.concat([key, rope], -1)
+        return attention(ops, query, key, value, mask, None, scale, lse=lse)
+
+    def expanded(self, latents: Any, kernel: Any) -> Any:
+        """Keys or values (B, H, Lk, m) of latents (B, Lk, R) and a kernel (R, H, m)."""
+        ops, (B, Lk, R), (_, H, m) = self.ops, latents.shape, kernel.shape
+        flat = latents @ ops.reshape(kernel, (R, H * m))
+        return ops.permute_dims(ops.reshape(flat, (B, Lk, H, m)), (0, 2, 1, 3))
+
+
+class TextbookMerge(TextbookOperator):
+    """A softmax over all parts."""
+
+    name = "textbook-merge"
+    operator = merge.MERGE
+    declared = Declared(numerics="exact", features=merge.FEATURES)
+    own_class = True
+
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        wide, shape = inputs.dtype.widened, inputs.full_shape("lse")
+        wider = self.ops.astype(x["partial_output"], wide.long_name)
+        nothing = self.backend.array(np.zeros(shape), wide)
+        merged, total = self.merged(wider, x["partial_lse"], nothing)
+        return self.ops.astype(merged, inputs.dtype.long_name), total
+
+    def merged(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:
+        """The merged output and log-sum-exp; `nothing` are zeros (B, H, Lq). In rows without keys the
+        largest log-sum-exp is -inf, and -inf - (-inf) must be avoided."""
+        ops = self.ops
+        largest = ops.max(lse, 0)
+        empty = largest == -np.inf
+        offset = ops.fill(largest, empty, 0.0)
+        sizes = ops.exp(lse - ops.reshape(offset, (1, *offset.shape)))
+        total = ops.sum(sizes, 0)
+        divisor = ops.fill(total, empty, 1.0)
+        weights = sizes / ops.reshape(divisor, (1, *divisor.shape))
+        merged = ops.sum(ops.reshape(weights, (*weights.shape, 1)) * output, 0)
+        logarithm = ops.fill(offset + ops.log(divisor), empty, -np.inf)
+        return merged, logarithm + nothing
+
+
+class TextbookPacked(TextbookOperator):
+    """Scores of all pairs; pairs of different segments are set to -inf before the softmax."""
+
+    name = "textbook-packed"
+    operator = packed.PACKED
+    declared = Declared(
+        features=packed.FEATURES,
+        elections={"nan-in-other-segment": "others", "segment-without-keys": "nan"},
+    )
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        hidden = self.backend.array(packed.hidden_pairs(inputs.case)[None], None)
+        return sequences(self.backend, inputs) | {"hidden": hidden}
+
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        """Plain attention of (L, H, D) operands; `hidden` pairs have no weight."""
+        ops, query, key, value = self.ops, x["query"], x["key"], x["value"]
+        group = query.shape[1] // key.shape[1]
+        q, k, v = (ops.permute_dims(x, (1, 0, 2)) for x in (query, key, value))
+        if group > 1:
+            k, v = (ops.repeat(x, group, 0) for x in (k, v))
+        return ops.permute_dims(self.weighted(q, k, v, x["hidden"], inputs), (1, 0, 2))
+
+
+def unpaged(
+    ops: Operations, arrays: Mapping[str, Any], inputs: Inputs, slots: Any
+) -> dict[str, Any]:
+    """The arrays with tokens taken from the slots (B, Lk) of pools.
+
+    Codes pass through the dtype of their scale: not every framework takes slices of 8-bit numbers.
+    """
+    if "page_table" in arrays:
+        scales = {name: name.replace("_codes", "_scale") for name in arrays}
+        arrays = {
+            name: x if scales[name] == name else ops.like(x, arrays[scales[name]])
+            for name, x in arrays.items()
+        }
+    return from_pages(arrays, slots, inputs, ops.take, ops.reshape, ops.permute_dims)
+
+
+def slots_first(ops: Operations, pool: Any, inputs: Inputs) -> Any:
+    """A pool of the case as (P, S, ...). Its own inverse."""
+    return ops.permute_dims(pool, (0, 2, 1, 3)) if inputs.case.option("layout") == "hnd" else pool
+
+
+def stored(ops: Operations, pool: Any, tokens: Any, slots: Any) -> Any:
+    """A pool (P, S, ...) with tokens (B, Lq, ...) in the last of the slots (B, Lk)."""
+    at = ops.reshape(slots[:, slots.shape[1] - tokens.shape[1] :], (-1,))
+    return put(ops, pool, at, ops.reshape(tokens, (-1, *pool.shape[2:])))
+
+
+def put(ops: Operations, pool: Any, slots: Any, tokens: Any) -> Any:
+    """A pool (P, S, ...) with tokens (N, ...) in its slots (N,)."""
+    pages, size, *rest = pool.shape
+    flat = ops.reshape(pool, (pages * size, *rest))
+    return ops.reshape(ops.put(flat, slots, tokens), (pages, size, *rest))
+
+
+class TextbookPaged(TextbookOperator):
+    """Every query attends all slots of its sample's table, and those behind the last key are hidden."""
+
+    name = "textbook-paged"
+    operator = paged.PAGED
+    declared = Declared(
+        features=paged.FEATURES,
+        bitwise=("rerun", "pages"),
+        elections={"nan-behind-last-key": "leaks"},
+    )
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        n, given = inputs.letters, inputs.arrays
+        hidden = np.ones((inputs.sizes.Lq, 1, 1, n["t"] * n["s"]), bool)
+        for rows, _, shown in paged.parts(inputs.case):
+            hidden[rows, 0, 0, : shown.shape[1]] = ~shown
+        samples = np.repeat(np.arange(inputs.sizes.B), inputs.case.option("segments")[0])
+        made = {
+            "page_table": given["page_table"].astype(np.int32),
+            "hidden": hidden,
+            "sample": samples.astype(np.int32),
+        }
+        arrays = {name: self.backend.array(x, None) for name, x in made.items()}
+        return sequences(self.backend, inputs) | arrays
+
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        ops, s = self.ops, inputs.sizes
+        pages = ops.take(x["page_table"], x["sample"])  # (Lq, T)
+        pools = (slots_first(ops, x[name], inputs) for name in ("key", "value"))
+        taken = (ops.reshape(ops.take(pool, pages), (s.Lq, -1, *pool.shape[2:])) for pool in pools)
+        k, v = (ops.permute_dims(slots, (0, 2, 1, 3)) for slots in taken)  # (Lq, Hkv, T S, .)
+        q = ops.reshape(x["query"], (s.Lq, s.Hkv, s.group, s.D))
+        answer = self.weighted(q, k, v, x["hidden"], inputs)
+        return ops.reshape(answer, (s.Lq, s.H, s.Dv))
+
+
+class TextbookPagedWrite(TextbookOperator):
+    """Writing in operations that all frameworks have; the pools of the call stay as they are."""
+
+    name = "textbook-paged-write"
+    operator = paged_write.PAGED_WRITE
+    declared = Declared(numerics="exact", features=paged_write.FEATURES)
+    own_class = True
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        skipped = inputs.arrays["slot_mapping"] < 0
+        return super().arguments(inputs) | {"skipped": self.backend.array(skipped, None)}
+
+    def compute(self, x: Arrays, inputs: Inputs) -> tuple[Any, ...]:
+        ops = self.ops
+
+        def write(name: str) -> Any:
+            pool = slots_first(ops, x[f"{name}_cache"], inputs)
+            pages, size = pool.shape[:2]
+            larger = ops.concat([pool, pool[:1]], 0)  # the last page takes skipped tokens
+            slots = ops.fill(x["slot_mapping"], x["skipped"], pages * size)
+            return slots_first(ops, put(ops, larger, slots, x[name])[:pages], inputs)
+
+        return write("key"), write("value")
+
+
+class OverCodes(TextbookOperator):
+    """Textbook code that makes codes."""
+
+    def written(self, name: str, arrays: Arrays, inputs: Inputs) -> Any:
+        """The codes of new keys or values (B, Hkv, L, .)."""
+        ops, code, x = self.ops, CODES[inputs.case.option("codes")], arrays[name]
+        scale, zero = (
+            None if array is None else quantized.newest(array, x.shape[2])
+            for array in (arrays[f"{name}_scale"], arrays.get(f"{name}_zero"))
+        )
+        x = ops.like(x, scale) / scale
+        if zero is not None:
+            x = x + ops.like(zero, scale)
+        x = ops.clip(x, -code.max, code.max)
+        return ops.astype(ops.round(x) if code.is_whole else x, code.long_name)
+
+
+class TextbookQuantized(OverCodes):
+    """Codes times scales, stored in the query's dtype, then attention."""
+
+    name = "textbook-quantized"
+    operator = quantized.QUANTIZED
+    declared = Declared(features=quantized.FEATURES)
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        mask, backend = quantized.allowed(inputs), self.backend
+        hidden = {} if mask is None else {"hidden": backend.array(~mask, None)}
+        return super().arguments(inputs) | in_slots(backend, inputs) | hidden
+
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        arrays = x.copy()
+        query, hidden, slots = (arrays.pop(name, None) for name in ("query", "hidden", "slots"))
+        given = by_component(arrays, inputs, self.ops.repeat)
+        rest = unpaged(self.ops, given, inputs, slots)
+        new = {
+            f"{name}_codes": self.codes(name, rest, inputs)
+            for name in quantized.KINDS
+            if name in rest
+        }
+        key, value = (
+            self.by_head(self.scaled(n, rest | new, query), inputs) for n in quantized.KINDS
+        )
+        output = self.weighted(query, key, value, hidden, inputs)
+        if slots is not None:
+            new = {n: self.put(given, n, codes, slots, inputs) for n, codes in new.items()}
+        return (output, *new.values()) if new else output
+
+    def codes(self, name: str, rest: Arrays, inputs: Inputs) -> Any:
+        """All codes of keys or values, with new ones in the place of the last. Codes pass through the
+        dtype of the scale, because not every framework joins arrays of 8-bit numbers."""
+        ops, scale, new = self.ops, rest[f"{name}_scale"], self.written(name, rest, inputs)
+        past = rest[f"{name}_codes"].shape[2] - new.shape[2]
+        parts = [ops.like(rest[f"{name}_codes"], scale)[:, :, :past], ops.like(new, scale)]
+        return ops.astype(ops.concat(parts, 2), CODES[inputs.case.option("codes")].long_name)
+
+    def put(self, given: Arrays, name: str, codes: Any, slots: Any, inputs: Inputs) -> Any:
+        """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in their `slots` (B, Lk)."""
+        ops, scale = self.ops, given[name.replace("codes", "scale")]
+        pool = slots_first(ops, ops.like(given[name], scale), inputs)
+        tokens = ops.permute_dims(ops.like(codes, scale)[:, :, -inputs.sizes.Lq :], (0, 2, 1, 3))
+        dtype = CODES[inputs.case.option("codes")].long_name
+        return ops.astype(slots_first(ops, stored(ops, pool, tokens, slots), inputs), dtype)
+
+    def scaled(self, name: str, rest: Arrays, query: Any) -> Any:
+        """Keys or values in the query's dtype."""
+        ops, scale = self.ops, rest[f"{name}_scale"]
+        codes = ops.like(rest[f"{name}_codes"], scale)
+        if f"{name}_zero" in rest:
+            codes = codes - ops.like(rest[f"{name}_zero"], scale)
+        return ops.like(codes * scale, query)
+
+    def by_head(self, x: Any, inputs: Inputs) -> Any:
+        """Keys or values for every query head."""
+        group = inputs.sizes.group if x.shape[1] == inputs.sizes.Hkv else 1
+        return self.ops.repeat(x, group, 1) if group > 1 else x
+
+
+class TextbookQuantizedWrite(OverCodes):
+    """x / scale + zero, clipped to the range of the codes and rounded to the nearest one."""
+
+    name = "textbook-quantized-write"
+    operator = quantized_write.QUANTIZED_WRITE
+    declared = Declared(numerics="exact", features=quantized_write.FEATURES)
+    own_class = True
+
+    def compute(self, x: Arrays, inputs: Inputs) -> tuple[Any, ...]:
+        arrays = by_component(x, inputs, self.ops.repeat)
+        return tuple(self.written(name, arrays, inputs) for name in quantized.KINDS)
