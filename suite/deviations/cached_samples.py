@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.caching import Turn
-from attention_conformance.suite.deviations.deviation import deviation, fault, memory
+from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.cached import (
     Array,
     Cache,
@@ -22,13 +22,8 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.steps import Chunk
 
 
-@fault(
-    "values",
-    "`expand`, or one entry of a table for two samples; copy when one of them writes",
-    family="cache",
-)
 class CachedForkShares(CachedKernel):
-    """Samples that go on with one history write into one place: the last of them wins."""
+    """Samples that go on with one history write into one place."""
 
     def init(self, inputs: Inputs, key: Any) -> Cache:
         cache = super().init(inputs, key)
@@ -149,6 +144,10 @@ DEVIATIONS = [
         "The cache of the last call of a shape serves the next one, with its tokens.",
         "a buffer for each shape; clear it, or hide what an earlier call left",
         family="state", init=kept_by_calls),
+    row("cached-fork-shares", "values",
+        "Samples that go on with one history write into one place: the last of them wins.",
+        "`expand`, or one entry of a table for two samples; copy when one of them writes",
+        right=CachedForkShares),
     row("cached-fork-shares-until-all-step", "values",
         "Branches of one history write into one place until all samples step together.",
         "a fork that is copied in steps of all samples; copy when one branch steps, too",

@@ -26,14 +26,6 @@ def dropped_before_normalisation(
     return right.weights(hidden, call) @ right.visible(value, scores)
 
 
-def counting_passes(
-    right: Dropping, scores: np.ndarray, value: np.ndarray, call: Call
-) -> np.ndarray:
-    if call.rate:
-        counted(right, "passes")
-    return right.attend(scores, value, call)
-
-
 def dropped_before_softmax(
     right: MultiHeadKernel, scores: np.ndarray, call: LayerCall
 ) -> np.ndarray:
@@ -136,11 +128,6 @@ DEVIATIONS = [
     row("any-rate", "bad_problem", "A dropout rate above 1, or below 0, is accepted.",
         "no check of the rate; raise ValueError unless `0 <= rate <= 1`", family="contract",
         validate=lambda right, call: right.validate(replace(call, rate=0.0))),
-    row("pattern-of-the-latest-pass", "dropout_recomputed",
-        "The backward pass drops by the pattern of the latest forward pass, which may be another one.",
-        "the backward pass draws with the latest seed; save the seed of each forward pass",
-        attend=counting_passes,
-        random=lambda right, call: np.random.default_rng(memory(right).get("passes", 0))),
     layer("dropout-in-evaluation", "dropout_off", "Weights are dropped in evaluation, too.",
         "`F.dropout(w, p)` without `training=self.training`", rate=lambda right, call: call.rate),
     layer("dropout-never-applied", "dropout",

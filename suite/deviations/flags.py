@@ -7,7 +7,7 @@ from functools import partial, reduce
 import numpy as np
 
 from attention_conformance.suite.deviations.conditions import one_query
-from attention_conformance.suite.deviations.deviation import deviation, fault
+from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, rank4
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.spec.dtypes import round_to
@@ -17,15 +17,6 @@ def wide_window(call: Call) -> bool:
     """True for a window whose left side reaches beyond all keys."""
     assert call.window is not None
     return call.window[0] is not None and call.window[0] >= call.sizes.Lk
-
-
-@fault("future", "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`", family="mask")
-class CausalSeesNext(Kernel):
-    """A causal query sees the next key."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        return key <= row + 1
 
 
 def triangles_are_causal(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
@@ -116,6 +107,9 @@ DEVIATIONS = [
         family="contract", validate_window=lambda right, call: None,
         windowed=lambda kernel, call, left, right: kernel.windowed(call,
             *(None if side is None or side < 0 else side for side in (left, right)))),
+    row("causal-sees-next", "future", "A causal query sees the next key.",
+        "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`",
+        limit=lambda right, row, call: row + 1),
     row("causal-bottom-right", "election",
         "The causal flag is aligned bottom-right, though top-left is declared.",
         "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`",

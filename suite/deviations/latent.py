@@ -65,7 +65,7 @@ DEVIATIONS = [
         "Log-sum-exps of parts are stored in bfloat16, the dtype of the query.",
         "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32", family="merge",
         right=(NarrowLse, AbsorbedKernel),
-        facts={"dtypes": ("bf16",), "lse_dtype": "bf16", "numerics": "stepwise"}),
+        facts={"dtypes": ("bf16",), "numerics": "stepwise"}),
     row("latent-last-key-dropped", "values",
         "The last key is attended by no row, unless it is alone.",
         "`cache[:, : length - 1]`; the newest token is attended", family="mask",

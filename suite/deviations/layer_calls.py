@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.deviation import deviation, fault, memory
+from attention_conformance.suite.deviations.deviation import deviation, memory, remembering
 from attention_conformance.suite.deviations.kernels.holding import LayerHolding
 from attention_conformance.suite.deviations.kernels.layer import Heads, LayerCall, MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
@@ -16,37 +16,9 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-@fault("values", "`return out, scores`; return `softmax(scores)`", family="layer")
-class WeightsAreScores(MultiHeadKernel):
-    """Scores come back in place of the weights."""
-
-    def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
-        self.seen = scores
-        return super().weights(scores, call)
-
-    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
-        return super().shown(np.where(np.isneginf(self.seen), 0, self.seen), call)
-
-
 def weights_in_float32(answer: Any, inputs: Inputs) -> Any:
     output, weights = answer
     return output, weights and Rounded(weights.values, DTYPES["f32"])
-
-
-@fault(
-    "values",
-    "`softmax(scores)` before the mask is returned; return the weights that attend",
-    family="layer",
-)
-class HiddenWeightsReturned(DotKernel):
-    """Returned weights are those without the mask."""
-
-    def biased(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
-        self.bare = super().weights(scores, call)
-        return scores
-
-    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
-        return self.bare[:, 0]
 
 
 def query_bias_added_in_place(
@@ -119,6 +91,15 @@ DEVIATIONS = [
         kernel=lambda right, name, call: memory(right).setdefault(
             (name, call.parameters[f"{name}_kernel"].shape, call.fmt.name),
             right.kernel(name, call))),
+    row("weights-are-scores", "values", "Scores come back in place of the weights.",
+        "`return out, scores`; return `softmax(scores)`", weights=remembering("weights"),
+        shown=lambda right, weights, call: right.shown(
+            np.where(np.isneginf(memory(right)["weights"]), 0, memory(right)["weights"]), call)),
+    row("hidden-weights-returned", "values", "Returned weights are those without the mask.",
+        "`softmax(scores)` before the mask is returned; return the weights that attend",
+        right=DotKernel, hide=remembering("hide"),
+        shown=lambda right, weights, call:
+            right.shown(right.weights(memory(right)["hide"], call), call)),
     row("weights-summed", "values",
         "Returned average weights are the sum over the heads, not the mean.",
         "`weights.sum(1)`; the average over the heads is `weights.mean(1)`",

@@ -107,10 +107,6 @@ DEVIATIONS = [
         "A fully masked row has the log-sum-exp 0, not -inf: merged, it weighs like a key with "
         "score 0.", "`where(l == 0, 0, m + log(l))`; -inf tells a merge that the row has no keys",
         log_sum_exp=empty_lse(0.0)),
-    row("lse-of-biased-empty-row", "election",
-        "A row that a bias of -inf hides wholly has the log-sum-exp 0.",
-        "`-inf` tested in the mask alone; test the scores, which a bias makes -inf, too",
-        when=lambda call: call.bias is not None and call.mask is None, log_sum_exp=empty_lse(0.0)),
     row("lse-of-row-hidden-together", "values",
         "A row that flag and lengths, or flag and mask, hide together has the log-sum-exp 0.",
         "`mask.any(-1)` decides, without the causal flag; test the scores",

@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation, fault, memory, twins
+from attention_conformance.suite.deviations.deviation import (
+    deviation,
+    memory,
+    remembering,
+    twins,
+)
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, Online
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import DotKernel
@@ -44,20 +49,9 @@ def empty_as(score: Callable[[np.ndarray], Any]) -> Hide:
     return hide
 
 
-@fault(
-    "future",
-    "`m = scores.amax(-1)` before `masked_fill`; take it of the masked scores",
-    family="mask",
-)
-class MaximumBeforeMask(Kernel):
-    """The row's maximum counts hidden keys: far below a large hidden score the row underflows."""
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        self.largest = scores.max(-1, keepdims=True, initial=-np.inf)
-        return super().hide(scores, allowed, call)
-
-    def shifted(self, scores: np.ndarray) -> np.ndarray:
-        return scores - np.where(np.isfinite(self.largest), self.largest, 0)
+def less_the_largest_of_all_keys(right: Kernel, scores: np.ndarray) -> np.ndarray:
+    largest = memory(right)["hide"].max(-1, keepdims=True, initial=-np.inf)
+    return scores - np.where(np.isfinite(largest), largest, 0)
 
 
 def empty_row_silences_tile(
@@ -80,18 +74,6 @@ def nan_query_spreads(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarr
     weights = right.weights(scores, call)
     spoilt = np.isnan(scores).any((-1, -2), keepdims=True)
     return np.where(spoilt, np.nan, weights).astype(weights.dtype)
-
-
-@fault(
-    "values",
-    "`masked_fill(mask, -inf)`; True attends, so `masked_fill(~mask, -inf)`",
-    family="mask",
-)
-class MaskInverted(Kernel):
-    """A boolean mask is read the other way round: True hides a key."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return ~mask
 
 
 def equal_rows_as_lengths(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
@@ -118,6 +100,10 @@ def mask_below_the_diagonal_causal(right: Kernel, mask: np.ndarray, call: Call) 
 row = partial(deviation, family="mask", right=Kernel)
 
 DEVIATIONS = [
+    row("maximum-before-mask", "future",
+        "The row's maximum counts hidden keys: far below a large hidden score the row underflows.",
+        "`m = scores.amax(-1)` before `masked_fill`; take it of the masked scores",
+        hide=remembering("hide"), shifted=less_the_largest_of_all_keys),
     row("hidden-after-softmax", "constant_value",
         "Weights are hidden after the softmax, so that those of a row do not add to 1.",
         "`softmax(scores) * mask`; mask before: `softmax(scores.masked_fill(~mask, -inf))`",
@@ -219,6 +205,10 @@ DEVIATIONS = [
         family="state",
         masked=lambda right, mask, call:
             memory(right).setdefault((mask.shape, call.query.shape), mask.copy())),
+    *twins({"mask-inverted": Kernel, "layer-mask-inverted": MultiHeadKernel}, "values",
+        "A boolean mask is read the other way round: True hides a key.",
+        "`masked_fill(mask, -inf)`; True attends, so `masked_fill(~mask, -inf)`", family="mask",
+        masked=lambda right, mask, call: ~mask),
     row("mask-ignored", "values", "A mask given as an array has no effect.",
         "`attn_mask` is accepted and not used; `scores.masked_fill(~attn_mask, -inf)` is missing",
         masked=lambda right, mask, call: np.ones_like(mask)),

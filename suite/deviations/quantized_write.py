@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import Deviation, deviation, fault, twins
+from attention_conformance.suite.deviations.deviation import Deviation, deviation, twins
 from attention_conformance.suite.deviations.kernels.quantized import (
     Coded,
     QuantizedKernel,
@@ -68,15 +68,6 @@ def clipped_to_early_tokens(right: QuantizedWriteKernel, name: str, call: Coded)
     x = right.tokens(name, call)
     limit = np.abs(x[:, :, : -(-x.shape[2] // 2)]).max()
     return np.clip(x, -limit, limit)
-
-
-@fault("values", "`x.to(float8_e4m3fn)` without `clamp(-448, 448)`", family="numerics")
-class CodesBecomeNan(QuantizedWriteKernel):
-    """Numbers beyond the range of floating-point codes become NaN."""
-
-    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        clipped = super().clipped(x, call)
-        return clipped if call.code.is_whole else np.where(clipped == x, x, np.nan)
 
 
 def with_zero(call: Coded) -> bool:
@@ -148,6 +139,10 @@ DEVIATIONS = [
         "before.", "`width // 128 - 1` for the last tile; it is `(width - 1) // 128`",
         of_tiles=lambda right, array, size: array[..., np.minimum(
             np.arange(size) // TILE, max(array.shape[-1] - 1 - (size % TILE == 0), 0))]),
+    row("codes-become-nan", "values",
+        "Numbers beyond the range of floating-point codes become NaN.",
+        "`x.to(float8_e4m3fn)` without `clamp(-448, 448)`", family="numerics", when=is_float,
+        clipped=lambda right, x, call: np.where(right.clipped(x, call) == x, x, np.nan)),
     row("codes-wrap", "values", "Numbers beyond the range of whole numbers wrap around.",
         "`x.to(int8)` without `clamp(-128, 127)`", family="numerics", when=is_whole,
         clipped=lambda right, x, call: (np.rint(x) + 128) % 256 - 128),

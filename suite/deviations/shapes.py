@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.deviation import deviation, fault
+from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.layouts import reading
 
@@ -39,18 +39,6 @@ def inner_stride_assumed(right: Kernel, array: Rounded, call: Call) -> np.ndarra
     )
     flat = base.ravel(order="K")
     return flat[(offsets // x.itemsize) % flat.size].astype(call.work)
-
-
-@fault(
-    "groups_equal_repeated_heads",
-    "`k.repeat(1, group, 1, 1)`, `h % Hkv`; use `repeat_interleave(group, dim=1)`, `h // group`",
-    family="heads",
-)
-class HeadsTiled(Kernel):
-    """Key/value heads are tiled (0, 1, 0, 1), not repeated (0, 0, 1, 1)."""
-
-    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
-        return np.tile(x, (1, call.sizes.group, 1, 1))
 
 
 row = partial(deviation, family="shapes", right=Kernel)
@@ -157,6 +145,10 @@ DEVIATIONS = [
     row("two-rows-one-mask", "values", "With two queries every sample gets the mask of the first.",
         "a path for `Lq == 2` loads `mask[0]`; sample b has `mask[b]`", family="mask",
         masked=lambda right, mask, call: mask[:1] if call.sizes.Lq == 2 else mask),
+    headed("heads-tiled", "groups_equal_repeated_heads",
+        "Key/value heads are tiled (0, 1, 0, 1), not repeated (0, 0, 1, 1).",
+        "`k.repeat(1, group, 1, 1)`, `h % Hkv`; use `repeat_interleave(group, dim=1)`, `h // group`",
+        expand=lambda right, x, call: np.tile(x, (1, call.sizes.group, 1, 1))),
     headed("first-key-head-only", "groups_equal_repeated_heads",
         "With grouped heads every query head uses the first key/value head.",
         "`k[:, :1].expand(-1, H, -1, -1)`; query head h reads `k[:, h // group]`",
