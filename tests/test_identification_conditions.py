@@ -110,13 +110,17 @@ def test_evidence_by_hand() -> None:
         [look.inputs.case for look in looks],
         0,
     )
-    said, _, against = conditioned(Evidence(looks[:1], right_cells[2:]), found, [case])
-    assert said.sentence.startswith("Only with several samples: scores are doubled.")
+    alone = Cell(VALUES, Case.parse("sdpa/none/mha/f32/b1h3q9k16d8"), of(of_torch.textbook))
+    said, _, against = conditioned(Evidence(looks[:2], [alone]), found, [case])
+    assert said.sentence == "Only with several samples: scores are doubled."
     assert against == 0
-    # One cell alone that differs in two properties says nothing of either.
-    double = Cell(VALUES, Case.parse("sdpa/none/mha/f64/b1h2q4k8d16"), of(of_torch.textbook))
-    assert conditioned(Evidence(looks[:1], [double]), found, [case]) == (found, [case], 1)
-    assert conditioned(Evidence(looks[:2], [double]), found, [case])[2] == 0
+    # One cell alone says nothing of its properties, and several cells nothing of more than two.
+    assert conditioned(Evidence(looks[:1], [alone]), found, [case]) == (found, [case], 1)
+    assert conditioned(Evidence(looks[:2], right_cells[2:]), found, [case])[2] == 1
+    # What a failing cell that is answered otherwise has not is no condition.
+    other = looks[2]
+    other.got = {"output": 1 + other.got["output"]}
+    assert conditioned(Evidence([*looks[:2], other], [alone]), found, [case])[2] == 1
     # The same case on both sides: no property is left, and the cell contradicts.
     assert conditioned(Evidence(looks[:1], right_cells[:1]), found, [case])[2] == 1
     mute = Found("Scores are doubled.", "scale", formula=lambda reading: None)

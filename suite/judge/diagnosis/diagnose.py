@@ -83,14 +83,19 @@ def diagnose(
     with leaks.undone(backend):
         elected = list(never_elected(failing, any(isinstance(c.case, Case) for c in failing)))
     beside = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
-    failing, passing = chosen(failing, TRIED + BESIDE), chosen(passing, BESIDE + MORE)
-    beside = alike(beside, [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)])
-    passing = [*dict.fromkeys([*beside[: BESIDE // 2], *passing])]
+    failing = chosen(failing, TRIED + BESIDE)
+    cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
+    beside, checks = alike(beside, cases), {cell.check.name for cell in failing} - {VALUES}
+    most = max([LARGE, *map(_size, failing)])
+    same = (cell for cell in passing if cell.check.name in checks and _size(cell) <= most)
+    passing = [
+        *beside[: BESIDE // 2], *alike(same, cases)[: BESIDE // 2], *chosen(passing, BESIDE + MORE),
+    ]  # fmt: skip
+    passing = [*dict.fromkeys(passing)]
     begin = time.process_time()
     wrong, kept = tee(wrong_looks(failing))
     with leaks.undone(backend):
         found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without, wrong)
-    cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
     left = max((1 - OF_CATALOGUE) * seconds, seconds - (time.process_time() - begin))
     evidence = Evidence(islice(kept, len(cases)), beside)
     measured = identify(backend, implementation, cases, left, evidence)
