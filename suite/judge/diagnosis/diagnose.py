@@ -30,6 +30,7 @@ from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.judge.diagnosis.instrument import clock
+from attention_conformance.suite.judge.diagnosis.others import PLACES
 from attention_conformance.suite.judge.diagnosis.weights import BROKEN
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
@@ -197,12 +198,13 @@ def _is_enough(first: Diagnosis, fault: Diagnosis) -> bool:
 def _place_of(answered: bool, one: Diagnosis) -> tuple[bool, float, bool]:
     """What passing cells contradict comes last, what explains most first. Faults of rounding are alike in
     16 bits, and measured better, as are those that only fail the same checks. A fault says more than the
-    type, dtype or shape of what is returned."""
+    type, dtype or shape of what is returned, and than the places of wrong numbers."""
     return (
         one.contradicts > 0,
         -one.explains / max(one.tried, 1),
         (bool(one.fault) and (not answered or one.family == "numerics"))
-        or one.family == "contract",
+        or one.family == "contract"
+        or one.key.startswith(PLACES),
     )
 
 
