@@ -140,6 +140,7 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
         "more": f"with {than[int(np.sign(s.Lq - s.Lk))]} keys",
         "samples": f"with {'one sample' if s.B == 1 else 'several samples'}",
         "dtype": f"in {case.dtype.long_name}",
+        "pages": f"with pages of {case.letters.get('s')}",
     }  # fmt: skip
 
 
