@@ -117,18 +117,6 @@ def one_buffer_for_all_threads(right: Kernel, call: Call) -> np.ndarray:
     return right.attend(right.final(call), right.with_sink(buffer, call), call)
 
 
-def operands_in_the_kernel(right: Kernel, call: Call) -> np.ndarray:
-    memory(right)["call"] = call
-    time.sleep(0)
-    query = right.load(call.query, call)
-    key = right.expand(right.load(call.key, call), call)
-    allowed, scores = right.allowed(call), right.capped(right.scores(query, key, call), call)
-    call = memory(right)["call"]
-    value = right.with_sink(right.expand(right.load(call.value, call), call), call)
-    scores = right.sunk(right.hide(right.biased(scores, call), allowed, call), call)
-    return right.attend(scores, value, call)
-
-
 def table_of_the_first_thread(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
     if current_thread() is main_thread():
         memory(right)["table"] = right.table(turn)
@@ -154,10 +142,6 @@ DEVIATIONS = [
         "Calls in several threads write their values into one buffer.",
         "`self.buffer[...] = v` in every call; calls at once need a buffer each",
         family="state", compute=one_buffer_for_all_threads),
-    writing("operands-in-the-kernel", "ambient",
-        "A call keeps its operands in the kernel, where a call of another thread replaces them.",
-        "`self.q = q` and later `self.q`; another thread's call replaces it: use local variables",
-        family="state", compute=operands_in_the_kernel),
     writing("rotary-base-of-the-first-thread", "ambient",
         "Other threads use the table that the main thread made last.",
         "the table is made if `current_thread() is main_thread()`; make it for every call",
@@ -176,11 +160,6 @@ DEVIATIONS = [
         "be.", "a debugging switch chooses another backward pass, which nobody tested",
         right=Reporting,
         value_gradient=lambda right, *given: right.value_gradient(*given) / (1 + right.warns())),
-    row("mask-kept-by-thread", "ambient", "A thread other than the first one keeps its first mask.",
-        "a thread keeps its first mask in `threading.local()`; read the mask of every call",
-        right=Kernel, when=in_second_thread,
-        masked=lambda right, mask, call:
-            memory(right).setdefault((current_thread(), mask.shape), mask)),
     row("unscaled-where-errors-warn", "ambient",
         "If NumPy is set to warn of overflow, scores are not scaled.",
         "a global setting (`np.seterr`) chooses the path; the answer must not depend on it",

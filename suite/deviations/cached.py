@@ -36,29 +36,16 @@ def ring_written_first(
     return right.attend(cache, Attended(query, cache.key, cache.value, rows, cache.positions))
 
 
-def empty_slots_lowered(right: CachedKernel, cache: Cache, x: Attended) -> Array:
-    out, inputs = right.attend(cache, x), cache.inputs
-    large, heads = inputs.dtype.large, inputs.sizes.group
-    empty = (np.abs(x.key) == large).all((1, 3))[:, None, None]
-    scores = x.query @ np.repeat(x.key, heads, 1).swapaxes(2, 3) * inputs.effective_scale
-    attended = (empty & (scores > 1e4)).any(-1, keepdims=True)
-    return np.where(attended, large, out)
-
-
 def stale_after_reset(right: CachedKernel, state: Cache, *samples: Rounded) -> Cache:
     state.totals[right.chosen(state, samples)] = 0
     return state
 
 
-def rollback(leaves: float) -> Callable[..., Cache]:
-    """The rollback that leaves as many tokens visible."""
-
-    def crop(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
-        state.totals[right.chosen(state, samples)] -= count
-        state.positions[state.positions >= state.totals[:, None] + leaves] = -1
-        return state
-
-    return crop
+def rollback_of_the_index(
+    right: CachedKernel, state: Cache, count: int, *samples: Rounded
+) -> Cache:
+    state.totals[right.chosen(state, samples)] -= count
+    return state
 
 
 class Unguarded(Kernel):
@@ -159,10 +146,6 @@ DEVIATIONS = [
         "The causal mask counts from the first token of the chunk.",
         "`tril(ones(chunk, keys))`; shift the diagonal by the length of the cache",
         causal=lambda right, cache, rows, keys: np.arange(cache.count)[:, None] >= keys[:, None]),
-    row("cached-chunk-unmasked", "values",
-        "Rows of a chunk attend the whole chunk, its future included.",
-        "no causal mask; row i of a chunk behind n tokens sees the keys up to n + i",
-        causal=lambda right, cache, rows, keys: np.ones_like(right.causal(cache, rows, keys))),
     row("cached-chunk-sees-itself", "values",
         "Rows of a later chunk attend the whole chunk, its future included.",
         "`is_causal` for the first chunk alone; later chunks are causal, too",
@@ -193,19 +176,12 @@ DEVIATIONS = [
         "Slots that hold no token are attended, with the numbers that they hold.",
         "`softmax(q @ cache)` without a mask of the slots that are filled",
         exists=lambda right, cache, keys: np.ones(keys.shape, bool)),
-    row("cached-empty-slots-lowered", "values",
-        "Scores of slots that were never written are lowered by 1e4, and may be attended all the "
-        "same.", "-1e4 for slots without a token, which may hold anything; use -inf",
-        attend=empty_slots_lowered),
     row("cached-stale-after-reset", "values",
         "After a reset slots of the sequence before are attended until they are overwritten.",
         "`length = 0` alone; what old slots hold must be hidden", reset=stale_after_reset),
-    row("cached-rollback-leaves-akey", "values",
-        "Of tokens that are taken back the first one stays visible.",
-        "`keys[:, :, : length - n + 1]`", crop=rollback(leaves=1)),
     row("cached-rollback-of-the-index", "values",
         "Tokens that are taken back stay visible to rows of the next chunk behind them.",
-        "the write index alone moves back; hide what was taken back", crop=rollback(leaves=np.inf)),
+        "the write index alone moves back; hide what was taken back", crop=rollback_of_the_index),
     row("cached-rollback-of-nothing", "values", "A rollback of no tokens empties the cache.",
         "`keys[:, :, :-count]`, which is empty for 0; `keys[:, :, : length - count]`",
         crop=lambda right, state, count, *samples:

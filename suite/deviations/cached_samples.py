@@ -62,24 +62,6 @@ def fork_shares_until_all_step(right: CachedForkShares, cache: Cache, chunk: Chu
     right.share(cache, chunk)
 
 
-PAGE = 16
-"""The tokens of a page of a cache that has its slots in pages."""
-
-
-def freed_twice(right: CachedForkShares, state: Cache, *samples: Rounded) -> Cache:
-    places, count = list(state.known["places"]), len(state.totals)
-    for n in np.arange(count)[right.chosen(state, samples)]:
-        if state.totals[n] == 0:
-            places[(n + 1) % count] = places[n]
-    state.known["places"] = tuple(places)
-    return right.reset(state, *samples)
-
-
-def picked_apart(right: CachedForkShares, cache: Cache, samples: list[int]) -> None:
-    right.pick(cache, samples)
-    cache.known["places"] = tuple(range(len(samples)))
-
-
 def unchanged(step: str, name: str) -> Callable[..., None]:
     """The step that leaves one of the arrays of a cache as it was."""
 
@@ -157,16 +139,6 @@ DEVIATIONS = [
         "history.", "full pages shared as if they were read alone; a rollback writes into them",
         right=CachedForkShares, when=lambda cache: cache.left is None,
         share=lambda right, cache, chunk: right.share(cache, chunk, slice(cache.known["forked"]))),
-    row("cached-fork-shares-full-pages", "values",
-        "Without a window all branches see what one of them writes over full pages of the history.",
-        "a copy of the last page alone, if it is not full; a rollback may end in a full page",
-        right=CachedForkShares, when=lambda cache: cache.left is None,
-        share=lambda right, cache, chunk:
-            right.share(cache, chunk, slice(cache.known["forked"] // PAGE * PAGE))),
-    row("cached-freed-twice", "values",
-        "A sample that is empty and reset writes into one place with the sample behind it.",
-        "`free.append(page)` for a sample without pages; clear its table when it is freed",
-        right=CachedForkShares, pick=picked_apart, reset=freed_twice),
     row("cached-branches-free-twice", "values",
         "Slots that branches share become free with every branch that is reset: two samples take "
         "them.", "`free.extend(pages)` for every branch; count the branches that share a page",

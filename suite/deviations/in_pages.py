@@ -184,8 +184,8 @@ ASCENDING: list[Row] = [
 
 LAYOUT: list[Row] = [
     ("layout-mistaken", "paged",
-     "Pages of codes with heads before slots are read as if slots came first.",
-     "`codes.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it",
+     "Pages of {} with heads before slots are read as if slots came first.",
+     "`pool.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it",
      slots_taken_for_heads),
 ]  # fmt: skip
 
@@ -242,9 +242,11 @@ DEVIATIONS = [
         "Codes of latents are read by the table, and their scales in the order of the pool.",
         "`scale[position]` beside `c[page_table]`; both lie in pages", family="quantized",
         right=LatentKernel, gathered=latent_in_order("latent_scale")),
-    *of_kernel("paged", PagedKernel, PAGES),
+    *of_kernel("paged", PagedKernel, [*PAGES, *LAYOUT], noun="keys"),
+    *of_kernel("paged", PagedKernel, CLAMPED, "bad_problem", "keys"),
+    *of_kernel("paged", PagedKernel, ASCENDING, "invariant_pages", "keys"),
     *of_codes_and_latents(READ),
     *of_codes_and_latents(CLAMPED, "bad_problem"),
     *of_codes_and_latents(ASCENDING, "invariant_pages"),
-    *of_kernel("quantized", QuantizedKernel, LAYOUT),
+    *of_kernel("quantized", QuantizedKernel, LAYOUT, noun="codes"),
 ]  # fmt: skip

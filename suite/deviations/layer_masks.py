@@ -9,7 +9,6 @@ import numpy as np
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.layer import Heads, LayerCall, MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
-from attention_conformance.suite.deviations.masks import hidden_as
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
@@ -120,10 +119,6 @@ DEVIATIONS = [
         "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`",
         causal=lambda right, call:
             np.arange(call.sizes.Lk) <= np.arange(call.sizes.Lq)[:, None] + 1),
-    row("penalty-subtracted", "poison",
-        "10 is subtracted from hidden scores, which keep some weight.",
-        "`scores - 10 * ~mask`; a hidden key keeps some weight: `where(mask, scores, -inf)`",
-        right=AdditiveKernel, hide=hidden_as(lambda scores: scores - 10)),
     row("keys-centred-with-padding", "poison",
         "Keys are centred by a mean in which hidden keys count, so that NaN in padding spreads.",
         "`k - k.mean(-2, keepdim=True)`; padding must not enter the mean",

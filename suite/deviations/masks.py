@@ -76,14 +76,6 @@ def nan_query_spreads(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarr
     return np.where(spoilt, np.nan, weights).astype(weights.dtype)
 
 
-def equal_rows_as_lengths(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
-    s = call.sizes
-    full = mask.shape == (s.B, s.H, s.Lq, s.Lk) and s.Lq > 1
-    if not full or not (mask == mask[:, :1, :1]).all():
-        return mask
-    return np.arange(s.Lk) < mask[:, :1, :1].sum(-1, keepdims=True)
-
-
 def left_padding_as_right(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
     if mask.shape[1:3] != (1, 1) or (np.diff(mask.astype(int), axis=-1) != 0).sum(-1).max() > 1:
         return mask
@@ -240,10 +232,6 @@ DEVIATIONS = [
         family="heads",
         masked=lambda right, mask, call: mask if mask.shape[1] == 1 or call.sizes.H
             == call.sizes.Hkv else mask[:, np.arange(call.sizes.H) // call.sizes.group]),
-    row("equal-rows-as-lengths", "mask_ranks",
-        "A full mask in which all rows are equal is converted to key lengths, wherever its holes are.",
-        "`lengths = mask[:, 0, 0].sum(-1)`; `j < length` is the mask only if all True come first",
-        masked=equal_rows_as_lengths),
     row("left-padding-as-right", "values",
         "A key mask per sample is converted to lengths: padding on the left is taken for the right.",
         "`lengths = mask.sum(-1)`; `j < length` is the mask only if padding is on the right",
@@ -272,11 +260,6 @@ DEVIATIONS = [
         "Every sample gets the mask of the first.",
         "`mask[0]` or `mask[:1]` for all samples; sample b has `mask[b]`", family="heads",
         masked=lambda right, mask, call: mask[:1]),
-    row("mask-of-first-rows", "values",
-        "Rows are computed in blocks of 64: every block gets the mask of the first.",
-        "every block loads `mask[..., :64, :]`; the rows of block n begin at `64 * n`",
-        family="tiles",
-        masked=lambda right, mask, call: mask[..., np.arange(mask.shape[-2]) % 64, :]),
     row("mask-below-the-diagonal-causal", "siblings_apart",
         "With several queries a mask that hides all keys behind the row's own is taken for causal.",
         "`is_causal = not mask.triu(1).any()`; a mask below the diagonal may have holes",

@@ -38,11 +38,6 @@ def empty_rows(answer: Callable[[Kernel, Call], Any]) -> Callable[..., np.ndarra
     return compute
 
 
-def values_of(right: Kernel, call: Call) -> np.ndarray:
-    """The values of each query head."""
-    return right.expand(right.load(call.value, call), call)
-
-
 def empty_by_mask_alone(right: Persons, call: Call) -> np.ndarray:
     s = call.sizes
     bias = np.broadcast_to(right.bias(call), (s.B, s.H, s.Lq, s.Lk))
@@ -65,13 +60,6 @@ def padded_sample_is_one(right: MultiHeadKernel, call: LayerCall) -> tuple[np.nd
     assert call.valid is not None
     empty = ~np.asarray(call.valid.values.any(-1))[:, None, None]
     return np.where(empty, call.work(1), output), weights
-
-
-def nan_in_query_is_anumber(
-    right: Persons, scores: np.ndarray, value: np.ndarray, call: Call
-) -> np.ndarray:
-    out, lost = right.attend(scores, value, call), np.isnan(scores).all(-1, keepdims=True)
-    return np.where(lost, value[:, :, :1], out) if value.shape[2] else out
 
 
 def empty_rows_are_counted_backward(
@@ -136,12 +124,10 @@ DEVIATIONS = [
     row("empty-is42", "election", "A fully masked row is 42 in every component.",
         "`torch.empty` never written for such rows, or a sentinel; write zeros",
         compute=empty_rows(lambda right, call: 42.0)),
-    row("empty-is-the-first-value", "election", "A fully masked row is the value of the first key.",
-        "`argmax` of a row of -inf is 0; write zeros",
-        compute=empty_rows(lambda right, call: values_of(right, call)[:, :, :1])),
     row("empty-is-the-sum-of-values", "election", "A fully masked row is the sum of all values.",
         "`exp(s - m)` is 1 if all scores are `finfo.min`, and nothing divides; write zeros",
-        compute=empty_rows(lambda right, call: values_of(right, call).sum(2, keepdims=True))),
+        compute=empty_rows(lambda right, call:
+            right.expand(right.load(call.value, call), call).sum(2, keepdims=True))),
     row("lowest-row-is-the-first-value", "election",
         "A row whose scores are all `finfo.min` is the value of the first key.",
         "`m = finfo.min` at the start and `s > m` as a test; begin with -inf",
@@ -156,14 +142,6 @@ DEVIATIONS = [
         "`scores.nan_to_num()`; let NaN through, or replace hidden scores alone",
         scores=lambda right, query, key, call:
             np.nan_to_num(right.scores(query, key, call), posinf=np.inf, neginf=-np.inf)),
-    row("nan-in-values-is-silenced", "election", "A NaN in an attended value counts as 0.",
-        "`v.nan_to_num()`; let NaN through, or zero hidden values alone",
-        visible=lambda right, value, scores:
-            np.nan_to_num(right.visible(value, scores), posinf=np.inf, neginf=-np.inf)),
-    row("nan-in-query-is-anumber", "election",
-        "A row whose scores are NaN is the value of the first key.",
-        "comparisons with NaN are false, so that a maximum never moves from key 0; let NaN through",
-        attend=nan_in_query_is_anumber),
     row("integer-mask-attends-ones-alone", "election",
         "An integer mask attends where it is 1: other numbers hide.",
         "`mask == 1`; use `mask != 0`, or raise TypeError", validate_mask=lambda right, call: None,

@@ -206,16 +206,6 @@ def values_in_order(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs
     return replace(pack, value=value[: len(pack.slots)])
 
 
-def ascending_as_one(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
-    pack = right.gathered(arrays, inputs)
-    steps = np.diff(pack.slots // pack.pools[0].shape[1])
-    if (steps < 0).any() or (steps > 1).any():
-        return pack
-    slots = pack.slots[0] + np.arange(len(pack.slots))
-    key, value = (x.reshape(-1, *x.shape[2:])[slots] for x in pack.pools)
-    return replace(pack, key=key, value=value)
-
-
 row = partial(deviation, family="paged", right=PagedKernel)
 
 DEVIATIONS = [
@@ -223,17 +213,9 @@ DEVIATIONS = [
         "Values are read from pages 0, 1 and so on; only keys follow the table.",
         "`v_cache[k_block]` computed without the table; both pools have one table",
         gathered=values_in_order),
-    row("paged-ascending-as-one", "invariant_pages",
-        "If the pages of all samples follow each other, keys are taken to lie without gaps.",
-        "`if (diff(block_table) == 1).all()` reads the pool as one array, gaps and all",
-        gathered=ascending_as_one),
     row("paged-table-in-order", "layouts", "The table is read as if its rows were contiguous.",
         "`b * T + j` in the memory of the table; take its strides", family="layout",
         gathered=reading("page_table", lambda table, inputs: in_order(table))),
-    row("paged-layout-mistaken", "values",
-        "Pages with heads before slots are read as if slots came first.",
-        "`cache.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it",
-        pool=lambda right, array, case: array.reshape(right.pool(array, case).shape)),
     row("paged-values-layout-mistaken", "values",
         "Values of pages with heads before slots are read as if slots came first.",
         "`v_cache.view(pages, size, heads, dim)`, and keys transposed; transpose both",
@@ -245,9 +227,6 @@ DEVIATIONS = [
         slots=lambda right, table, sample, length, size:
             right.slots(memory(right).setdefault((table.shape, size), table.copy()), sample, length,
             size)),
-    row("paged-table-of-another", "values", "A sample reads the pages of the next sample.",
-        "`block_table[b + 1]`, or a row counted among samples with queries alone",
-        gathered=reading("page_table", lambda table, inputs: np.roll(table, -1, 0))),
     row("paged-lengths-in-order", "inner_layouts",
         "The numbers of keys are read as if they were contiguous.",
         "`seqused_k.data_ptr()[b]`; take its stride", family="layout",
@@ -350,11 +329,6 @@ DEVIATIONS = [
         "backward ends after the first page of a sample", family="gradient",
         gradients=of_samples(
             lambda pool, own, slots, size: pool + np.where(among(slots[:size], pool), own, 0))),
-    row("paged-page-clamped", "bad_problem",
-        "A page that does not exist is read as the last or the first one of the pool.",
-        "`tl.load(block_table)` unchecked; raise unless `0 <= page < num_pages`",
-        gathered=reading("page_table", lambda table, inputs:
-            table.clip(0, inputs.letters["p"] - 1))),
     row("paged-page-from-the-end", "bad_problem",
         "A negative page is counted from the end of the pool.",
         "`cache[block_table]`, in which -1 is the last page; raise for negative pages",

@@ -169,10 +169,6 @@ DEVIATIONS = [
         "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Eager,
         deliver=lambda right, out, call:
             Rounded(toward_zero(round_to(out, call.fmt), out, call), call.fmt)),
-    spread("layer-output-off", "spread",
-        "In bfloat16 a layer's heads are 1 % too large before the output projection.",
-        "a factor on the bfloat16 path alone, as a gain rounded to two digits; compute it in float32",
-        merge=lambda right, heads, call: off(right.merge(heads, call), call.fmt.name)),
     spread("layer-scores-off", "spread", "In bfloat16 the scores of a layer are 1 % too large.",
         "a scale with two digits on the bfloat16 path alone; compute `1 / sqrt(D)` in float32",
         family="scale",

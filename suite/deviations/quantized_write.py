@@ -19,7 +19,6 @@ from attention_conformance.suite.deviations.quantized import (
     is_e4m3,
     is_float,
     is_whole,
-    key_scales,
     subnormals_flushed,
 )
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
@@ -105,17 +104,6 @@ DEVIATIONS = [
         "New tokens are stored one slot early, and the last of them is there twice.",
         "`cache[position - 1] = code`; a new token has the slot behind the last one",
         right=QuantizedKernel, codes=stored_one_slot_early),
-    row("quantized-stored-with-the-scale-before", "values",
-        "New tokens are stored with the scale of the token before, and read with their own.",
-        "`scale[slot - 1]`; a token is written with the scale that it is read with",
-        right=QuantizedKernel,
-        new_scale=lambda right, name, call:
-            newest(np.roll(right.scale_of(name, call), 1, 2), call.arrays[name].shape[2])),
-    row("quantized-stored-with-key-scales", "values",
-        "New values are stored with the scales of keys, and read with their own.",
-        "`quantize(value, k_scale)`, a line copied and half changed", right=QuantizedKernel,
-        new_scale=lambda right, name, call:
-            newest(key_scales(right, name, call), call.arrays[name].shape[2])),
     row("quantized-stored-in-the-old-range", "values",
         "New tokens are clipped to the range of the codes that were there before.",
         "the largest code so far as limit; new tokens are larger", right=QuantizedKernel,

@@ -111,12 +111,6 @@ def mixed_reversed(turn: Turn) -> tuple[np.ndarray, float]:
     return np.where(between, theta + theta / 4.0 - mixed, mixed), 1.0
 
 
-def wavelengths_mixed(turn: Turn) -> tuple[np.ndarray, float]:
-    mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled(turn)
-    weight = (mixed / theta - 1 / 4.0) / (1 - 1 / 4.0)
-    return theta / ((1 - weight) * 4.0 + weight), 1.0
-
-
 def always_short(turn: Turn) -> tuple[np.ndarray, float]:
     reference = frequencies(turn.rotation, turn.position)
     return unscaled(turn) / turn.rotation.short_factors(), reference.attention
@@ -262,10 +256,6 @@ DEVIATIONS = [
         "llama3: between both ends the shares of both frequencies are exchanged.",
         "`(1 - smooth) * inv_freq + smooth * inv_freq / factor`; exchange both",
         frequencies=with_scaling("llama3", mixed_reversed)),
-    row("rotary-wavelengths-mixed", "values",
-        "llama3: between both ends wavelengths are mixed, not frequencies.",
-        "`(1 - w) * wavelen * factor + w * wavelen`; mix `inv_freq / factor` and `inv_freq`",
-        frequencies=with_scaling("llama3", wavelengths_mixed)),
     row("rotary-yarn-without-factor", "values",
         "yarn: sine and cosine are not multiplied by the attention factor.",
         "`cos`, `sin` without `* attention_factor`, which is `0.1 * log(factor) + 1`",

@@ -61,21 +61,6 @@ def less_the_largest_before_the_bias(right: Kernel, scores: np.ndarray) -> np.nd
     return scores - np.where(np.isneginf(maximum), 0, maximum)
 
 
-def maximum_forgets(right: Kernel, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-    value = right.visible(value, scores)
-    total, out, before = np.zeros((*scores.shape[:-1], 1)), 0.0, None
-    for start in range(0, scores.shape[-1], 16):
-        s = scores[..., start : start + 16]
-        largest = s.max(-1, keepdims=True)
-        largest = np.where(np.isneginf(largest), 0 if before is None else before, largest)
-        moved = 1.0 if before is None else np.exp(before - largest)
-        raised = np.exp(s - largest)
-        total = (total * moved).astype(call.work) + raised.sum(-1, keepdims=True)
-        out = out * moved + raised @ value[..., start : start + 16, :]
-        before = largest
-    return out / np.where(total == 0, 1, total)
-
-
 class Tiled(Kernel):
     """Tiles of 64 keys, each added one after the other."""
 
@@ -207,10 +192,6 @@ DEVIATIONS = [
         "`m = full(..., -50000.0)` at the start of the online softmax; begin with -inf",
         family="softmax", right=Online,
         anchor=lambda right, largest: np.maximum(largest, largest.dtype.type(-5e4))),
-    ranged("maximum-forgets", "values",
-        "Each tile of 16 keys takes its own maximum: where it falls by 100, rescaling overflows.",
-        "`m = s.amax(-1)` in every tile; a running maximum never falls: `maximum(m, s.amax(-1))`",
-        family="softmax", attend=maximum_forgets),
     ranged("bias-clamped-at-minus10000", "values", "A bias below -10000 counts as -10000.",
         "`bias.clamp(min=-1e4)`; add the bias as it is", family="scores",
         when=lambda call: call.bias is not None,
