@@ -100,15 +100,6 @@ def mask_padded_in_place(right: Kernel, mask: np.ndarray, call: Call) -> np.ndar
     return mask
 
 
-def gradient_scratch_behind_values(
-    right: Differentiable, weights: np.ndarray, cotangent: np.ndarray, call: Call
-) -> np.ndarray:
-    behind = around(call.value.values)[call.value.values.size :]
-    if call.value.values.size and len(behind):
-        behind[-1] = 1.0
-    return right.value_gradient(weights, cotangent, call)
-
-
 def one_buffer_for_all_threads(right: Kernel, call: Call) -> np.ndarray:
     values = right.expand(right.load(call.value, call), call)
     buffer = memory(right).setdefault((values.shape, values.dtype), values)
@@ -180,8 +171,4 @@ DEVIATIONS = [
         "The rows of a mask are filled up with False to a multiple of eight keys, where they lie.",
         "the mask is padded where it lies; copy it into a padded array",
         masked=mask_padded_in_place),
-    writing("gradient-scratch-behind-values", "gradient_layouts",
-        "The backward pass leaves a sum behind the last value, in the array that holds the values.",
-        "the backward pass uses the end of the storage of the values; allocate an array",
-        right=Differentiable, value_gradient=gradient_scratch_behind_values),
 ]  # fmt: skip

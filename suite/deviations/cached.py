@@ -96,13 +96,6 @@ def bias_of_the_first_rows(
     return Rounded(first.biases(whole, keys), cache.inputs.dtype)
 
 
-def bias_of_new_keys(right: CachedKernel, cache: Cache, rows: Array, keys: Array) -> Rounded | None:
-    bias = right.bias(cache, rows, keys)
-    if bias is not None:
-        bias.values[..., : keys.shape[1] - rows.shape[1]] = 0
-    return bias
-
-
 def sums_in_the_dtype(right: CachedKernel, cache: Cache, x: Attended) -> Array:
     alone = np.broadcast_to(np.eye(x.value.shape[2]), (*x.value.shape[:3], x.value.shape[2]))
     weights = right.attend(cache, replace(x, value=alone))
@@ -226,9 +219,6 @@ DEVIATIONS = [
         "Every chunk takes the bias of the first queries.",
         "`bias[:, :, :chunk]`; a chunk's rows begin behind earlier ones", family="scores",
         bias=bias_of_the_first_rows),
-    row("cached-bias-of-new-keys", "values", "Keys that the cache holds already have no bias.",
-        "a bias of the new keys alone; cached keys have one, too", family="scores",
-        bias=bias_of_new_keys),
     row("cached-decoding-uncapped", "values", "Steps of one token have no softcap.",
         "the softcap of the prefill is missing in the kernel for one token", family="scores",
         when=decoding, softcap=lambda right, cache, count: None),
@@ -250,10 +240,6 @@ DEVIATIONS = [
         "tokens.", "`amax` of the prompt; its later tokens are the future of earlier rows",
         when=lambda cache: cache.total == 0,
         attend=scaled_by(lambda value, own: 1 + np.abs(own).mean((1, 2, 3), keepdims=True))),
-    row("cached-scaled-by-the-cache", "tokens_apart",
-        "Values are divided by a number that depends on all slots, hidden and stale ones too.",
-        "`amax` of the whole cache; scale by the values that are attended",
-        attend=scaled_by(lambda value, own: 1 + np.abs(value).mean())),
     row("cached-rollback-beyond-the-length", "bad_problem",
         "A rollback of more tokens than there are empties the cache.",
         "`max(length - n, 0)`; refuse more tokens than there are",
@@ -271,11 +257,6 @@ DEVIATIONS = [
         "`cache[samples]`, in which -1 is the last sample; raise for negative ones",
         reorder=lambda right, state, samples: right.reorder(state,
             Rounded(np.where(samples.values < 0, len(state.totals) - 1, samples.values), None))),
-    row("cached-history-clamped", "bad_problem",
-        "A sample beyond the batch goes on with the history of the last one.",
-        "an index unchecked; raise unless `0 <= sample < batch`",
-        reorder=lambda right, state, samples:
-            right.reorder(state, Rounded(np.minimum(samples.values, len(state.totals) - 1), None))),
     row("cached-reset-of-another", "bad_problem",
         "A reset or a rollback of a sample beyond the batch is one of another sample.",
         "`lengths[samples % batch] = 0`; raise unless `0 <= sample < batch`",

@@ -165,11 +165,6 @@ DEVIATIONS = [
         "Left padding is attended in the chunk that it comes with.",
         "no `attention_mask` in the prefill; padding comes with the prompt's own chunk",
         padded=lambda right, cache, keys: right.padded(cache, keys) & (cache.totals > 0)[:, None]),
-    row("cached-padding-in-the-window-attended", "values",
-        "With a window left padding is attended in the chunk that it comes with.",
-        "a sliding mask of the prefill that leaves out `attention_mask`",
-        padded=lambda right, cache, keys:
-            right.padded(cache, keys) & ((cache.totals > 0) | (cache.left is None))[:, None]),
     row("cached-padding-of-the-first-chunk", "values",
         "Left padding ends with the first chunk of a prompt.",
         "the `attention_mask` of the first chunk; padding may be longer than a chunk",

@@ -11,7 +11,7 @@ from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
-from attention_conformance.suite.deviations.kernels.merge import MergeInTurn, MergeKernel
+from attention_conformance.suite.deviations.kernels.merge import MergeKernel
 from attention_conformance.suite.deviations.kernels.packed import Pack
 from attention_conformance.suite.deviations.kernels.paged import Paged
 from attention_conformance.suite.deviations.kernels.split import Part, SplitKernel
@@ -144,7 +144,7 @@ DEVIATIONS = [
     row("merge-gradient-without-maximum", "gradients",
         "The backward pass makes its weights anew, without taking off the largest log-sum-exp.",
         "`exp(lse)` in backward; subtract the largest there, too: `exp(lse - lse.amax(0))`",
-        family="gradient", right=MergeInTurn,
+        family="gradient", right=MergeKernel,
         gradients=gradients_without_maximum),
     row("merge-without-rescaling", "values",
         "Partial outputs are averaged: their log-sum-exps are ignored.",
@@ -186,7 +186,7 @@ DEVIATIONS = [
         merged=of_the_first_head),
     row("merge-lse-without-gradient", "gradients", "The partial log-sum-exps get no gradient.",
         "`lse.detach()`, or zeros in backward; the weights depend on the log-sum-exps",
-        family="gradient", right=MergeInTurn,
+        family="gradient", right=MergeKernel,
         gradients=lambda right, outputs, lse, cotangent:
             {**right.gradients(outputs, lse, cotangent), "partial_lse": np.zeros_like(lse)}),
     row("merge-gradient-without-mean", "gradients",

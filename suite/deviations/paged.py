@@ -41,12 +41,6 @@ def window_of_the_chunk(right: PagedKernel, pack: Paged, rows: slice, keys: slic
     return allowed_pairs(count, of, "causalbr") & ~np.tri(count, of, -left - 1, dtype=bool)
 
 
-def window_of_the_last_query(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    shown, (_, size, *_) = right.allowed(pack, rows, keys), pack.pools[0].shape
-    first = max(shown.shape[1] - 1 - pack.case.option("left"), 0)
-    return shown & (np.arange(shown.shape[1]) >= first - first % size)
-
-
 def window_short(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
     shorter = pack.case.with_options(left=pack.case.option("left") - 1)
     return right.allowed(replace(pack, case=shorter), rows, keys)
@@ -285,10 +279,6 @@ DEVIATIONS = [
         "The window counts from the first query of a chunk, the causal mask from the last key.",
         "`i - left` within the chunk; add `keys - queries`",
         when=lambda pack: pack.case.option("left") is not None, allowed=window_of_the_chunk),
-    row("paged-window-of-the-last-query", "values",
-        "Pages before the window of the last query of a chunk are skipped for all of its queries.",
-        "the first page from `keys - 1 - left`; it is that of the first query, `keys - queries - left`",
-        when=lambda pack: pack.case.option("left") is not None, allowed=window_of_the_last_query),
     row("paged-window-short", "values", "A window sees one key less, unless it is the query's own.",
         "`j >= i - left + 1`, a window of `left` keys; `left` keys stand beside the query's own",
         when=lambda pack: pack.case.option("left"), allowed=window_short),

@@ -77,15 +77,6 @@ def off(x: np.ndarray, dtype: str, only: str = "bf16", by: float = 1.01) -> np.n
     return x * x.dtype.type(by) if dtype == only else x
 
 
-def block_of_long_rows_off(
-    right: Kernel, query: np.ndarray, key: np.ndarray, call: Call
-) -> np.ndarray:
-    scores = right.scores(query, key, call)
-    if call.sizes.Lk > 512 and call.fmt.name == "f32":
-        scores[..., 256:320] += np.float32(0.002)
-    return scores
-
-
 def query_gradient_off(
     right: DifferentiableEager, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
 ) -> dict[str, np.ndarray | None]:
@@ -178,10 +169,6 @@ DEVIATIONS = [
         "a scale with three digits on the float16 path alone; compute `1 / sqrt(D)` in float32",
         family="scale", right=Fused,
         factor=lambda right, call: right.factor(call) * (1.001 if call.fmt.name == "f16" else 1.0)),
-    spread("block-of-long-rows-off", "spread",
-        "In float32 rows of more than 512 keys the scores of one block are 0.002 too large.",
-        "one block adds a term or rounds more than the others; treat all blocks of keys alike",
-        right=Kernel, scores=block_of_long_rows_off),
     spread("query-gradient-off", "gradient_spread",
         "In bfloat16 the gradient of the queries is 1 % too large.",
         "a scale with two digits on the bfloat16 path alone; `dq = scale * ds @ k`",

@@ -50,12 +50,6 @@ def scale_tiled_scaled(right: QuantizedKernel, name: str, call: Coded) -> Array:
     return np.repeat(codes, call.group, 1) * scale
 
 
-def zero_after_the_scale(right: QuantizedKernel, name: str, call: Coded) -> Array:
-    zero = right.zero_of(name, call)
-    plain = right.codes_of(name, call) * right.scale_of(name, call)
-    return plain if zero is None else plain - zero
-
-
 def codes_in_order(right: QuantizedKernel, inputs: Inputs) -> PreparedCall:
     made = right.prepare(inputs)
 
@@ -85,9 +79,6 @@ DEVIATIONS = [
     row("quantized-zero-added", "values", "Zero points are added to codes.",
         "`scale * (code + zero)`; the zero point is subtracted when codes are read",
         centred=lambda right, codes, zero: codes + zero),
-    row("quantized-zero-after-the-scale", "values", "Zero points are subtracted behind the scale.",
-        "`code * scale - zero`; subtract before the product",
-        scaled=zero_after_the_scale),
     row("quantized-difference-wraps", "values",
         "Codes minus zero points are computed in 8 bits, and wrap around.",
         "`(code - zero)` in int8; widen codes first", family="numerics",

@@ -28,19 +28,6 @@ def value_size_refused(right: Kernel, call: Call) -> None:
         raise ValueError(f"values must have the size of keys, got {call.sizes}")
 
 
-def inner_stride_assumed(right: Kernel, array: Rounded, call: Call) -> np.ndarray:
-    x = array.values
-    if x.ndim != 4 or x.size == 0 or x.strides[-1] == x.itemsize:
-        return right.load(array, call)
-    base = x.base if x.base is not None else x
-    offsets = sum(
-        np.arange(n).reshape([-1 if a == axis else 1 for a in range(4)]) * step
-        for axis, (n, step) in enumerate(zip(x.shape, (*x.strides[:-1], x.itemsize), strict=True))
-    )
-    flat = base.ravel(order="K")
-    return flat[(offsets // x.itemsize) % flat.size].astype(call.work)
-
-
 row = partial(deviation, family="shapes", right=Kernel)
 headed = partial(deviation, family="heads", right=Kernel)
 
@@ -76,11 +63,6 @@ DEVIATIONS = [
         "`x.data_ptr()` read as if contiguous; pass `x.stride()`, or call `.contiguous()`",
         family="layout",
         load=lambda right, array, call: in_memory_order(array.values).astype(call.work)),
-    row("strides-ignored-with-mask", "values",
-        "Beside a mask the keys are read in memory order, whatever their strides.",
-        "the masked path reads k as if contiguous; pass `k.stride()`, or call `.contiguous()`",
-        family="layout", when=lambda call: call.mask is not None,
-        load=reading("key", in_memory_order)),
     row("value-size-assumed", "values",
         "The answer has the size of a key, whatever the size of a value.",
         "`torch.empty_like(q)` for the output; its last axis is `Dv = v.shape[-1]`",
@@ -134,10 +116,6 @@ DEVIATIONS = [
         "output written for `i in range(Lk)`; it has Lq rows", family="tiles",
         compute=lambda right, call:
             right.compute(call) * (np.arange(call.sizes.Lq) < max(call.sizes.Lk, 1))[:, None]),
-    row("inner-stride-assumed", "values",
-        "The components of a query, key or value are taken to lie side by side in memory.",
-        "`x.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
-        family="layout", load=inner_stride_assumed),
     row("wide-heads-cut", "values", "Components of queries and keys beyond the 128th are not read.",
         "one tile of 128 components without a loop over D", family="tiles",
         load=lambda right, array, call:
