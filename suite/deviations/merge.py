@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.suite.deviations.code_scales import in_bfloat16
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
@@ -16,7 +17,7 @@ from attention_conformance.suite.deviations.kernels.packed import Pack
 from attention_conformance.suite.deviations.kernels.paged import Paged
 from attention_conformance.suite.deviations.kernels.split import Part, SplitKernel
 from attention_conformance.suite.deviations.kernels.variants import MergedChunks
-from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.dtypes import DType, round_to
 
 Array = np.ndarray
 
@@ -38,11 +39,6 @@ def last_part_missing(right: MergeKernel, outputs: Array, lse: Array, fmt: DType
     return right.merged(outputs[kept], lse[kept], fmt)
 
 
-def of_the_first_head(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
-    weights, _ = right.weights(np.broadcast_to(lse[:, :, :1], lse.shape))
-    return (weights[..., None] * outputs).sum(0), right.weights(lse)[1]
-
-
 class SplitWithWorkspace(SplitKernel):
     """Answers of parts stand in a workspace; a part in which a sample has no key is not written."""
 
@@ -57,11 +53,6 @@ class SplitWithWorkspace(SplitKernel):
             return answer, lse
         self.before[start] = own
         return own
-
-
-def in_bfloat16(lse: Array) -> Array:
-    """Log-sum-exps, rounded."""
-    return round_to(lse, DTYPES["bf16"]).astype(lse.dtype)
 
 
 class NarrowLse(MergedChunks):
@@ -165,11 +156,6 @@ DEVIATIONS = [
         "The largest partial log-sum-exp comes back in place of the merged one.",
         "`return lse.amax(0)`; the merged one is `logsumexp(lse, 0)`", family="lse",
         merged=lambda right, outputs, lse, fmt: (right.merged(outputs, lse, fmt)[0], lse.max(0))),
-    row("merge-lse-in-bfloat16", "values",
-        "Log-sum-exps are rounded to bfloat16 before they are compared.",
-        "`lse.bfloat16()`; keep log-sum-exps in float32", family="numerics",
-        merged=lambda right, outputs, lse, fmt:
-            right.merged(outputs, in_bfloat16(lse), fmt)),
     row("merge-lse-in-the-dtype", "values",
         "The merged log-sum-exp is rounded to the 16-bit dtype of the outputs.",
         "`lse.to(out.dtype)`; keep log-sum-exps in float32", family="numerics",
@@ -181,9 +167,6 @@ DEVIATIONS = [
         "`exp2(lse - m)`; log-sum-exps are natural: `exp(lse - m)`",
         weights=lambda right, lse:
             (right.weights(lse * lse.dtype.type(np.log(2)))[0], right.weights(lse)[1])),
-    row("merge-of-the-first-head", "values", "All heads weight their parts as the first one does.",
-        "`lse[:, :, :1]` for all heads; head h has `lse[:, :, h]`", family="heads",
-        merged=of_the_first_head),
     row("merge-lse-without-gradient", "gradients", "The partial log-sum-exps get no gradient.",
         "`lse.detach()`, or zeros in backward; the weights depend on the log-sum-exps",
         family="gradient", right=MergeKernel,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -71,14 +70,6 @@ def common_pages_unmasked(right: PagedKernel, pack: Paged, rows: slice, keys: sl
     return shown | (np.arange(shown.shape[1]) < common - common % pack.pools[0].shape[1])
 
 
-def decoding_uncapped(
-    right: PagedKernel, pack: Paged, rows: slice, keys: slice
-) -> tuple[Array, Array]:
-    if rows.stop - rows.start == 1:
-        pack = replace(pack, case=pack.case.with_options(softcap=None))
-    return right.scores(pack, rows, keys)
-
-
 def tail_by_factor(right: PagedKernel, pack: Paged) -> Array:
     size = pack.pools[1].shape[1]
     page, place = np.divmod(pack.slots[pack.keys[1:] - 1], size)
@@ -94,33 +85,18 @@ def scaled_by_the_pool(right: PagedKernel, pack: Paged) -> Array:
     return out
 
 
-def among(slots: Array, pool: Array) -> Array:
-    """True for some slots of a pool."""
-    return np.isin(np.arange(len(pool)), slots)[:, None, None]
-
-
-def of_samples(gather: Callable[[Array, Array, Array, int], Array]) -> Callable[..., Any]:
-    """The step that gathers gradients of pools by samples: a function of the slots so far, of what a
-    sample gives all slots, of the sample's own slots and of the size of a page."""
-
-    def gradients(
-        right: PagedKernel, arrays: dict[str, Array], cotangent: Array, inputs: Inputs
-    ) -> dict[str, Array]:
-        made, x, size = (
-            right.gradients(arrays, cotangent, inputs),
-            inputs.arrays,
-            inputs.letters["s"],
-        )
-        pools = {n: np.zeros_like(flat_slots(inputs.case, made[n])) for n in ("key", "value")}
-        sample = np.repeat(np.arange(inputs.sizes.B), x["query_lengths"].astype(int))
-        for n, (table, count) in enumerate(zip(x["page_table"], x["key_lengths"], strict=True)):
-            part = np.where((sample == n)[:, None, None], cotangent, 0)
-            own, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
-            for name, pool in pools.items():
-                pools[name] = gather(pool, flat_slots(inputs.case, own[name]), slots, size)
-        return made | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}
-
-    return gradients
+def of_the_last_sample(
+    right: PagedKernel, arrays: dict[str, Array], cotangent: Array, inputs: Inputs
+) -> dict[str, Array]:
+    made, x, size = right.gradients(arrays, cotangent, inputs), inputs.arrays, inputs.letters["s"]
+    pools = {n: np.zeros_like(flat_slots(inputs.case, made[n])) for n in ("key", "value")}
+    sample = np.repeat(np.arange(inputs.sizes.B), x["query_lengths"].astype(int))
+    for n, (table, count) in enumerate(zip(x["page_table"], x["key_lengths"], strict=True)):
+        part = np.where((sample == n)[:, None, None], cotangent, 0)
+        own, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
+        for name, pool in pools.items():
+            pool[slots] = flat_slots(inputs.case, own[name])[slots]
+    return made | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}
 
 
 def row_overrun_refuse(right: PagedKernel, arrays: dict[str, Array], case: Case) -> None:
@@ -290,9 +266,6 @@ DEVIATIONS = [
         "A page that an earlier sample has read is left out, unless the sample has no other.",
         "a set of pages already read, kept over samples; shared prefixes are read by each",
         slots=shared_pages_once),
-    row("paged-decoding-uncapped", "values", "Samples with one query have no softcap.",
-        "a kernel for one query without `softcap`", family="scores",
-        scores=decoding_uncapped),
     row("paged-common-pages-unmasked", "values",
         "Full pages that all samples share are attended without the causal mask.",
         "a kernel for a common prefix with `causal=False`; a chunk may begin within the prefix",
@@ -312,13 +285,7 @@ DEVIATIONS = [
     row("paged-shared-gradient-overwritten", "gradients",
         "A page that samples share has the gradient of the last of them alone.",
         "`grad_cache[page] = part`; add up: `+= part`", family="gradient",
-        gradients=of_samples(
-            lambda pool, own, slots, size: np.where(among(slots, pool), own, pool))),
-    row("paged-gradient-of-first-pages", "gradients",
-        "Only keys in the first page of a sample have a gradient.",
-        "backward ends after the first page of a sample", family="gradient",
-        gradients=of_samples(
-            lambda pool, own, slots, size: pool + np.where(among(slots[:size], pool), own, 0))),
+        gradients=of_the_last_sample),
     row("paged-page-from-the-end", "bad_problem",
         "A negative page is counted from the end of the pool.",
         "`cache[block_table]`, in which -1 is the last page; raise for negative pages",

@@ -10,16 +10,12 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.suite.deviations.deviation import deviation, memory
-from attention_conformance.suite.deviations.kernels.quantized import Coded, QuantizedKernel, Scales
+from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.kernels.quantized import Coded, QuantizedKernel
 from attention_conformance.suite.deviations.layouts import has_gaps, in_order
 from attention_conformance.suite.spec.inputs import Inputs
 
 Array = np.ndarray
-
-
-def frozen_scales(right: Scales, name: str, call: Coded) -> Array:
-    return memory(right).setdefault(f"{call.case.id} {name}", right.scale_of(name, call))
 
 
 def is_whole(call: Coded) -> bool:
@@ -107,7 +103,4 @@ DEVIATIONS = [
         "the backward pass reads codes as keys; multiply them by their scale",
         gradient=lambda right, call, cotangent:
             right.gradient(call, cotangent) / call.arrays["key_scale"].mean()),
-    row("quantized-scales-frozen", "stateless", "Scales of the first call are used ever after.",
-        "scales made at the first call and kept; take those of the call", family="state",
-        scale_of=frozen_scales),
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import Deviation, deviation, twins
+from attention_conformance.suite.deviations.deviation import Deviation, deviation, memory, twins
 from attention_conformance.suite.deviations.kernels.quantized import (
     Coded,
     QuantizedKernel,
@@ -15,7 +15,6 @@ from attention_conformance.suite.deviations.kernels.quantized import (
     Writing,
 )
 from attention_conformance.suite.deviations.quantized import (
-    frozen_scales,
     is_e4m3,
     is_float,
     is_whole,
@@ -112,10 +111,11 @@ DEVIATIONS = [
         "Codes that were there before are stored again, a code nearer to 0.",
         "old codes divided by the new scale; codes that are stored keep their bits",
         right=QuantizedKernel, when=is_whole, codes=stores_all_again),
-    row("codes-scales-frozen", "stateless",
-        "New tokens are written with the scales of the first call.",
-        "scales of the first tokens that are kept; take those of the call", family="state",
-        scale_of=frozen_scales),
+    *twins({"codes-scales-frozen": QuantizedWriteKernel, "quantized-scales-frozen": QuantizedKernel},
+        "stateless", "Scales of the first call are used ever after.",
+        "scales made at the first call and kept; take those of the call", family="state",
+        scale_of=lambda right, name, call:
+            memory(right).setdefault(f"{call.case.id} {name}", right.scale_of(name, call))),
     *both("codes-cut-off", "values", "Numbers are rounded towards 0.",
         "`x.to(int8)` cuts digits off; round first", family="numerics", stored=cut_off),
     row("codes-clipped-to-early-tokens", "values",

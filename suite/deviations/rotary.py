@@ -39,23 +39,10 @@ def unscaled(turn: Turn, base: float = 0.0, size: int = 0) -> np.ndarray:
     return np.asarray((base or turn.rotation.base) ** -exponent)
 
 
-def without_scaling(
-    otherwise: Callable[[Turn], np.ndarray],
-) -> Callable[..., tuple[np.ndarray, Any]]:
-    """The step that has other frequencies if no variant is asked for."""
-
-    def frequencies(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
-        if turn.rotation.scaling != "none":
-            return right.frequencies(turn)
-        return otherwise(turn).astype(turn.work), turn.work(1)
-
-    return frequencies
-
-
 def with_scaling(
     variant: str, otherwise: Callable[[Turn], tuple[np.ndarray, Any]]
 ) -> Callable[..., Any]:
-    """The step that has other frequencies and another factor in a scaled variant."""
+    """The step that has other frequencies and another factor in a variant; "none" is without scaling."""
 
     def frequencies(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
         if turn.rotation.scaling != variant:
@@ -193,11 +180,12 @@ DEVIATIONS = [
             right.angle(position, theta, turn).astype(np.float32)),
     row("rotary-base-ignored", "values", "The base is always 10000.",
         "`10000 ** -exponent`; take the base that was given (`rope_theta`)",
-        frequencies=without_scaling(lambda turn: unscaled(turn, 10000.0))),
+        frequencies=with_scaling("none", lambda turn: (unscaled(turn, 10000.0), 1.0))),
     row("rotary-frequencies-of-head-size", "values",
         "In a partial rotation exponents are divided by D, not by the number of rotated "
         "components.", "`arange(0, r, 2) / D`; divide by r, the number of rotated components",
-        frequencies=without_scaling(lambda turn: unscaled(turn, size=turn.x.shape[-1]))),
+        frequencies=with_scaling("none", lambda turn:
+            (unscaled(turn, size=turn.x.shape[-1]), 1.0))),
     row("rotary-turns-the-last-components", "values",
         "A partial rotation rotates the last components, not the first.",
         "`x[..., -r:]`; a partial rotation takes `x[..., :r]`",

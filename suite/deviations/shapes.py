@@ -17,11 +17,6 @@ def axes_exchanged(right: Kernel, array: Rounded, call: Call) -> np.ndarray:
     return right.load(array, call).swapaxes(1, 2) if operand else right.load(array, call)
 
 
-def in_memory_order(values: np.ndarray) -> np.ndarray:
-    """The values as they lie in memory, taken for a C-contiguous array of the same shape."""
-    return values.ravel(order="K").reshape(values.shape)
-
-
 def value_size_refused(right: Kernel, call: Call) -> None:
     right.validate_operands(call)
     if call.sizes.D != call.sizes.Dv:
@@ -62,7 +57,8 @@ DEVIATIONS = [
         "Queries, keys and values are read in memory order, whatever their strides.",
         "`x.data_ptr()` read as if contiguous; pass `x.stride()`, or call `.contiguous()`",
         family="layout",
-        load=lambda right, array, call: in_memory_order(array.values).astype(call.work)),
+        load=lambda right, array, call:
+            array.values.ravel(order="K").reshape(array.shape).astype(call.work)),
     row("value-size-assumed", "values",
         "The answer has the size of a key, whatever the size of a value.",
         "`torch.empty_like(q)` for the output; its last axis is `Dv = v.shape[-1]`",
