@@ -151,6 +151,11 @@ DEVIATIONS = [
         "be.", "a debugging switch chooses another backward pass, which nobody tested",
         right=Reporting,
         value_gradient=lambda right, *given: right.value_gradient(*given) / (1 + right.warns())),
+    row("mask-kept-by-thread", "ambient", "A thread other than the first one keeps its first mask.",
+        "a thread keeps its first mask in `threading.local()`; read the mask of every call",
+        right=Kernel, when=in_second_thread,
+        masked=lambda right, mask, call:
+            memory(right).setdefault((current_thread(), mask.shape), mask)),
     row("unscaled-where-errors-warn", "ambient",
         "If NumPy is set to warn of overflow, scores are not scaled.",
         "a global setting (`np.seterr`) chooses the path; the answer must not depend on it",
