@@ -25,7 +25,7 @@ NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
 """Words for what cases need; others are read as they stand."""
 
 ENOUGH = 4
-"""The smallest number of cells on either side that make a divisor of sizes a property."""
+"""The smallest number of cells on either side that sizes alone tell apart."""
 
 TILES = (128, 64, 32, 16)
 """Numbers of keys, queries or components that kernels take at once."""
@@ -160,7 +160,8 @@ def separating(failing: Sequence[Look], passing: Sequence[Look]) -> str:
         for name, text in have[0].items()
         if all(one[name] == text for one in have) and all(one[name] != text for one in have_not)
     }
-    apart |= _sizes_apart(ours, theirs)
+    if apart or min(len(ours), len(theirs)) >= ENOUGH:
+        apart |= _sizes_apart(ours, theirs)  # few cells differ in some size by chance
     for name, follows in (("one", "lengths"), ("one", "more"), ("one", "Lq"), ("lengths", "more")):
         if name in apart:
             apart.pop(follows, None)
@@ -184,7 +185,6 @@ def _sizes_apart(ours: Sequence[Case], theirs: Sequence[Case]) -> dict[str, str]
             for tile in TILES
             if not any(n % tile for n in inside) and all(n % tile for n in outside)
         )
-        tile = next(divisors, None) if min(len(ours), len(theirs)) >= ENOUGH else None
-        if tile is not None:
+        if (tile := next(divisors, None)) is not None:
             apart[f"{name} in tiles"] = f"where {tile} divides the number of {word}"
     return apart
