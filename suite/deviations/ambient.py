@@ -37,27 +37,11 @@ def in_second_thread(call: Any) -> bool:
     return current_thread() is not main_thread()
 
 
-def one_answer(right: Reporting, out: np.ndarray, call: Call) -> Any:
-    answer = right.deliver(out, call)
-    if not right.warns():
-        return answer
-    kept = memory(right).setdefault((out.shape, call.fmt.name), answer)
-    kept.values[...] = answer.values
-    return kept
-
-
 def empty_rows_by_errors(right: Reporting, call: Call) -> np.ndarray:
     out, allowed = right.compute(call), right.allowed(call)
     if not right.warns() or allowed is None:
         return out
     return np.where(allowed.any(-1, keepdims=True), out, np.nan)
-
-
-def groups_tiled(right: Reporting, x: np.ndarray, call: Call) -> np.ndarray:
-    s = call.sizes
-    if not right.warns():
-        return right.by_group(x, call)
-    return x.reshape(s.B, s.group, s.Hkv, *x.shape[2:]).swapaxes(1, 2)
 
 
 def unscaled_where_errors_warn(
@@ -76,33 +60,10 @@ def unscaled_gradients_in_threads(
     return right.query_gradient(dt, key, factor)
 
 
-def key_gradient_of_one_group_in_threads(
-    right: Differentiable, dt: np.ndarray, query: np.ndarray, factor: Any
-) -> np.ndarray:
-    if current_thread() is not main_thread():
-        dt, query = dt[..., -1:, :], query[..., -1:, :]
-    return right.key_gradient(dt, query, factor)
-
-
 def bias_overwritten_beside_flag(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     if call.bias is not None and call.causal:
         np.copyto(rank4(call.bias.values), -np.inf, where=~right.causal(call))
     return right.biased(scores, call)
-
-
-def query_scaled_in_place_beside_cap(
-    right: Kernel, query: Rounded, key: Rounded, value: Rounded, **rest: Any
-) -> Any:
-    answer = right.attention(query, key, value, **rest)
-    if rest.get("softcap") is not None:
-        query.values[...] /= rest["softcap"]
-    return answer
-
-
-def mask_joined_in_place_with_lengths(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
-    if call.lengths is not None and len(mask) == call.sizes.B:
-        mask &= right.within(call.lengths.values, call)
-    return mask
 
 
 def whole(values: np.ndarray) -> np.ndarray:
@@ -129,16 +90,6 @@ def keys_padded_in_place(
     return right.attention(query, key, value, **rest)
 
 
-def scratch_between_rows(
-    right: Kernel, query: Rounded, key: Rounded, value: Rounded, **rest: Any
-) -> Any:
-    step = query.values.strides[-2] // query.values.itemsize
-    answer = right.attention(query, key, value, **rest)
-    if query.values.size and step > query.shape[-1]:
-        around(query.values)[query.shape[-1] :: step][: query.shape[-2]] = 1.0
-    return answer
-
-
 def mask_padded_in_place(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
     step = mask.strides[-2] if mask.ndim > 1 else 0
     gap = min(step - mask.shape[-1], -mask.shape[-1] % 8)
@@ -149,33 +100,12 @@ def mask_padded_in_place(right: Kernel, mask: np.ndarray, call: Call) -> np.ndar
     return mask
 
 
-def gradient_scratch_behind_values(
-    right: Differentiable, weights: np.ndarray, cotangent: np.ndarray, call: Call
-) -> np.ndarray:
-    behind = around(call.value.values)[call.value.values.size :]
-    if call.value.values.size and len(behind):
-        behind[-1] = 1.0
-    return right.value_gradient(weights, cotangent, call)
-
-
 def one_buffer_for_all_threads(right: Kernel, call: Call) -> np.ndarray:
     values = right.expand(right.load(call.value, call), call)
     buffer = memory(right).setdefault((values.shape, values.dtype), values)
     buffer[...] = values
     time.sleep(0)  # as where a kernel waits for its device
     return right.attend(right.final(call), right.with_sink(buffer, call), call)
-
-
-def operands_in_the_kernel(right: Kernel, call: Call) -> np.ndarray:
-    memory(right)["call"] = call
-    time.sleep(0)
-    query = right.load(call.query, call)
-    key = right.expand(right.load(call.key, call), call)
-    allowed, scores = right.allowed(call), right.capped(right.scores(query, key, call), call)
-    call = memory(right)["call"]
-    value = right.with_sink(right.expand(right.load(call.value, call), call), call)
-    scores = right.sunk(right.hide(right.biased(scores, call), allowed, call), call)
-    return right.attend(scores, value, call)
 
 
 def table_of_the_first_thread(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
@@ -203,10 +133,6 @@ DEVIATIONS = [
         "Calls in several threads write their values into one buffer.",
         "`self.buffer[...] = v` in every call; calls at once need a buffer each",
         family="state", compute=one_buffer_for_all_threads),
-    writing("operands-in-the-kernel", "ambient",
-        "A call keeps its operands in the kernel, where a call of another thread replaces them.",
-        "`self.q = q` and later `self.q`; another thread's call replaces it: use local variables",
-        family="state", compute=operands_in_the_kernel),
     writing("rotary-base-of-the-first-thread", "ambient",
         "Other threads use the table that the main thread made last.",
         "the table is made if `current_thread() is main_thread()`; make it for every call",
@@ -216,28 +142,10 @@ DEVIATIONS = [
         "`bias.add_(grad)` in the backward pass; return the gradient",
         family="state", when=lambda call: call.bias is not None and call.causal,
         backward=bias_cleared_backward),
-    row("one-answer-where-errors-warn", "ambient",
-        "Where floating-point errors warn, a later answer overwrites the earlier one.",
-        "answers stand in one buffer while errors are reported; allocate every answer",
-        right=Reporting, deliver=one_answer),
     row("empty-rows-by-errors", "ambient",
         "A row without keys is NaN where floating-point errors warn, and zeros elsewhere.",
         "empty rows are found by an error that a setting turns off; look at the mask",
         right=Reporting, compute=empty_rows_by_errors),
-    row("heads-tiled-where-errors-warn", "ambient",
-        "Where floating-point errors warn, query head h reads key head h modulo their number.",
-        "one mode's branch has `k.repeat(1, n, 1, 1)`; `repeat_interleave` keeps groups together",
-        right=Reporting,
-        expand=lambda right, x, call:
-            np.tile(x, (1, call.sizes.group, 1, 1)) if right.warns() else right.expand(x, call)),
-    row("bias-of-first-sample-where-errors-warn", "ambient",
-        "Where floating-point errors warn, every sample has the bias of the first one.",
-        "one mode's branch reads `bias[:1]`, as if all samples shared the bias", right=Reporting,
-        bias=lambda right, call: right.bias(call)[: 1 if right.warns() else None]),
-    row("groups-tiled-backwards-where-errors-warn", "ambient_gradients",
-        "Where floating-point errors warn, gradients of grouped keys and values go to other heads.",
-        "a mode's own backward pass sums heads as if they were tiled", right=Reporting,
-        by_group=groups_tiled),
     row("no-gradient-of-values-where-errors-warn", "ambient_gradients",
         "Where floating-point errors warn, the gradient of the values is half of what it should "
         "be.", "a debugging switch chooses another backward pass, which nobody tested",
@@ -256,36 +164,16 @@ DEVIATIONS = [
         "In a second thread the gradient of the query lacks the scale.",
         "the scale is state of the first thread; pass it to the backward pass",
         query_gradient=unscaled_gradients_in_threads),
-    row("key-gradient-of-one-group-in-threads", "ambient_gradients",
-        "In a second thread the gradient of the keys is that of the last query.",
-        "threads share the running sum, and the last one wins; give each call a sum",
-        key_gradient=key_gradient_of_one_group_in_threads),
     writing("bias-overwritten-beside-flag", "values",
         "Beside a causal flag the hidden pairs are written into the bias.",
         "`attn_mask.masked_fill_(~causal, -inf)`; `masked_fill` makes a new array",
         biased=bias_overwritten_beside_flag),
-    writing("query-scaled-in-place-beside-cap", "values",
-        "Beside a softcap the query is divided by the cap where it lies.",
-        "`query /= softcap`; `query = query / softcap` makes a new array",
-        attention=query_scaled_in_place_beside_cap),
-    writing("mask-joined-in-place-with-lengths", "values",
-        "A mask beside key lengths is written over by the pairs that both allow.",
-        "`mask &= valid`; `mask = mask & valid` makes a new array",
-        masked=mask_joined_in_place_with_lengths),
     writing("keys-padded-in-place", "layouts",
         "Behind the last key the row of a tile that is not full is set to zero, where the keys lie.",
         "the last tile is padded where the keys lie; load it with a mask, or copy it",
         attention=keys_padded_in_place),
-    writing("scratch-between-rows", "layouts",
-        "The maximum of a row stands in the number behind its query, if a gap lies there.",
-        "the statistics of a row are stored behind its query; allocate an array for them",
-        attention=scratch_between_rows),
     writing("mask-padded-in-place", "mask_layouts",
         "The rows of a mask are filled up with False to a multiple of eight keys, where they lie.",
         "the mask is padded where it lies; copy it into a padded array",
         masked=mask_padded_in_place),
-    writing("gradient-scratch-behind-values", "gradient_layouts",
-        "The backward pass leaves a sum behind the last value, in the array that holds the values.",
-        "the backward pass uses the end of the storage of the values; allocate an array",
-        right=Differentiable, value_gradient=gradient_scratch_behind_values),
 ]  # fmt: skip

@@ -36,29 +36,16 @@ def ring_written_first(
     return right.attend(cache, Attended(query, cache.key, cache.value, rows, cache.positions))
 
 
-def empty_slots_lowered(right: CachedKernel, cache: Cache, x: Attended) -> Array:
-    out, inputs = right.attend(cache, x), cache.inputs
-    large, heads = inputs.dtype.large, inputs.sizes.group
-    empty = (np.abs(x.key) == large).all((1, 3))[:, None, None]
-    scores = x.query @ np.repeat(x.key, heads, 1).swapaxes(2, 3) * inputs.effective_scale
-    attended = (empty & (scores > 1e4)).any(-1, keepdims=True)
-    return np.where(attended, large, out)
-
-
 def stale_after_reset(right: CachedKernel, state: Cache, *samples: Rounded) -> Cache:
     state.totals[right.chosen(state, samples)] = 0
     return state
 
 
-def rollback(leaves: float) -> Callable[..., Cache]:
-    """The rollback that leaves as many tokens visible."""
-
-    def crop(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
-        state.totals[right.chosen(state, samples)] -= count
-        state.positions[state.positions >= state.totals[:, None] + leaves] = -1
-        return state
-
-    return crop
+def rollback_of_the_index(
+    right: CachedKernel, state: Cache, count: int, *samples: Rounded
+) -> Cache:
+    state.totals[right.chosen(state, samples)] -= count
+    return state
 
 
 class Unguarded(Kernel):
@@ -107,13 +94,6 @@ def bias_of_the_first_rows(
         return None
     first = replace(cache.chunk, starts=(cache.chunk.before,) * len(cache.chunk.starts))
     return Rounded(first.biases(whole, keys), cache.inputs.dtype)
-
-
-def bias_of_new_keys(right: CachedKernel, cache: Cache, rows: Array, keys: Array) -> Rounded | None:
-    bias = right.bias(cache, rows, keys)
-    if bias is not None:
-        bias.values[..., : keys.shape[1] - rows.shape[1]] = 0
-    return bias
 
 
 def sums_in_the_dtype(right: CachedKernel, cache: Cache, x: Attended) -> Array:
@@ -193,19 +173,12 @@ DEVIATIONS = [
         "Slots that hold no token are attended, with the numbers that they hold.",
         "`softmax(q @ cache)` without a mask of the slots that are filled",
         exists=lambda right, cache, keys: np.ones(keys.shape, bool)),
-    row("cached-empty-slots-lowered", "values",
-        "Scores of slots that were never written are lowered by 1e4, and may be attended all the "
-        "same.", "-1e4 for slots without a token, which may hold anything; use -inf",
-        attend=empty_slots_lowered),
     row("cached-stale-after-reset", "values",
         "After a reset slots of the sequence before are attended until they are overwritten.",
         "`length = 0` alone; what old slots hold must be hidden", reset=stale_after_reset),
-    row("cached-rollback-leaves-akey", "values",
-        "Of tokens that are taken back the first one stays visible.",
-        "`keys[:, :, : length - n + 1]`", crop=rollback(leaves=1)),
     row("cached-rollback-of-the-index", "values",
         "Tokens that are taken back stay visible to rows of the next chunk behind them.",
-        "the write index alone moves back; hide what was taken back", crop=rollback(leaves=np.inf)),
+        "the write index alone moves back; hide what was taken back", crop=rollback_of_the_index),
     row("cached-rollback-of-nothing", "values", "A rollback of no tokens empties the cache.",
         "`keys[:, :, :-count]`, which is empty for 0; `keys[:, :, : length - count]`",
         crop=lambda right, state, count, *samples:
@@ -250,9 +223,6 @@ DEVIATIONS = [
         "Every chunk takes the bias of the first queries.",
         "`bias[:, :, :chunk]`; a chunk's rows begin behind earlier ones", family="scores",
         bias=bias_of_the_first_rows),
-    row("cached-bias-of-new-keys", "values", "Keys that the cache holds already have no bias.",
-        "a bias of the new keys alone; cached keys have one, too", family="scores",
-        bias=bias_of_new_keys),
     row("cached-decoding-uncapped", "values", "Steps of one token have no softcap.",
         "the softcap of the prefill is missing in the kernel for one token", family="scores",
         when=decoding, softcap=lambda right, cache, count: None),
@@ -274,10 +244,6 @@ DEVIATIONS = [
         "tokens.", "`amax` of the prompt; its later tokens are the future of earlier rows",
         when=lambda cache: cache.total == 0,
         attend=scaled_by(lambda value, own: 1 + np.abs(own).mean((1, 2, 3), keepdims=True))),
-    row("cached-scaled-by-the-cache", "tokens_apart",
-        "Values are divided by a number that depends on all slots, hidden and stale ones too.",
-        "`amax` of the whole cache; scale by the values that are attended",
-        attend=scaled_by(lambda value, own: 1 + np.abs(value).mean())),
     row("cached-rollback-beyond-the-length", "bad_problem",
         "A rollback of more tokens than there are empties the cache.",
         "`max(length - n, 0)`; refuse more tokens than there are",
@@ -295,11 +261,6 @@ DEVIATIONS = [
         "`cache[samples]`, in which -1 is the last sample; raise for negative ones",
         reorder=lambda right, state, samples: right.reorder(state,
             Rounded(np.where(samples.values < 0, len(state.totals) - 1, samples.values), None))),
-    row("cached-history-clamped", "bad_problem",
-        "A sample beyond the batch goes on with the history of the last one.",
-        "an index unchecked; raise unless `0 <= sample < batch`",
-        reorder=lambda right, state, samples:
-            right.reorder(state, Rounded(np.minimum(samples.values, len(state.totals) - 1), None))),
     row("cached-reset-of-another", "bad_problem",
         "A reset or a rollback of a sample beyond the batch is one of another sample.",
         "`lengths[samples % batch] = 0`; raise unless `0 <= sample < batch`",

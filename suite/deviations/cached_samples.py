@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.caching import Turn
-from attention_conformance.suite.deviations.deviation import deviation, fault, memory
+from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.cached import (
     Array,
     Cache,
@@ -22,13 +22,8 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.steps import Chunk
 
 
-@fault(
-    "values",
-    "`expand`, or one entry of a table for two samples; copy when one of them writes",
-    family="cache",
-)
 class CachedForkShares(CachedKernel):
-    """Samples that go on with one history write into one place: the last of them wins."""
+    """Samples that go on with one history write into one place."""
 
     def init(self, inputs: Inputs, key: Any) -> Cache:
         cache = super().init(inputs, key)
@@ -65,24 +60,6 @@ def fork_shares_until_all_step(right: CachedForkShares, cache: Cache, chunk: Chu
     if chunk.samples is None:
         parted(right, cache, chunk)
     right.share(cache, chunk)
-
-
-PAGE = 16
-"""The tokens of a page of a cache that has its slots in pages."""
-
-
-def freed_twice(right: CachedForkShares, state: Cache, *samples: Rounded) -> Cache:
-    places, count = list(state.known["places"]), len(state.totals)
-    for n in np.arange(count)[right.chosen(state, samples)]:
-        if state.totals[n] == 0:
-            places[(n + 1) % count] = places[n]
-    state.known["places"] = tuple(places)
-    return right.reset(state, *samples)
-
-
-def picked_apart(right: CachedForkShares, cache: Cache, samples: list[int]) -> None:
-    right.pick(cache, samples)
-    cache.known["places"] = tuple(range(len(samples)))
 
 
 def unchanged(step: str, name: str) -> Callable[..., None]:
@@ -149,6 +126,10 @@ DEVIATIONS = [
         "The cache of the last call of a shape serves the next one, with its tokens.",
         "a buffer for each shape; clear it, or hide what an earlier call left",
         family="state", init=kept_by_calls),
+    row("cached-fork-shares", "values",
+        "Samples that go on with one history write into one place: the last of them wins.",
+        "`expand`, or one entry of a table for two samples; copy when one of them writes",
+        right=CachedForkShares),
     row("cached-fork-shares-until-all-step", "values",
         "Branches of one history write into one place until all samples step together.",
         "a fork that is copied in steps of all samples; copy when one branch steps, too",
@@ -158,16 +139,6 @@ DEVIATIONS = [
         "history.", "full pages shared as if they were read alone; a rollback writes into them",
         right=CachedForkShares, when=lambda cache: cache.left is None,
         share=lambda right, cache, chunk: right.share(cache, chunk, slice(cache.known["forked"]))),
-    row("cached-fork-shares-full-pages", "values",
-        "Without a window all branches see what one of them writes over full pages of the history.",
-        "a copy of the last page alone, if it is not full; a rollback may end in a full page",
-        right=CachedForkShares, when=lambda cache: cache.left is None,
-        share=lambda right, cache, chunk:
-            right.share(cache, chunk, slice(cache.known["forked"] // PAGE * PAGE))),
-    row("cached-freed-twice", "values",
-        "A sample that is empty and reset writes into one place with the sample behind it.",
-        "`free.append(page)` for a sample without pages; clear its table when it is freed",
-        right=CachedForkShares, pick=picked_apart, reset=freed_twice),
     row("cached-branches-free-twice", "values",
         "Slots that branches share become free with every branch that is reset: two samples take "
         "them.", "`free.extend(pages)` for every branch; count the branches that share a page",
@@ -194,11 +165,6 @@ DEVIATIONS = [
         "Left padding is attended in the chunk that it comes with.",
         "no `attention_mask` in the prefill; padding comes with the prompt's own chunk",
         padded=lambda right, cache, keys: right.padded(cache, keys) & (cache.totals > 0)[:, None]),
-    row("cached-padding-in-the-window-attended", "values",
-        "With a window left padding is attended in the chunk that it comes with.",
-        "a sliding mask of the prefill that leaves out `attention_mask`",
-        padded=lambda right, cache, keys:
-            right.padded(cache, keys) & ((cache.totals > 0) | (cache.left is None))[:, None]),
     row("cached-padding-of-the-first-chunk", "values",
         "Left padding ends with the first chunk of a prompt.",
         "the `attention_mask` of the first chunk; padding may be longer than a chunk",

@@ -11,8 +11,6 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.deviations.cached import scaled_by
 from attention_conformance.suite.deviations.cached_samples import (
-    CachedForkShares,
-    parted,
     unchanged,
 )
 from attention_conformance.suite.deviations.deviation import deviation
@@ -58,17 +56,6 @@ def tree_leaves_by_depth(right: CachedKernel, state: Cache, count: int, *samples
     assert state.tree is not None
     depths = state.tree.depths(state.count)
     return right.crop(state, count - len(depths) + len({*depths.tolist()}), *samples)
-
-
-def moved_for_all_branches(
-    right: CachedForkShares, cache: Cache, sample: int, path: list[int], count: int
-) -> None:
-    right.leave(cache, sample, path, count)
-    moved = (cache.totals[sample] - 1 - np.arange(len(path))) % cache.slots
-    for n, place in enumerate(cache.known["places"]):
-        if place == cache.known["places"][sample]:
-            for tensor in (cache.key, cache.value):
-                tensor[n][:, moved] = tensor[sample][:, moved]
 
 
 def keep_counts_the_tree(
@@ -190,10 +177,6 @@ DEVIATIONS = [
     row("cached-keep-moves-keys-alone", "values",
         "The values of a path that is kept stay where the tree had them.",
         "keys are moved to the front, and values are not", leave=unchanged("leave", "value")),
-    row("cached-keeps-for-all-branches", "values",
-        "A path that a branch keeps is moved in the memory of all branches that have not stepped "
-        "since.", "a path is moved within pages that branches share; copy a page before a write",
-        right=CachedForkShares, share=parted, leave=moved_for_all_branches),
     row("cached-keep-counts-the-tree", "values",
         "After a path is kept positions go on behind the whole tree.",
         "`length += n_nodes`; the length grows by the accepted ones", leave=keep_counts_the_tree),
@@ -248,10 +231,6 @@ DEVIATIONS = [
         "Keys are rotated by their positions, and queries by their places in the chunk.",
         "`offset` for the keys alone; rotate queries by the same positions",
         query_turns=places_in_the_chunk),
-    rotary("cached-rotary-of-queries-later", "values",
-        "Queries are rotated by positions behind their chunk.",
-        "`offset` read after the update of the cache, or a view of it that moves on",
-        query_turns=lambda right, cache, count: right.joining(cache, count) + count),
     rotary("cached-rotary-of-slots", "values",
         "Positions of a rotation begin at 0 again once the ring went round.",
         "the slot of a token for its position; they differ once the ring went round",

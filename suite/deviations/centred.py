@@ -17,14 +17,6 @@ from attention_conformance.suite.deviations.kernels.centred import (
 )
 
 
-def centred_by_tile(right: CentredKeys, key: np.ndarray, call: Call) -> np.ndarray:
-    constant = np.empty_like(key)
-    for start in range(0, key.shape[-2], 8):
-        tile = slice(start, start + 8)
-        constant[..., tile, :] = mean_of(key[..., tile, :])
-    return constant
-
-
 def centred_twice(
     right: CentredEager, query: np.ndarray, key: np.ndarray, call: Call
 ) -> np.ndarray:
@@ -38,13 +30,6 @@ DEVIATIONS = [
     row("centred-over-components", "values", "Every key loses the mean of its own components.",
         "`key.mean(-1)`; the mean of the keys over the sequence is `key.mean(-2, keepdim=True)`",
         constant=lambda right, key, call: key.mean(-1, keepdims=True)),
-    row("centred-by-tile", "values", "Every tile of eight keys loses its own mean.",
-        "the mean is taken tile by tile; all keys of a row lose one constant",
-        constant=centred_by_tile),
-    row("centred-so-far", "values", "Every key loses the mean of the keys up to itself.",
-        "a running mean of the keys; all keys of a row lose one constant",
-        constant=lambda right, key, call:
-            np.cumsum(key, -2) / np.arange(1, key.shape[-2] + 1, dtype=key.dtype)[:, None]),
     row("centred-values", "values",
         "The values lose their mean, too, and the output does not get it back.",
         "`value - value.mean(-2)`; only keys may be centred",

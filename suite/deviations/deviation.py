@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +41,6 @@ FAMILIES = {
 
 CATALOGUE: dict[type[Implementation], Deviation] = {}
 """The deviations of modules imported so far, by kernel; `all_faults` imports all modules."""
-
-K = TypeVar("K", bound=type[Implementation])
 
 When = Callable[[Any], object]
 """A condition of a call or of inputs, which both have `sizes`: whether what it returns is true."""
@@ -145,6 +143,16 @@ def memory(right: Any) -> dict[Any, Any]:
     return known
 
 
+def remembering(step: str) -> Callable[..., Any]:
+    """The step as it is; its first argument is remembered under the name of the step."""
+
+    def change(right: Any, first: Any, *more: Any) -> Any:
+        memory(right)[step] = first
+        return getattr(right, step)(first, *more)
+
+    return change
+
+
 def counted(right: Any, key: Any = "calls") -> int:
     """How often a changed step was called, with a key."""
     known = memory(right)
@@ -157,15 +165,3 @@ def accumulated(right: Any, name: str, gradient: np.ndarray) -> np.ndarray:
     known = memory(right)
     known[name, gradient.shape] = total = gradient + known.get((name, gradient.shape), 0)
     return np.asarray(total)
-
-
-def fault(killed_by: str, hint: str, *, family: str) -> Callable[[K], K]:
-    """Add a kernel that keeps a state, or has more than steps, as a deviation: its docstring is the
-    sentence."""
-
-    def mark(kernel: K) -> K:
-        sentence = (kernel.__doc__ or "").strip()
-        CATALOGUE[kernel] = Deviation(kernel.name, killed_by, sentence, hint, family, kernel)
-        return kernel
-
-    return mark

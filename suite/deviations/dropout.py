@@ -15,7 +15,7 @@ from attention_conformance.suite.deviations.deviation import (
 )
 from attention_conformance.suite.deviations.kernels.attention import Call
 from attention_conformance.suite.deviations.kernels.dropout import Dropping
-from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
 
 
@@ -24,21 +24,6 @@ def dropped_before_normalisation(
 ) -> np.ndarray:
     hidden = np.where(right.factor_of(scores.shape, call) == 0, call.work(-np.inf), scores)
     return right.weights(hidden, call) @ right.visible(value, scores)
-
-
-def counting_passes(
-    right: Dropping, scores: np.ndarray, value: np.ndarray, call: Call
-) -> np.ndarray:
-    if call.rate:
-        counted(right, "passes")
-    return right.attend(scores, value, call)
-
-
-def dropped_before_softmax(
-    right: MultiHeadKernel, scores: np.ndarray, call: LayerCall
-) -> np.ndarray:
-    kept = right.pattern(scores.shape, right.rate(call), call)
-    return right.weights(np.where(kept, scores, call.work(-np.inf)), call)
 
 
 def counting_repeats(
@@ -136,36 +121,18 @@ DEVIATIONS = [
     row("any-rate", "bad_problem", "A dropout rate above 1, or below 0, is accepted.",
         "no check of the rate; raise ValueError unless `0 <= rate <= 1`", family="contract",
         validate=lambda right, call: right.validate(replace(call, rate=0.0))),
-    row("pattern-of-the-latest-pass", "dropout_recomputed",
-        "The backward pass drops by the pattern of the latest forward pass, which may be another one.",
-        "the backward pass draws with the latest seed; save the seed of each forward pass",
-        attend=counting_passes,
-        random=lambda right, call: np.random.default_rng(memory(right).get("passes", 0))),
     layer("dropout-in-evaluation", "dropout_off", "Weights are dropped in evaluation, too.",
         "`F.dropout(w, p)` without `training=self.training`", rate=lambda right, call: call.rate),
     layer("dropout-never-applied", "dropout",
         "Weights are dropped neither in training nor in evaluation.",
         "`self.dropout` is made and never called", rate=lambda right, call: 0.0),
-    layer("dropout-rescaled-by-rate", "dropout", "Weights that are kept are divided by the rate.",
-        "`w * keep / rate`; it is `w * keep / (1 - rate)`", right=DotKernel,
-        rescale=lambda right, rate: 1.0 / rate),
     layer("dropout-keeps-rate", "dropout",
         "The rate is taken for the probability to keep a weight, not to drop it.",
         "`keep = rand < rate`; it is `keep = rand >= rate`", right=DotKernel,
         pattern=lambda right, shape, rate, call: ~right.pattern(shape, rate, call)),
-    layer("dropout-of-another-rate", "dropout",
-        "Weights are dropped at two thirds of the rate, and scaled for the whole of it.",
-        "a pattern of one rate, divided by 1 minus another; both have the same rate",
-        right=AdditiveKernel,
-        pattern=lambda right, shape, rate, call: right.pattern(shape, rate * 2 / 3, call)),
     layer("dropout-of-whole-queries", "dropout", "Dropout drops all keys of a query at once.",
         "a pattern (B, H, Lq, 1); every weight has its own: (B, H, Lq, Lk)", right=AdditiveKernel,
         pattern=lambda right, shape, rate, call: right.pattern((*shape[:3], 1), rate, call)),
-    layer("dropout-before-softmax", "dropout",
-        "Dropout drops scores, so that the weights that are kept sum to 1 again.",
-        "`softmax(scores.masked_fill(dropped, -inf))`; drop after the softmax",
-        when=lambda call: call.training and call.rate > 0, weights=dropped_before_softmax,
-        dropped=lambda right, weights, call: weights),
     layer("dropout-by-default", "dropout_off",
         "In training a dropout rate of 0 is taken for the default of 0.1.",
         "`rate or 0.1`; 0 is false in Python, so ask `rate is None`",

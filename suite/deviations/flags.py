@@ -7,7 +7,7 @@ from functools import partial, reduce
 import numpy as np
 
 from attention_conformance.suite.deviations.conditions import one_query
-from attention_conformance.suite.deviations.deviation import deviation, fault
+from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, rank4
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.spec.dtypes import round_to
@@ -17,15 +17,6 @@ def wide_window(call: Call) -> bool:
     """True for a window whose left side reaches beyond all keys."""
     assert call.window is not None
     return call.window[0] is not None and call.window[0] >= call.sizes.Lk
-
-
-@fault("future", "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`", family="mask")
-class CausalSeesNext(Kernel):
-    """A causal query sees the next key."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        return key <= row + 1
 
 
 def triangles_are_causal(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
@@ -64,12 +55,6 @@ def with_both_alone(call: Call) -> bool:
     return with_both(call) and call.sinks is None
 
 
-def together_the_mean(right: Kernel, call: Call) -> np.ndarray:
-    value = right.expand(right.load(call.value, call), call)
-    mean = value.mean(2, keepdims=True) if call.sizes.Lk else call.work(0)
-    return np.where(empty_together(right, call), mean, right.compute(call))
-
-
 def positions_in_dtype(right: Kernel, call: Call) -> np.ndarray:
     row, key = (round_to(x.astype(np.float64), call.fmt) for x in call.rows_and_keys)
     return np.asarray(key <= row)
@@ -104,18 +89,15 @@ DEVIATIONS = [
         "A window that reaches left beyond all keys loses its right edge.",
         "`if left >= Lk: window = None`; the right side still limits", when=wide_window,
         windowed=lambda kernel, call, left, right: kernel.windowed(call, left, None)),
-    row("window-modulo-keys", "wide_window",
-        "The left side of a window is taken modulo the number of keys.",
-        "`left % Lk`, as in a ring buffer; a side wider than Lk shows all keys on it",
-        when=lambda call: call.window[0] is not None,
-        windowed=lambda kernel, call, left, right:
-            kernel.windowed(call, left % call.sizes.Lk, right)),
     row("negative-window-unbounded", "bad_problem",
         "A negative window is taken for an unbounded one.",
         "-1 means unbounded inside, and is not refused outside; raise ValueError if `window < 0`",
         family="contract", validate_window=lambda right, call: None,
         windowed=lambda kernel, call, left, right: kernel.windowed(call,
             *(None if side is None or side < 0 else side for side in (left, right)))),
+    row("causal-sees-next", "future", "A causal query sees the next key.",
+        "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`",
+        limit=lambda right, row, call: row + 1),
     row("causal-bottom-right", "election",
         "The causal flag is aligned bottom-right, though top-left is declared.",
         "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`",
@@ -128,10 +110,6 @@ DEVIATIONS = [
         "A causal query does not see the key at its own position.",
         "`j < i`, `tril(diagonal=-1)`, or `triu()` filled with -inf; hide `triu(diagonal=1)` alone",
         limit=lambda right, row, call: row - 1),
-    row("causal-without-diagonal", "values",
-        "A causal query does not see its own key, unless it is the first.",
-        "`j < i`, `tril(diagonal=-1)`; a causal mask is `j <= i`",
-        limit=lambda right, row, call: np.maximum(row - 1, 0)),
     row("causal-no-effect", "future", "The causal flag has no effect.",
         "`is_causal` is accepted and not used; `scores.masked_fill(j > i, -inf)` is missing",
         limit=lambda right, row, call: call.sizes.Lk),
@@ -196,10 +174,6 @@ DEVIATIONS = [
         "sample.", "`lengths.repeat(H)` for B * H rows; use `lengths.repeat_interleave(H)`",
         within=lambda right, lengths, call: np.arange(call.sizes.Lk)
             < np.tile(lengths, call.sizes.H).reshape(call.sizes.B, call.sizes.H, 1, 1)),
-    row("empty-together-is-the-mean", "values",
-        "A row that flag and mask empty together is the mean of all values.",
-        "rows without keys are looked for in the mask alone; look after the flag is joined",
-        when=with_both_alone, compute=together_the_mean),
     row("empty-together-ignores-the-mask", "values",
         "A row that flag and mask empty together attends what the flag allows.",
         "`torch.where(mask.any(-1), mask, causal)`; join both, then treat empty rows",

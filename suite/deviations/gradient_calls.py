@@ -103,7 +103,7 @@ DEVIATIONS = [
     row("wrong-without-gradient", "gradient_contract",
         "If no gradient is recorded, scores are not scaled.",
         "a path for `torch.no_grad()` without the scale",
-        family="scale", backward=recording,
+        family="state", backward=recording,
         factor=lambda right, call:
             right.factor(call) if memory(right).get("recording") else 1.0),
     row("cotangent-read-as-contiguous", "gradients",

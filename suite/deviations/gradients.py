@@ -119,11 +119,6 @@ DEVIATIONS = [
         "`ds.mean(dims)` over broadcast axes; the gradient of a broadcast is a sum, `ds.sum(dims)`",
         bias_gradient=lambda right, ds, shape:
             right.bias_gradient(ds, shape) * (np.prod(shape) / ds.size)),
-    row("bias-gradient-averaged-over-queries", "gradient_of_bias",
-        "The gradient of a bias that all queries share is averaged over the queries, not summed.",
-        "`ds.mean(-2)` for a bias (H, 1, Lk); the gradient of a broadcast is a sum, `ds.sum(-2)`",
-        bias_gradient=lambda right, ds, shape:
-            right.bias_gradient(ds, shape) / (ds.shape[-2] if shape[-2:-1] == (1,) else 1)),
     row("bias-alone-forgotten", "gradient_of_bias",
         "If only the bias asks for a gradient, it gets none.",
         "backward runs `if ctx.needs_input_grad[0]` alone; ask for the bias's flag, too",
@@ -141,11 +136,6 @@ DEVIATIONS = [
         "The gradient of the softmax subtracts the plain mean of dp, not the mean weighted by p.",
         "`dp - dp.mean(-1)`; subtract `(p * dp).sum(-1)`, which is `(dout * out).sum(-1)`",
         mean=lambda right, weights, dp, cotangent, value: dp.mean(-1, keepdims=True)),
-    row("mean-over-all-rows", "gradients",
-        "The sum of p dp that the softmax's gradient subtracts is averaged over all rows of a "
-        "head.", "`(dout * out).sum(-1).mean(-1)`; every row has its own, `(dout * out).sum(-1)`",
-        mean=lambda right, *given:
-            0 * right.mean(*given) + right.mean(*given).mean(-2, keepdims=True)),
     row("cap-slope-forgotten", "gradients",
         "The derivative of the softcap is missing in the backward pass.",
         "`ds` goes on unchanged behind a softcap; use `ds * (1 - tanh(s / softcap) ** 2)`",

@@ -111,26 +111,6 @@ def latent_in_order(name: str) -> Callable[..., Mapping[str, Rounded]]:
     return gathered
 
 
-def quantized_scaled_by_the_pool(right: QuantizedKernel, call: Coded, inputs: Inputs) -> Coded:
-    made, arrays = right.gathered(call, inputs), dict(call.arrays)
-    if "page_table" not in arrays or inputs.case.option("scales") != "pertoken":
-        return made
-    name = "value_scale"
-    largest = arrays[name].dtype.type(1 + np.nan_to_num(arrays[name], posinf=0).mean())
-    return replace(made, arrays={**made.arrays, name: made.arrays[name] / largest * largest})
-
-
-def latent_tail_by_factor(
-    right: LatentKernel, arrays: Mapping[str, Rounded], inputs: Inputs
-) -> Mapping[str, Rounded]:
-    made, name = dict(right.gathered(arrays, inputs)), "key_rope"
-    if "page_table" in arrays:
-        pool = arrays[name].values
-        last = pool[slots(inputs)[:, -1] // inputs.letters["s"], -1]  # of the last pages
-        made[name] = Rounded(made[name].values + 0 * last[:, None], arrays[name].fmt)
-    return made
-
-
 PAGES: list[Row] = [
     ("pages-of-the-sample-before", "paged", "A sample reads the pages of the sample before.",
      "`block_table[b - 1]`", array("page_table", moved(0, 1))),
@@ -184,8 +164,8 @@ ASCENDING: list[Row] = [
 
 LAYOUT: list[Row] = [
     ("layout-mistaken", "paged",
-     "Pages of codes with heads before slots are read as if slots came first.",
-     "`codes.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it",
+     "Pages of {} with heads before slots are read as if slots came first.",
+     "`pool.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it",
      slots_taken_for_heads),
 ]  # fmt: skip
 
@@ -226,25 +206,15 @@ DEVIATIONS = [
         "`page_table[b, position // size - 1]`; count pages from 0", right=AbsorbedKernel,
         stored=latent_stored_in_the_page_before_stored,
         attended=lambda right, arrays, inputs: right.stored(arrays, inputs)),
-    row("quantized-scaled-by-the-pool", "pages_apart",
-        "Scales are divided by a number that depends on all slots of the pool.",
-        "`amax` of the whole pool of scales; take those of the tokens that are attended",
-        gathered=quantized_scaled_by_the_pool),
-    row("latent-tail-by-factor", "pages_apart",
-        "Latents behind the last one of a sample are added times 0, so that NaN comes through.",
-        "`0 * c` of hidden slots is NaN for NaN; load zeros where slots are hidden",
-        right=LatentKernel, gathered=latent_tail_by_factor),
     row("latent-rotary-keys-in-order", "values",
         "Latents are read by the table, and rotary keys in the order of the pool.",
         "`k_pe[position]` beside `c[page_table]`; both lie in pages", right=LatentKernel,
         gathered=latent_in_order("key_rope")),
-    row("latent-scales-in-order", "values",
-        "Codes of latents are read by the table, and their scales in the order of the pool.",
-        "`scale[position]` beside `c[page_table]`; both lie in pages", family="quantized",
-        right=LatentKernel, gathered=latent_in_order("latent_scale")),
-    *of_kernel("paged", PagedKernel, PAGES),
+    *of_kernel("paged", PagedKernel, [*PAGES, *LAYOUT], noun="keys"),
+    *of_kernel("paged", PagedKernel, CLAMPED, "bad_problem", "keys"),
+    *of_kernel("paged", PagedKernel, ASCENDING, "invariant_pages", "keys"),
     *of_codes_and_latents(READ),
     *of_codes_and_latents(CLAMPED, "bad_problem"),
     *of_codes_and_latents(ASCENDING, "invariant_pages"),
-    *of_kernel("quantized", QuantizedKernel, LAYOUT),
+    *of_kernel("quantized", QuantizedKernel, LAYOUT, noun="codes"),
 ]  # fmt: skip

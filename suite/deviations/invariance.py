@@ -38,17 +38,6 @@ def without_last_thread(right: Kernel, raised: np.ndarray, call: Call) -> np.nda
     return np.asarray(raised[..., : keys - missed].sum(-1, keepdims=True))
 
 
-def split_by_count(right: Kernel, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-    out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
-    count = scores.shape[-1]
-    for start in range(0, count, 32):
-        part = right.attend(
-            scores[..., start : start + 32], value[..., start : start + 32, :], call
-        )
-        out += part * (min(32, count - start) / count)
-    return out
-
-
 def later_blocks_anchored(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     parts = [scores[..., n : n + 32] for n in range(0, scores.shape[-1], 32)]
     raised = [right.raised(right.shifted(part)) for part in parts]
@@ -141,10 +130,6 @@ DEVIATIONS = [
     row("chunk-sees-the-future", "invariant_decode", "A mask over 2 to 8 rows hides nothing.",
         "the mask is skipped for few rows, as for one; the rows of a chunk need it", family="mask",
         masked=lambda right, mask, call: np.ones_like(mask) if 1 < mask.shape[-2] <= 8 else mask),
-    row("split-by-count", "invariant_split",
-        "Blocks of 32 keys are merged by how many keys they hold, not by their log-sum-exps.",
-        "`out_i * n_i / Lk`; the weight of a part is `exp(lse_i - logsumexp(lse))`", family="merge",
-        attend=split_by_count),
     row("later-blocks-anchored", "invariant_split",
         "Sums of blocks of 32 keys are added without being moved to one maximum.",
         "`exp(s - m_block)` summed over blocks; multiply by `exp(m_block - m)` first",

@@ -31,17 +31,6 @@ def lse_without_rotary(right: LatentKernel, scores: np.ndarray, call: Call) -> n
     return right.log_sum_exp(right.final(short), short)
 
 
-def halves_averaged(
-    right: AbsorbedKernel, scores: np.ndarray, value: np.ndarray, call: Call
-) -> np.ndarray:
-    middle = scores.shape[-1] // 2
-    if not middle:
-        return right.attend(scores, value, call)
-    parts = (slice(None, middle), slice(middle, None))
-    one, two = (right.attend(scores[..., part], value[..., part, :], call) for part in parts)
-    return (one + two) / 2
-
-
 def absorbed_weights_kept(right: AbsorbedKernel, arrays: Any) -> Arrays:
     kept, x = memory(right), dict(right.read(arrays))
     for name in ("w_uk", "w_uv"):
@@ -54,9 +43,6 @@ def absorbed_weights_kept(right: AbsorbedKernel, arrays: Any) -> Arrays:
 row = partial(deviation, family="latent", right=AbsorbedKernel)
 
 DEVIATIONS = [
-    row("latent-halves-averaged", "values", "The answers of both halves of the keys are averaged.",
-        "`(a + b) / 2`; weight parts by `exp(lse - total)`",
-        family="merge", attend=halves_averaged),
     row("latent-absorbed-weights-kept", "stateless",
         "Projections are kept by the array that holds them, whatever values it has later.",
         "weights absorbed once; absorb them anew when a parameter changes",
@@ -65,7 +51,7 @@ DEVIATIONS = [
         "Log-sum-exps of parts are stored in bfloat16, the dtype of the query.",
         "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32", family="merge",
         right=(NarrowLse, AbsorbedKernel),
-        facts={"dtypes": ("bf16",), "lse_dtype": "bf16", "numerics": "stepwise"}),
+        facts={"dtypes": ("bf16",), "numerics": "stepwise"}),
     row("latent-last-key-dropped", "values",
         "The last key is attended by no row, unless it is alone.",
         "`cache[:, : length - 1]`; the newest token is attended", family="mask",

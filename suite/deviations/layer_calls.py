@@ -8,45 +8,17 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.deviation import deviation, fault, memory
+from attention_conformance.suite.deviations.deviation import deviation, memory, remembering
 from attention_conformance.suite.deviations.kernels.holding import LayerHolding
-from attention_conformance.suite.deviations.kernels.layer import Heads, LayerCall, MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-@fault("values", "`return out, scores`; return `softmax(scores)`", family="layer")
-class WeightsAreScores(MultiHeadKernel):
-    """Scores come back in place of the weights."""
-
-    def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
-        self.seen = scores
-        return super().weights(scores, call)
-
-    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
-        return super().shown(np.where(np.isneginf(self.seen), 0, self.seen), call)
-
-
 def weights_in_float32(answer: Any, inputs: Inputs) -> Any:
     output, weights = answer
     return output, weights and Rounded(weights.values, DTYPES["f32"])
-
-
-@fault(
-    "values",
-    "`softmax(scores)` before the mask is returned; return the weights that attend",
-    family="layer",
-)
-class HiddenWeightsReturned(DotKernel):
-    """Returned weights are those without the mask."""
-
-    def biased(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
-        self.bare = super().weights(scores, call)
-        return scores
-
-    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
-        return self.bare[:, 0]
 
 
 def query_bias_added_in_place(
@@ -70,16 +42,6 @@ def padding_shifted_in_place(
     mask = right.padded(valid.copy(), call)
     valid[:, 1:] |= valid[:, :-1].copy()
     return mask
-
-
-def excess_samples_ignored(right: DotKernel, call: LayerCall) -> Heads:
-    q, k, v = right.heads(call)
-    return q, k[: len(q)], v[: len(q)]
-
-
-def excess_keys_ignored(right: AdditiveKernel, call: LayerCall) -> Heads:
-    q, k, v = right.heads(call)
-    return q, k[:, :, : v.shape[2]], v
 
 
 def query_width_cut(
@@ -119,6 +81,15 @@ DEVIATIONS = [
         kernel=lambda right, name, call: memory(right).setdefault(
             (name, call.parameters[f"{name}_kernel"].shape, call.fmt.name),
             right.kernel(name, call))),
+    row("weights-are-scores", "values", "Scores come back in place of the weights.",
+        "`return out, scores`; return `softmax(scores)`", weights=remembering("weights"),
+        shown=lambda right, weights, call: right.shown(
+            np.where(np.isneginf(memory(right)["weights"]), 0, memory(right)["weights"]), call)),
+    row("hidden-weights-returned", "values", "Returned weights are those without the mask.",
+        "`softmax(scores)` before the mask is returned; return the weights that attend",
+        right=DotKernel, hide=remembering("hide"),
+        shown=lambda right, weights, call:
+            right.shown(right.weights(memory(right)["hide"], call), call)),
     row("weights-summed", "values",
         "Returned average weights are the sum over the heads, not the mean.",
         "`weights.sum(1)`; the average over the heads is `weights.mean(1)`",
@@ -128,11 +99,6 @@ DEVIATIONS = [
         "`weights[:, 0]`; the average over the heads is `weights.mean(1)`",
         when=lambda call: call.returned == "average",
         shown=lambda right, weights, call: weights[:, 0]),
-    row("weights-of-group-leaders", "values",
-        "With grouped heads returned average weights count only the first head of each group.",
-        "`weights[:, ::group].mean(1)`; every query head counts: `weights.mean(1)`",
-        when=lambda call: call.returned == "average",
-        shown=lambda right, weights, call: weights[:, :: call.sizes.group].mean(1)),
     row("first-head-for-all", "values",
         "The weights returned for every head are those of the first.",
         "`weights[:, :1].expand(-1, H, -1, -1)`; return every head's own",
@@ -176,25 +142,11 @@ DEVIATIONS = [
         "The layer computes with copies of its parameters that were made when it was created.",
         "weights folded or packed in the constructor; make them of the parameters at every call",
         family="state", right=LayerHolding, taken=lambda right, held, made: made),
-    row("layer-absorbed-at-creation", "stateless",
-        "The output projection, absorbed into other weights, stays as it was at the layer's "
-        "creation.", "a product of two weights that is kept at creation; absorb them at every call",
-        family="state", right=LayerHolding,
-        taken=lambda right, held, made:
-            {n: made[n] if n.startswith("output") else array for n, array in held.items()}),
     row("layer-mask-cut-to-fit", "bad_problem", "A mask that is too large is cut, not refused.",
         "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast",
         family="contract", validate_mask=lambda right, *_: None,
         masked=lambda right, mask, call:
             mask[: call.sizes.B, : call.sizes.H, : call.sizes.Lq, : call.sizes.Lk]),
-    row("excess-samples-ignored", "bad_problem",
-        "More samples of keys than of queries are accepted, and the last ones ignored.",
-        "`k[:B]`, `v[:B]`; raise ValueError if `k.shape[0] != q.shape[0]`", family="contract",
-        right=DotKernel, validate_lengths=lambda right, *_: None, heads=excess_samples_ignored),
-    row("excess-keys-ignored", "bad_problem",
-        "More keys than values are accepted, and those without a value ignored.",
-        "`k[:, : v.shape[1]]`; raise ValueError if `k.shape[1] != v.shape[1]`", family="contract",
-        right=AdditiveKernel, validate_lengths=lambda right, *_: None, heads=excess_keys_ignored),
     row("query-width-cut", "bad_problem",
         "A query that is too narrow is projected with the first rows of the kernel.",
         "`x @ w_q[: x.shape[-1]]`; raise ValueError if the widths differ", family="contract",

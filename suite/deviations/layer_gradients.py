@@ -60,11 +60,6 @@ def unmerged(gradients: Arrays, dy: np.ndarray, inputs: Inputs) -> Arrays:
     return {"output_kernel": kernel.swapaxes(0, 1).reshape(kernel.shape)}
 
 
-def nan_in_empty_rows(gradients: Arrays, dy: np.ndarray, inputs: Inputs) -> Arrays:
-    empty = np.any(~np.any(inputs.attends, -1), 1)[..., None]
-    return {"query": np.where(empty, np.nan, gradients["query"])}
-
-
 def value_input_takes_key_kernel(right: LayerDifferentiable, arrays, cotangent, inputs):
     gradients = right.gradients(arrays, cotangent, inputs)
     if "value" in gradients and arrays["key_kernel"].shape == arrays["value_kernel"].shape:
@@ -78,18 +73,6 @@ def input_takes_query_path_alone(
 ) -> Arrays:
     apart = right.gradients(arrays, cotangent, inputs.replace(self_attention=False))
     return right.gradients(arrays, cotangent, inputs) | {"query": apart["query"]}
-
-
-def keys_take_unscaled_queries(
-    right: LayerDifferentiable, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
-) -> Arrays:
-    gradients = right.gradients(arrays, cotangent, inputs)
-    apart = right.gradients(arrays, cotangent, inputs.replace(self_attention=False))
-    of_keys = {n: x for n, x in apart.items() if n.startswith("key")}
-    if inputs.self_attention:
-        of_keys["query"] = of_keys.pop("key")
-    more = inputs.sizes.D**0.5 - 1
-    return gradients | {n: gradients[n] + more * x for n, x in of_keys.items()}
 
 
 row = partial(deviation, family="gradient", right=LayerDifferentiable)
@@ -120,14 +103,6 @@ DEVIATIONS = [
         "The gradient of the output bias is summed in 16 bits, which is not declared.",
         "`db = db + dy[row]` in 16 bits; sum in float32, and round once",
         gradients=changed(lambda g, dy, inputs: {"output_bias": summed_by_rows(dy, inputs)})),
-    row("layer-empty-row-nan", "gradients",
-        "The gradient of a fully masked query is NaN, though it has an answer.",
-        "`exp(s - lse)` where lse is -inf gives NaN; set p to 0 in fully masked rows",
-        gradients=changed(nan_in_empty_rows)),
-    row("layer-empty-row-poisons-values", "gradients",
-        "A fully masked row hands its gradient to all values, though its answer is zero.",
-        "backward's softmax gives fully masked rows weights of 1 / Lk; these rows add nothing to dv",
-        facts={"empty_rows": "uniform"}),
     row("score-vector-of-first-query", "gradients",
         "The gradient of the score vector is that of the first query alone.",
         "`[:, 0]` for the gradient of w; sum over all queries: `.sum((0, 1, 2))`",
@@ -147,10 +122,6 @@ DEVIATIONS = [
         "In self-attention the input's gradient is that of the query alone.",
         "`dx = dq @ w_q.mT`; add `dk @ w_k.mT` and `dv @ w_v.mT`",
         gradients=input_takes_query_path_alone),
-    row("keys-take-unscaled-queries", "gradients",
-        "The scale is missing in the gradient of the keys.",
-        "`dk = ds.mT @ q`; the scale is missing: `dk = scale * ds.mT @ q`",
-        gradients=keys_take_unscaled_queries),
     row("layer-norm-variance-constant", "gradients",
         "Layer norm's backward pass takes the variance for a constant.",
         "`dx = r * (dy - dy.mean(-1))`; subtract `xhat * (dy * xhat).mean(-1)`, too",
@@ -168,11 +139,6 @@ DEVIATIONS = [
         "Layer norm's mean and root reach the backward pass in 16 bits, which is not declared.",
         "mean and `rstd` saved in 16 bits; save them in float32", right=LayerNormDifferentiable,
         standard=lambda right, arrays, inputs: rounded(right.standard(arrays, inputs), inputs)),
-    row("layer-norm-offset-summed-narrowly", "gradients",
-        "The gradient of layer norm's offset is summed in 16 bits, which is not declared.",
-        "`db = db + dy[row]` in 16 bits; sum in float32, and round once",
-        right=LayerNormDifferentiable,
-        offset_gradient=lambda right, dy, inputs: summed_by_rows(dy, inputs)),
     row("layer-norm-gain-accumulates", "gradient_passes",
         "The gradient of layer norm's gain is added to that of an earlier call.",
         "`atomic_add` into a kept buffer of dgain; set it to zero in every call", family="state",

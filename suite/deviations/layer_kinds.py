@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.deviation import deviation, twins
 from attention_conformance.suite.deviations.kernels.encoder import (
     EncoderDifferentiable,
     EncoderEager,
@@ -29,6 +29,7 @@ from attention_conformance.suite.deviations.kernels.single import (
 )
 from attention_conformance.suite.deviations.layer_gradients import changed
 from attention_conformance.suite.deviations.precision import off
+from attention_conformance.suite.deviations.problems import changed as changed_inputs
 from attention_conformance.suite.deviations.problems import of_array
 
 
@@ -177,11 +178,11 @@ DEVIATIONS = [
         "The scores of concat attention are not multiplied by the learned weight.",
         "`tanh(scale * (q + k)).sum(-1)` without `* concat_score_weight`", right=ConcatKernel,
         problem=of_array("concat_weight", np.ones_like)),
-    row("epsilon-outside-root", "values",
+    *twins({"epsilon-outside-root": LayerNormKernel, "epsilon-behind-the-root": EncoderKernel,
+            "norm-epsilon-behind-the-root": MultiHeadKernel}, "values",
         "A norm adds epsilon to the root of the variance, not to the variance.",
-        "`(x - mean) / (sqrt(var) + eps)`; it is `(x - mean) / sqrt(var + eps)`",
-        right=LayerNormKernel,
-        reciprocal=lambda right, variance, call: 1 / (np.sqrt(variance) + call.work(2.0**-10))),
+        "`(x - mean) / (sqrt(var) + eps)`; it is `(x - mean) / sqrt(var + eps)`", family="layer",
+        reciprocal=lambda right, variance, call: 1 / (np.sqrt(variance) + call.work(call.epsilon))),
     row("variance-unbiased", "values",
         "Layer norm divides the variance by one less than the number of features.",
         "`x.var(-1)`, which torch divides by n - 1; use `x.var(-1, unbiased=False)`",
@@ -211,9 +212,11 @@ DEVIATIONS = [
     row("layer-norm-not-centred", "values", "Layer norm does not subtract the mean.",
         "`x * rsqrt(var + eps)`; it is `(x - mean) * rsqrt(var + eps)`", right=LayerNormKernel,
         moments=layer_norm_not_centred),
-    row("gain-is-one-plus", "values", "Layer norm multiplies by 1 + gain, not by the gain.",
-        "`y * (1 + gain)`, for a gain that starts at 0; it is `y * gain`", right=LayerNormKernel,
-        problem=of_array("gain", lambda gain: 1 + gain)),
+    *twins({"gain-is-one-plus": LayerNormKernel, "norm-gain-is-one-plus": MultiHeadKernel}, "values",
+        "A norm multiplies by 1 + gain, not by the gain.",
+        "`y * (1 + gain)`, for a gain that starts at 0; it is `y * gain`", family="layer",
+        problem=partial(changed_inputs, lambda inputs:
+            {n: 1 + x for n, x in inputs.arrays.items() if n.endswith("gain")})),
     row("batch-norm-per-position", "values",
         "Batch norm takes mean and variance of every position by itself.",
         "`x.mean(0)`; mean and variance are over samples and positions: `x.mean((0, 1))`",
@@ -259,8 +262,8 @@ DEVIATIONS = [
         projected=lambda right, x, name, call: right.projected(x, name, _without_biases(call)
             if right.gain(name, call) is not None else call), normed=norm_before_the_bias_normed),
     normed("nothing-added-to-the-variance", "values",
-        "The norm of queries and keys leaves out epsilon.",
-        "`rsqrt(var)`; it is `rsqrt(var + eps)`",
+        "The norm of queries and keys adds no epsilon, or a smaller one.",
+        "`rsqrt(var)`, or a default; it is `rsqrt(var + eps)`",
         reciprocal=lambda right, variance, call: 1 / np.sqrt(variance)),
     normed("gains-taken-for-constants", "gradients",
         "The gains of the norms of queries and keys get no gradient.",
@@ -302,18 +305,22 @@ DEVIATIONS = [
         "With norms first, the residual adds the normed tokens, not the tokens.",
         "`x = norm(x)`, then `x + attend(x)`; it is `x + attend(norm(x))`",
         attended=residual_of_what_is_normed),
+    encoder("first-residual-left-out", "values", "Attention has no residual.",
+        "`x = attend(x)`; it is `x + attend(x)`",
+        first=lambda right, x, attended, call: right.first(0 * x, attended, call)),
     encoder("second-residual-left-out", "values", "The feed-forward network has no residual.",
         "`y = network(y)`; it is `y + network(y)`",
-        network=lambda right, y, call: right.network(y, call) - y),
+        second=lambda right, y, network, call: right.second(0 * y, network, call)),
+    encoder("second-residual-of-the-input", "values",
+        "The residual of the feed-forward network adds the tokens of the layer, not what attention gave.",
+        "`x + network(y)`; it is `y + network(y)`",
+        second=lambda right, y, network, call:
+            right.second(right.load(call.query, call), network, call)),
     encoder("gelu-by-tanh", "values", "gelu is approximated by a hyperbolic tangent.",
         '`F.gelu(h, approximate="tanh")`; the exact one has `erf`', family="numerics",
         gelu=lambda right, h: h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3))) / 2),
     encoder("relu-for-gelu", "values", "The activation is relu, whatever is asked for.",
         "`F.relu(h)` whatever `activation` says", gelu=lambda right, h: np.maximum(h, 0)),
-    encoder("epsilon-behind-the-root", "values",
-        "A norm adds epsilon to the root of the variance, not to the variance.",
-        "`(x - mean) / (sqrt(var) + eps)`; it is `(x - mean) / sqrt(var + eps)`",
-        reciprocal=lambda right, variance, call: 1 / (np.sqrt(variance) + call.work(call.epsilon))),
     encoder("mask-once-for-both", "values", "Beside padding a mask of queries and keys has no effect.",
         "`src_key_padding_mask` replaces `src_mask`; both apply: `mask & valid`", family="mask",
         when=lambda call: call.valid is not None,

@@ -9,7 +9,6 @@ import numpy as np
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.layer import Heads, LayerCall, MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
-from attention_conformance.suite.deviations.masks import hidden_as
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
@@ -76,10 +75,6 @@ DEVIATIONS = [
         "Padding has no effect if weights are returned.",
         "a path for `need_weights=True` that leaves out `key_padding_mask`",
         when=lambda call: call.returned != "none"),
-    row("layer-mask-inverted", "values",
-        "A boolean mask is read the other way round: True hides a key.",
-        "`masked_fill(mask, -inf)`, as in `nn.MultiheadAttention`; here True attends: `~mask`",
-        masked=lambda right, mask, call: ~mask),
     row("raw-mask-inverted", "election",
         "In a mask (Lq, Lk) True hides a key, though True is declared to attend.",
         "a path for masks (Lq, Lk) with `masked_fill(mask, -inf)`; True attends in every rank",
@@ -124,10 +119,6 @@ DEVIATIONS = [
         "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`",
         causal=lambda right, call:
             np.arange(call.sizes.Lk) <= np.arange(call.sizes.Lq)[:, None] + 1),
-    row("penalty-subtracted", "poison",
-        "10 is subtracted from hidden scores, which keep some weight.",
-        "`scores - 10 * ~mask`; a hidden key keeps some weight: `where(mask, scores, -inf)`",
-        right=AdditiveKernel, hide=hidden_as(lambda scores: scores - 10)),
     row("keys-centred-with-padding", "poison",
         "Keys are centred by a mean in which hidden keys count, so that NaN in padding spreads.",
         "`k - k.mean(-2, keepdim=True)`; padding must not enter the mean",

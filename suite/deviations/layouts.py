@@ -131,12 +131,6 @@ def components_side_by_side(values: np.ndarray) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(values, values.shape, strides)
 
 
-def with_heads_side_by_side(values: np.ndarray) -> np.ndarray:
-    _, heads, rows, components = elements(values)
-    apart = components == 1 and rows == values.shape[1] * heads and heads > values.shape[3]
-    return strided(values, heads=values.shape[3]) if apart and values.shape[2] > 1 else values
-
-
 def forwards(values: np.ndarray) -> np.ndarray:
     """The rows in the order of memory."""
     return values[..., ::-1, :] if values.strides[-2] < 0 else values
@@ -188,10 +182,6 @@ DEVIATIONS = [
         "The stride of query rows is computed as H * D, also for a slice of a fused projection.",
         "`i * H * D`; a slice of a fused projection has wider rows: `i * q.stride(2)`",
         load=reading("query", with_rows_of_heads)),
-    row("heads-of-fused-from-shape", "layouts",
-        "The stride of key heads is computed as D, though more lies between the heads of a row.",
-        "`h * D`; in a fused projection more lies between heads: `h * k.stride(1)`",
-        load=reading("key", with_heads_side_by_side)),
     row("rows-from-shape", "layouts",
         "The stride of value rows is computed as Dv, though a gap lies behind every row.",
         "`j * Dv`; a slice `x[..., :Dv]` leaves a gap behind every row: `j * v.stride(2)`",
@@ -200,10 +190,6 @@ DEVIATIONS = [
         "Keys are read from the multiple of 16 bytes before their first element.",
         "loads of 16 bytes; if `k.data_ptr() % 16` is not 0, load element by element",
         load=reading("key", from_aligned_address)),
-    row("values-read-forwards", "negative_layouts",
-        "Values whose rows have a negative stride are read forwards.",
-        "unsigned strides, or `abs(stride)`; a flipped view has a negative one",
-        load=reading("value", forwards)),
     row("keys-read-forwards", "negative_layouts",
         "Keys whose rows have a negative stride are read forwards.",
         "unsigned strides, or `abs(stride)`; a flipped view has a negative one",
@@ -232,10 +218,6 @@ DEVIATIONS = [
         "stride 0, as after `mask.expand(B, ...)`, read as size 1; use the stride as it is",
         masked=lambda right, mask, call: mask | ~first(mask, 0),
         when=lambda call: shared(call.mask.values, 0)),
-    row("shared-row-read-once", "mask_layouts",
-        "A mask expanded along the rows hides nothing from rows after the first.",
-        "stride 0, as after `mask.expand(..., Lq, Lk)`, read as size 1; use the stride as it is",
-        masked=lambda right, mask, call: mask | ~first(mask, 2) if shared(mask, 2) else mask),
     row("mask-of-cache-from-shape", "mask_layouts",
         "The stride of the heads of a mask is computed from Lq, also for a slice of more rows.",
         "`h * Lq * Lk`; a slice of a mask has rows between its heads: `h * mask.stride(1)`",

@@ -107,10 +107,6 @@ DEVIATIONS = [
         "A fully masked row has the log-sum-exp 0, not -inf: merged, it weighs like a key with "
         "score 0.", "`where(l == 0, 0, m + log(l))`; -inf tells a merge that the row has no keys",
         log_sum_exp=empty_lse(0.0)),
-    row("lse-of-biased-empty-row", "election",
-        "A row that a bias of -inf hides wholly has the log-sum-exp 0.",
-        "`-inf` tested in the mask alone; test the scores, which a bias makes -inf, too",
-        when=lambda call: call.bias is not None and call.mask is None, log_sum_exp=empty_lse(0.0)),
     row("lse-of-row-hidden-together", "values",
         "A row that flag and lengths, or flag and mask, hide together has the log-sum-exp 0.",
         "`mask.any(-1)` decides, without the causal flag; test the scores",
@@ -139,12 +135,6 @@ DEVIATIONS = [
         "`dlse[:, h - 1]`; head h has `dlse[:, h]`", right=Differentiable,
         lse_score_gradient=lambda right, weights, cotangent, scores:
             weights * np.roll(cotangent, 1, axis=1)),
-    row("lse-gradient-of-largest", "gradient_of_lse",
-        "The gradient of the log-sum-exp goes to the largest score of a row alone.",
-        "dlse goes to `argmax` alone, as for `m`; every key gets `p * dlse`", right=Differentiable,
-        lse_score_gradient=lambda right, weights, cotangent, scores:
-            (weights == weights.max(-1, keepdims=True, initial=0))
-            * (weights * cotangent).sum(-1, keepdims=True)),
     row("lse-gradient-of-all-keys", "gradient_of_lse",
         "Hidden keys get a share of the gradient of the log-sum-exp.",
         "hidden keys get `dlse / Lk`; their p is 0, so `p * dlse` leaves them out",
@@ -163,12 +153,6 @@ DEVIATIONS = [
         "`p.bfloat16() * dlse`; keep p in float32", family="numerics", right=Differentiable,
         lse_score_gradient=lambda right, weights, cotangent, scores:
             round_to(weights, DTYPES["bf16"]).astype(weights.dtype) * cotangent),
-    row("lse-gradient-centred", "gradient_of_lse",
-        "The row's mean is subtracted from the gradient of the log-sum-exp, which leaves nothing "
-        "of it.", "`p * (dlse - (p * dlse).sum(-1))`, which is 0; add `p * dlse` to ds as it is",
-        right=Differentiable,
-        lse_score_gradient=lambda right, weights, cotangent, scores:
-            weights * cotangent - weights * (weights * cotangent).sum(-1, keepdims=True)),
     row("lse-of-empty-rows-is-ten-thousand", "election",
         "The log-sum-exp of a fully masked row is -10000, with an output of zeros.",
         "`lse = m`, where `m` begins at -1e4; an empty row is -inf, or else outweighs low scores",

@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation, fault, memory, twins
+from attention_conformance.suite.deviations.deviation import (
+    deviation,
+    memory,
+    remembering,
+    twins,
+)
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, Online
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import DotKernel
@@ -44,20 +49,9 @@ def empty_as(score: Callable[[np.ndarray], Any]) -> Hide:
     return hide
 
 
-@fault(
-    "future",
-    "`m = scores.amax(-1)` before `masked_fill`; take it of the masked scores",
-    family="mask",
-)
-class MaximumBeforeMask(Kernel):
-    """The row's maximum counts hidden keys: far below a large hidden score the row underflows."""
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        self.largest = scores.max(-1, keepdims=True, initial=-np.inf)
-        return super().hide(scores, allowed, call)
-
-    def shifted(self, scores: np.ndarray) -> np.ndarray:
-        return scores - np.where(np.isfinite(self.largest), self.largest, 0)
+def less_the_largest_of_all_keys(right: Kernel, scores: np.ndarray) -> np.ndarray:
+    largest = memory(right)["hide"].max(-1, keepdims=True, initial=-np.inf)
+    return scores - np.where(np.isfinite(largest), largest, 0)
 
 
 def empty_row_silences_tile(
@@ -82,26 +76,6 @@ def nan_query_spreads(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarr
     return np.where(spoilt, np.nan, weights).astype(weights.dtype)
 
 
-@fault(
-    "values",
-    "`masked_fill(mask, -inf)`; True attends, so `masked_fill(~mask, -inf)`",
-    family="mask",
-)
-class MaskInverted(Kernel):
-    """A boolean mask is read the other way round: True hides a key."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return ~mask
-
-
-def equal_rows_as_lengths(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
-    s = call.sizes
-    full = mask.shape == (s.B, s.H, s.Lq, s.Lk) and s.Lq > 1
-    if not full or not (mask == mask[:, :1, :1]).all():
-        return mask
-    return np.arange(s.Lk) < mask[:, :1, :1].sum(-1, keepdims=True)
-
-
 def left_padding_as_right(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
     if mask.shape[1:3] != (1, 1) or (np.diff(mask.astype(int), axis=-1) != 0).sum(-1).max() > 1:
         return mask
@@ -118,6 +92,10 @@ def mask_below_the_diagonal_causal(right: Kernel, mask: np.ndarray, call: Call) 
 row = partial(deviation, family="mask", right=Kernel)
 
 DEVIATIONS = [
+    row("maximum-before-mask", "future",
+        "The row's maximum counts hidden keys: far below a large hidden score the row underflows.",
+        "`m = scores.amax(-1)` before `masked_fill`; take it of the masked scores",
+        hide=remembering("hide"), shifted=less_the_largest_of_all_keys),
     row("hidden-after-softmax", "constant_value",
         "Weights are hidden after the softmax, so that those of a row do not add to 1.",
         "`softmax(scores) * mask`; mask before: `softmax(scores.masked_fill(~mask, -inf))`",
@@ -219,6 +197,10 @@ DEVIATIONS = [
         family="state",
         masked=lambda right, mask, call:
             memory(right).setdefault((mask.shape, call.query.shape), mask.copy())),
+    *twins({"mask-inverted": Kernel, "layer-mask-inverted": MultiHeadKernel}, "values",
+        "A boolean mask is read the other way round: True hides a key.",
+        "`masked_fill(mask, -inf)`; True attends, so `masked_fill(~mask, -inf)`", family="mask",
+        masked=lambda right, mask, call: ~mask),
     row("mask-ignored", "values", "A mask given as an array has no effect.",
         "`attn_mask` is accepted and not used; `scores.masked_fill(~attn_mask, -inf)` is missing",
         masked=lambda right, mask, call: np.ones_like(mask)),
@@ -250,10 +232,6 @@ DEVIATIONS = [
         family="heads",
         masked=lambda right, mask, call: mask if mask.shape[1] == 1 or call.sizes.H
             == call.sizes.Hkv else mask[:, np.arange(call.sizes.H) // call.sizes.group]),
-    row("equal-rows-as-lengths", "mask_ranks",
-        "A full mask in which all rows are equal is converted to key lengths, wherever its holes are.",
-        "`lengths = mask[:, 0, 0].sum(-1)`; `j < length` is the mask only if all True come first",
-        masked=equal_rows_as_lengths),
     row("left-padding-as-right", "values",
         "A key mask per sample is converted to lengths: padding on the left is taken for the right.",
         "`lengths = mask.sum(-1)`; `j < length` is the mask only if padding is on the right",
@@ -282,11 +260,6 @@ DEVIATIONS = [
         "Every sample gets the mask of the first.",
         "`mask[0]` or `mask[:1]` for all samples; sample b has `mask[b]`", family="heads",
         masked=lambda right, mask, call: mask[:1]),
-    row("mask-of-first-rows", "values",
-        "Rows are computed in blocks of 64: every block gets the mask of the first.",
-        "every block loads `mask[..., :64, :]`; the rows of block n begin at `64 * n`",
-        family="tiles",
-        masked=lambda right, mask, call: mask[..., np.arange(mask.shape[-2]) % 64, :]),
     row("mask-below-the-diagonal-causal", "siblings_apart",
         "With several queries a mask that hides all keys behind the row's own is taken for causal.",
         "`is_causal = not mask.triu(1).any()`; a mask below the diagonal may have holes",

@@ -7,29 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.declared import Limits
-from attention_conformance.suite.deviations.deviation import deviation, fault, memory
+from attention_conformance.suite.deviations.code_scales import in_bfloat16
+from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
-from attention_conformance.suite.deviations.kernels.merge import MergeInTurn, MergeKernel
+from attention_conformance.suite.deviations.kernels.merge import MergeKernel
 from attention_conformance.suite.deviations.kernels.packed import Pack
 from attention_conformance.suite.deviations.kernels.paged import Paged
 from attention_conformance.suite.deviations.kernels.split import Part, SplitKernel
 from attention_conformance.suite.deviations.kernels.variants import MergedChunks
-from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.dtypes import DType, round_to
 
 Array = np.ndarray
 
 Merged = tuple[Array, Array]
-
-
-@fault("values", "`exp(lse)`; subtract the largest: `exp(lse - lse.amax(0))`", family="merge")
-class MergeWithoutMaximum(MergeKernel):
-    """The largest log-sum-exp is not subtracted before the exponential, which overflows."""
-
-    def largest(self, lse: Array) -> Array:
-        return np.zeros(lse.shape[1:], lse.dtype)
 
 
 def twice_empty_is_uniform(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
@@ -47,31 +39,8 @@ def last_part_missing(right: MergeKernel, outputs: Array, lse: Array, fmt: DType
     return right.merged(outputs[kept], lse[kept], fmt)
 
 
-def of_the_first_head(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
-    weights, _ = right.weights(np.broadcast_to(lse[:, :, :1], lse.shape))
-    return (weights[..., None] * outputs).sum(0), right.weights(lse)[1]
-
-
-@fault(
-    "values",
-    "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32",
-    family="merge",
-)
-class SplitLseInTheDtype(SplitKernel):
-    """Log-sum-exps of parts are stored in the dtype of the query, which has 16 bits."""
-
-    dtypes = ("f16", "bf16")
-    numerics = "stepwise"
-
-    def kept(self, lse: Array, pack: Paged) -> Array:
-        return round_to(lse, pack.fmt).astype(lse.dtype)
-
-
-@fault(
-    "values", "parts of samples before are left in the workspace; write every part", family="merge"
-)
-class SplitEmptyPartKept(SplitKernel):
-    """A part in which a sample has no key keeps the answer of the sample before."""
+class SplitWithWorkspace(SplitKernel):
+    """Answers of parts stand in a workspace; a part in which a sample has no key is not written."""
 
     def output(self, pack: Pack) -> Array:
         self.before: dict[int, Part] = {}
@@ -87,14 +56,10 @@ class SplitEmptyPartKept(SplitKernel):
 
 
 class NarrowLse(MergedChunks):
-    """Log-sum-exps of parts in 16 bits."""
-
-    lse_dtype = "bf16"
+    """Log-sum-exps of parts in bfloat16."""
 
     def merge(self, parts: list[tuple[Array, Array]]) -> Array:
-        return super().merge(
-            [(out, round_to(lse, DTYPES[self.lse_dtype]).astype(lse.dtype)) for out, lse in parts]
-        )
+        return super().merge([(out, in_bfloat16(lse)) for out, lse in parts])
 
 
 RANKS = 4
@@ -151,6 +116,17 @@ row = partial(deviation, family="merge", right=MergeKernel)
 split = partial(deviation, family="merge", right=SplitKernel)
 ring = partial(deviation, family="tiles", right=Kernel)
 
+WITHOUT_MAXIMUM = row("merge-without-maximum", "values",
+    "The largest log-sum-exp is not subtracted before the exponential, which overflows.",
+    "`exp(lse)`; subtract the largest: `exp(lse - lse.amax(0))`",
+    largest=lambda right, lse: np.zeros(lse.shape[1:], lse.dtype))  # fmt: skip
+
+
+def gradients_without_maximum(right: Any, *arrays: Array) -> dict[str, Array]:
+    kernel: Any = WITHOUT_MAXIMUM.kernel(right.__self__.backend)
+    return dict(kernel.gradients(*arrays))
+
+
 DEVIATIONS = [
     row("merge-pairs-shifted", "nesting",
         "After a call with four parts the log-sum-exp of two is off by a hundredth.",
@@ -159,9 +135,8 @@ DEVIATIONS = [
     row("merge-gradient-without-maximum", "gradients",
         "The backward pass makes its weights anew, without taking off the largest log-sum-exp.",
         "`exp(lse)` in backward; subtract the largest there, too: `exp(lse - lse.amax(0))`",
-        family="gradient", right=MergeInTurn,
-        gradients=lambda right, outputs, lse, cotangent:
-            MergeWithoutMaximum(right.__self__.backend).gradients(outputs, lse, cotangent)),
+        family="gradient", right=MergeKernel,
+        gradients=gradients_without_maximum),
     row("merge-without-rescaling", "values",
         "Partial outputs are averaged: their log-sum-exps are ignored.",
         "`out.mean(0)`; it is `(exp(lse - logsumexp(lse, 0))[..., None] * out).sum(0)`",
@@ -181,11 +156,6 @@ DEVIATIONS = [
         "The largest partial log-sum-exp comes back in place of the merged one.",
         "`return lse.amax(0)`; the merged one is `logsumexp(lse, 0)`", family="lse",
         merged=lambda right, outputs, lse, fmt: (right.merged(outputs, lse, fmt)[0], lse.max(0))),
-    row("merge-lse-in-bfloat16", "values",
-        "Log-sum-exps are rounded to bfloat16 before they are compared.",
-        "`lse.bfloat16()`; keep log-sum-exps in float32", family="numerics",
-        merged=lambda right, outputs, lse, fmt:
-            right.merged(outputs, round_to(lse, DTYPES["bf16"]).astype(lse.dtype), fmt)),
     row("merge-lse-in-the-dtype", "values",
         "The merged log-sum-exp is rounded to the 16-bit dtype of the outputs.",
         "`lse.to(out.dtype)`; keep log-sum-exps in float32", family="numerics",
@@ -197,12 +167,9 @@ DEVIATIONS = [
         "`exp2(lse - m)`; log-sum-exps are natural: `exp(lse - m)`",
         weights=lambda right, lse:
             (right.weights(lse * lse.dtype.type(np.log(2)))[0], right.weights(lse)[1])),
-    row("merge-of-the-first-head", "values", "All heads weight their parts as the first one does.",
-        "`lse[:, :, :1]` for all heads; head h has `lse[:, :, h]`", family="heads",
-        merged=of_the_first_head),
     row("merge-lse-without-gradient", "gradients", "The partial log-sum-exps get no gradient.",
         "`lse.detach()`, or zeros in backward; the weights depend on the log-sum-exps",
-        family="gradient", right=MergeInTurn,
+        family="gradient", right=MergeKernel,
         gradients=lambda right, outputs, lse, cotangent:
             {**right.gradients(outputs, lse, cotangent), "partial_lse": np.zeros_like(lse)}),
     row("merge-gradient-without-mean", "gradients",
@@ -219,11 +186,15 @@ DEVIATIONS = [
         facts={"dtypes": ("bf16",), "numerics": "stepwise", "kernel": NarrowLse}),
     split("split-lse-in-bfloat16", "values", "Log-sum-exps of parts are stored in bfloat16.",
         "`lse.bfloat16()` in the workspace of parts; keep log-sum-exps in float32",
-        kept=lambda right, lse, pack: round_to(lse, DTYPES["bf16"]).astype(lse.dtype)),
+        kept=lambda right, lse, pack: in_bfloat16(lse)),
     split("split-parts-unscaled", "values",
         "In parts the largest score is not subtracted before the exponential.",
         "`exp(scores)` in every part; subtract the largest score of the part",
         anchor=lambda right, largest: np.zeros_like(largest)),
+    split("split-empty-part-kept", "values",
+        "A part in which a sample has no key keeps the answer of the sample before.",
+        "parts of samples before are left in the workspace; write every part",
+        right=SplitWithWorkspace),
     split("split-empty-part-is-nan", "values", "A part in which a sample has no key is NaN.",
         "`-inf - -inf` is NaN; a part without keys has the answer 0 and the weight 0",
         anchor=lambda right, largest: largest, quotient=lambda right, sums, total: sums / total),
@@ -253,13 +224,6 @@ DEVIATIONS = [
         "The largest log-sum-exp is not subtracted before parts are merged.",
         "`exp(lse)` in the merge; subtract the largest: `exp(lse - lse.amax(0))`",
         largest_part=lambda right, lse: np.zeros_like(lse[0])),
-    ring("ring-lse-in-the-dtype", "values",
-        "Ranks merge what arrives by log-sum-exps in float16, the dtype of the query.",
-        "log-sum-exps that go around in float16; keep them in float32", family="merge",
-        right=NarrowLse,
-        facts={"chunks": RANKS, "lse_dtype": "f16", "dtypes": ("f16",), "numerics": "fused",
-            "features": frozenset({"causal"}), "limits":
-            Limits(lengths_multiple_of=(RANKS,), equal_lengths=True, equal_heads=True)}),
     ring("ring-causal-by-place-in-the-rank", "values",
         "The causal mask compares the places of queries and keys in the parts of their ranks.",
         "`is_causal=True` at every step of a ring; keys of earlier ranks are seen whole",

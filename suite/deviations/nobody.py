@@ -38,11 +38,6 @@ def empty_rows(answer: Callable[[Kernel, Call], Any]) -> Callable[..., np.ndarra
     return compute
 
 
-def values_of(right: Kernel, call: Call) -> np.ndarray:
-    """The values of each query head."""
-    return right.expand(right.load(call.value, call), call)
-
-
 def empty_by_mask_alone(right: Persons, call: Call) -> np.ndarray:
     s = call.sizes
     bias = np.broadcast_to(right.bias(call), (s.B, s.H, s.Lq, s.Lk))
@@ -54,25 +49,10 @@ def empty_rows_divide_by_zero(right: Differentiable, scores: np.ndarray, call: C
     return raised / raised.sum(-1, keepdims=True)
 
 
-def empty_rows_share_gradients(
-    right: Differentiable, weights: np.ndarray, cotangent: np.ndarray, call: Call
-) -> np.ndarray:
-    empty = (weights == 0).all(-1, keepdims=True)
-    return right.value_gradient(np.where(empty, 1 / call.sizes.Lk, weights), cotangent, call)
-
-
 def lowest_row_is_the_first_value(right: Persons, scores: np.ndarray, call: Call) -> np.ndarray:
     lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)
     first = np.arange(scores.shape[-1]) == 0
     return np.where(lowest, first.astype(scores.dtype), right.weights(scores, call))
-
-
-def lowest_row_is_three_halves(right: Persons, scores: np.ndarray, call: Call) -> np.ndarray:
-    lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)
-    first = scores.shape[-1] // 2
-    weights = np.full(scores.shape[-1], 1 / max(scores.shape[-1] - first, 1), scores.dtype)
-    weights[:first] = 1 / max(2 * first, 1)
-    return np.where(lowest, weights, right.weights(scores, call))
 
 
 def padded_sample_is_one(right: MultiHeadKernel, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
@@ -80,13 +60,6 @@ def padded_sample_is_one(right: MultiHeadKernel, call: LayerCall) -> tuple[np.nd
     assert call.valid is not None
     empty = ~np.asarray(call.valid.values.any(-1))[:, None, None]
     return np.where(empty, call.work(1), output), weights
-
-
-def nan_in_query_is_anumber(
-    right: Persons, scores: np.ndarray, value: np.ndarray, call: Call
-) -> np.ndarray:
-    out, lost = right.attend(scores, value, call), np.isnan(scores).all(-1, keepdims=True)
-    return np.where(lost, value[:, :, :1], out) if value.shape[2] else out
 
 
 def empty_rows_are_counted_backward(
@@ -148,31 +121,17 @@ DEVIATIONS = [
         "`exp(s - m) / l` in backward where l is 0; use `where(l == 0, 0, ...)`, as in forward",
         family="gradient", right=(Differentiable, Persons), facts={"elections": {}},
         backward_weights=empty_rows_divide_by_zero),
-    row("empty-rows-share-gradients", "gradient_of_finite_rows",
-        "A fully masked row is zeros, but hands its gradient to all values in equal parts.",
-        "backward's softmax gives fully masked rows weights of 1 / Lk; these rows add nothing to dv",
-        family="gradient", right=(Differentiable, Persons), facts={"elections": {}},
-        value_gradient=empty_rows_share_gradients),
     row("empty-is42", "election", "A fully masked row is 42 in every component.",
         "`torch.empty` never written for such rows, or a sentinel; write zeros",
         compute=empty_rows(lambda right, call: 42.0)),
-    row("empty-is-infinite", "election", "A fully masked row is infinite.",
-        "a division by the sum of weights, which is 0 here; use `where(l == 0, 0, acc / l)`",
-        compute=empty_rows(lambda right, call: np.inf)),
-    row("empty-is-the-first-value", "election", "A fully masked row is the value of the first key.",
-        "`argmax` of a row of -inf is 0; write zeros",
-        compute=empty_rows(lambda right, call: values_of(right, call)[:, :, :1])),
     row("empty-is-the-sum-of-values", "election", "A fully masked row is the sum of all values.",
         "`exp(s - m)` is 1 if all scores are `finfo.min`, and nothing divides; write zeros",
-        compute=empty_rows(lambda right, call: values_of(right, call).sum(2, keepdims=True))),
+        compute=empty_rows(lambda right, call:
+            right.expand(right.load(call.value, call), call).sum(2, keepdims=True))),
     row("lowest-row-is-the-first-value", "election",
         "A row whose scores are all `finfo.min` is the value of the first key.",
         "`m = finfo.min` at the start and `s > m` as a test; begin with -inf",
         weights=lowest_row_is_the_first_value),
-    row("lowest-row-is-three-halves", "election",
-        "A row whose scores are all `finfo.min` adds half the mean of early values to that of "
-        "late ones.", "`w * out1 + out2` merges two parts; divide by the sum of both weights",
-        weights=lowest_row_is_three_halves),
     row("padded-sample-is-one", "election",
         "A sample of a layer whose keys are all padding is 1 in every component.",
         "`0 / 0` replaced by 1 in rows without keys; write zeros", right=MultiHeadKernel,
@@ -183,14 +142,6 @@ DEVIATIONS = [
         "`scores.nan_to_num()`; let NaN through, or replace hidden scores alone",
         scores=lambda right, query, key, call:
             np.nan_to_num(right.scores(query, key, call), posinf=np.inf, neginf=-np.inf)),
-    row("nan-in-values-is-silenced", "election", "A NaN in an attended value counts as 0.",
-        "`v.nan_to_num()`; let NaN through, or zero hidden values alone",
-        visible=lambda right, value, scores:
-            np.nan_to_num(right.visible(value, scores), posinf=np.inf, neginf=-np.inf)),
-    row("nan-in-query-is-anumber", "election",
-        "A row whose scores are NaN is the value of the first key.",
-        "comparisons with NaN are false, so that a maximum never moves from key 0; let NaN through",
-        attend=nan_in_query_is_anumber),
     row("integer-mask-attends-ones-alone", "election",
         "An integer mask attends where it is 1: other numbers hide.",
         "`mask == 1`; use `mask != 0`, or raise TypeError", validate_mask=lambda right, call: None,
@@ -200,23 +151,10 @@ DEVIATIONS = [
         "`~mask` of integers is bitwise, and never 0 for 0 and 1; use `mask == 0`",
         validate_mask=lambda right, call: None,
         masked=lambda right, mask, call: mask if mask.dtype == bool else (~mask).astype(bool)),
-    row("integer-mask-of-bytes-hides", "election",
-        "A mask of uint8 hides where it is 1, and other integers attend.",
-        "uint8 read as the old mask type, where 1 hides; treat all integers alike",
-        validate_mask=lambda right, call: None,
-        masked=lambda right, mask, call:
-            mask == 0 if mask.dtype == np.uint8 else mask.astype(bool)),
     row("lse-of-empty-is-zero", "lse_of_empty_rows",
         "A fully masked row of zeros has the log-sum-exp 0: merged, it weighs like a score of 0.",
         "`where(l == 0, 0, m + log(l))`; -inf tells a merge that the row has no keys", family="lse",
         log_sum_exp=empty_lse(0.0)),
-    row("lse-of-empty-is-infinite", "lse_of_empty_rows",
-        "A fully masked row of zeros has the log-sum-exp inf: merged, it hides all other keys.",
-        "`-log(0)` or +inf as a mark; -inf tells a merge that the row has no keys", family="lse",
-        log_sum_exp=empty_lse(np.inf)),
-    row("lse-of-empty-is-one", "election", "The log-sum-exp of a fully masked row is 1.",
-        "`m + log(l)` with replacements for m and l; -inf says that the row has no keys",
-        family="lse", log_sum_exp=empty_lse(1.0)),
     row("empty-rows-are-counted-backward", "election",
         "In the backward pass a fully masked row has weights of 1.",
         "`exp(s - lse)` is 1 if both are `finfo.min`; set p to 0 in fully masked rows",
@@ -233,12 +171,6 @@ DEVIATIONS = [
         "`where(isnan(scores), -inf, scores)` behind the bias; NaN must stay NaN",
         bias=lambda right, call:
             np.where(np.isnan(right.bias(call)), call.work(-np.inf), right.bias(call))),
-    numeric("nan-scores-are-skipped", "election",
-        "The maximum and the sum of a row leave NaN out, and so do the weights.",
-        "`nanmax`, `nansum`; a NaN among attended scores makes its row NaN",
-        when=lambda call: call.bias is not None and np.isnan(call.bias.values).any(),
-        weights=lambda right, scores, call:
-            right.weights(np.where(np.isnan(scores), call.work(-np.inf), scores), call)),
     numeric("infinite-values-are-clamped", "election",
         "An infinite value counts as the largest number.",
         "`value.clamp(min, max)`; infinity must stay infinity",
@@ -249,10 +181,6 @@ DEVIATIONS = [
         "`out.clamp(min, max)`, or a saturating store; infinity must stay infinity",
         deliver=lambda right, out, call:
             right.deliver(np.clip(out, -float(call.fmt.max), float(call.fmt.max)), call)),
-    numeric("infinite-values-are-left-out", "election", "An infinite value counts as 0.",
-        "`where(isfinite(value), value, 0)`; infinity must stay infinity",
-        visible=lambda right, value, scores:
-            right.visible(np.where(np.isinf(value), value.dtype.type(0), value), scores)),
     numeric("bias-of-bits-is-amask", "values",
         "A bias of zeros and ones is taken for a mask that attends where it is 1.",
         "`mask.bool()` if all numbers are 0 or 1; the dtype tells masks from biases",

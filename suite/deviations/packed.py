@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -72,22 +71,12 @@ def gradients_of_one_head(
     return {**right.gradients(arrays, cotangent, inputs), "value": own["value"]}
 
 
-def without_keys(empty: Callable[[Pack, slice], Any]) -> Callable[..., np.ndarray]:
-    """The step that gives the rows of segments without keys other answers."""
-
-    def output(right: PackedKernel, pack: Pack) -> np.ndarray:
-        out = right.output(pack)
-        for rows, keys in right.segments(pack):
-            if keys.start == keys.stop:
-                out[rows] = empty(pack, keys)
-        return out
-
-    return output
-
-
-def next_value(pack: Pack, keys: slice) -> np.ndarray:
-    value = pack.value[min(keys.start, len(pack.value) - 1)]
-    return np.repeat(value, pack.sizes.group, 0)
+def without_keys_is_old_memory(right: PackedKernel, pack: Pack) -> np.ndarray:
+    out = right.output(pack)
+    for rows, keys in right.segments(pack):
+        if keys.start == keys.stop:
+            out[rows] = 42.0
+    return out
 
 
 PERSONS = {"is_user_code": True, "elections": {}}
@@ -183,11 +172,7 @@ DEVIATIONS = [
     row("packed-without-keys-is-old-memory", "election",
         "The rows of a segment without keys are never written, and hold what was there.",
         "`torch.empty(...)`, and segments without keys are skipped; write zeros", facts=PERSONS,
-        output=without_keys(lambda pack, keys: 42.0)),
-    row("packed-without-keys-has-the-next-value", "election",
-        "The rows of a segment without keys are the value that lies where its keys would begin.",
-        "a loop over keys that runs once at least; test its condition first", facts=PERSONS,
-        output=without_keys(next_value)),
+        output=without_keys_is_old_memory),
     row("packed-without-keys-shifts-the-rest", "election",
         "Segments without keys are left out of the count of queries, so that later rows are "
         "shifted.", "segments without keys are removed from one list of lengths alone",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -41,12 +40,6 @@ def window_of_the_chunk(right: PagedKernel, pack: Paged, rows: slice, keys: slic
     return allowed_pairs(count, of, "causalbr") & ~np.tri(count, of, -left - 1, dtype=bool)
 
 
-def window_of_the_last_query(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    shown, (_, size, *_) = right.allowed(pack, rows, keys), pack.pools[0].shape
-    first = max(shown.shape[1] - 1 - pack.case.option("left"), 0)
-    return shown & (np.arange(shown.shape[1]) >= first - first % size)
-
-
 def window_short(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
     shorter = pack.case.with_options(left=pack.case.option("left") - 1)
     return right.allowed(replace(pack, case=shorter), rows, keys)
@@ -77,14 +70,6 @@ def common_pages_unmasked(right: PagedKernel, pack: Paged, rows: slice, keys: sl
     return shown | (np.arange(shown.shape[1]) < common - common % pack.pools[0].shape[1])
 
 
-def decoding_uncapped(
-    right: PagedKernel, pack: Paged, rows: slice, keys: slice
-) -> tuple[Array, Array]:
-    if rows.stop - rows.start == 1:
-        pack = replace(pack, case=pack.case.with_options(softcap=None))
-    return right.scores(pack, rows, keys)
-
-
 def tail_by_factor(right: PagedKernel, pack: Paged) -> Array:
     size = pack.pools[1].shape[1]
     page, place = np.divmod(pack.slots[pack.keys[1:] - 1], size)
@@ -100,33 +85,18 @@ def scaled_by_the_pool(right: PagedKernel, pack: Paged) -> Array:
     return out
 
 
-def among(slots: Array, pool: Array) -> Array:
-    """True for some slots of a pool."""
-    return np.isin(np.arange(len(pool)), slots)[:, None, None]
-
-
-def of_samples(gather: Callable[[Array, Array, Array, int], Array]) -> Callable[..., Any]:
-    """The step that gathers gradients of pools by samples: a function of the slots so far, of what a
-    sample gives all slots, of the sample's own slots and of the size of a page."""
-
-    def gradients(
-        right: PagedKernel, arrays: dict[str, Array], cotangent: Array, inputs: Inputs
-    ) -> dict[str, Array]:
-        made, x, size = (
-            right.gradients(arrays, cotangent, inputs),
-            inputs.arrays,
-            inputs.letters["s"],
-        )
-        pools = {n: np.zeros_like(flat_slots(inputs.case, made[n])) for n in ("key", "value")}
-        sample = np.repeat(np.arange(inputs.sizes.B), x["query_lengths"].astype(int))
-        for n, (table, count) in enumerate(zip(x["page_table"], x["key_lengths"], strict=True)):
-            part = np.where((sample == n)[:, None, None], cotangent, 0)
-            own, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
-            for name, pool in pools.items():
-                pools[name] = gather(pool, flat_slots(inputs.case, own[name]), slots, size)
-        return made | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}
-
-    return gradients
+def of_the_last_sample(
+    right: PagedKernel, arrays: dict[str, Array], cotangent: Array, inputs: Inputs
+) -> dict[str, Array]:
+    made, x, size = right.gradients(arrays, cotangent, inputs), inputs.arrays, inputs.letters["s"]
+    pools = {n: np.zeros_like(flat_slots(inputs.case, made[n])) for n in ("key", "value")}
+    sample = np.repeat(np.arange(inputs.sizes.B), x["query_lengths"].astype(int))
+    for n, (table, count) in enumerate(zip(x["page_table"], x["key_lengths"], strict=True)):
+        part = np.where((sample == n)[:, None, None], cotangent, 0)
+        own, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
+        for name, pool in pools.items():
+            pool[slots] = flat_slots(inputs.case, own[name])[slots]
+    return made | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}
 
 
 def row_overrun_refuse(right: PagedKernel, arrays: dict[str, Array], case: Case) -> None:
@@ -206,16 +176,6 @@ def values_in_order(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs
     return replace(pack, value=value[: len(pack.slots)])
 
 
-def ascending_as_one(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
-    pack = right.gathered(arrays, inputs)
-    steps = np.diff(pack.slots // pack.pools[0].shape[1])
-    if (steps < 0).any() or (steps > 1).any():
-        return pack
-    slots = pack.slots[0] + np.arange(len(pack.slots))
-    key, value = (x.reshape(-1, *x.shape[2:])[slots] for x in pack.pools)
-    return replace(pack, key=key, value=value)
-
-
 row = partial(deviation, family="paged", right=PagedKernel)
 
 DEVIATIONS = [
@@ -223,17 +183,9 @@ DEVIATIONS = [
         "Values are read from pages 0, 1 and so on; only keys follow the table.",
         "`v_cache[k_block]` computed without the table; both pools have one table",
         gathered=values_in_order),
-    row("paged-ascending-as-one", "invariant_pages",
-        "If the pages of all samples follow each other, keys are taken to lie without gaps.",
-        "`if (diff(block_table) == 1).all()` reads the pool as one array, gaps and all",
-        gathered=ascending_as_one),
     row("paged-table-in-order", "layouts", "The table is read as if its rows were contiguous.",
         "`b * T + j` in the memory of the table; take its strides", family="layout",
         gathered=reading("page_table", lambda table, inputs: in_order(table))),
-    row("paged-layout-mistaken", "values",
-        "Pages with heads before slots are read as if slots came first.",
-        "`cache.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it",
-        pool=lambda right, array, case: array.reshape(right.pool(array, case).shape)),
     row("paged-values-layout-mistaken", "values",
         "Values of pages with heads before slots are read as if slots came first.",
         "`v_cache.view(pages, size, heads, dim)`, and keys transposed; transpose both",
@@ -245,9 +197,6 @@ DEVIATIONS = [
         slots=lambda right, table, sample, length, size:
             right.slots(memory(right).setdefault((table.shape, size), table.copy()), sample, length,
             size)),
-    row("paged-table-of-another", "values", "A sample reads the pages of the next sample.",
-        "`block_table[b + 1]`, or a row counted among samples with queries alone",
-        gathered=reading("page_table", lambda table, inputs: np.roll(table, -1, 0))),
     row("paged-lengths-in-order", "inner_layouts",
         "The numbers of keys are read as if they were contiguous.",
         "`seqused_k.data_ptr()[b]`; take its stride", family="layout",
@@ -306,10 +255,6 @@ DEVIATIONS = [
         "The window counts from the first query of a chunk, the causal mask from the last key.",
         "`i - left` within the chunk; add `keys - queries`",
         when=lambda pack: pack.case.option("left") is not None, allowed=window_of_the_chunk),
-    row("paged-window-of-the-last-query", "values",
-        "Pages before the window of the last query of a chunk are skipped for all of its queries.",
-        "the first page from `keys - 1 - left`; it is that of the first query, `keys - queries - left`",
-        when=lambda pack: pack.case.option("left") is not None, allowed=window_of_the_last_query),
     row("paged-window-short", "values", "A window sees one key less, unless it is the query's own.",
         "`j >= i - left + 1`, a window of `left` keys; `left` keys stand beside the query's own",
         when=lambda pack: pack.case.option("left"), allowed=window_short),
@@ -321,9 +266,6 @@ DEVIATIONS = [
         "A page that an earlier sample has read is left out, unless the sample has no other.",
         "a set of pages already read, kept over samples; shared prefixes are read by each",
         slots=shared_pages_once),
-    row("paged-decoding-uncapped", "values", "Samples with one query have no softcap.",
-        "a kernel for one query without `softcap`", family="scores",
-        scores=decoding_uncapped),
     row("paged-common-pages-unmasked", "values",
         "Full pages that all samples share are attended without the causal mask.",
         "a kernel for a common prefix with `causal=False`; a chunk may begin within the prefix",
@@ -343,18 +285,7 @@ DEVIATIONS = [
     row("paged-shared-gradient-overwritten", "gradients",
         "A page that samples share has the gradient of the last of them alone.",
         "`grad_cache[page] = part`; add up: `+= part`", family="gradient",
-        gradients=of_samples(
-            lambda pool, own, slots, size: np.where(among(slots, pool), own, pool))),
-    row("paged-gradient-of-first-pages", "gradients",
-        "Only keys in the first page of a sample have a gradient.",
-        "backward ends after the first page of a sample", family="gradient",
-        gradients=of_samples(
-            lambda pool, own, slots, size: pool + np.where(among(slots[:size], pool), own, 0))),
-    row("paged-page-clamped", "bad_problem",
-        "A page that does not exist is read as the last or the first one of the pool.",
-        "`tl.load(block_table)` unchecked; raise unless `0 <= page < num_pages`",
-        gathered=reading("page_table", lambda table, inputs:
-            table.clip(0, inputs.letters["p"] - 1))),
+        gradients=of_the_last_sample),
     row("paged-page-from-the-end", "bad_problem",
         "A negative page is counted from the end of the pool.",
         "`cache[block_table]`, in which -1 is the last page; raise for negative pages",

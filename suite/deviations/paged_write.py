@@ -39,14 +39,6 @@ def page_cleared(
     right.put(flat, slots, tokens, size)
 
 
-def tail_overwritten(
-    right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
-) -> None:
-    if len(slots) and (slots[-1] + 1) % size and slots[-1] >= 0:
-        flat[slots[-1] + 1] = tokens[-1]
-    right.put(flat, slots, tokens, size)
-
-
 def last_token_of_pages(
     right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
 ) -> None:
@@ -141,10 +133,6 @@ DEVIATIONS = [
         "A page is cleared before the first token is written into it.",
         "a page that is allocated for every chunk and zeroed; keep what an earlier chunk wrote",
         put=page_cleared),
-    row("write-tail-overwritten", "values",
-        "The slot behind the last token of a call is overwritten, if its page has one.",
-        "whole vectors of slots stored at a page's tail; mask the store",
-        put=tail_overwritten),
     row("write-consecutively", "values",
         "Tokens are written one behind the other from the slot of the first one.",
         "`slots[0] + arange(n)`; a chunk crosses pages, and every token has its slot",

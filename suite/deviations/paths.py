@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.gradients import handing
-from attention_conformance.suite.deviations.kernels.attention import Call, Eager, Kernel
+from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, Pair
@@ -190,11 +190,6 @@ DEVIATIONS = [
     compiled("causal-tiles", "values", "The compiled causal mask is that of tiles of 4 rows.",
         "`j // 4 <= i // 4`; inside the tile on the diagonal it is `j <= i`", family="mask",
         limit=lambda right, row, call: row // 4 * 4 + 3),
-    compiled("stores-less", "values",
-        "The compiled program rounds scores and weights to 16 bits, which is not declared.",
-        "the compiler stores float32 intermediates in 16 bits; ask it to keep them",
-        family="numerics", right=(CompiledKernel, Eager),
-        facts={"numerics": "exact", "elections": Kernel.elections}),
     compiled("compiled-empty-row", "election",
         "A fully masked row is the mean of the values as soon as it is compiled.",
         "the guard for fully masked rows is folded away (fast-math); use `where(mask.any(-1), "
@@ -205,7 +200,8 @@ DEVIATIONS = [
         "Of padding and a causal flag the compiled layer keeps only one.",
         "a rewrite takes one mask for the whole condition; both apply: `valid & causal`",
         family="mask", right=MultiHeadKernel, facts={"mode": "compiled"},
-        joined=lambda right, parts: parts[0]),
+        when=lambda call: call.valid is not None,
+        causal=lambda right, call: np.ones_like(right.causal(call))),
     compiled("compiled-bias-without-gradient", "gradients",
         "The compiled backward pass gives the bias no gradient.",
         "the compiled backward pass returns None for the bias; `dbias = ds`", family="gradient",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.deviation import deviation, fault
+from attention_conformance.suite.deviations.deviation import deviation, memory, remembering
 from attention_conformance.suite.deviations.kernels.attention import Call, Eager, Fused, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import DifferentiableEager
 from attention_conformance.suite.deviations.kernels.layer import LayerEager
@@ -17,7 +17,6 @@ from attention_conformance.suite.deviations.kernels.layer_gradient import (
 )
 from attention_conformance.suite.deviations.kernels.variants import (
     FlashFused,
-    StepByStep,
     WorkingPrecision,
 )
 from attention_conformance.suite.deviations.layer_gradients import changed
@@ -34,27 +33,8 @@ def toward_zero(rounded: np.ndarray, exact: np.ndarray, call: Call) -> np.ndarra
     return np.where(np.abs(rounded) > np.abs(exact), cut, rounded)
 
 
-@fault(
-    "precision",
-    "`exp(s.float())`, `expf(s)`; float64 needs the exponential of doubles",
-    family="numerics",
-)
-class ExponentInFloat32(Kernel):
-    """The exponential of a float64 call is taken in float32."""
-
-    def raised(self, shifted: np.ndarray) -> np.ndarray:
-        return np.exp(shifted.astype(np.float32)).astype(shifted.dtype)
-
-
-@fault(
-    "precision",
-    "`exp(s.float())`, `expf(s)`; float64 needs the exponential of doubles",
-    family="numerics",
-)
-class SingleInside(ExponentInFloat32):
-    """The exponential of a float64 call is taken in float32, as the kernel declares."""
-
-    numerics = {"f64": "single", "f32": "exact", "bf16": "exact", "f16": "exact"}
+def in_float32(right: Kernel, shifted: np.ndarray) -> np.ndarray:
+    return np.exp(shifted.astype(np.float32)).astype(shifted.dtype)
 
 
 def truncated(x: np.ndarray) -> np.ndarray:
@@ -62,21 +42,10 @@ def truncated(x: np.ndarray) -> np.ndarray:
     return (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-@fault("precision", "`acc` of dtype float16 or bfloat16; accumulate in float32", family="numerics")
-class SumsInDtype(WorkingPrecision):
-    """Sums run in 16 bits, as the kernel declares."""
-
-
 def subnormals_flushed(right: Kernel, out: np.ndarray, call: Call) -> Any:
     answer = right.deliver(out, call)
     tiny = np.abs(answer.values) < call.fmt.smallest_normal
     return Rounded(np.where(tiny, 0.0, answer.values), call.fmt)
-
-
-def subnormals_raised(right: Kernel, out: np.ndarray, call: Call) -> Any:
-    answer = right.deliver(out, call)
-    tiny = (answer.values > 0) & (answer.values < call.fmt.smallest_normal)
-    return Rounded(np.where(tiny, call.fmt.smallest_normal, answer.values), call.fmt)
 
 
 def weights_truncated(right: Fused, x: np.ndarray, what: str, call: Call) -> np.ndarray:
@@ -92,22 +61,10 @@ def total_in_dtype(right: Fused, scores: np.ndarray, call: Call) -> np.ndarray:
     return right.keep(raised / np.where(total == 0, 1, total), "weights", call)
 
 
-@fault(
-    "values",
-    "`acc = acc.to(q.dtype)` in the loop over tiles; keep acc in float32",
-    family="numerics",
-)
-class AccumulatorInDtype(FlashFused):
-    """The running output is rounded to 16 bits between tiles."""
-
-    def rescaled(
-        self, total: np.ndarray, out: np.ndarray, rescale: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return total * rescale, self.keep(out * rescale, "weights", self.call)
-
-    def compute(self, call: Call) -> np.ndarray:
-        self.call = call
-        return super().compute(call)
+def running_in_the_dtype(
+    right: FlashFused, total: np.ndarray, out: np.ndarray, rescale: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    return total * rescale, right.keep(out * rescale, "weights", memory(right)["compute"])
 
 
 def scores_truncated(right: Eager, x: np.ndarray, what: str, call: Call) -> np.ndarray:
@@ -120,15 +77,6 @@ def off(x: np.ndarray, dtype: str, only: str = "bf16", by: float = 1.01) -> np.n
     return x * x.dtype.type(by) if dtype == only else x
 
 
-def block_of_long_rows_off(
-    right: Kernel, query: np.ndarray, key: np.ndarray, call: Call
-) -> np.ndarray:
-    scores = right.scores(query, key, call)
-    if call.sizes.Lk > 512 and call.fmt.name == "f32":
-        scores[..., 256:320] += np.float32(0.002)
-    return scores
-
-
 def query_gradient_off(
     right: DifferentiableEager, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
 ) -> dict[str, np.ndarray | None]:
@@ -137,18 +85,21 @@ def query_gradient_off(
     return gradients | {"query": off(gradients["query"], call.fmt.name)}
 
 
-def layer_gradient_off(name: str) -> dict[str, Any]:
-    """One gradient of a layer that stores its steps is off by 1 % in bfloat16."""
-    return {
-        "family": "gradient", "right": LayerDifferentiable, "facts": {"numerics": "eager"},
-        "gradients": changed(lambda g, dy, inputs: {name: off(g[name], inputs.dtype.name)}),
-    }  # fmt: skip
-
-
 row = partial(deviation, family="numerics", right=Kernel)
 spread = partial(deviation, family="numerics", right=LayerEager)
 
+exponent = partial(row, raised=in_float32)
+
 DEVIATIONS = [
+    exponent("exponent-in-float32", "precision",
+        "The exponential of a float64 call is taken in float32.",
+        "`exp(s.float())`, `expf(s)`; float64 needs the exponential of doubles"),
+    exponent("single-inside", "precision",
+        "The exponential of a float64 call is taken in float32, as the kernel declares.",
+        "`exp(s.float())`, `expf(s)`; float64 needs the exponential of doubles",
+        facts={"numerics": {"f64": "single", "f32": "exact", "bf16": "exact", "f16": "exact"}}),
+    row("sums-in-dtype", "precision", "Sums run in 16 bits, as the kernel declares.",
+        "`acc` of dtype float16 or bfloat16; accumulate in float32", right=WorkingPrecision),
     row("tensor-float32", "precision",
         "float32 products of queries and keys keep eleven bits of each factor (TF32).",
         '`allow_tf32 = True`, or `tl.dot` as it is; ask for `input_precision="ieee"`',
@@ -162,11 +113,6 @@ DEVIATIONS = [
         "`p.bfloat16() @ v`; round weights at most to the dtype of v",
         keep=lambda right, x, what, call:
             round_to(x, DTYPES["bf16"]).astype(x.dtype) if what == "weights" else x),
-    row("stepwise-scale-off", "values",
-        "In float16 the scale is 0.3 % too large, in a kernel that rounds every step.",
-        "a scale typed in with three digits; compute `1 / sqrt(D)` in float32", family="scale",
-        right=StepByStep,
-        factor=lambda right, call: right.factor(call) * (1.003 if call.fmt.name == "f16" else 1.0)),
     row("eager-declared-exact", "values",
         "Scores and weights are rounded to 16 bits, though no rounding inside is declared.",
         "`softmax(q @ k.mT) @ v` in 16 bits; compute in float32, or declare `--numerics=eager`",
@@ -196,16 +142,16 @@ DEVIATIONS = [
         "Answers below the smallest normal number are zero, though they are declared to be kept.",
         "`-ffast-math`, `set_flush_denormal(True)`; keep subnormals, or declare them flushed",
         deliver=subnormals_flushed),
-    row("subnormals-raised", "election",
-        "Positive answers below the smallest normal number become this number.",
-        "`clamp_min(tiny)` against a division by zero; subnormals are kept or flushed",
-        deliver=subnormals_raised),
     row("weights-truncated", "values", "Weights are cut off, not rounded, to 16 bits.",
         "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Fused,
         keep=weights_truncated),
     row("total-in-dtype", "values", "The sum of the exponentials runs in 16 bits.",
         "`l` of dtype float16 or bfloat16; sum exponentials in float32", right=Fused,
         weights=total_in_dtype),
+    row("accumulator-in-dtype", "values",
+        "The running output is rounded to 16 bits between tiles.",
+        "`acc = acc.to(q.dtype)` in the loop over tiles; keep acc in float32", right=FlashFused,
+        compute=remembering("compute"), rescaled=running_in_the_dtype),
     row("scores-truncated", "values", "Scores are cut off, not rounded, to 16 bits.",
         "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Eager,
         keep=scores_truncated),
@@ -214,10 +160,6 @@ DEVIATIONS = [
         "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Eager,
         deliver=lambda right, out, call:
             Rounded(toward_zero(round_to(out, call.fmt), out, call), call.fmt)),
-    spread("layer-output-off", "spread",
-        "In bfloat16 a layer's heads are 1 % too large before the output projection.",
-        "a factor on the bfloat16 path alone, as a gain rounded to two digits; compute it in float32",
-        merge=lambda right, heads, call: off(right.merge(heads, call), call.fmt.name)),
     spread("layer-scores-off", "spread", "In bfloat16 the scores of a layer are 1 % too large.",
         "a scale with two digits on the bfloat16 path alone; compute `1 / sqrt(D)` in float32",
         family="scale",
@@ -227,20 +169,13 @@ DEVIATIONS = [
         "a scale with three digits on the float16 path alone; compute `1 / sqrt(D)` in float32",
         family="scale", right=Fused,
         factor=lambda right, call: right.factor(call) * (1.001 if call.fmt.name == "f16" else 1.0)),
-    spread("block-of-long-rows-off", "spread",
-        "In float32 rows of more than 512 keys the scores of one block are 0.002 too large.",
-        "one block adds a term or rounds more than the others; treat all blocks of keys alike",
-        right=Kernel, scores=block_of_long_rows_off),
     spread("query-gradient-off", "gradient_spread",
         "In bfloat16 the gradient of the queries is 1 % too large.",
         "a scale with two digits on the bfloat16 path alone; `dq = scale * ds @ k`",
         family="gradient", right=DifferentiableEager, backward=query_gradient_off),
-    spread("kernel-gradient-off", "gradient_spread",
-        "In bfloat16 the gradient of the query projection's kernel is 1 % too large.",
-        "a factor on the bfloat16 path alone, as a scale with two digits; compute it in float32",
-        **layer_gradient_off("query_kernel")),
     spread("key-gradient-off", "gradient_spread",
         "In bfloat16 the gradient that a layer hands on to its keys is 1 % too large.",
         "a factor on the bfloat16 path alone, as a scale with two digits; compute it in float32",
-        **layer_gradient_off("key")),
+        family="gradient", right=LayerDifferentiable, facts={"numerics": "eager"},
+        gradients=changed(lambda g, dy, inputs: {"key": off(g["key"], inputs.dtype.name)})),
 ]  # fmt: skip

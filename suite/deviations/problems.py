@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.code_scales import first, moved
+from attention_conformance.suite.deviations.code_scales import first, in_bfloat16, moved
 from attention_conformance.suite.deviations.conditions import one_query
 from attention_conformance.suite.deviations.deviation import Deviation, Problem, deviation
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
@@ -209,6 +209,10 @@ MERGES: list[Row] = [
      only(lambda lse: lse == lse.max(0))),
     ("of-the-first-sample", "merge", "All samples have the log-sum-exps of the first sample.",
      "an index of samples", array("partial_lse", first(1))),
+    ("of-the-first-head", "heads", "All heads have the log-sum-exps of the first head.",
+     "`lse[:, :, :1]` for all heads; head h has `lse[:, :, h]`", array("partial_lse", first(2))),
+    ("lse-in-bfloat16", "numerics", "Log-sum-exps are rounded to bfloat16 before they are compared.",
+     "`lse.bfloat16()`; keep log-sum-exps in float32", array("partial_lse", in_bfloat16)),
     ("of-the-row-before", "merge", "Rows have the log-sum-exps of the row before.", "an index of rows",
      array("partial_lse", moved(-1, 1))),
     ("of-the-head-before", "merge", "Heads have the log-sum-exps of the head before.",

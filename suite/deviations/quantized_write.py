@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import Deviation, deviation, fault, twins
+from attention_conformance.suite.deviations.deviation import Deviation, deviation, memory, twins
 from attention_conformance.suite.deviations.kernels.quantized import (
     Coded,
     QuantizedKernel,
@@ -15,11 +15,9 @@ from attention_conformance.suite.deviations.kernels.quantized import (
     Writing,
 )
 from attention_conformance.suite.deviations.quantized import (
-    frozen_scales,
     is_e4m3,
     is_float,
     is_whole,
-    key_scales,
     subnormals_flushed,
 )
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
@@ -70,15 +68,6 @@ def clipped_to_early_tokens(right: QuantizedWriteKernel, name: str, call: Coded)
     return np.clip(x, -limit, limit)
 
 
-@fault("values", "`x.to(float8_e4m3fn)` without `clamp(-448, 448)`", family="numerics")
-class CodesBecomeNan(QuantizedWriteKernel):
-    """Numbers beyond the range of floating-point codes become NaN."""
-
-    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        clipped = super().clipped(x, call)
-        return clipped if call.code.is_whole else np.where(clipped == x, x, np.nan)
-
-
 def with_zero(call: Coded) -> bool:
     """True for a call that writes codes with zero points."""
     return "key_zero" in call.arrays and "key" in call.arrays
@@ -114,17 +103,6 @@ DEVIATIONS = [
         "New tokens are stored one slot early, and the last of them is there twice.",
         "`cache[position - 1] = code`; a new token has the slot behind the last one",
         right=QuantizedKernel, codes=stored_one_slot_early),
-    row("quantized-stored-with-the-scale-before", "values",
-        "New tokens are stored with the scale of the token before, and read with their own.",
-        "`scale[slot - 1]`; a token is written with the scale that it is read with",
-        right=QuantizedKernel,
-        new_scale=lambda right, name, call:
-            newest(np.roll(right.scale_of(name, call), 1, 2), call.arrays[name].shape[2])),
-    row("quantized-stored-with-key-scales", "values",
-        "New values are stored with the scales of keys, and read with their own.",
-        "`quantize(value, k_scale)`, a line copied and half changed", right=QuantizedKernel,
-        new_scale=lambda right, name, call:
-            newest(key_scales(right, name, call), call.arrays[name].shape[2])),
     row("quantized-stored-in-the-old-range", "values",
         "New tokens are clipped to the range of the codes that were there before.",
         "the largest code so far as limit; new tokens are larger", right=QuantizedKernel,
@@ -133,10 +111,11 @@ DEVIATIONS = [
         "Codes that were there before are stored again, a code nearer to 0.",
         "old codes divided by the new scale; codes that are stored keep their bits",
         right=QuantizedKernel, when=is_whole, codes=stores_all_again),
-    row("codes-scales-frozen", "stateless",
-        "New tokens are written with the scales of the first call.",
-        "scales of the first tokens that are kept; take those of the call", family="state",
-        scale_of=frozen_scales),
+    *twins({"codes-scales-frozen": QuantizedWriteKernel, "quantized-scales-frozen": QuantizedKernel},
+        "stateless", "Scales of the first call are used ever after.",
+        "scales made at the first call and kept; take those of the call", family="state",
+        scale_of=lambda right, name, call:
+            memory(right).setdefault(f"{call.case.id} {name}", right.scale_of(name, call))),
     *both("codes-cut-off", "values", "Numbers are rounded towards 0.",
         "`x.to(int8)` cuts digits off; round first", family="numerics", stored=cut_off),
     row("codes-clipped-to-early-tokens", "values",
@@ -148,6 +127,10 @@ DEVIATIONS = [
         "before.", "`width // 128 - 1` for the last tile; it is `(width - 1) // 128`",
         of_tiles=lambda right, array, size: array[..., np.minimum(
             np.arange(size) // TILE, max(array.shape[-1] - 1 - (size % TILE == 0), 0))]),
+    row("codes-become-nan", "values",
+        "Numbers beyond the range of floating-point codes become NaN.",
+        "`x.to(float8_e4m3fn)` without `clamp(-448, 448)`", family="numerics", when=is_float,
+        clipped=lambda right, x, call: np.where(right.clipped(x, call) == x, x, np.nan)),
     row("codes-wrap", "values", "Numbers beyond the range of whole numbers wrap around.",
         "`x.to(int8)` without `clamp(-128, 127)`", family="numerics", when=is_whole,
         clipped=lambda right, x, call: (np.rint(x) + 128) % 256 - 128),

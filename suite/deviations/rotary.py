@@ -39,23 +39,10 @@ def unscaled(turn: Turn, base: float = 0.0, size: int = 0) -> np.ndarray:
     return np.asarray((base or turn.rotation.base) ** -exponent)
 
 
-def without_scaling(
-    otherwise: Callable[[Turn], np.ndarray],
-) -> Callable[..., tuple[np.ndarray, Any]]:
-    """The step that has other frequencies if no variant is asked for."""
-
-    def frequencies(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
-        if turn.rotation.scaling != "none":
-            return right.frequencies(turn)
-        return otherwise(turn).astype(turn.work), turn.work(1)
-
-    return frequencies
-
-
 def with_scaling(
     variant: str, otherwise: Callable[[Turn], tuple[np.ndarray, Any]]
 ) -> Callable[..., Any]:
-    """The step that has other frequencies and another factor in a scaled variant."""
+    """The step that has other frequencies and another factor in a variant; "none" is without scaling."""
 
     def frequencies(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
         if turn.rotation.scaling != variant:
@@ -111,12 +98,6 @@ def mixed_reversed(turn: Turn) -> tuple[np.ndarray, float]:
     return np.where(between, theta + theta / 4.0 - mixed, mixed), 1.0
 
 
-def wavelengths_mixed(turn: Turn) -> tuple[np.ndarray, float]:
-    mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled(turn)
-    weight = (mixed / theta - 1 / 4.0) / (1 - 1 / 4.0)
-    return theta / ((1 - weight) * 4.0 + weight), 1.0
-
-
 def always_short(turn: Turn) -> tuple[np.ndarray, float]:
     reference = frequencies(turn.rotation, turn.position)
     return unscaled(turn) / turn.rotation.short_factors(), reference.attention
@@ -159,11 +140,6 @@ DEVIATIONS = [
         "Neighbours are rotated where halves are asked for, and halves where neighbours are.",
         "`x[..., ::2], x[..., 1::2]` where pairs are halves, `x.chunk(2, -1)`, and the reverse",
         pairs=pairs_otherwise),
-    row("rotary-always-halves", "values",
-        "Halves are rotated, also where neighbours (interleaved pairs) are asked for.",
-        "`x.chunk(2, -1)` always; interleaved pairs are `x[..., ::2], x[..., 1::2]`",
-        pairs=lambda right, turn: (slice(0, turn.rotation.size // 2),
-            slice(turn.rotation.size // 2, turn.rotation.size))),
     row("rotary-off-by-one", "values", "Positions begin at 1.",
         "`arange(1, L + 1)`; positions begin at 0: `arange(L)`",
         position=lambda right, turn: right.position(turn) + turn.work(1)),
@@ -204,11 +180,12 @@ DEVIATIONS = [
             right.angle(position, theta, turn).astype(np.float32)),
     row("rotary-base-ignored", "values", "The base is always 10000.",
         "`10000 ** -exponent`; take the base that was given (`rope_theta`)",
-        frequencies=without_scaling(lambda turn: unscaled(turn, 10000.0))),
+        frequencies=with_scaling("none", lambda turn: (unscaled(turn, 10000.0), 1.0))),
     row("rotary-frequencies-of-head-size", "values",
         "In a partial rotation exponents are divided by D, not by the number of rotated "
         "components.", "`arange(0, r, 2) / D`; divide by r, the number of rotated components",
-        frequencies=without_scaling(lambda turn: unscaled(turn, size=turn.x.shape[-1]))),
+        frequencies=with_scaling("none", lambda turn:
+            (unscaled(turn, size=turn.x.shape[-1]), 1.0))),
     row("rotary-turns-the-last-components", "values",
         "A partial rotation rotates the last components, not the first.",
         "`x[..., -r:]`; a partial rotation takes `x[..., :r]`",
@@ -267,10 +244,6 @@ DEVIATIONS = [
         "llama3: between both ends the shares of both frequencies are exchanged.",
         "`(1 - smooth) * inv_freq + smooth * inv_freq / factor`; exchange both",
         frequencies=with_scaling("llama3", mixed_reversed)),
-    row("rotary-wavelengths-mixed", "values",
-        "llama3: between both ends wavelengths are mixed, not frequencies.",
-        "`(1 - w) * wavelen * factor + w * wavelen`; mix `inv_freq / factor` and `inv_freq`",
-        frequencies=with_scaling("llama3", wavelengths_mixed)),
     row("rotary-yarn-without-factor", "values",
         "yarn: sine and cosine are not multiplied by the attention factor.",
         "`cos`, `sin` without `* attention_factor`, which is `0.1 * log(factor) + 1`",

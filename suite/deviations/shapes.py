@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.deviation import deviation, fault
+from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.layouts import reading
 
@@ -17,40 +17,10 @@ def axes_exchanged(right: Kernel, array: Rounded, call: Call) -> np.ndarray:
     return right.load(array, call).swapaxes(1, 2) if operand else right.load(array, call)
 
 
-def in_memory_order(values: np.ndarray) -> np.ndarray:
-    """The values as they lie in memory, taken for a C-contiguous array of the same shape."""
-    return values.ravel(order="K").reshape(values.shape)
-
-
 def value_size_refused(right: Kernel, call: Call) -> None:
     right.validate_operands(call)
     if call.sizes.D != call.sizes.Dv:
         raise ValueError(f"values must have the size of keys, got {call.sizes}")
-
-
-def inner_stride_assumed(right: Kernel, array: Rounded, call: Call) -> np.ndarray:
-    x = array.values
-    if x.ndim != 4 or x.size == 0 or x.strides[-1] == x.itemsize:
-        return right.load(array, call)
-    base = x.base if x.base is not None else x
-    offsets = sum(
-        np.arange(n).reshape([-1 if a == axis else 1 for a in range(4)]) * step
-        for axis, (n, step) in enumerate(zip(x.shape, (*x.strides[:-1], x.itemsize), strict=True))
-    )
-    flat = base.ravel(order="K")
-    return flat[(offsets // x.itemsize) % flat.size].astype(call.work)
-
-
-@fault(
-    "groups_equal_repeated_heads",
-    "`k.repeat(1, group, 1, 1)`, `h % Hkv`; use `repeat_interleave(group, dim=1)`, `h // group`",
-    family="heads",
-)
-class HeadsTiled(Kernel):
-    """Key/value heads are tiled (0, 1, 0, 1), not repeated (0, 0, 1, 1)."""
-
-    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
-        return np.tile(x, (1, call.sizes.group, 1, 1))
 
 
 row = partial(deviation, family="shapes", right=Kernel)
@@ -87,12 +57,8 @@ DEVIATIONS = [
         "Queries, keys and values are read in memory order, whatever their strides.",
         "`x.data_ptr()` read as if contiguous; pass `x.stride()`, or call `.contiguous()`",
         family="layout",
-        load=lambda right, array, call: in_memory_order(array.values).astype(call.work)),
-    row("strides-ignored-with-mask", "values",
-        "Beside a mask the keys are read in memory order, whatever their strides.",
-        "the masked path reads k as if contiguous; pass `k.stride()`, or call `.contiguous()`",
-        family="layout", when=lambda call: call.mask is not None,
-        load=reading("key", in_memory_order)),
+        load=lambda right, array, call:
+            array.values.ravel(order="K").reshape(array.shape).astype(call.work)),
     row("value-size-assumed", "values",
         "The answer has the size of a key, whatever the size of a value.",
         "`torch.empty_like(q)` for the output; its last axis is `Dv = v.shape[-1]`",
@@ -146,10 +112,6 @@ DEVIATIONS = [
         "output written for `i in range(Lk)`; it has Lq rows", family="tiles",
         compute=lambda right, call:
             right.compute(call) * (np.arange(call.sizes.Lq) < max(call.sizes.Lk, 1))[:, None]),
-    row("inner-stride-assumed", "values",
-        "The components of a query, key or value are taken to lie side by side in memory.",
-        "`x.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
-        family="layout", load=inner_stride_assumed),
     row("wide-heads-cut", "values", "Components of queries and keys beyond the 128th are not read.",
         "one tile of 128 components without a loop over D", family="tiles",
         load=lambda right, array, call:
@@ -157,6 +119,10 @@ DEVIATIONS = [
     row("two-rows-one-mask", "values", "With two queries every sample gets the mask of the first.",
         "a path for `Lq == 2` loads `mask[0]`; sample b has `mask[b]`", family="mask",
         masked=lambda right, mask, call: mask[:1] if call.sizes.Lq == 2 else mask),
+    headed("heads-tiled", "groups_equal_repeated_heads",
+        "Key/value heads are tiled (0, 1, 0, 1), not repeated (0, 0, 1, 1).",
+        "`k.repeat(1, group, 1, 1)`, `h % Hkv`; use `repeat_interleave(group, dim=1)`, `h // group`",
+        expand=lambda right, x, call: np.tile(x, (1, call.sizes.group, 1, 1))),
     headed("first-key-head-only", "groups_equal_repeated_heads",
         "With grouped heads every query head uses the first key/value head.",
         "`k[:, :1].expand(-1, H, -1, -1)`; query head h reads `k[:, h // group]`",

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation, fault, twins
+from attention_conformance.suite.deviations.deviation import (
+    deviation,
+    memory,
+    remembering,
+    twins,
+)
 from attention_conformance.suite.deviations.invariance import without_last_key
 from attention_conformance.suite.deviations.kernels.attention import Call, Eager, Kernel, Online
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
@@ -45,56 +51,14 @@ def lowest_rows_are_zeros(right: Eager, scores: np.ndarray, call: Call) -> np.nd
     return np.where(lowest, weights.dtype.type(0), weights)
 
 
-@fault(
-    "values",
-    "m from scores without the bias; a bias may raise scores, too: take m of their sum",
-    family="softmax",
-)
-class BiasTakenForPenalty(Kernel):
-    """The subtracted maximum is at most that of the scores before the bias: a large bias overflows."""
-
-    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        self.unbiased = scores
-        return super().biased(scores, call)
-
-    def shifted(self, scores: np.ndarray) -> np.ndarray:
-        if scores.shape != self.unbiased.shape:  # with a sink
-            return super().shifted(scores)
-        seen = np.where(np.isneginf(scores), scores, self.unbiased)
-        limit = seen.max(-1, keepdims=True, initial=-np.inf)
-        maximum = np.minimum(scores.max(-1, keepdims=True, initial=-np.inf), limit)
-        return scores - np.where(np.isneginf(maximum), 0, maximum)
-
-
-@fault(
-    "values",
-    "m of the first tile is kept; update it in every tile: `m = maximum(m, s.amax(-1))`",
-    family="softmax",
-)
-class MaximumOfFirstTile(Online):
-    """The maximum of the first 16 keys is subtracted from all, so that larger scores overflow."""
-
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-        self.first = scores[..., :16].max(-1, keepdims=True, initial=-np.inf)
-        return super().attend(scores, value, call)
-
-    def anchor(self, largest: np.ndarray) -> np.ndarray:
-        return super().anchor(self.first)
-
-
-def maximum_forgets(right: Kernel, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-    value = right.visible(value, scores)
-    total, out, before = np.zeros((*scores.shape[:-1], 1)), 0.0, None
-    for start in range(0, scores.shape[-1], 16):
-        s = scores[..., start : start + 16]
-        largest = s.max(-1, keepdims=True)
-        largest = np.where(np.isneginf(largest), 0 if before is None else before, largest)
-        moved = 1.0 if before is None else np.exp(before - largest)
-        raised = np.exp(s - largest)
-        total = (total * moved).astype(call.work) + raised.sum(-1, keepdims=True)
-        out = out * moved + raised @ value[..., start : start + 16, :]
-        before = largest
-    return out / np.where(total == 0, 1, total)
+def less_the_largest_before_the_bias(right: Kernel, scores: np.ndarray) -> np.ndarray:
+    unbiased = memory(right)["biased"]
+    if scores.shape != unbiased.shape:  # with a sink
+        return right.shifted(scores)
+    seen = np.where(np.isneginf(scores), scores, unbiased)
+    limit = seen.max(-1, keepdims=True, initial=-np.inf)
+    maximum = np.minimum(scores.max(-1, keepdims=True, initial=-np.inf), limit)
+    return scores - np.where(np.isneginf(maximum), 0, maximum)
 
 
 class Tiled(Kernel):
@@ -113,19 +77,9 @@ class Tiled(Kernel):
         return out
 
 
-@fault(
-    "invariant_padding",
-    "parts of `Lk // 2` keys, where Lk counts the padding; let parts begin at multiples of a block",
-    family="tiles",
-)
-class PromisesPadding(Tiled):
-    """Sums promised to be independent of the padding are added in two halves of the padded keys."""
-
-    bitwise = ("rerun", "padding")
-
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-        self.tile = -(-scores.shape[-1] // 2) or 1
-        return super().attend(scores, value, call)
+def in_two_halves(right: Any, scores: np.ndarray, *more: Any) -> np.ndarray:
+    right.__self__.tile = -(-scores.shape[-1] // 2) or 1
+    return right.attend(scores, *more)
 
 
 def ties_across_tiles_dropped(
@@ -152,6 +106,15 @@ DEVIATIONS = [
         "The softmax does not subtract the maximum of the row, so that large scores overflow.",
         "`exp(s) / exp(s).sum(-1, keepdim=True)`; exponentiate `s - s.amax(-1, keepdim=True)`",
         shifted=lambda right, scores: scores),
+    row("bias-taken-for-penalty", "values",
+        "The subtracted maximum is at most that of the scores before the bias: a large bias overflows.",
+        "m from scores without the bias; a bias may raise scores, too: take m of their sum",
+        biased=remembering("biased"), shifted=less_the_largest_before_the_bias),
+    row("maximum-of-first-tile", "values",
+        "The maximum of the first 16 keys is subtracted from all, so that larger scores overflow.",
+        "m of the first tile is kept; update it in every tile: `m = maximum(m, s.amax(-1))`",
+        right=Online, attend=remembering("attend"), anchor=lambda right, largest: right.anchor(
+            memory(right)["attend"][..., :16].max(-1, keepdims=True, initial=-np.inf))),
     row("maximum-of-head", "values",
         "One maximum is subtracted from all rows of a head: rows far below it underflow.",
         "`s - s.amax((-2, -1), keepdim=True)`; every row has its own, `s.amax(-1, keepdim=True)`",
@@ -229,10 +192,6 @@ DEVIATIONS = [
         "`m = full(..., -50000.0)` at the start of the online softmax; begin with -inf",
         family="softmax", right=Online,
         anchor=lambda right, largest: np.maximum(largest, largest.dtype.type(-5e4))),
-    ranged("maximum-forgets", "values",
-        "Each tile of 16 keys takes its own maximum: where it falls by 100, rescaling overflows.",
-        "`m = s.amax(-1)` in every tile; a running maximum never falls: `maximum(m, s.amax(-1))`",
-        family="softmax", attend=maximum_forgets),
     ranged("bias-clamped-at-minus10000", "values", "A bias below -10000 counts as -10000.",
         "`bias.clamp(min=-1e4)`; add the bias as it is", family="scores",
         when=lambda call: call.bias is not None,
@@ -249,6 +208,10 @@ DEVIATIONS = [
         "`lse < -1000` as a test for parts without keys; only these have `lse == -inf`",
         family="merge", right=MergeKernel,
         weights=lambda right, lse: right.weights(np.where(lse < -1000, -np.inf, lse))),
+    tiled("promises-padding", "invariant_padding",
+        "Sums promised to be independent of the padding are added in two halves of the padded keys.",
+        "parts of `Lk // 2` keys, where Lk counts the padding; let parts begin at multiples of a block",
+        facts={"bitwise": ("rerun", "padding")}, attend=in_two_halves),
     tiled("ties-across-tiles-dropped", "values",
         "A tile of 64 keys whose scores all equal the running maximum is left out.",
         "`if m_tile > m` before a tile is added; a tile with an equal maximum counts, too",

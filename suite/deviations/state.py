@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.conditions import one_query
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.variants import Workspace
@@ -52,15 +50,6 @@ def triangle_gathers_masks(right: Kernel, call: Call) -> np.ndarray:
     return triangle
 
 
-def triangle_gathers_biases(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
-    shape = lengths(call)[:2]
-    added = memory(right).setdefault(shape, np.zeros(shape, scores.dtype))
-    if call.bias is None or call.bias.values.shape != shape:
-        return right.biased(scores + added, call)
-    added += call.bias.values
-    return scores + added
-
-
 def narrowest_dtype_stays(right: Kernel, out: np.ndarray, call: Call) -> Any:
     known = memory(right)
     before = known.get(out.shape, call.fmt)
@@ -73,26 +62,13 @@ def given(call: Call) -> bool:
     return call.mask is not None or call.lengths is not None or call.causal or bool(call.window)
 
 
-class Pool(Kernel):
-    """Answers are written into buffers, which are used again when `free` says so."""
-
-    def deliver(self, out: np.ndarray, call: Call) -> Any:
-        pool = self.__dict__.setdefault("pool", {}).setdefault((out.shape, call.fmt.name), [])
-        buffer = next((each[0] for each in pool if self.free(each)), None)
-        if buffer is None:
-            buffer = np.empty(out.shape)
-            pool.append([buffer, None])
-        buffer[...] = round_to(out, call.fmt)
-        answer = Rounded(buffer, call.fmt)
-        next(each for each in pool if each[0] is buffer)[1] = self.mark(answer)
-        return answer
-
-    def mark(self, answer: Rounded) -> Any:
-        """What tells later whether an answer is still held."""
-        return weakref.ref(answer)
-
-    def free(self, entry: list[Any]) -> bool:
-        return entry[1] is not None and entry[1]() is None
+def into_a_free_buffer(right: Kernel, out: np.ndarray, call: Call) -> Any:
+    pool = memory(right).setdefault((out.shape, call.fmt.name), [])
+    buffer = next((buffer for buffer, last in pool if last() is None), np.empty(out.shape))
+    buffer[...] = round_to(out, call.fmt)
+    answer = Rounded(buffer, call.fmt)
+    pool[:] = [each for each in pool if each[0] is not buffer] + [(buffer, weakref.ref(answer))]
+    return answer
 
 
 def buffer_cleared_with_its_answer(right: Kernel, out: np.ndarray, call: Call) -> Any:
@@ -102,7 +78,7 @@ def buffer_cleared_with_its_answer(right: Kernel, out: np.ndarray, call: Call) -
 
 
 row = partial(deviation, family="state", right=Kernel)
-pooled = partial(deviation, family="state", right=Pool)
+
 
 DEVIATIONS = [
     row("answers-kept-by-arrays", "stateless",
@@ -110,12 +86,6 @@ DEVIATIONS = [
         "`cache[id(q), id(k), id(v)]`, or `lru_cache` on tensors; contents may change in place",
         compute=lambda right, call: memory(right).setdefault(
             (*map(id, operands(call)), call.causal), (right.compute(call), operands(call)))[0]),
-    row("answers-kept-by-address", "stateless",
-        "Answers are cached by the addresses of query and key: new contents get the old answer.",
-        "`cache[q.data_ptr(), k.data_ptr()]`; other contents, or other arrays, may lie there later",
-        compute=lambda right, call: memory(right).setdefault(
-            (address(call.query), address(call.key), call.fmt.name, call.causal),
-            (right.compute(call), operands(call)))[0].copy()),
     row("keys-kept-by-array", "stateless",
         "Keys are read once for every array: what is written into the array later is not seen.",
         "a converted copy of k in `cache[id(k)]`; convert at every call, since contents may change",
@@ -148,33 +118,14 @@ DEVIATIONS = [
         when=lambda call: call.sinks is not None,
         sunk=lambda right, scores, call: right.sunk(scores, replace(
             call, sinks=memory(right).setdefault((call.sizes.H, call.fmt.name), call.sinks)))),
-    row("mask-stays-while-decoding", "remembered",
-        "One query without a mask has the mask of the last call of its shape.",
-        "a decoding path with `self.mask = mask or self.mask`; None sets it back", when=one_query,
-        allowed=mask_stays),
     row("triangle-gathers-masks", "remembered",
         "The causal triangle is cached by Lq and Lk, and the masks beside the flag are merged "
         "into it.", "`tri &= mask` on the triangle in `cache[Lq, Lk]`; make a new array of both",
         causal=triangle_gathers_masks),
-    row("triangle-gathers-biases", "remembered",
-        "The causal triangle is cached by Lq and Lk, and a bias beside the flag is added to it.",
-        "`tri += bias` on the triangle in `cache[Lq, Lk]`; make a new array of both",
-        when=lambda call: call.causal, biased=triangle_gathers_biases),
-    row("scale-kept-by-array", "remembered",
-        "The scale is kept by the array of keys that it was first used with.",
-        "`k * scale` in `cache[id(k)]`; the next call may have another scale",
-        scores=lambda right, query, key, call: right.scores(query, key,
-            replace(call, scale=memory(right).setdefault((id(call.key), call.fmt.name),
-            (right.factor(call), call.key))[0]))),
     row("narrowest-dtype-stays", "remembered",
         "Answers are rounded to the narrowest dtype that was asked before in their shape.",
         "a buffer kept by its shape, or its dtype kept; the dtype belongs to the key",
         deliver=narrowest_dtype_stays),
-    row("mask-kept-by-array", "stateless",
-        "A mask is read once for every array: what is written into the array later is not seen.",
-        "a converted copy of the mask in `cache[id(mask)]`; convert it at every call",
-        masked=lambda right, mask, call: memory(right).setdefault(id(call.mask),
-            (right.masked(mask, call).copy(), call.mask))[0]),
     row("scale-of-first-call", "remembered", "The scale is that of the first call of its shape.",
         "a kernel cached by shape with `scale` as a constant; the scale belongs to the key",
         factor=lambda right, call:
@@ -183,16 +134,12 @@ DEVIATIONS = [
         "NaN that an earlier call left in a workspace meets weights of zero, and spreads.",
         "a reused buffer is padded by weights of 0, and `0 * nan` is NaN; zero the part beyond Lk",
         right=Workspace),
-    pooled("buffer-of-an-answer-that-is-gone", "kept_answers",
+    row("buffer-of-an-answer-that-is-gone", "kept_answers",
         "A buffer is used again as soon as the answer is gone, though views of it may be held.",
-        "a weak reference to the answer, and not to its storage, says that a buffer is free"),
-    pooled("buffer-cleared-with-its-answer", "kept_answers",
+        "a weak reference to the answer, and not to its storage, says that a buffer is free",
+        deliver=into_a_free_buffer),
+    row("buffer-cleared-with-its-answer", "kept_answers",
         "The memory of an answer is cleared when the answer is gone, though views of it may be held.",
-        "`weakref.finalize(answer, free)`; views of the answer may be held", right=Kernel,
+        "`weakref.finalize(answer, free)`; views of the answer may be held",
         deliver=buffer_cleared_with_its_answer),
-    pooled("buffer-of-few-references", "kept_answers",
-        "A buffer is used again when only the pool refers to the answer, though views of it may "
-        "be held.", "`sys.getrefcount(answer)` says that a buffer is free; views do not count",
-        mark=lambda right, answer: answer,
-        free=lambda right, entry: entry[1] is not None and sys.getrefcount(entry[1]) == 2),
 ]  # fmt: skip

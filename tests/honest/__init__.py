@@ -53,7 +53,6 @@ KERNELS: tuple[type[Implementation], ...] = (
     layer_gradient.ConcatDifferentiable,
     layer_gradient.DotDifferentiable,
     layer_gradient.LayerDifferentiable,
-    merge.MergeInTurn,
     merge.MergeKernel,
     norm_gradient.BatchNormDifferentiable,
     norm_gradient.LayerNormDifferentiable,
@@ -66,10 +65,8 @@ KERNELS: tuple[type[Implementation], ...] = (
     rotary.RotaryKernel,
     rotary.RotaryTableCast,
     split.SplitKernel,
-    variants.EagerStored,
     variants.FlashFused,
     variants.MergedChunks,
-    variants.StepByStep,
 )
 """Right kernels that faults change."""
 

@@ -108,7 +108,8 @@ class Kernel(Stated, Stages):
                 raise ValueError(f"{name} must have rank 4")
         self.validate_operands(call)
         self.validate_mask(call)
-        self.validate_bias(call)
+        if call.bias is not None:
+            self.validate_broadcast("bias", call.bias, call)
         self.validate_window(call)
 
     def validate_operands(self, call: Call) -> None:
@@ -125,10 +126,6 @@ class Kernel(Stated, Stages):
             if call.mask.values.dtype != bool:
                 raise TypeError(f"a mask must be boolean, got {call.mask.values.dtype}")
             self.validate_broadcast("mask", call.mask, call)
-
-    def validate_bias(self, call: Call) -> None:
-        if call.bias is not None:
-            self.validate_broadcast("bias", call.bias, call)
 
     def validate_window(self, call: Call) -> None:
         if call.window and min(side or 0 for side in call.window) < 0:

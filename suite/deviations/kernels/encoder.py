@@ -38,16 +38,20 @@ class EncoderKernel(MultiHeadKernel):
     def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
         x = self.load(call.query, call)
         if call.pre:
-            y = self.joined_with(x, self.attended(self.norm(x, "norm1", call), call), call)
-            out = self.joined_with(y, self.network(self.norm(y, "norm2", call), call), call)
+            y = self.first(x, self.attended(self.norm(x, "norm1", call), call), call)
+            out = self.second(y, self.network(self.norm(y, "norm2", call), call), call)
         else:
-            y = self.norm(self.joined_with(x, self.attended(x, call), call), "norm1", call)
-            out = self.norm(self.joined_with(y, self.network(y, call), call), "norm2", call)
+            y = self.norm(self.first(x, self.attended(x, call), call), "norm1", call)
+            out = self.norm(self.second(y, self.network(y, call), call), "norm2", call)
         return out, np.zeros(0)
 
-    def joined_with(self, x: np.ndarray, y: np.ndarray, call: LayerCall) -> np.ndarray:
-        """A residual."""
-        return self.keep(x + y, "features", call)
+    def first(self, x: np.ndarray, attended: np.ndarray, call: LayerCall) -> np.ndarray:
+        """The residual around attention."""
+        return self.keep(x + attended, "features", call)
+
+    def second(self, y: np.ndarray, network: np.ndarray, call: LayerCall) -> np.ndarray:
+        """The residual around the network."""
+        return self.keep(y + network, "features", call)
 
     def norm(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         gain, offset = (self.number(f"{name}_{part}", call) for part in ("gain", "offset"))

@@ -17,34 +17,6 @@ class FlashFused(Online):
     stores = ("weights",)
 
 
-class EagerStored(Eager):
-    """Scores and weights stored in the case's dtype, after every operation on scores."""
-
-    def factor(self, call: Call) -> float:
-        return float(round_to(super().factor(call), call.fmt))
-
-    def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        scores = self.tempered(scores, call)
-        if call.softcap is None:
-            return scores
-        cap = call.work(call.softcap)
-        divided = self.keep(scores / cap, "scores", call)
-        return self.keep(cap * self.keep(np.tanh(divided), "scores", call), "scores", call)
-
-
-class StepByStep(EagerStored):
-    """The steps of the softmax, too, are stored: differences, exponentials, their sum."""
-
-    numerics = "stepwise"
-
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        raised = self.keep(
-            self.raised(self.keep(self.shifted(scores), "weights", call)), "weights", call
-        )
-        total = self.keep(raised.sum(-1, keepdims=True), "weights", call)
-        return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
-
-
 class MergedChunks(Kernel):
     """Keys in chunks, each answered alone, merged by their log-sum-exps (split-KV)."""
 

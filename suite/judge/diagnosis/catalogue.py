@@ -212,8 +212,8 @@ class _Matching:
         it."""
         for entry in sorted(self.contradicted, key=lambda entry: -len(entry.explains))[:MOST]:
             against = [x for x in self.near if differs(x, answered(entry.one.kernel, x))]
-            explained = [self.failing[n] for n in sorted(entry.explains)]
-            where = separating(explained, against) if against else ""
+            concerned = [self.failing[n] for n in sorted(entry.explains | entry.contradicts)]
+            where = separating(concerned, against) if against else ""
             if where and len(entry.explains) > len(entry.contradicts):
                 (found,) = self._diagnoses([entry])
                 return [replace(found, sentence=only(where, found.sentence))]

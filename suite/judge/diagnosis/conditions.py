@@ -6,14 +6,14 @@ said of this property alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.evidence import Evidence
+from attention_conformance.suite.judge.diagnosis.evidence import Evidence, differs
 from attention_conformance.suite.judge.diagnosis.instrument import Found, Reading, softmax
 from attention_conformance.suite.judge.diagnosis.look import Arrays, Look
 from attention_conformance.suite.judge.oracle import Oracle
@@ -25,7 +25,7 @@ NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
 """Words for what cases need; others are read as they stand."""
 
 ENOUGH = 4
-"""The smallest number of cells on either side that make a size a property."""
+"""The smallest number of cells on either side that sizes alone tell apart."""
 
 TILES = (128, 64, 32, 16)
 """Numbers of keys, queries or components that kernels take at once."""
@@ -46,7 +46,8 @@ def conditioned(
         forms = {_form(look) for look in explained}
         against = [look for look in against if _form(look) in forms]
     cases = [look.inputs.case for look in explained] or cases
-    where = separating(explained, against) if explained and against else ""
+    concerned = [look for look in evidence.failing if differs(look, answer(look))]
+    where = separating(concerned, against) if explained and against else ""
     if where and where.removeprefix("with ") not in found.sentence.lower():
         found = replace(found, sentence=only(where, found.sentence))
     return found, cases, 0 if where else len(against)
@@ -139,44 +140,51 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
         "more": f"with {than[int(np.sign(s.Lq - s.Lk))]} keys",
         "samples": f"with {'one sample' if s.B == 1 else 'several samples'}",
         "dtype": f"in {case.dtype.long_name}",
+        "pages": f"with pages of {case.letters.get('s')}",
     }  # fmt: skip
 
 
-def separating(explained: Sequence[Look], against: Sequence[Look]) -> str:
-    """The properties that all cells explained have, and none that contradicts: at most two, which these
-    cells do not tell apart; "" without one, and if one cell alone has several."""
-    ours, theirs = ([look.inputs.case for look in looks] for looks in (explained, against))
+def separating(failing: Sequence[Look], passing: Sequence[Look]) -> str:
+    """The properties that all failing cells have in which a fault should show itself, and no passing one.
+    "" for more than two, which these cells do not tell apart, and for less than two failing cells."""
+    ours, theirs = ([look.inputs.case for look in looks] for looks in (failing, passing))
+    if len(ours) < 2:
+        return ""
     needs = sorted({name for case in (*ours, *theirs) for name in case.needs})
     have, have_not = (
         [{"form": _form(look), **_properties(look.inputs.case, needs)} for look in looks]
-        for looks in (explained, against)
+        for looks in (failing, passing)
     )
     apart = {
         name: text
         for name, text in have[0].items()
         if all(one[name] == text for one in have) and all(one[name] != text for one in have_not)
     }
-    for name, follows in (("one", "lengths"), ("one", "more"), ("lengths", "more")):
+    if apart or min(len(ours), len(theirs)) >= ENOUGH:
+        apart |= _sizes_apart(ours, theirs)  # few cells differ in some size by chance
+    for name, follows in (("one", "lengths"), ("one", "more"), ("one", "Lq"), ("lengths", "more")):
         if name in apart:
             apart.pop(follows, None)
-    found = [*apart.values(), *_sizes_apart(ours, theirs)]
-    return " or ".join(found[:2]) if len(ours) > 1 or len(found) == 1 else ""
+    return " or ".join(apart.values()) if len(apart) <= 2 else ""
 
 
-def _sizes_apart(ours: Sequence[Case], theirs: Sequence[Case]) -> Iterator[str]:
-    """The tiles that divide a size of all of `ours` and of none of `theirs`; the sizes from which on, or
-    up to which, all of `ours` lie and none of `theirs`."""
-    if min(len(ours), len(theirs)) < ENOUGH:
-        return
+def _sizes_apart(ours: Sequence[Case], theirs: Sequence[Case]) -> dict[str, str]:
+    """The sizes from which on, or up to which, all of `ours` lie and none of `theirs`; the tiles that
+    divide a size of all of `ours` and of none of `theirs`."""
+    apart = {}
     for name, word in (("Lk", "keys"), ("Lq", "queries"), ("D", "components")):
         inside, outside = (
             {getattr(case.sizes, name) for case in cases} for cases in (ours, theirs)
         )
-        for tile in TILES:
-            if not any(n % tile for n in inside) and all(n % tile for n in outside):
-                yield f"where {tile} divides the number of {word}"
-                break
         if min(inside) > max(outside):
-            yield f"from {min(inside)} {word} on, not up to {max(outside)}"
+            apart[name] = f"from {min(inside)} {word} on (not up to {max(outside)})"
         elif max(inside) < min(outside):
-            yield f"up to {max(inside)} {word}, not from {min(outside)} on"
+            apart[name] = f"up to {max(inside)} {word} (not from {min(outside)} on)"
+        divisors = (
+            tile
+            for tile in TILES
+            if not any(n % tile for n in inside) and all(n % tile for n in outside)
+        )
+        if (tile := next(divisors, None)) is not None:
+            apart[f"{name} in tiles"] = f"where {tile} divides the number of {word}"
+    return apart

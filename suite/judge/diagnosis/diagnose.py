@@ -30,6 +30,7 @@ from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.judge.diagnosis.instrument import clock
+from attention_conformance.suite.judge.diagnosis.others import PLACES
 from attention_conformance.suite.judge.diagnosis.weights import BROKEN
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
@@ -83,14 +84,19 @@ def diagnose(
     with leaks.undone(backend):
         elected = list(never_elected(failing, any(isinstance(c.case, Case) for c in failing)))
     beside = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
-    failing, passing = chosen(failing, TRIED + BESIDE), chosen(passing, BESIDE + MORE)
-    beside = alike(beside, [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)])
-    passing = [*dict.fromkeys([*beside[: BESIDE // 2], *passing])]
+    failing = chosen(failing, TRIED + BESIDE)
+    cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
+    beside, checks = alike(beside, cases), {cell.check.name for cell in failing} - {VALUES}
+    most = max([LARGE, *map(_size, failing)])
+    same = (cell for cell in passing if cell.check.name in checks and _size(cell) <= most)
+    passing = [
+        *beside[: BESIDE // 2], *alike(same, cases)[: BESIDE // 2], *chosen(passing, BESIDE + MORE),
+    ]  # fmt: skip
+    passing = [*dict.fromkeys(passing)]
     begin = time.process_time()
     wrong, kept = tee(wrong_looks(failing))
     with leaks.undone(backend):
         found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without, wrong)
-    cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
     left = max((1 - OF_CATALOGUE) * seconds, seconds - (time.process_time() - begin))
     evidence = Evidence(islice(kept, len(cases)), beside)
     measured = identify(backend, implementation, cases, left, evidence)
@@ -192,12 +198,13 @@ def _is_enough(first: Diagnosis, fault: Diagnosis) -> bool:
 def _place_of(answered: bool, one: Diagnosis) -> tuple[bool, float, bool]:
     """What passing cells contradict comes last, what explains most first. Faults of rounding are alike in
     16 bits, and measured better, as are those that only fail the same checks. A fault says more than the
-    type, dtype or shape of what is returned."""
+    type, dtype or shape of what is returned, and than the places of wrong numbers."""
     return (
         one.contradicts > 0,
         -one.explains / max(one.tried, 1),
         (bool(one.fault) and (not answered or one.family == "numerics"))
-        or one.family == "contract",
+        or one.family == "contract"
+        or one.key.startswith(PLACES),
     )
 
 

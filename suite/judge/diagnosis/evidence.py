@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.look import Answered, Arrays, Look
+from attention_conformance.suite.judge.diagnosis.look import Answered, Arrays, Limit, Look
 from attention_conformance.suite.judge.verdict import Verdict
 
 WIDER = 8.0
@@ -77,7 +77,7 @@ def explains(look: Answered, answer: Arrays | None) -> bool:
             return False
         wrong += int(look.wrong[name].sum())
         judged = look.wrong[name] & near & np.isfinite(got) & np.isfinite(want)
-        unit = max(limit, np.finfo(float).tiny)
+        unit = np.broadcast_to(np.maximum(limit, np.finfo(float).tiny), got.shape)[judged]
         apart += float((((got - other)[judged] / unit) ** 2).sum())
         beside += float((((got - want)[judged] / unit) ** 2).sum())
     return wrong > 0 and NEARER**2 * apart <= beside
@@ -113,15 +113,17 @@ def differs(look: Answered, answer: Arrays | None) -> bool:
 
 def _beside(
     look: Answered, answer: Arrays | None
-) -> Iterator[tuple[str, np.ndarray, np.ndarray, float]]:
-    """The arrays of an answer by name, each beside the right one and its bound."""
+) -> Iterator[tuple[str, np.ndarray, np.ndarray, Limit]]:
+    """The arrays of an answer by name, each beside the right one and its limit."""
     for name, (want, bound) in look.expected.items():
         if answer is not None and name in answer:
             yield name, answer[name], want, bound
 
 
-def reach(bound: float, want: np.ndarray, other: np.ndarray) -> float:
+def reach(bound: Limit, want: np.ndarray, other: np.ndarray) -> Limit:
     """How far from a deviation's answer an implementation may lie that computes it; `bound` is that of
-    the right one."""
+    the right one. Codes are no sums: they lie within their own bounds."""
+    if isinstance(bound, np.ndarray):
+        return bound
     top, high = (np.abs(x).max(initial=0.0, where=np.isfinite(x)) for x in (want, other))
     return WIDER * bound * max(1.0, float(high / top) if top else 1.0)

@@ -137,7 +137,7 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
             findings = in_16_bits(tool, replace(small, dtype=case.dtype))
         findings = findings or tool.once(others.ask_beside, small)
         if not findings:
-            asked = dict.fromkeys((plain(small), small))
+            asked = dict.fromkeys((plain(small), small, replace(case, dtype=DTYPES["f32"])))
             findings = [found for c in asked for found in tool.once(gradients.ask, c)]
         if not findings:
             findings = tool.once(gradients.ask_empty, small)

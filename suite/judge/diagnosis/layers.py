@@ -53,7 +53,7 @@ def _of_projections(inputs: Inputs) -> Iterator[Another]:
     packed, shared = "the order of a packed projection", "one parameter in two places"
     for one, two in (("query", "key"), ("key", "value"), ("query", "value")):
         changed: dict[str, np.ndarray] = {}
-        for part, parts in (("kernel", "kernels"), ("bias", "biases")):
+        for part, parts in (("kernel", "kernels"), ("bias", "biases"), ("gain", "gains")):
             a, b = params.get(f"{one}_{part}"), params.get(f"{two}_{part}")
             if a is not None and b is not None and a.shape == b.shape:
                 first, second = {f"{one}_{part}": b}, {f"{two}_{part}": a}
@@ -63,7 +63,7 @@ def _of_projections(inputs: Inputs) -> Iterator[Another]:
                 for used, source, target in ((second, one, two), (first, two, one)):
                     text = f"The {part} of the {source} is used for the {target}, too."
                     yield Row(inputs.replace(**used), text, shared, "layer")
-        if len(changed) == 4:
+        if len(changed) > 2:
             text = f"The projections of {one} and {two} are exchanged."
             yield Row(inputs.replace(**changed), text, packed, "layer")
     for name in (*OPERANDS, "output"):

@@ -17,6 +17,7 @@ from attention_conformance.suite.judge.derivative import vjp
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
 from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import Code
 from attention_conformance.suite.spec.inputs import Inputs
 
 FLAGS = "causal|window|length"
@@ -24,15 +25,21 @@ FLAGS = "causal|window|length"
 
 Arrays = Mapping[str, np.ndarray]
 
+Limit = float | np.ndarray
+"""How far elements may lie from the right ones: one number, or one for each element."""
+
+Expected = Mapping[str, tuple[np.ndarray, Limit]]
+"""Right arrays by name, each with its limit."""
+
 
 @dataclass(eq=False)
 class Answered:
     """What an implementation answers to inputs: arrays by name, `got`, and `expected`, the right ones,
-    each with its largest bound."""
+    each with its limit (see `with_limits`)."""
 
     inputs: Inputs
     got: Arrays
-    expected: Mapping[str, tuple[np.ndarray, float]]
+    expected: Expected
 
     @cached_property
     def wrong(self) -> Arrays:
@@ -58,7 +65,7 @@ class Answered:
         """True if an element is finite."""
         return any(np.isfinite(self.got[name]).any() for name in self.wrong)
 
-    def close(self, name: str, got: np.ndarray, want: np.ndarray, limit: float) -> np.ndarray:
+    def close(self, name: str, got: np.ndarray, want: np.ndarray, limit: Limit) -> np.ndarray:
         """A flag for every element: equal within the limit, or in a fully masked row."""
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
@@ -68,7 +75,7 @@ class Answered:
             near |= np.broadcast_to(empty, near.shape)
         return near
 
-    def unkeyed(self, name: str, answer: np.ndarray, limit: float) -> np.ndarray | bool:
+    def unkeyed(self, name: str, answer: np.ndarray, limit: Limit) -> np.ndarray | bool:
         """A flag for every element of rows that a deviation leaves without keys, and where the
         implementation has one of the values that are elected for such rows: zeros, NaN, or the mean of
         all values. False if the array has no row of values for every query."""
@@ -132,7 +139,7 @@ class Look(Answered):
         `given` is any implementation of the operator."""
         cell = Cell(check, inputs.case, given)
         cell.inputs = inputs
-        return cls(inputs, got, with_limits(oracle.expected), cell, inputs)
+        return cls(inputs, got, with_limits(oracle.expected, inputs), cell, inputs)
 
 
 def presented(cell: Cell) -> Inputs:
@@ -172,11 +179,9 @@ def observed(cell: Cell, gradients: bool) -> Arrays | None:
         return None
 
 
-def right(
-    cell: Cell, inputs: Inputs, gradients: bool, got: Arrays
-) -> dict[str, tuple[np.ndarray, float]]:
-    """The right arrays of a cell by name, beside what was `got`, each with the largest bound of an
-    element; {} if nobody knows them."""
+def right(cell: Cell, inputs: Inputs, gradients: bool, got: Arrays) -> Expected:
+    """The right arrays of a cell by name, beside what was `got`, with their limits; {} if nobody knows
+    them."""
     try:
         rounding = cell.rounding
         expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected_beside(got))
@@ -187,12 +192,18 @@ def right(
             expected |= {f"gradient of {name}": want for name, want in of.items()}
     except (Deviation, HarnessError, NotApplicable):
         return {}
-    return with_limits(expected)
+    return with_limits(expected, inputs)
 
 
-def with_limits(expected: Mapping[str, Bounded]) -> dict[str, tuple[np.ndarray, float]]:
-    """Arrays by name, each with its largest finite bound."""
+def with_limits(expected: Mapping[str, Bounded], inputs: Inputs) -> Expected:
+    """Arrays by name, each with its largest finite bound. Codes have their own bounds: each is rounded by
+    itself, by a step of its size."""
     return {
-        name: (want.value, float(np.max(want.error, initial=0.0, where=np.isfinite(want.error))))
+        name: (
+            want.value,
+            want.error
+            if isinstance(inputs.output_dtype(name), Code)
+            else float(np.max(want.error, initial=0.0, where=np.isfinite(want.error))),
+        )
         for name, want in expected.items()
     }

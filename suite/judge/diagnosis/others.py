@@ -26,6 +26,9 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import PACKED
 
+PLACES = "places"
+"""Begins the names of findings that say where an output is wrong, and not how."""
+
 ONLY_THE = "Of what is returned only the"
 """Begins a sentence about an output beside right ones."""
 
@@ -56,7 +59,7 @@ def ask_beside(tool: Instrument, case: Case) -> Iterator[Found]:
             np.where(read.wrong[name], np.abs(got - want), -1).argmax(), got.shape
         )
         text = f"It is wrong in several places: got {got[at]:.4g}, expected {want[at]:.4g}."
-        found = Found(text, name, key="places")
+        found = Found(text, name, key=PLACES)
     unit = " (natural logarithms)" if name == "lse" else ""
     text = f"{ONLY_THE} {name} is wrong. {found.sentence[:-1]}{unit}."
     yield replace(found, sentence=text, family=name, key=f"{name}: {found.name}")
@@ -74,7 +77,7 @@ class Read(Answered):
         got, oracle = tool.ask(inputs), tool.oracle(inputs)
         if got is None or oracle is None:
             return None
-        return cls(inputs, got, with_limits(oracle.expected_beside(got)), oracle)
+        return cls(inputs, got, with_limits(oracle.expected_beside(got), inputs), oracle)
 
     @cached_property
     def wrong(self) -> Arrays:
@@ -239,7 +242,7 @@ def _by_place(read: Read, name: str) -> Iterator[Found]:
     parts = [f"{words[letters[a]]} {at}" for a, at in places if letters[a] in words]
     if parts:
         text = f"{name.capitalize()} is wrong in {' and '.join(parts)} alone."
-        yield Found(text, family, key=f"places of {name}")
+        yield Found(text, family, key=f"{PLACES} of {name}")
 
 
 PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {

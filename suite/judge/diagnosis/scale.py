@@ -59,9 +59,12 @@ def made(
     return softmax(scores + (own if bias is None else bias), reading.seen)
 
 
-def _of_scale(name: str, given: bool, reading: Reading) -> np.ndarray | None:
-    """The weights with the scale of a formula of people; None unless a scale is given as it was."""
+def _of_scale(name: str, factor: float | None, given: bool, reading: Reading) -> np.ndarray | None:
+    """The weights with the scale of a formula of people, or without one with a factor of the right one;
+    None unless a scale is given as it was, and without either."""
     scale = scales(reading.inputs.sizes, reading.inputs.scale).get(name)
+    if scale is None and factor is not None:
+        scale = factor * reading.inputs.effective_scale
     same = given == (reading.inputs.scale is not None)
     return None if scale is None or not same else made(reading, scale)
 
@@ -84,7 +87,9 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
         if reading.bias is not None and not fit.says(1, 1.0):
             more = f" The bias counts {_times(float(fit.values[1]))}."
         told = f"The scale is {text}, expected {want}.{more}"
-        weights = partial(_of_scale, name, inputs.scale is not None)
+        weights = partial(
+            _of_scale, name, scale / right if right else None, inputs.scale is not None
+        )
         return Found(
             told,
             "scale",
@@ -137,7 +142,7 @@ def _capped(reading: Reading) -> Found | None:
     for name, other in scales(reading.inputs.sizes, given).items():
         if other != scale and reading.fits(made(reading, other)):
             text = f"The scale is {other:.3g} = {name}, expected {scale:.3g}."
-            weights = partial(_of_scale, name, given is not None)
+            weights = partial(_of_scale, name, None, given is not None)
             return Found(text, "scale", HINTS.get(name, ""), formula=weights, key=f"scale {name}")
     # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
     for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
