@@ -80,6 +80,18 @@ class MergeRunningSum(MergeKernel):
         return output / divisor[..., None], np.log(total) + base
 
 
+class MergeInTurn(MergeKernel):
+    """Part after part: each is merged with what was merged before, and normalised."""
+
+    def merged(
+        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
+    ) -> tuple[np.ndarray, np.ndarray]:
+        output, total = super().merged(outputs[:1], lse[:1], fmt)
+        for o, one in zip(outputs[1:], lse[1:], strict=True):
+            output, total = super().merged(np.stack([output, o]), np.stack([total, one]), fmt)
+        return output, total
+
+
 class _NormUncentred(NormDifferentiable):
     """a D + b x + c in working precision, where b and c depend on sum D x and sum D."""
 
