@@ -105,7 +105,8 @@ class Implementation(ABC):
         """
 
     def timed(self, inputs: Inputs) -> PreparedCall:
-        """The call whose time is measured: `prepare`, and a cache that is full before the clock runs."""
+        """The call whose time is measured: `prepare`. Caches may override it, to be full before the clock
+        runs."""
         return self.prepare(inputs)
 
     @property

@@ -50,8 +50,8 @@ def calling(own: FrameworkFunction, inputs: Inputs, **more: Any) -> Callable[...
 
 
 def with_module(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function with a module that it sows weights into. Without module and dropout it calls
-    `jax.nn.dot_product_attention`, another implementation."""
+    """The function, given a module to sow its weights into. Given neither a module nor dropout, it would
+    call `jax.nn.dot_product_attention`, another implementation."""
     from flax import nnx
 
     return lambda **arguments: calling(own, inputs, module=nnx.Module())(**arguments)

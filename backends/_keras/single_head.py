@@ -134,7 +134,8 @@ def listed(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) ->
 
 
 def every_path(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """All paths: those of all layers, scores, a mask of rows, and two inputs."""
+    """Other ways to call the layer: those of `paths`, with scores returned, with a mask of queries, and
+    with query and value alone."""
     calls = paths(own, inputs, scored=True)
     if inputs.returned == "none":
         calls["return_attention_scores"] = own.call(inputs, {"scores": True})

@@ -59,13 +59,16 @@ def pullback(
     )
 
     def pull(cotangent: Any) -> dict[str, Any]:
+        """The gradients by operand. If `Profiler.derive_by` marked the output, its function makes the
+        call that computes them."""
         derivative = partial(
             torch.autograd.grad, out, [*arrays.values()], cotangent, retain_graph=again or nested,
             create_graph=nested, allow_unused=True,
         )  # fmt: skip
-        make = getattr(out, DERIVED_BY, None)
+        derive_by = getattr(out, DERIVED_BY, None)
         with underivable(UNDERIVABLE):
-            gradients = derivative() if make is None else make(derivative)
+            gradients = derivative() if derive_by is None else derive_by(derivative)
+        # torch leaves out the error of `once_differentiable`: no input lies behind it.
         if any(gradient is None for gradient in gradients) and _delays_error(out.grad_fn):
             raise RuntimeError("differentiated twice, and marked with @once_differentiable")
         return dict(zip(arrays, gradients, strict=True))

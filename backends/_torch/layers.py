@@ -125,8 +125,8 @@ def _last_projected(inputs: Inputs, name: str) -> np.ndarray:
 
 
 def _with_row(inputs: Inputs, factor: int) -> Inputs:
-    """The inputs with one more key and value in every sample, which all rows attend: the first ones of
-    the first sample times `factor`."""
+    """The inputs with the key and value that a layer appends to every sample (see `appended`). All rows
+    attend them. They are the first ones of the first sample times `factor`; 0 makes zeros."""
     changes: dict[str, Any] = {"self_attention": False}
     for name in ("key", "value"):
         rows = getattr(inputs, name)

@@ -313,7 +313,7 @@ def returns(weights: np.ndarray | None, case: Case, name: str) -> bool:
         return False
 
 
-def without_last_key(inputs: Inputs) -> Inputs:
+def with_other_last_key(inputs: Inputs) -> Inputs:
     """The inputs with other numbers in the last key and value, and in the query that is the same row."""
     own = ("query", "key", "value") if inputs.self_attention else ("key", "value")
     arrays = {name: inputs.arrays[name].copy() for name in own}
@@ -333,7 +333,7 @@ def hides_later_keys(layer: UserLayer, inputs: Inputs) -> bool:
     """True if the first row of an answer without a mask does not depend on the last key."""
     if not (inputs.self_attention and inputs.operator.has_keys) or inputs.sizes.Lq < 2:
         return False
-    first, second = (answered(layer, i)[0] for i in (inputs, without_last_key(inputs)))
+    first, second = (answered(layer, i)[0] for i in (inputs, with_other_last_key(inputs)))
     if first is None or second is None:
         return False
     return same(first[..., 0, :], second[..., 0, :])
@@ -357,7 +357,7 @@ def takes_masks(layer: UserLayer, inputs: Inputs) -> Facts:
     for axes in (4, 3):
         for kind in MASKS:
             layer.facts = replace(plain_facts, mask_axes=axes, mask_kind=kind)
-            first, second = (answered(layer, i)[0] for i in (inputs, without_last_key(inputs)))
+            first, second = (answered(layer, i)[0] for i in (inputs, with_other_last_key(inputs)))
             if not fits(first, inputs, "output") or second is None:
                 continue
             rows = [other_rows(one, inputs) for one in (first, second)]

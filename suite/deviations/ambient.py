@@ -74,7 +74,7 @@ def whole(values: np.ndarray) -> np.ndarray:
     return np.asarray(base)
 
 
-def around(values: np.ndarray) -> np.ndarray:
+def memory_from(values: np.ndarray) -> np.ndarray:
     """The numbers of the array (n,) that a view is a part of, from the first number of the view on."""
     start = values.ctypes.data - whole(values).ctypes.data
     return whole(values).reshape(-1)[start // values.itemsize :]
@@ -86,7 +86,7 @@ def keys_padded_in_place(
     if key.values.size:
         ends = sum((n - 1) * s for n, s in zip(key.shape, key.values.strides, strict=True))
         last = ends // key.values.itemsize
-        around(key.values)[last + 1 : last + 1 + key.shape[-1]] = 0
+        memory_from(key.values)[last + 1 : last + 1 + key.shape[-1]] = 0
     return right.attention(query, key, value, **rest)
 
 
@@ -96,7 +96,7 @@ def mask_padded_in_place(right: Kernel, mask: np.ndarray, call: Call) -> np.ndar
     if mask.dtype == bool and mask.strides[-1] == 1 and gap > 0:
         keys = mask.shape[-1]
         for n in range(mask.shape[-2]):
-            around(mask[0, 0])[n * step + keys : n * step + keys + gap] = False
+            memory_from(mask[0, 0])[n * step + keys : n * step + keys + gap] = False
     return mask
 
 

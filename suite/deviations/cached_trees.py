@@ -151,7 +151,7 @@ DEVIATIONS = [
     row("cached-chain-unmasked", "chain",
         "The nodes of a tree without siblings attend one another, later ones too.",
         "no mask if every node has one child; a chain is causal", family="mask", when=chain,
-        shown=lambda right, cache, rows, keys: right.shown(cache, rows, keys)
+        attends=lambda right, cache, rows, keys: right.attends(cache, rows, keys)
             | (np.arange(keys.shape[1]) >= keys.shape[1] - cache.count)),
     row("cached-scaled-by-the-tree", "tokens_apart",
         "The values of a tree are divided by a number that depends on all its nodes.",

@@ -19,7 +19,7 @@ from attention_conformance.suite.deviations.deviation import (
 )
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, Online
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
-from attention_conformance.suite.deviations.nobody import Persons
+from attention_conformance.suite.deviations.nobody import UserKernel
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
@@ -129,10 +129,10 @@ def handed_out_twice(right: Kernel, out: np.ndarray, call: Call) -> Any:
     return memory(right).setdefault(key, answer)
 
 
-class Registered(Persons):
+class Registered(UserKernel):
     """An operator, whose shapes, writes and memory are checked as frameworks do."""
 
-    features = Persons.features | {REGISTERED}
+    features = UserKernel.features | {REGISTERED}
 
     def fake_shape(self, inputs: Inputs) -> tuple[int, ...]:
         """The shape of the output that the operator says without values."""

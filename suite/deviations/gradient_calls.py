@@ -51,7 +51,7 @@ def nan_of_hidden_keys(right: Differentiable, call: Call, *more: Any) -> dict[st
 
 
 def tangent_of_empty_row_stays(right: DifferentiableLowest, call, tangents):
-    moved = right.forward(call, tangents)
+    moved = right.output_tangent(call, tangents)
     allowed = right.allowed(call)
     return moved if allowed is None else np.where(allowed.any(-1, keepdims=True), moved, 0)
 
@@ -197,7 +197,7 @@ DEVIATIONS = [
     row("tangent-of-empty-row-stays", "tangents",
         "The JVP of a fully masked row is 0, though the row averages the values.",
         "`where(mask.any(-1), dout, 0)`; a row that averages the values moves with them",
-        right=DifferentiableLowest, forward=tangent_of_empty_row_stays),
+        right=DifferentiableLowest, output_tangent=tangent_of_empty_row_stays),
     row("zero-cotangents-skipped", "gradient_cotangents",
         "If a component of dout is zero in every row, the one before it stands for it.",
         "components with dout = 0 are skipped, and the index is not advanced",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.ambient import around, whole
+from attention_conformance.suite.deviations.ambient import memory_from, whole
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.gradients import handing
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
@@ -115,7 +115,7 @@ def fused_is_three_then_heads(query: Rounded, key: Rounded, value: Rounded) -> O
 def fused_has_no_gap(query: Rounded, key: Rounded, value: Rounded) -> Operands:
     def packed(array: Rounded) -> Rounded:
         B, H, L, D = array.shape
-        read = np.resize(around(array.values), (B, L, H, D))
+        read = np.resize(memory_from(array.values), (B, L, H, D))
         return Rounded(read.swapaxes(1, 2), array.fmt)
 
     return packed(query), packed(key), packed(value)

@@ -35,8 +35,8 @@ def lse_in_the_dtype(right: MergeKernel, outputs: Array, lse: Array, fmt: DType)
 
 
 def last_part_missing(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
-    kept = slice(None, -1) if len(lse) > 2 else slice(None)
-    return right.merged(outputs[kept], lse[kept], fmt)
+    stored_lse = slice(None, -1) if len(lse) > 2 else slice(None)
+    return right.merged(outputs[stored_lse], lse[stored_lse], fmt)
 
 
 class SplitWithWorkspace(SplitKernel):
@@ -186,7 +186,7 @@ DEVIATIONS = [
         facts={"dtypes": ("bf16",), "numerics": "stepwise", "kernel": NarrowLse}),
     split("split-lse-in-bfloat16", "values", "Log-sum-exps of parts are stored in bfloat16.",
         "`lse.bfloat16()` in the workspace of parts; keep log-sum-exps in float32",
-        kept=lambda right, lse, pack: in_bfloat16(lse)),
+        stored_lse=lambda right, lse, pack: in_bfloat16(lse)),
     split("split-parts-unscaled", "values",
         "In parts the largest score is not subtracted before the exponential.",
         "`exp(scores)` in every part; subtract the largest score of the part",
@@ -201,7 +201,7 @@ DEVIATIONS = [
     split("split-empty-part-weighs", "values",
         "A part in which a sample has no key has the log-sum-exp 0.",
         "log-sum-exps that begin as 0; a part without keys has -inf",
-        kept=lambda right, lse, pack: np.where(np.isneginf(lse), 0, lse).astype(lse.dtype)),
+        stored_lse=lambda right, lse, pack: np.where(np.isneginf(lse), 0, lse).astype(lse.dtype)),
     split("split-rest-lost", "values", "Keys beyond a multiple of the number of parts are lost.",
         "`keys // parts` keys in a part; round up",
         part=lambda right, pack, rows, keys, start, size:
@@ -209,8 +209,8 @@ DEVIATIONS = [
     split("split-mask-of-the-first-part", "values",
         "The causal mask and the window of every part are those of the first part.",
         "the mask counts from the first key of a part; add where the part begins",
-        shown=lambda right, pack, rows, keys, start, count:
-            right.shown(pack, rows, keys, 0, count)),
+        part_mask=lambda right, pack, rows, keys, start, count:
+            right.part_mask(pack, rows, keys, 0, count)),
     split("split-parts-averaged", "values", "Answers of parts with keys are averaged.",
         "`out.mean(0)`; parts weigh exp(lse - logsumexp(lse))",
         merged=lambda right, pack, parts:

@@ -18,8 +18,8 @@ from attention_conformance.suite.deviations.kernels.layer import LayerCall, Mult
 from attention_conformance.suite.deviations.lse import empty_lse
 
 
-class Persons(Kernel):
-    """An honest kernel that a person handed over: what it elects is observed."""
+class UserKernel(Kernel):
+    """An honest kernel that is judged as a user's function: it declares no elections."""
 
     is_user_code = True
     elections = {}
@@ -38,7 +38,7 @@ def empty_rows(answer: Callable[[Kernel, Call], Any]) -> Callable[..., np.ndarra
     return compute
 
 
-def empty_by_mask_alone(right: Persons, call: Call) -> np.ndarray:
+def empty_by_mask_alone(right: UserKernel, call: Call) -> np.ndarray:
     s = call.sizes
     bias = np.broadcast_to(right.bias(call), (s.B, s.H, s.Lq, s.Lk))
     return np.where(np.isneginf(bias).all(-1, keepdims=True), np.nan, right.compute(call))
@@ -49,7 +49,7 @@ def empty_rows_divide_by_zero(right: Differentiable, scores: np.ndarray, call: C
     return raised / raised.sum(-1, keepdims=True)
 
 
-def lowest_row_is_the_first_value(right: Persons, scores: np.ndarray, call: Call) -> np.ndarray:
+def lowest_row_is_the_first_value(right: UserKernel, scores: np.ndarray, call: Call) -> np.ndarray:
     lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)
     first = np.arange(scores.shape[-1]) == 0
     return np.where(lowest, first.astype(scores.dtype), right.weights(scores, call))
@@ -70,7 +70,7 @@ def empty_rows_are_counted_backward(
 
 
 def large_scores_are_clamped(
-    right: Persons, query: np.ndarray, key: np.ndarray, call: Call
+    right: UserKernel, query: np.ndarray, key: np.ndarray, call: Call
 ) -> np.ndarray:
     product = query @ key.swapaxes(-1, -2)
     return np.clip(product, -65504, 65504) * call.work(right.factor(call))
@@ -94,8 +94,8 @@ class BiasAsMask(Kernel):
         return bias == 1
 
 
-row = partial(deviation, family="mask", right=Persons)
-numeric = partial(deviation, family="numerics", right=Persons)
+row = partial(deviation, family="mask", right=UserKernel)
+numeric = partial(deviation, family="numerics", right=UserKernel)
 
 DEVIATIONS = [
     row("mask-ignored-by-flag", "mask_beside_flag", "With the causal flag the mask has no effect.",
@@ -119,7 +119,7 @@ DEVIATIONS = [
     row("empty-rows-divide-by-zero", "gradient_of_finite_rows",
         "The backward pass divides the weights of a fully masked row by their sum, which is zero.",
         "`exp(s - m) / l` in backward where l is 0; use `where(l == 0, 0, ...)`, as in forward",
-        family="gradient", right=(Differentiable, Persons), facts={"elections": {}},
+        family="gradient", right=(Differentiable, UserKernel), facts={"elections": {}},
         backward_weights=empty_rows_divide_by_zero),
     row("empty-is42", "election", "A fully masked row is 42 in every component.",
         "`torch.empty` never written for such rows, or a sentinel; write zeros",
@@ -158,7 +158,7 @@ DEVIATIONS = [
     row("empty-rows-are-counted-backward", "election",
         "In the backward pass a fully masked row has weights of 1.",
         "`exp(s - lse)` is 1 if both are `finfo.min`; set p to 0 in fully masked rows",
-        family="gradient", right=(Differentiable, Persons), facts={"elections": {}},
+        family="gradient", right=(Differentiable, UserKernel), facts={"elections": {}},
         backward_weights=empty_rows_are_counted_backward),
     row("large-scores-are-clamped", "election",
         "In float16 products of queries and keys are clamped at 65504 before the scale.",

@@ -44,7 +44,7 @@ def sink_left_out_of_mean(right: Differentiable, weights, dp, cotangent, value):
 def sink_forgotten_backward(
     right: Differentiable, scores: np.ndarray, call: Call
 ) -> tuple[np.ndarray, np.ndarray]:
-    _, sunk = right.apart(scores, call)
+    _, sunk = right.split_weights(scores, call)
     return right.backward_weights(scores, call), sunk
 
 
@@ -133,5 +133,5 @@ DEVIATIONS = [
     row("sink-forgotten-backward", "gradients",
         "The backward pass computes the weights again without the sinks.",
         "backward recomputes `p = softmax(scores)` without the column of the sink",
-        right=Differentiable, apart=sink_forgotten_backward),
+        right=Differentiable, split_weights=sink_forgotten_backward),
 ]  # fmt: skip

@@ -53,8 +53,8 @@ class CachedConcatenated(CachedKernel):
         return self.cut(state, 0)
 
     def keep(self, state: Cache, paths: Rounded, count: int, *samples: Rounded) -> Cache:
-        kept = super().keep(state, paths, count)
-        return self.cut(kept, kept.total)
+        decoded = super().keep(state, paths, count)
+        return self.cut(decoded, decoded.total)
 
 
 class CachedRaisesWhenFull(CachedKernel):
@@ -109,13 +109,13 @@ class CachedCodesOfOlderTokens(CodedKernel):
         return CachedKernel.answered(self, cache, query, key, value)
 
     def put(self, cache: Cache, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
-        super().put(cache, slots, self.kept(key, cache), self.kept(value, cache))
+        super().put(cache, slots, self.decoded(key, cache), self.decoded(value, cache))
 
 
 class CachedCodesWithZeros(CodedKernel):
     """A token of a head has a zero point, and its codes reach from its least to its largest component."""
 
-    def kept(self, x: np.ndarray, cache: Cache) -> np.ndarray:
+    def decoded(self, x: np.ndarray, cache: Cache) -> np.ndarray:
         least, largest = (f(x, axis=-1, keepdims=True) for f in (np.min, np.max))
         scale = np.maximum(largest, 0) - np.minimum(least, 0)
         scale = np.where(scale > 0, scale, 1) / 255

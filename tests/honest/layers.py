@@ -24,7 +24,7 @@ class LayerStepwise(LayerEager):
     numerics = "stepwise"
     stores = (*LayerEager.stores, "steps")
 
-    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+    def returned_weights(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         if call.returned != "average":
             return weights
         total = np.zeros_like(weights[:, 0])

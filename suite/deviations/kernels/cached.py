@@ -216,8 +216,8 @@ class CachedKernel(Stated, Scripted):
         slots = self.slots(cache, (cache.totals[:, None] + np.arange(count))[:, -cache.slots :])
         cache.totals = cache.totals + count
         cache.positions[samples, slots] = new
-        kept = new.shape[1]
-        self.put(cache, slots, key[:, :, count - kept :], value[:, :, count - kept :])
+        decoded = new.shape[1]
+        self.put(cache, slots, key[:, :, count - decoded :], value[:, :, count - decoded :])
 
     def slots(self, cache: Cache, places: Array) -> Array:
         return places % cache.slots
@@ -237,7 +237,7 @@ class CachedKernel(Stated, Scripted):
         sinks = self.sinks(cache)
         q, k, v = (Rounded(array, fmt) for array in (x.query, x.key, x.value))
         call = Call(
-            q, k, v, Rounded(self.shown(cache, rows, keys)[:, None], None), bias,
+            q, k, v, Rounded(self.attends(cache, rows, keys)[:, None], None), bias,
             sinks=None if sinks is None else Rounded(sinks, fmt),
             scale=inputs.scale, softcap=self.softcap(cache, rows.shape[1]),
         )  # fmt: skip
@@ -263,19 +263,19 @@ class CachedKernel(Stated, Scripted):
         """The logits (H,) of sinks, or None."""
         return cache.inputs.arrays.get("sinks")
 
-    def shown(self, cache: Cache, rows: Array, keys: Array) -> Array:
+    def attends(self, cache: Cache, rows: Array, keys: Array) -> Array:
         """The mask (B, rows, keys), True attends."""
-        shown = self.causal(cache, rows, keys) & self.exists(cache, keys)[:, None]
+        attends = self.causal(cache, rows, keys) & self.exists(cache, keys)[:, None]
         left = self.window(cache, rows.shape[1])
         if left is not None:
-            shown = shown & (rows[:, :, None] - keys[:, None] <= left)
+            attends = attends & (rows[:, :, None] - keys[:, None] <= left)
         if cache.tree is not None:
             count, nodes = rows.shape[1], self.ancestry(cache.tree, rows.shape[1])
             before = np.ones((count, keys.shape[1] - count), bool)
-            shown = shown & np.concatenate([before, nodes], 1)
+            attends = attends & np.concatenate([before, nodes], 1)
         if cache.begins is not None and has_documents(cache.inputs.case):
-            shown = shown & self.in_document(cache, rows, keys, cache.begins)
-        return np.asarray(shown & ~self.padded(cache, keys)[:, None])
+            attends = attends & self.in_document(cache, rows, keys, cache.begins)
+        return np.asarray(attends & ~self.padded(cache, keys)[:, None])
 
     def in_document(self, cache: Cache, rows: Array, keys: Array, begins: Array) -> Array:
         """The keys (B, rows, keys) that are no tokens of earlier documents."""
@@ -330,12 +330,12 @@ class CachedKernel(Stated, Scripted):
     def leave(self, cache: Cache, sample: int, path: list[int], count: int) -> None:
         """The nodes of a path move to the front of the tree's slots."""
         first = cache.totals[sample] - count
-        kept = np.arange(first, first + len(path))
+        decoded = np.arange(first, first + len(path))
         nodes = np.arange(first, first + count) % cache.slots
         for tensor in (cache.key, cache.value):
             tensor[sample][:, nodes[: len(path)]] = tensor[sample][:, nodes[path]]
         cache.positions[sample, nodes] = -1
-        cache.positions[sample, nodes[: len(path)]] = kept
+        cache.positions[sample, nodes[: len(path)]] = decoded
         cache.totals[sample] = first + len(path)
 
     def pick(self, cache: Cache, samples: list[int]) -> None:
@@ -352,9 +352,9 @@ class CodedKernel(CachedKernel):
     rounding = DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
 
     def answered(self, cache: Cache, query: Array, key: Array, value: Array) -> Array:
-        return super().answered(cache, query, self.kept(key, cache), self.kept(value, cache))
+        return super().answered(cache, query, self.decoded(key, cache), self.decoded(value, cache))
 
-    def kept(self, x: Array, cache: Cache) -> Array:
+    def decoded(self, x: Array, cache: Cache) -> Array:
         """Keys or values (B, Hkv, n, .) as their codes give them back."""
         scale = self.scale_of(x, cache)
         t = x / np.where(scale > 0, scale, 1)

@@ -53,10 +53,10 @@ class CentredKeys(Differentiable):
     def final(self, call: Call) -> np.ndarray:
         return super().final(self.centred(call))
 
-    def forward(self, call: Call, tangents: Mapping[str, Rounded]) -> np.ndarray:
+    def output_tangent(self, call: Call, tangents: Mapping[str, Rounded]) -> np.ndarray:
         if self.centres(call):
             tangents = {**tangents, "key": self.less_constant(tangents["key"], call)}
-        return super().forward(self.centred(call), tangents)
+        return super().output_tangent(self.centred(call), tangents)
 
     def backward(
         self, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]

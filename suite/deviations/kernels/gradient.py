@@ -44,20 +44,21 @@ class Differentiable(Kernel):
         """The output's tangent."""
         call = Call(query, key, value, **rest)
         with np.errstate(all="ignore"):
-            return self.deliver(self.forward(call, tangents), call)
+            return self.deliver(self.output_tangent(call, tangents), call)
 
-    def forward(self, call: Call, tangents: Mapping[str, Rounded]) -> np.ndarray:
+    def output_tangent(self, call: Call, tangents: Mapping[str, Rounded]) -> np.ndarray:
+        """The output's tangent for `tangents` of query, key and value, not yet rounded."""
         q, dq = (self.load(x, call) for x in (call.query, tangents["query"]))
         k, v, dk, dv = (
             self.expand(self.load(x, call), call)
             for x in (call.key, call.value, tangents["key"], tangents["value"])
         )
         scores = self.hidden_scores(q, k, call)
-        weights, _ = self.apart(scores, call)
+        weights, _ = self.split_weights(scores, call)
         v = self.visible(v, scores)
         moved = self.moved(q, k, dq, dk, call)
         moved = np.where(np.isneginf(scores), 0, self.uncapped(moved, q, k, call))
-        dp = self.kept(weights * (moved - self.moved_mean(weights, moved)), call)
+        dp = self.stored_score_gradient(weights * (moved - self.moved_mean(weights, moved)), call)
         return dp @ v + self.moved_values(weights, dv)
 
     def moved(self, q: Any, k: Any, dq: Any, dk: Any, call: Call) -> np.ndarray:
@@ -93,12 +94,14 @@ class Differentiable(Kernel):
     def backward(
         self, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
     ) -> dict[str, np.ndarray | None]:
+        """All gradients by argument. A cotangent (B, H, Lq) is one of the log-sum-exp, which gives those
+        of query and key. Deviations read `wrt`, the names that are asked for."""
         query = self.load(call.query, call)
         key, value = (self.expand(self.load(x, call), call) for x in (call.key, call.value))
         scores = self.hidden_scores(query, key, call)
         seen = self.seen(scores)
         key, value = np.where(seen, key, 0), np.where(seen, value, 0)
-        weights, sunk = self.apart(scores, call)
+        weights, sunk = self.split_weights(scores, call)
         of_lse = cotangent.ndim == 3
         if of_lse:
             ds = self.lse_score_gradient(weights, cotangent[..., None], scores)
@@ -106,7 +109,7 @@ class Differentiable(Kernel):
             dp = self.weight_gradient(cotangent, value, call)
             mean = self.mean(weights, dp, cotangent, value)
             ds = self.score_gradient(weights, dp, mean)
-        dt = self.kept(self.uncapped(ds, query, key, call), call)
+        dt = self.stored_score_gradient(self.uncapped(ds, query, key, call), call)
         if call.logit_scale is not None:
             of_factors = self.logit_scale_gradient(dt, self.scores(query, key, call))
             dt = self.backward_tempered(dt, call)
@@ -150,16 +153,18 @@ class Differentiable(Kernel):
     def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return self.weights(scores, call)
 
-    def apart(self, scores: np.ndarray, call: Call) -> tuple[np.ndarray, np.ndarray]:
+    def split_weights(self, scores: np.ndarray, call: Call) -> tuple[np.ndarray, np.ndarray]:
         """Weights of the keys (B, H, Lq, Lk), and those of the sinks (B, H, Lq, 0 or 1)."""
         weights = self.backward_weights(self.sunk(scores, call), call)
         return weights[..., : call.sizes.Lk], weights[..., call.sizes.Lk :]
 
     def sink_gradient(self, sunk: np.ndarray, mean: np.ndarray, call: Call) -> np.ndarray:
         """(H,); the value of a sink is 0, and so is the gradient of its weight."""
-        return self.kept(self.score_gradient(sunk, np.zeros_like(sunk), mean), call).sum((0, 2, 3))
+        return self.stored_score_gradient(
+            self.score_gradient(sunk, np.zeros_like(sunk), mean), call
+        ).sum((0, 2, 3))
 
-    def kept(self, dt: np.ndarray, call: Call) -> np.ndarray:
+    def stored_score_gradient(self, dt: np.ndarray, call: Call) -> np.ndarray:
         """Gradients of scores as the products take them."""
         return self.keep(dt, "weights", call)
 
@@ -230,7 +235,7 @@ class DifferentiableEager(Differentiable, Eager):
 
     elections = Differentiable.elections | {"score-overflow": "nan"}
 
-    def kept(self, dt: np.ndarray, call: Call) -> np.ndarray:
+    def stored_score_gradient(self, dt: np.ndarray, call: Call) -> np.ndarray:
         return self.keep(dt, "scores", call)
 
 

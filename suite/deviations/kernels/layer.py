@@ -121,8 +121,14 @@ class LayerKernel(Drops, Stated, Stages):
         self.validate(call)
         with np.errstate(all="ignore"):
             output, weights = self.compute(call)
-            shown = None if call.returned == "none" else self.shown(weights, call)
-            return self.deliver(output, call), shown if shown is None else self.deliver(shown, call)
+            returned_weights = (
+                None if call.returned == "none" else self.returned_weights(weights, call)
+            )
+            return self.deliver(
+                output, call
+            ), returned_weights if returned_weights is None else self.deliver(
+                returned_weights, call
+            )
 
     def validate(self, call: LayerCall) -> None:
         self.validate_lengths(call)
@@ -223,7 +229,7 @@ class LayerKernel(Drops, Stated, Stages):
     def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
         return merged
 
-    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+    def returned_weights(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         """The weights as they are returned."""
         return weights[:, 0]
 
@@ -333,7 +339,7 @@ class MultiHeadKernel(LayerKernel):
         y = self.keep(merged @ kernel.reshape(-1, kernel.shape[-1]), "features", call)
         return self.with_bias(y, "output", call)
 
-    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+    def returned_weights(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         return weights.mean(1) if call.returned == "average" else weights
 
     def deliver(self, out: np.ndarray, call: LayerCall) -> Any:
@@ -348,7 +354,7 @@ class LayerEager(MultiHeadKernel):
     numerics = "eager"
     stores = ("features", "scores", "weights")
 
-    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+    def returned_weights(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         if call.returned != "average":
             return weights
         return self.keep(weights.sum(1), "weights", call) / call.work(weights.shape[1])

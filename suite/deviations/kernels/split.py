@@ -35,16 +35,18 @@ class SplitKernel(PagedKernel):
         end = min(keys.start + start + size, keys.stop)
         own = slice(min(keys.start + start, keys.stop), end)
         scores, value = self.scores(pack, rows, own)
-        shown = self.shown(pack, rows, keys, start, own.stop - own.start)
-        scores = np.where(shown, scores, -np.inf)
+        part_mask = self.part_mask(pack, rows, keys, start, own.stop - own.start)
+        scores = np.where(part_mask, scores, -np.inf)
         anchor = self.anchor(scores.max(-1, keepdims=True, initial=-np.inf))
         raised = np.exp(scores - anchor)
         total = raised.sum(-1, keepdims=True)
         answer = self.quotient(raised @ value, total)
         lse = (anchor + np.log(total))[..., 0]
-        return self.stored(answer, pack), self.kept(lse, pack)
+        return self.stored(answer, pack), self.stored_lse(lse, pack)
 
-    def shown(self, pack: Paged, rows: slice, keys: slice, start: int, count: int) -> np.ndarray:
+    def part_mask(
+        self, pack: Paged, rows: slice, keys: slice, start: int, count: int
+    ) -> np.ndarray:
         """The mask (rows, count) of the keys from `start` on."""
         return self.allowed(pack, rows, keys)[:, start : start + count]
 
@@ -60,7 +62,7 @@ class SplitKernel(PagedKernel):
         """The answer of a part as it is stored."""
         return answer
 
-    def kept(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
+    def stored_lse(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
         """The log-sum-exp of a part as it is stored."""
         return lse
 

@@ -190,12 +190,13 @@ def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Found]:
 
 
 def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with the weights of a case."""
+    """What is wrong with the weights of a case. Later questions are asked only if earlier ones find
+    nothing; `UNREAD` if none knows why weights are wrong by more than `GROSS`."""
     reading = tool.weights(tool.drawn(case))
     if reading is None:
         return
     if not reading.wrong.any():
-        yield from sums.too_large(reading)
+        yield from sums.other_denominator(reading)
         return
     asked = weights.ask(tool, reading), scale.ask(tool, reading)
     findings = [found for question in asked for found in question]

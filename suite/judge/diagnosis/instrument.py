@@ -193,7 +193,8 @@ class Instrument:
     def once(
         self, question: Callable[[Instrument, Case], Iterator[Found]], case: Case
     ) -> list[Found]:
-        """What a question finds in a case, asked once; nothing if the case is not supported."""
+        """What a question finds in a case; remembered, so that it is asked once. Nothing if the case is
+        not supported."""
         place = question, case.id, self.unit
         if place not in self._told:
             supported = self.implementation.unsupported(case) is None

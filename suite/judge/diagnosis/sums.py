@@ -48,7 +48,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
             found = found or fitting(
                 _others, reading, "softmax", f" rows sum to {span(sums[off])}."
             )
-        found = found or _of_blocks(reading, off) or next(too_large(reading), None)
+        found = found or _of_blocks(reading, off) or next(other_denominator(reading), None)
     if found is None and off.any():
         factor, text = float(np.median(sums[rows] / want[rows])), span(sums[off])
         if _answers(tool, reading.inputs, factor):
@@ -65,7 +65,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
         yield found
 
 
-def too_large(reading: Reading) -> Iterator[Found]:
+def other_denominator(reading: Reading) -> Iterator[Found]:
     """The finding if rows of right weights sum to less than rounding explains."""
     with np.errstate(all="ignore"):
         rows = reading.rows & reading.seen.any(-1)
