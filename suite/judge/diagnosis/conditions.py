@@ -116,10 +116,10 @@ def _of_problem(found: Found, look: Look) -> Arrays | None:
 
 def _form(look: Look) -> str:
     """How a mask is given, in words that stand behind "only"."""
-    shown = look.presented
-    if shown.mask is None and shown.mask_array is None:
+    presented_case = look.presented
+    if presented_case.mask is None and presented_case.mask_array is None:
         return "without a mask" if look.inputs.case.mask is None else "with a mask in the bias"
-    return "with a mask as an array" if shown.form == "dense" else "with a mask by a flag"
+    return "with a mask as an array" if presented_case.form == "dense" else "with a mask by a flag"
 
 
 def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:

@@ -94,11 +94,11 @@ def diagnose(
     ]  # fmt: skip
     passing = [*dict.fromkeys(passing)]
     begin = time.process_time()
-    wrong, kept = tee(wrong_looks(failing))
+    wrong, evidence_looks = tee(wrong_looks(failing))
     with leaks.undone(backend):
         found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without, wrong)
     left = max((1 - OF_CATALOGUE) * seconds, seconds - (time.process_time() - begin))
-    evidence = Evidence(islice(kept, len(cases)), beside)
+    evidence = Evidence(islice(evidence_looks, len(cases)), beside)
     measured = identify(backend, implementation, cases, left, evidence)
     # If outputs are wrong, gradients and elections may be consequences: these explain nothing alone.
     aside = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()

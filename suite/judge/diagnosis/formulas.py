@@ -33,14 +33,14 @@ class Fit:
 def fitted(reading: Reading, *columns: np.ndarray) -> Fit | None:
     """The regression of log weights on columns (B, H, Lq, Lk); None if the columns do not explain them,
     or if too few weights are seen."""
-    shown = reading.seen & reading.rows[..., None] & np.isfinite(reading.got)
-    if shown.sum() - shown.any(-1).sum() < len(columns) + 2:
+    compared = reading.seen & reading.rows[..., None] & np.isfinite(reading.got)
+    if compared.sum() - compared.any(-1).sum() < len(columns) + 2:
         return None
 
     def centred(x: np.ndarray) -> np.ndarray:
-        x = np.broadcast_to(x, shown.shape)
-        mean = np.where(shown, x, 0).sum(-1) / np.maximum(shown.sum(-1), 1)
-        return (x - mean[..., None])[shown]
+        x = np.broadcast_to(x, compared.shape)
+        mean = np.where(compared, x, 0).sum(-1) / np.maximum(compared.sum(-1), 1)
+        return (x - mean[..., None])[compared]
 
     with np.errstate(all="ignore"):
         target = centred(np.log(reading.got))

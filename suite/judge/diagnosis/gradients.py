@@ -163,7 +163,7 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
 
 
 def backward(
-    inputs: Inputs, cotangent: np.ndarray, shown: np.ndarray | None = None, mean: float = 1.0,
+    inputs: Inputs, cotangent: np.ndarray, attended: np.ndarray | None = None, mean: float = 1.0,
     scale: float = 1.0, biased: bool = True, summed: bool = True, turned: bool = False,
     weigh: Callable[[np.ndarray, np.ndarray], np.ndarray] = softmax, saved: bool = False,
 ) -> dict[str, np.ndarray]:  # fmt: skip
@@ -173,7 +173,7 @@ def backward(
     reading = Reading.of(inputs)
     s, group = inputs.effective_scale, inputs.sizes.group
     scores = reading.scores if biased or reading.bias is None else reading.scores - reading.bias
-    weights = weigh(scores, inputs.attends if shown is None else shown)
+    weights = weigh(scores, inputs.attends if attended is None else attended)
     key, value = (np.repeat(x, group, axis=1) for x in (inputs.key, inputs.value))
     dP = cotangent @ value.swapaxes(-1, -2)
     D = (weights * dP).sum(-1, keepdims=True)
@@ -207,18 +207,18 @@ def _variants(inputs: Inputs, cotangent: np.ndarray) -> Iterator[Row[dict[str, n
     plain = backward(inputs, cotangent)
     of = partial(backward, inputs, cotangent)
 
-    def raised(scores: np.ndarray, shown: np.ndarray) -> np.ndarray:
-        top = np.where(shown, scores, -np.inf).max(-1, keepdims=True)
-        return np.where(shown, np.exp(scores - top), 0)
+    def raised(scores: np.ndarray, attended: np.ndarray) -> np.ndarray:
+        top = np.where(attended, scores, -np.inf).max(-1, keepdims=True)
+        return np.where(attended, np.exp(scores - top), 0)
 
-    def by_lse(scores: np.ndarray, shown: np.ndarray) -> np.ndarray:
+    def by_lse(scores: np.ndarray, attended: np.ndarray) -> np.ndarray:
         """exp(scores - lse) for the pairs shown, with the right log-sum-exp."""
         lse = np.log(np.where(attends, np.exp(scores), 0).sum(-1, keepdims=True))
-        return np.where(shown, np.exp(scores - lse), 0)
+        return np.where(attended, np.exp(scores - lse), 0)
 
     passes = "The backward pass "
     both = "The gradients of query and key "
-    kept, order = "what the forward pass saves", "the order of what the backward pass returns"
+    saving, order = "what the forward pass saves", "the order of what the backward pass returns"
     stores = "one program overwrites what another one stored: add, or loop over the group"
     yield Row(of(mean=-1.0), passes + "adds D: dS is P (dP + D), expected P (dP - D).", "a sign")
     yield Row(of(scale=1 / s), both + "leave out the scale.", "`dQ = dS @ K` without `* scale`")
@@ -229,12 +229,14 @@ def _variants(inputs: Inputs, cotangent: np.ndarray) -> Iterator[Row[dict[str, n
         every = np.ones(attends.shape, bool)
         for weigh, saved in ((softmax, False), (by_lse, False), (by_lse, True)):
             for biased, beside in ((True, ""), (False, " and the bias")):
-                wrong = of(shown=every, weigh=weigh, biased=biased, saved=saved)
-                yield Row(wrong, f"{passes}recomputes the weights without the mask{beside}.", kept)
+                wrong = of(attended=every, weigh=weigh, biased=biased, saved=saved)
+                yield Row(
+                    wrong, f"{passes}recomputes the weights without the mask{beside}.", saving
+                )
             for row in meanings(inputs):
                 pairs = np.broadcast_to(row.gives, attends.shape)
                 text = f"In the backward pass: {row.sentence}"
-                yield Row(of(shown=pairs, weigh=weigh, saved=saved), text, kept, key=row.name)
+                yield Row(of(attended=pairs, weigh=weigh, saved=saved), text, saving, key=row.name)
     if inputs.sizes.group > 1:
         wrong = of(summed=False)
         last = "{} {} the last of the query heads of a group, expected their sum."

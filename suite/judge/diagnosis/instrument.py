@@ -79,7 +79,7 @@ class Instrument:
         self._over, self._end = clock(seconds), time.monotonic() + WAITS * seconds
         self.unit = 0.0
         self._small: dict[str, Case | None] = {}
-        self._told: dict[tuple[Callable[..., object], str, float], list[Found]] = {}
+        self._findings: dict[tuple[Callable[..., object], str, float], list[Found]] = {}
 
     @property
     def late(self) -> bool:
@@ -170,8 +170,8 @@ class Instrument:
         if not calls or not 0 < s.pairs <= MOST_PAIRS:
             return None
         got, want, bound = (np.zeros((s.B, s.H, s.Lq, s.Lk)) for _ in range(3))
-        for keys, shown in calls:
-            read, oracle = self.output(shown), self.oracle(shown)
+        for keys, attended in calls:
+            read, oracle = self.output(attended), self.oracle(attended)
             if read is None or oracle is None:
                 return None
             right = oracle.expected["output"]
@@ -196,10 +196,10 @@ class Instrument:
         """What a question finds in a case; remembered, so that it is asked once. Nothing if the case is
         not supported."""
         place = question, case.id, self.unit
-        if place not in self._told:
+        if place not in self._findings:
             supported = self.implementation.unsupported(case) is None
-            self._told[place] = list(question(self, case)) if supported else []
-        return self._told[place]
+            self._findings[place] = list(question(self, case)) if supported else []
+        return self._findings[place]
 
 
 def clock(seconds: float) -> Callable[[], bool]:
@@ -360,9 +360,11 @@ def row_of(table: Table, name: str, reading: Reading) -> np.ndarray | None:
     return next((row.gives for row in table(reading) if row.name == name), None)
 
 
-def softmax(scores: np.ndarray, shown: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:
+def softmax(
+    scores: np.ndarray, attended: np.ndarray, axis: int | tuple[int, ...] = -1
+) -> np.ndarray:
     """The softmax of scores over an axis; hidden pairs weigh nothing."""
-    hidden = np.where(shown, scores, -np.inf)
+    hidden = np.where(attended, scores, -np.inf)
     top = hidden.max(axis, keepdims=True)
     raised = np.exp(hidden - np.where(np.isfinite(top), top, 0))
     total = raised.sum(axis, keepdims=True)

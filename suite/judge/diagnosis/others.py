@@ -143,12 +143,12 @@ def _outputs(tool: Instrument, read: Read) -> Iterator[Found]:
     if tool.late:
         return
     name = wrong[0]
-    kept = read.oracle.rounding.declared.codes.get(inputs.dtype.name)
+    code_name = read.oracle.rounding.declared.codes.get(inputs.dtype.name)
     judged = read.judged(name)
-    if kept is not None and np.isfinite(read.got[name][judged]).all():
+    if code_name is not None and np.isfinite(read.got[name][judged]).all():
         want = read.oracle.expected_beside(read.got)[name]
         times = (np.abs(read.got[name] - want.value) / want.error)[judged].max()
-        text = f"The {name} is off by up to {times:.2g} times what codes in {kept} allow."
+        text = f"The {name} is off by up to {times:.2g} times what codes in {code_name} allow."
         hint = "codes that are clipped, wrap around or are coarser, or the scale of another token"
         yield Found(text, "quantized", hint, key=f"codes of {name}")
         return

@@ -28,8 +28,8 @@ def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
     if not calls:
         return None
     weights = np.zeros((s.H, s.Lq, s.Lk))
-    for keys, shown in calls:
-        got = tool.output(shown)  # (Lq, H, Dv)
+    for keys, one_hots in calls:
+        got = tool.output(one_hots)  # (Lq, H, Dv)
         if got is None:
             return None
         weights[..., keys] = got.swapaxes(0, 1)[..., : keys.stop - keys.start]

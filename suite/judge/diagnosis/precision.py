@@ -51,7 +51,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     if "ignored" in rounded:
         text = f"The {rounded['ignored']} has no influence on the output."
         yield Found(text, "scores", "an argument that is not used", key=IGNORED)
-    kept = case.dtype.long_name
+    given = case.dtype.long_name
     inside = {name: form for name, form in rounded.items() if name != "ignored"}
     added = list(summed(tool, case)) if declared != "working" else []
     yield from added
@@ -65,7 +65,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         form, scores = inside[operands[0]], operands == ["query", "key"]
         yield Found(
             f"{_joined(operands)}{', or their scores,' if scores else ''} "
-            f"{'is' if len(operands) == 1 else 'are'} rounded to {form} inside, in a call of {kept}.",
+            f"{'is' if len(operands) == 1 else 'are'} rounded to {form} inside, in a call of {given}.",
             "numerics", "`.to(bfloat16)`, `allow_tf32`, a matrix product of low precision",
             key=f"{_joined(operands)} rounded",
         )  # fmt: skip
@@ -78,7 +78,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
             meant = "; if float64 is not meant, --claim dtypes=f32,bf16,f16"
             hint = f"a cast of the {name}{meant if case.dtype.name == 'f64' else ''}"
             who = "Results" if name == "output" else "Weights"
-            sentence = f"{who} are rounded to {form} {place}, in a call of {kept}."
+            sentence = f"{who} are rounded to {form} {place}, in a call of {given}."
             yield Found(sentence, "numerics", hint, key=f"{name} rounded")
     if inside:
         bits = min(dict(NARROW[case.dtype.name])[form] for form in inside.values())
@@ -98,13 +98,13 @@ def scored(tool: Instrument, case: Case) -> Iterator[Found]:
     if reading is None or _share(reading, reading.want) > 0.5:
         return
     q, k = reading.inputs.query, np.repeat(reading.inputs.key, reading.inputs.sizes.group, axis=1)
-    s, kept = reading.inputs.effective_scale, case.dtype.long_name
+    s, given = reading.inputs.effective_scale, case.dtype.long_name
     for name, bits in (("bfloat16", 8), ("float16", 11)):
         for scores in (_cut(reading.scores, bits), s * _cut(reading.scores / s, bits)):
             if _share(reading, softmax(scores, reading.seen)) > MOSTLY:
                 tool.unit = max(tool.unit, 2.0**-bits)
                 yield Found(
-                    f"Scores are rounded to {name} inside, in a call of {kept}.", "numerics",
+                    f"Scores are rounded to {name} inside, in a call of {given}.", "numerics",
                     "`.half()`, `autocast`, a matrix product of low precision", key="scores rounded",
                 )  # fmt: skip
                 return

@@ -86,12 +86,12 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
         hint = HINTS.get(name, "")
         if reading.bias is not None and not fit.says(1, 1.0):
             more = f" The bias counts {_times(float(fit.values[1]))}."
-        told = f"The scale is {text}, expected {want}.{more}"
+        sentence_of_scale = f"The scale is {text}, expected {want}.{more}"
         weights = partial(
             _of_scale, name, scale / right if right else None, inputs.scale is not None
         )
         return Found(
-            told,
+            sentence_of_scale,
             "scale",
             hint,
             formula=None if more else weights,
@@ -287,16 +287,18 @@ def _shortened(reading: Reading) -> Iterator[Weights]:
     key = np.repeat(inputs.key, inputs.sizes.group, axis=1)
     factors = inputs.feature("logit_scale")
     hint = "a loop over blocks of the head size that leaves out the rest"
-    for kept in dict.fromkeys(
+    for components in dict.fromkeys(
         (D - 1, D - 2, D // 2, *(2**n for n in range(2, 10)), *range(16, D, 16))
     ):
-        if 0 < kept < D:
-            products = inputs.query[..., :kept] @ key[..., :kept].swapaxes(-1, -2)
+        if 0 < components < D:
+            products = inputs.query[..., :components] @ key[..., :components].swapaxes(-1, -2)
             products = products if factors is None else products * factors[:, None, None]
-            text = f"Of the {D} components of query and key those from {kept} on are left out of"
-            name = f"components from {kept}"
+            text = (
+                f"Of the {D} components of query and key those from {components} on are left out of"
+            )
+            name = f"components from {components}"
             yield Row(made(reading, products=products), f"{text} the scores.", hint, key=name)
-            scaled = made(reading, kept**-0.5, products=products)
+            scaled = made(reading, components**-0.5, products=products)
             text += " the scores and of their scale."
             yield Row(scaled, text, hint, key=f"{name}, scaled")
 

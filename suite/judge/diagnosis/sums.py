@@ -89,13 +89,13 @@ def _axes(reading: Reading) -> Iterator[Weights]:
 
 def _others(reading: Reading) -> Iterator[Weights]:
     """Other functions of the scores than a softmax."""
-    scores, shown = reading.scores, reading.seen
-    powers = np.where(shown, np.exp(scores), 0)
-    raised = powers / np.exp(np.where(shown, scores, -np.inf).max(-1, keepdims=True))
+    scores, attended = reading.scores, reading.seen
+    powers = np.where(attended, np.exp(scores), 0)
+    raised = powers / np.exp(np.where(attended, scores, -np.inf).max(-1, keepdims=True))
     undivided = "Weights are not divided by their sum:"
     one_more = "The denominator of the softmax has one summand too many:"
     for weights, sentence, hint in (
-        (softmax(scores, np.ones(shown.shape, bool)),
+        (softmax(scores, np.ones(attended.shape, bool)),
          "Keys are hidden behind the softmax: their weights are zero, and",
          "`softmax(scores) * mask`; hide scores before the softmax"),
         (powers, undivided, "`exp(s) @ value` without the division"),
@@ -106,18 +106,18 @@ def _others(reading: Reading) -> Iterator[Weights]:
          "`sigmoid`"),
         (np.maximum(scores, 0), "Weights are a ReLU of the scores, expected a softmax:", "`relu`"),
     ):  # fmt: skip
-        yield Row(np.where(shown, weights, 0), sentence, hint, key=hint)
+        yield Row(np.where(attended, weights, 0), sentence, hint, key=hint)
 
 
 def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
     """The finding if weights of a row are in the right proportion, and divided by another sum: that of
     some keys, or one with more summands."""
-    got, scores, shown = reading.got, reading.scores, reading.seen
-    right = softmax(scores, shown)
+    got, scores, attended = reading.got, reading.scores, reading.seen
+    right = softmax(scores, attended)
     if not reading.fits(right * got.sum(-1, keepdims=True)):
         return None
-    sums, top = got.sum(-1)[rows], np.where(shown, scores, -np.inf).max(-1)[rows]
-    powers = np.exp(np.where(shown, scores, -np.inf)[rows] - top[:, None])  # (rows, Lk)
+    sums, top = got.sum(-1)[rows], np.where(attended, scores, -np.inf).max(-1)[rows]
+    powers = np.exp(np.where(attended, scores, -np.inf)[rows] - top[:, None])  # (rows, Lk)
     used = powers.sum(-1) / sums
     # Whatever the scores, weights sum to 1 but for the rounding of each weight and of sums.
     unit = max(reading.inputs.dtype.unit_roundoff, reading.unit)
@@ -156,13 +156,13 @@ def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
 
 def _of_blocks(reading: Reading, off: np.ndarray) -> Found | None:
     """The finding if weights are in the right proportion within blocks of keys, and not between them."""
-    shown, scores, Lk = (
+    attended, scores, Lk = (
         reading.seen & reading.rows[..., None],
         reading.scores,
         reading.want.shape[-1],
     )
-    hidden = np.where(shown, scores, -np.inf)
-    apart = np.where(shown, np.log(reading.got) - scores, np.nan)
+    hidden = np.where(attended, scores, -np.inf)
+    apart = np.where(attended, np.log(reading.got) - scores, np.nan)
     steps = np.nan_to_num(np.abs(np.diff(apart))).max((0, 1, 2))  # NaN beside hidden keys: no step
     edges = [0, *(np.flatnonzero(steps > 4 * reading.slack) + 1).tolist(), Lk]
     size = edges[1]
@@ -192,7 +192,7 @@ def _of_blocks(reading: Reading, off: np.ndarray) -> Found | None:
         ("inverse", -2 * running, f"What a {named} adds is rescaled by the inverse factor.", RESCALED),
     ):  # fmt: skip
         by_key = np.repeat(level, np.diff(edges), -1)
-        shares = softmax(np.where(shown, scores + by_key, 0), shown)
+        shares = softmax(np.where(attended, scores + by_key, 0), attended)
         if reading.fits(shares * reading.got.sum(-1, keepdims=True)):
             return Found(sentence, "softmax", hint, key=f"blocks: {way}")
     with warnings.catch_warnings(action="ignore"):  # blocks that are hidden have no level

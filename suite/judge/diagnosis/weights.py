@@ -70,11 +70,11 @@ def _penalty(reading: Reading) -> Found | None:
         return None
     with np.errstate(all="ignore"):
         apart = np.log(got) - reading.scores
-    shown = attends & reading.seen
-    level = np.where(shown, apart, 0).sum(-1, keepdims=True) / np.maximum(
-        shown.sum(-1, keepdims=True), 1
+    compared = attends & reading.seen
+    level = np.where(compared, apart, 0).sum(-1, keepdims=True) / np.maximum(
+        compared.sum(-1, keepdims=True), 1
     )
-    if np.abs(np.where(shown, apart - level, 0)).max() > 2 * reading.slack:
+    if np.abs(np.where(compared, apart - level, 0)).max() > 2 * reading.slack:
         return None
     lost, score = (apart - level)[hidden], (apart - level + reading.scores)[hidden]
     allowed = 4 * reading.slack * (1 + np.abs(lost).max())
@@ -85,8 +85,8 @@ def _penalty(reading: Reading) -> Found | None:
             text, "mask", hint, formula=partial(_penalised, 1.0, lost.mean()), key="penalty"
         )
     if np.ptp(score) <= allowed:
-        kept = score.mean() if abs(score.mean()) > allowed else 0.0
-        text = f"The score of hidden keys is {kept:.3g}, expected -inf."
+        leaked = score.mean() if abs(score.mean()) > allowed else 0.0
+        text = f"The score of hidden keys is {leaked:.3g}, expected -inf."
         formula = partial(_penalised, 0.0, score.mean())
         return Found(text, "mask", hint, formula=formula, key="score of hidden keys")
     return None
@@ -106,8 +106,8 @@ def ask_scores(tool: Instrument, case: Case) -> Iterator[Found]:
     reading = tool.with_scores(inputs, scores)
     if reading is None:
         return
-    shown = attends & reading.rows[..., None]
-    zero, others = (reading.got[shown & at] for at in (scores == 0, scores != 0))
+    compared = attends & reading.rows[..., None]
+    zero, others = (reading.got[compared & at] for at in (scores == 0, scores != 0))
     if zero.size and not zero.any() and others.all():
         yield Found("Keys whose score is exactly 0 are hidden.", "mask", "`scores == 0` for masked")
         return
@@ -159,14 +159,14 @@ def _dropped(reading: Reading) -> Found | None:
     """The finding if some weights are zero, and all others the right ones times one factor."""
     attended = reading.inputs.attends & reading.rows[..., None]
     lost = (reading.got == 0) & attended
-    kept = (reading.got / np.where(attended, reading.want, 1))[attended & ~lost]
+    remaining = (reading.got / np.where(attended, reading.want, 1))[attended & ~lost]
     rate, count = lost.sum() / max(attended.sum(), 1), max(attended.sum(), 1)
-    if not lost.any() or not kept.size or np.ptp(kept) > reading.slack * kept.max():
+    if not lost.any() or not remaining.size or np.ptp(remaining) > reading.slack * remaining.max():
         return None
     chance = 5 * np.sqrt(rate * (1 - rate) / count)  # five standard deviations of the rate
-    if abs(1 - rate - 1 / kept[0]) > chance or kept[0] <= 1 + reading.slack:
+    if abs(1 - rate - 1 / remaining[0]) > chance or remaining[0] <= 1 + reading.slack:
         return None
-    others = f"the others {kept[0]:.3g} times the right ones"
+    others = f"the others {remaining[0]:.3g} times the right ones"
     text = f"Dropout is on: {rate:.0%} of the weights are zero, {others}."
     hint = "`dropout` without `training`, or `dropout_p` in place of 0"
     return Found(text, "dropout", hint, key="dropout")
