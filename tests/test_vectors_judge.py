@@ -22,7 +22,7 @@ import tomli_w
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.deviations.flags import CausalSeesNext
+from attention_conformance.suite.deviations import all_faults
 from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.judge.cell import Cell
@@ -98,7 +98,9 @@ def facts(verdict: Verdict) -> tuple[Any, ...]:
 def test_a_wrong_runtime_dies(
     vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = CausalSeesNext(HONEST, "wrong")
+    wrong = next(one.kernel for one in all_faults() if one.name == "causal-sees-next")(
+        HONEST, "wrong"
+    )
     folder = answer(vectors, tmp_path / "wrong", [wrong], numerics="exact")
     assert main(["vectors", "judge", str(folder), f"--vectors={vectors}"]) == 1
     told = capsys.readouterr().out
