@@ -170,8 +170,8 @@ class Instrument:
         if not calls or not 0 < s.pairs <= MOST_PAIRS:
             return None
         got, want, bound = (np.zeros((s.B, s.H, s.Lq, s.Lk)) for _ in range(3))
-        for keys, attended in calls:
-            read, oracle = self.output(attended), self.oracle(attended)
+        for keys, one_hots in calls:
+            read, oracle = self.output(one_hots), self.oracle(one_hots)
             if read is None or oracle is None:
                 return None
             right = oracle.expected["output"]
@@ -193,8 +193,7 @@ class Instrument:
     def once(
         self, question: Callable[[Instrument, Case], Iterator[Found]], case: Case
     ) -> list[Found]:
-        """What a question finds in a case; remembered, so that it is asked once. Nothing if the case is
-        not supported."""
+        """What a question finds in a case, remembered; nothing if the case is not supported."""
         place = question, case.id, self.unit
         if place not in self._findings:
             supported = self.implementation.unsupported(case) is None
@@ -360,11 +359,9 @@ def row_of(table: Table, name: str, reading: Reading) -> np.ndarray | None:
     return next((row.gives for row in table(reading) if row.name == name), None)
 
 
-def softmax(
-    scores: np.ndarray, attended: np.ndarray, axis: int | tuple[int, ...] = -1
-) -> np.ndarray:
+def softmax(scores: np.ndarray, seen: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:
     """The softmax of scores over an axis; hidden pairs weigh nothing."""
-    hidden = np.where(attended, scores, -np.inf)
+    hidden = np.where(seen, scores, -np.inf)
     top = hidden.max(axis, keepdims=True)
     raised = np.exp(hidden - np.where(np.isfinite(top), top, 0))
     total = raised.sum(axis, keepdims=True)
