@@ -136,6 +136,16 @@ class FlexPacked(Implementation):
         return PreparedCall(call, memory.segmented(self.backend, inputs))
 
 
+def heads_first(pool: Any, hnd: bool) -> Any:
+    """A pool as (P, Hkv, S, .), whichever of heads and slots comes first. Its own inverse."""
+    return pool if hnd else pool.transpose(1, 2)
+
+
+def as_cache(pool: Any, hnd: bool) -> Any:
+    """A pool as the cache (1, Hkv, P S, .) of `PagedAttention`."""
+    return heads_first(pool, hnd).transpose(0, 1).flatten(1, 2)[None]
+
+
 class FlexPaged(Implementation):
     """`flex_attention` of a batch (B, H, longest, D) over the whole pool (1, Hkv, P S, D).
 
@@ -199,10 +209,6 @@ class FlexPaged(Implementation):
         def capped(score: Any, *place: Any) -> Any:
             return torch.tanh(score / softcap) * softcap
 
-        def slots(pool: Any) -> Any:
-            pool = pool if hnd else pool.transpose(1, 2)
-            return pool.transpose(0, 1).flatten(1, 2)[None]  # (1, Hkv, P S, .)
-
         def tables(page_table: Any) -> Any:
             manager = PagedAttention(n["p"], n["s"], s.B, device=device)
 
@@ -234,8 +240,8 @@ class FlexPaged(Implementation):
                 score = manager.get_score_mod(score, key_lengths)
             batch = query.new_zeros((s.B, longest, s.H, s.D)).index_put((sample, row), query)
             answer = uncompiled(flex_attention)(
-                batch.transpose(1, 2), slots(key), slots(value), score_mod=score, block_mask=mask,
-                **settings,
+                batch.transpose(1, 2), as_cache(key, hnd), as_cache(value, hnd),
+                score_mod=score, block_mask=mask, **settings,
             )  # fmt: skip
             return answer.transpose(1, 2)[sample, row]
 
@@ -266,9 +272,6 @@ class FlexWrite(Implementation):
         n, hnd = inputs.letters, inputs.case.option("layout") == "hnd"
         torch, device = self.backend.torch, self.backend.device
 
-        def turned(pool: Any) -> Any:
-            return pool if hnd else pool.transpose(1, 2)
-
         def call(
             key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any
         ) -> tuple[Any, Any]:
@@ -276,14 +279,12 @@ class FlexWrite(Implementation):
             manager.page_table[0] = torch.arange(n["p"], device=device)
             is_written = slot_mapping >= 0
             tokens = (x[is_written].transpose(0, 1)[None] for x in (key, value))
-            caches = [
-                turned(x).transpose(0, 1).flatten(1, 2)[None].clone()
-                for x in (key_cache, value_cache)
-            ]
+            caches = [as_cache(x, hnd).clone() for x in (key_cache, value_cache)]
             first = torch.zeros(1, dtype=torch.int64, device=device)
             manager.assign(first, slot_mapping[is_written][None], *tokens, *caches)
             new_key, new_value = (
-                turned(x[0].unflatten(1, (n["p"], n["s"])).transpose(0, 1)) for x in caches
+                heads_first(x[0].unflatten(1, (n["p"], n["s"])).transpose(0, 1), hnd)
+                for x in caches
             )
             return new_key, new_value
 
