@@ -48,10 +48,8 @@ def drawn(
             return ""
 
     def valid(row: Row) -> bool:
-        if left_out(row):
-            return False
-        others = ({name: value} for name in axes if name not in row for value in axes[name])
-        return any(id_of(text_of(row | other)) for other in chain([{}], others))
+        others = (row | {n: value} for n in axes if n not in row for value in axes[n])
+        return any(not left_out(one) and id_of(text_of(one)) for one in chain([row], others))
 
     return Covering(
         axes,
