@@ -264,7 +264,7 @@ class TimedCall:
         samples = self.samples or [self._timed(self.calls)[0]]
 
         def called() -> Any:
-            return self._timed(self.calls)[1]
+            return self.clock.timed(self.calls, 1)[1]
 
         def read_later(out: Any) -> float:
             protocol.wait(max(protocol.PAUSE, 2 * protocol.allowed(max(samples))))
