@@ -29,7 +29,7 @@ from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.measure.clock import Rotation, clock_of
 from attention_conformance.suite.measure.own import OwnCode
 from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall
-from attention_conformance.suite.measure.seen import Seen, digest_of, plain_copies
+from attention_conformance.suite.measure.seen import Seen, digest_of
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.features import ARRAYS
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
@@ -273,7 +273,7 @@ class TimedCall:
         def trial() -> Any:
             at_once = self.clock.reading(called())
             later = read_later(last := called())
-            plain, last = plain_copies(last, self.backend), called()
+            plain, last = self.clock.plain(last), called()
             again = (self.clock.reading(plain) for _ in range(1, protocol.COPIES))
             readings.take(at_once, later, [read_later(plain), *again])
             return last

@@ -20,7 +20,7 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.profiler import Step
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.measure.seen import arrays_of
+from attention_conformance.suite.measure.seen import arrays_of, plain_copies
 from attention_conformance.suite.run.isolation.link import Place
 from attention_conformance.suite.run.isolation.remote import Remote
 from attention_conformance.suite.spec.dtypes import DType
@@ -102,6 +102,11 @@ class Clock:
         """The result of `protocol.timed`."""
         return protocol.timed(call, self.backend.profiler.sync, inner, slow)
 
+    def plain(self, out: Any) -> Any:
+        """New arrays with the values of an output, made where the output is: a copy that goes through
+        this process changes its memory, and with it the seconds of the next reading."""
+        return plain_copies(out, self.backend)
+
     def reading(self, out: Any) -> float:
         """Seconds of reading all arrays of an output."""
         start = protocol.now()
@@ -119,6 +124,9 @@ class RemoteClock(Clock):
 
     def _turned(self, *fields: Any) -> Any:
         return self.link.ask(Turned, THERE, *fields)
+
+    def plain(self, out: Any) -> Any:
+        return self.link.ask(plain_copies, out, THERE)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """The time is at least that of the answer, less an empty sample."""

@@ -72,7 +72,8 @@ class Host:
         self.exact = {type(self.backend.array(np.zeros((1,)), fmt)) for fmt in DTYPES.values()}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
-        self.last, self.raw = 0, b""
+        self.last = 0
+        self.raw: bytes | memoryview = b""
         self.begin()
 
     def load(self) -> wire.Loaded:

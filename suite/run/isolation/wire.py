@@ -140,9 +140,10 @@ def as_file(end: socket.socket) -> BinaryIO:
         return cast(BinaryIO, end.makefile("rwb", BUFFER))
 
 
-def send(channel: BinaryIO, first: bytes, second: bytes = b"") -> None:
-    """Send a message of two parts."""
-    channel.write(HEAD.pack(len(first), len(second)) + first + second)
+def send(channel: BinaryIO, first: bytes, second: bytes | memoryview = b"") -> None:
+    """Send a message of two parts. The second one may be large, and is not copied."""
+    channel.write(HEAD.pack(len(first), len(second)) + first)
+    channel.write(second)
     channel.flush()
 
 
@@ -168,15 +169,17 @@ def found(kind: str, name: Any) -> Any:
     raise NotImplementedError
 
 
-def to_bytes(values: np.ndarray, dtype: str) -> bytes:
-    """The values of an array of `dtype` (long name), C-contiguous. Raises TypeError for a dtype that does
-    not travel."""
+def to_bytes(values: np.ndarray, dtype: str) -> memoryview:
+    """The values of an array of `dtype` (long name), C-contiguous, as bytes that are not copied. Raises
+    TypeError for a dtype that does not travel."""
     if dtype not in CARRIERS:
         raise TypeError(f"arrays of {dtype} are not read from another process")
     if dtype == "bfloat16":
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
-        return bits.astype(np.uint16).tobytes()
-    return np.ascontiguousarray(values, CARRIERS[dtype]).tobytes()
+        carried = bits.astype(np.uint16)
+    else:
+        carried = np.ascontiguousarray(values, CARRIERS[dtype])
+    return carried.reshape(-1).view(np.uint8).data
 
 
 def from_bytes(raw: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
