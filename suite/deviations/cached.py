@@ -173,6 +173,10 @@ DEVIATIONS = [
         "Slots that hold no token are attended, with the numbers that they hold.",
         "`softmax(q @ cache)` without a mask of the slots that are filled",
         exists=lambda right, cache, keys: np.ones(keys.shape, bool)),
+    row("cached-first-token-lost", "values", "Later chunks do not attend the first token.",
+        "`keys[:, :, 1:]`, or `slot > 0` for slots that are filled; slot 0 holds a token",
+        exists=lambda right, cache, keys:
+            right.exists(cache, keys) & ~((keys == 0) & (cache.totals > 0)[:, None])),
     row("cached-stale-after-reset", "values",
         "After a reset slots of the sequence before are attended until they are overwritten.",
         "`length = 0` alone; what old slots hold must be hidden", reset=stale_after_reset),

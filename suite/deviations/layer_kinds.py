@@ -79,6 +79,13 @@ def queries_scaled_before_their_norm(
     return right.normed(x, name, call)
 
 
+def gain_before_the_norm(
+    right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
+) -> np.ndarray:
+    gain = right.gain(name, call)
+    return x if gain is None else right.keep(right.standardised(x * gain, call), "features", call)
+
+
 def norm_before_the_bias_normed(
     right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
 ) -> np.ndarray:
@@ -217,6 +224,12 @@ DEVIATIONS = [
         "`y * (1 + gain)`, for a gain that starts at 0; it is `y * gain`", family="layer",
         problem=partial(changed_inputs, lambda inputs:
             {n: 1 + x for n, x in inputs.arrays.items() if n.endswith("gain")})),
+    row("gain-before-the-norm", "values",
+        "Features are multiplied by the gain before the norm, not after it.",
+        "`norm(x * gain)`; it is `norm(x) * gain`", right=LayerNormKernel,
+        problem=partial(changed_inputs, lambda inputs:
+            {"query": inputs.arrays["query"] * inputs.arrays["gain"],
+             "gain": np.ones_like(inputs.arrays["gain"])})),
     row("batch-norm-per-position", "values",
         "Batch norm takes mean and variance of every position by itself.",
         "`x.mean(0)`; mean and variance are over samples and positions: `x.mean((0, 1))`",
@@ -252,6 +265,9 @@ DEVIATIONS = [
     normed("gain-of-the-keys-forgotten", "values",
         "Keys are normalised, but not multiplied by their gain.", "`norm(k)` without `* gain_k`",
         problem=of_array("key_gain", np.ones_like)),
+    normed("norm-gain-before-the-norm", "values",
+        "Queries and keys are multiplied by their gains before the norm, not after it.",
+        "`norm(q * gain)`; it is `norm(q) * gain`", normed=gain_before_the_norm),
     normed("queries-scaled-before-their-norm", "values",
         "Queries are scaled before they are normalised, which takes the scale away again.",
         "`norm(q * scale)`, which loses the scale; it is `norm(q) * scale`", family="scale",
@@ -311,6 +327,10 @@ DEVIATIONS = [
     encoder("second-residual-left-out", "values", "The feed-forward network has no residual.",
         "`y = network(y)`; it is `y + network(y)`",
         second=lambda right, y, network, call: right.second(0 * y, network, call)),
+    encoder("second-residual-twice", "values",
+        "The residual of the feed-forward network is added twice.",
+        "`network(y) + y` inside the network, and `y +` outside; add y once",
+        second=lambda right, y, network, call: right.second(2 * y, network, call)),
     encoder("second-residual-of-the-input", "values",
         "The residual of the feed-forward network adds the tokens of the layer, not what attention gave.",
         "`x + network(y)`; it is `y + network(y)`",

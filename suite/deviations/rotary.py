@@ -92,6 +92,11 @@ def ramp_reversed(turn: Turn) -> tuple[np.ndarray, float]:
     return theta / 4.0 + theta - reference.theta, reference.attention
 
 
+def ramp_of_the_default_base(turn: Turn) -> tuple[np.ndarray, float]:
+    by_default = frequencies(replace(turn.rotation, base=10000.0), turn.position)
+    return unscaled(turn) * by_default.theta / unscaled(turn, 10000.0), by_default.attention
+
+
 def mixed_reversed(turn: Turn) -> tuple[np.ndarray, float]:
     mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled(turn)
     between = (mixed > theta / 4.0) & (mixed < theta)
@@ -253,6 +258,10 @@ DEVIATIONS = [
         "yarn: fast components are divided by the factor, slow ones kept.",
         "`ramp` for `1 - ramp`; fast components are kept, slow ones divided by the factor",
         frequencies=with_scaling("yarn", ramp_reversed)),
+    row("rotary-yarn-ramp-of-the-default-base", "values",
+        "yarn: the ends of the ramp are those of the base 10000, whatever base is given.",
+        "`find_correction_range(..., base=10000)`; the ramp takes the base of the frequencies",
+        frequencies=with_scaling("yarn", ramp_of_the_default_base)),
     row("rotary-always-short", "values", "longrope: long sequences take the factors of short ones.",
         "`short_factor` always; beyond the original length it is `long_factor`",
         frequencies=with_scaling("longrope", always_short)),
