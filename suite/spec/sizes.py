@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Sizes:
     @property
     def letters(self) -> dict[str, int]:
         """The sizes by the letters of their axes (see `suite.spec.operator.LETTERS`)."""
-        return dict(zip("bhgqkdv", astuple(self), strict=True))
+        return dict(zip("bhgqkdv", vars(self).values(), strict=True))
 
     @property
     def pairs(self) -> int:

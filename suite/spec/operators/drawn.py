@@ -49,7 +49,11 @@ def drawn(
 
     def valid(row: Row) -> bool:
         others = (row | {n: value} for n in axes if n not in row for value in axes[n])
-        return any(not left_out(one) and id_of(text_of(one)) for one in chain([row], others))
+        # An id is valid in every dtype or in none.
+        return any(
+            not left_out(one) and id_of(text_of(one | {"dtype": first["dtype"]}))
+            for one in chain([row], others)
+        )
 
     return Covering(
         axes,

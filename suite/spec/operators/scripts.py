@@ -79,7 +79,7 @@ def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Contents], 
 PADDED = "every prompt has a token behind its left padding"
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _played(
     script: tuple[Action, ...],
     before: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class Chunk(Written):
     before: int = 0
 
     def __str__(self) -> str:
-        counts = np.diff((0, *self.documents, self.count))
+        counts = (last - first for first, last in pairwise((0, *self.documents, self.count)))
         body = "+".join(map(str, counts)) if self.tree is None else self.tree.token
         return body + suffix(self.samples)
 
