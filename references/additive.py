@@ -20,7 +20,7 @@ from attention_conformance.references.tape import Node
 
 def compose(problem: Problem) -> Composition:
     """The output (B, Lq, Ev), and the weights."""
-    kernels = {name: problem.optional(f"{name}_kernel") for name in ("query", "key")}
+    kernels = {name: problem.optional_leaf(f"{name}_kernel") for name in ("query", "key")}
     features = 0
     if problem.inputs.self_attention:
         features = sum(kernel.array.shape[1] for kernel in kernels.values() if kernel is not None)
@@ -30,7 +30,9 @@ def compose(problem: Problem) -> Composition:
         return x if kernel is None else Linear(problem.u, x, kernel, features=features)
 
     query, key = projected("query"), projected("key")
-    return attended_by(problem, TanhScores(problem.u, query, key, problem.exact("score_vector")))
+    return attended_by(
+        problem, TanhScores(problem.u, query, key, problem.exact_leaf("score_vector"))
+    )
 
 
 reference = Reference(compose)

@@ -42,16 +42,16 @@ from attention_conformance.references.composition import Composition, Problem, R
 from attention_conformance.references.outputs import Outputs
 from attention_conformance.references.primitives.pairs import Pairs
 from attention_conformance.references.primitives.rotation import Rotated
-from attention_conformance.references.primitives.scores import are_held
+from attention_conformance.references.primitives.scores import has_unrounded_scores
 from attention_conformance.references.quantized import scaled
 from attention_conformance.references.quantized_write import code_error
 from attention_conformance.references.rotary import table
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
-    known,
-    narrowed,
     precision_for,
+    rounded_input,
+    without_nan_bounds,
 )
 from attention_conformance.references.sdpa import attended
 from attention_conformance.references.steps import steps
@@ -74,7 +74,7 @@ class OfChunks(Reference):
         errors before they attend, and for scores that no store rounds. Raises NoExtendedPrecision.
         """
         s, turn = inputs.sizes, rotation(inputs.case)
-        composes = turn is not None or bool(rounding.codes) or are_held(inputs)
+        composes = turn is not None or bool(rounding.codes) or has_unrounded_scores(inputs)
         shape = (s.B, s.H, s.Lq, s.Dv)
         output = Bounded(np.zeros(shape, precision_for(inputs.dtype)), np.zeros(shape))
         deviation = np.zeros(shape) if inputs.dtype.is_half and not composes else None
@@ -106,7 +106,7 @@ def composed(problem: Problem, view: View) -> Bounded:
     turn = rotation(inputs.case)
 
     def leaf(array: np.ndarray) -> Leaf:
-        return Leaf(u, narrowed(array, u))
+        return Leaf(u, rounded_input(array, u))
 
     key, value = (view.gathered(arrays[name]) for name in ("key", "value"))
     query: Node = leaf(view.queries(arrays["query"]))
@@ -128,7 +128,7 @@ def composed(problem: Problem, view: View) -> Bounded:
     pairs = Pairs((*query.shape[:3], keys), view.mask[:, None], zero_key=zero_key)
     added = view.bias(arrays.get("bias"))
     bias = None if added is None else leaf(added)
-    return known(attended(problem, query, attending, values, pairs, bias, made).output)
+    return without_nan_bounds(attended(problem, query, attending, values, pairs, bias, made).output)
 
 
 def turned(x: Node, positions: np.ndarray, turn: Rotation) -> Rotated:

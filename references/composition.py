@@ -13,36 +13,43 @@ from attention_conformance.references.outputs import (
     EMPTY_ROWS,
     Outputs,
     check_empty_rows,
-    moving,
-    wide,
+    checked_tangents,
+    in_precision,
 )
-from attention_conformance.references.rounding import Bounded, Roundoffs, known, narrowed
-from attention_conformance.references.tape import Leaf, Node, along, backward
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    rounded_input,
+    without_nan_bounds,
+)
+from attention_conformance.references.tape import Leaf, Node, jvp_of, vjp_of
 from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Problem:
     """The arrays of a case as leaves, and the roundoffs `u`, from which an operator is composed.
 
-    `rows` and `gradient_rows` say how outputs and derivatives treat fully masked rows
-    (`references.outputs`).
+    `empty_rows` is the output of fully masked rows, and `empty_row_gradients` says how derivatives treat
+    these (`references.outputs`).
     """
 
-    def __init__(self, inputs: Inputs, u: Roundoffs, rows: str, gradient_rows: str) -> None:
+    def __init__(
+        self, inputs: Inputs, u: Roundoffs, empty_rows: str, empty_row_gradients: str
+    ) -> None:
         self.inputs, self.u, self.sizes = inputs, u, inputs.sizes
-        self.rows, self.gradient_rows = rows, gradient_rows
-        self.arrays = wide(inputs)
+        self.empty_rows, self.empty_row_gradients = empty_rows, empty_row_gradients
+        self.arrays = in_precision(inputs)
         self._leaves: dict[str, Leaf] = {}
 
     def leaf(self, name: str) -> Leaf:
-        """An array as operand of matrix products or norms (`narrowed`). With one tensor as query, key
-        and value, all three are the query."""
+        """The leaf of an array that matrix products or norms take (`rounded_input`). With one tensor as
+        query, key and value, all three names give the leaf of the query."""
         if self.inputs.self_attention and name in ("key", "value"):
             name = "query"
-        return self._leaf(name, narrowed)
+        return self._leaf(name, rounded_input)
 
-    def exact(self, name: str) -> Leaf | None:
-        """An array that no matrix product or norm takes, or None: its bits are used as given."""
+    def exact_leaf(self, name: str) -> Leaf | None:
+        """The leaf without error of an array that no matrix product or norm takes; None without array."""
         if name not in self.arrays:
             return None
         return self._leaf(name, lambda array, u: Bounded.exact(array))
@@ -60,18 +67,18 @@ class Problem:
         scale: np.floating = default if given is None else precision(given)
         return scale
 
-    def optional(self, name: str) -> Leaf | None:
-        """The leaf of an array, or None if the inputs have none."""
+    def optional_leaf(self, name: str) -> Leaf | None:
+        """`leaf`, or None if the inputs lack the array."""
         return self.leaf(name) if name in self.arrays else None
 
 
 @dataclass(frozen=True)
 class Composition:
-    """The output of an operator, further outputs by name, and `keys` and `has_zero_key` of
-    `references.outputs.Outputs`."""
+    """The output of an operator and its further outputs by name, as nodes. For `keys` and `has_zero_key`
+    see `references.outputs.Outputs`; `keys` is None if no row is fully masked."""
 
     output: Node
-    beside: Mapping[str, Node] = field(default_factory=dict)
+    further_outputs: Mapping[str, Node] = field(default_factory=dict)
     keys: np.ndarray | None = None
     has_zero_key: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
 
@@ -86,9 +93,9 @@ class Reference:
         """The roundoffs of the composition, for an implementation with roundoffs `u`."""
         return u
 
-    def given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
-        """The problem whose answer the output is, once the other outputs of an answer are known; the
-        inputs themselves, if these tell nothing."""
+    def inputs_given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
+        """The inputs by which the output of an `answer` is judged, given its further outputs: by default
+        the inputs themselves."""
         return inputs
 
     @np.errstate(all="ignore")
@@ -96,20 +103,22 @@ class Reference:
         """The output and the further outputs requested (weights), each with its bound.
 
         `empty_rows` is the output of fully masked rows (`references.outputs.EMPTY_ROWS`). Raises
-        ValueError for an unknown one, and NoExtendedPrecision if float64 cannot be judged here.
+        ValueError for an unknown value, and NoExtendedPrecision if float64 cannot be judged here.
         """
         check_empty_rows(empty_rows, EMPTY_ROWS)
         problem = Problem(inputs, self.roundoffs(inputs, rounding), empty_rows, "zeros")
         composition = self.compose(problem)
         returned = inputs.operator.outputs(inputs.case)
-        beside = {name: node for name, node in composition.beside.items() if name in returned}
-        nodes = {"output": composition.output, **beside}
+        further_outputs = {
+            name: node for name, node in composition.further_outputs.items() if name in returned
+        }
+        nodes = {"output": composition.output, **further_outputs}
         arrays = {name: node.output for name, node in nodes.items()}
         return _outputs(inputs, composition, arrays)
 
     @np.errstate(all="ignore")
     def recomputed(self, inputs: Inputs, rounding: Roundoffs) -> Outputs:
-        """The output as a backward pass recomputes it."""
+        """The output as a backward pass recomputes it, with its bound."""
         composition = self._differentiable(inputs, rounding, "zeros")
         return _outputs(inputs, composition, {"output": composition.output.recomputed})
 
@@ -127,10 +136,14 @@ class Reference:
         Raises ValueError for an unknown `empty_rows`, and NoExtendedPrecision.
         """
         composition = self._differentiable(inputs, rounding, empty_rows)
-        end = composition.output if output == "output" else composition.beside[output]
+        output_node = (
+            composition.output if output == "output" else composition.further_outputs[output]
+        )
         u = self.roundoffs(inputs, rounding)
-        received = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], u)
-        gradients = backward(end, received)
+        rounded_cotangent = rounded_input(
+            in_precision(inputs, {"cotangent": cotangent})["cotangent"], u
+        )
+        gradients = vjp_of(output_node, rounded_cotangent)
         arrays = {name: array for name, array in gradients.items() if name in inputs.arrays}
         return _outputs(inputs, composition, arrays)
 
@@ -146,21 +159,24 @@ class Reference:
         """
         composition = self._differentiable(inputs, rounding, empty_rows)
         u = self.roundoffs(inputs, rounding)
-        moved = {name: narrowed(x, u) for name, x in moving(inputs, tangents).items()}
-        tangent = along(composition.output, moved)
+        rounded_tangents = {
+            name: rounded_input(x, u) for name, x in checked_tangents(inputs, tangents).items()
+        }
+        tangent = jvp_of(composition.output, rounded_tangents)
         if tangent is None:
             tangent = Bounded.exact(np.zeros_like(composition.output.output.value))
         return _outputs(inputs, composition, {"output": tangent})
 
     def _differentiable(self, inputs: Inputs, u: Roundoffs, empty_rows: str) -> Composition:
+        """The composition for derivatives. Raises ValueError for an unknown `empty_rows`."""
         check_empty_rows(empty_rows, EMPTY_ROW_GRADIENTS)
-        rows = "zeros" if empty_rows == "zeros" else "uniform"
-        return self.compose(Problem(inputs, self.roundoffs(inputs, u), rows, empty_rows))
+        output_rows = "zeros" if empty_rows == "zeros" else "uniform"
+        return self.compose(Problem(inputs, self.roundoffs(inputs, u), output_rows, empty_rows))
 
 
 def _outputs(inputs: Inputs, composition: Composition, arrays: Mapping[str, Bounded]) -> Outputs:
     keys = composition.keys
-    if keys is None:  # no fully masked row
+    if keys is None:
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)
-    known_arrays = {name: known(array) for name, array in arrays.items()}
-    return Outputs(known_arrays, keys, has_zero_key=composition.has_zero_key)
+    bounded = {name: without_nan_bounds(array) for name, array in arrays.items()}
+    return Outputs(bounded, keys, has_zero_key=composition.has_zero_key)

@@ -16,7 +16,7 @@ from attention_conformance.references.primitives.tanh_scores import TanhScores
 def compose(problem: Problem) -> Composition:
     """The output (B, Lq, Ev), and the weights."""
     query, key = problem.leaf("query"), problem.leaf("key")
-    scale, weight = problem.exact("scale"), problem.exact("concat_weight")
+    scale, weight = problem.exact_leaf("scale"), problem.exact_leaf("concat_weight")
     scores = TanhScores(problem.u, query, key, scale=scale, weight=weight)
     return attended_by(problem, scores)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from attention_conformance.references import multi_head
 from attention_conformance.references.composition import Composition, Problem, Reference
 from attention_conformance.references.primitives.activation import Activation
-from attention_conformance.references.primitives.arranged import OneTensor, Residual
+from attention_conformance.references.primitives.arranged import Residual, SharedTensor
 from attention_conformance.references.primitives.linear import Linear
 from attention_conformance.references.primitives.norm import Norm
 from attention_conformance.references.tape import Node
@@ -28,7 +28,7 @@ def compose(problem: Problem) -> Composition:
     u, x = problem.u, problem.leaf("query")
     pre = problem.inputs.case.option("pre")
     heads, attend = multi_head.attended(
-        problem, *[OneTensor(_normed(problem, x, "norm1") if pre else x)] * 3
+        problem, *[SharedTensor(_normed(problem, x, "norm1") if pre else x)] * 3
     )
     y: Node = Residual(u, x, heads)
     if pre:
@@ -53,7 +53,7 @@ def _network(problem: Problem, y: Node) -> Node:
 
 def _linear(problem: Problem, x: Node, name: str) -> Linear:
     bias = f"{name}_bias"
-    return Linear(problem.u, x, problem.leaf(f"{name}_kernel"), problem.exact(bias), bias)
+    return Linear(problem.u, x, problem.leaf(f"{name}_kernel"), problem.exact_leaf(bias), bias)
 
 
 reference = Reference(compose)

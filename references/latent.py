@@ -27,16 +27,20 @@ import numpy as np
 from attention_conformance.references.composition import Composition, Problem
 from attention_conformance.references.in_pages import InPages
 from attention_conformance.references.outputs import Outputs
-from attention_conformance.references.primitives.arranged import Moved, Reshaped
+from attention_conformance.references.primitives.arranged import MovedAxis, Reshaped
 from attention_conformance.references.primitives.attend import Attend, LogSumExp
 from attention_conformance.references.primitives.latent import (
-    Expanded,
-    Lifted,
-    PartedScores,
-    PerHead,
+    HeadProjection,
+    ProjectedAverage,
+    ProjectedLatents,
+    ScoreSum,
 )
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.scores import HeldScores, Scores, are_held
+from attention_conformance.references.primitives.scores import (
+    Scores,
+    UnroundedScores,
+    has_unrounded_scores,
+)
 from attention_conformance.references.quantized import scaled
 from attention_conformance.references.rounding import Bounded, Roundoffs
 from attention_conformance.references.tape import Leaf, Node
@@ -53,11 +57,11 @@ def compose(problem: Problem) -> Composition:
     def scores(query: Node, key: Node, rope: Node) -> Node:
         parts = ((query, key), (problem.leaf("query_rope"), rope))
         one, two = (Scores(u, q, k, problem.scale, pairs) for q, k in parts)
-        both = PartedScores(one, two)
-        if not are_held(problem.inputs):
+        both = ScoreSum(one, two)
+        if not has_unrounded_scores(problem.inputs):
             return both
         q, k, _ = plain(problem.arrays)
-        return HeldScores(both, q, k, float(problem.scale))
+        return UnroundedScores(both, q, k, float(problem.scale))
 
     def shared(x: Node) -> Node:
         """What all heads share, (B, 1, Lk, .)."""
@@ -67,11 +71,15 @@ def compose(problem: Problem) -> Composition:
     output: Node
     if u.absorbs:
         key = shared(latent)
-        attend = Attend(u, scores(PerHead(query, Moved(w_uk, 0, 2)), key, rope), key, pairs)
-        output = Lifted(attend, Moved(w_uv, 1, 0))
+        attend = Attend(
+            u, scores(HeadProjection(query, MovedAxis(w_uk, 0, 2)), key, rope), key, pairs
+        )
+        output = ProjectedAverage(attend, MovedAxis(w_uv, 1, 0))
     else:
         features = s.H * (s.D + s.Dv)
-        key, value = (Moved(Expanded(u, latent, w, features=features), 2, 1) for w in (w_uk, w_uv))
+        key, value = (
+            MovedAxis(ProjectedLatents(u, latent, w, features=features), 2, 1) for w in (w_uk, w_uv)
+        )
         output = attend = Attend(u, scores(query, key, rope), value, pairs)
     return Composition(output, {"lse": LogSumExp(attend)}, pairs.keys)
 

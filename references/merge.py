@@ -32,7 +32,7 @@ import numpy as np
 from attention_conformance.references.blocked import bounded
 from attention_conformance.references.composition import Composition, Problem, Reference
 from attention_conformance.references.outputs import Outputs
-from attention_conformance.references.primitives.arranged import Moved, Reshaped
+from attention_conformance.references.primitives.arranged import MovedAxis, Reshaped
 from attention_conformance.references.primitives.attend import Attend
 from attention_conformance.references.primitives.bias import Biased
 from attention_conformance.references.primitives.pairs import Pairs
@@ -45,8 +45,8 @@ def compose(problem: Problem) -> Composition:
     """The merged output (B, H, Lq, Dv)."""
     s, u = problem.sizes, problem.u
     rows = s.B * s.H * s.Lq
-    values = Reshaped(Moved(problem.leaf("partial_output"), 0, 3), (rows, 1, s.Lk, s.Dv))
-    weights = Reshaped(Moved(problem.leaf("partial_lse"), 0, 3), (rows, 1, 1, s.Lk))
+    values = Reshaped(MovedAxis(problem.leaf("partial_output"), 0, 3), (rows, 1, s.Lk, s.Dv))
+    weights = Reshaped(MovedAxis(problem.leaf("partial_lse"), 0, 3), (rows, 1, 1, s.Lk))
     lse = weights.output.value
     scores = Biased(u, Leaf(u, Bounded.exact(np.zeros_like(lse))), weights)
     attend = Attend(u, scores, values, Pairs(lse.shape, None, lse))

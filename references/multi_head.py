@@ -28,7 +28,7 @@ from dataclasses import replace
 from attention_conformance.references.composition import Composition, Problem, Reference
 from attention_conformance.references.one_head import of_layer
 from attention_conformance.references.primitives.activation import Activation
-from attention_conformance.references.primitives.arranged import Moved, Reshaped
+from attention_conformance.references.primitives.arranged import MovedAxis, Reshaped
 from attention_conformance.references.primitives.attend import Attend
 from attention_conformance.references.primitives.bias import Biased
 from attention_conformance.references.primitives.linear import Linear
@@ -59,7 +59,7 @@ def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
         _heads(problem, x, name) for x, name in zip((query, key, value), OPERANDS, strict=True)
     )
     scores: Node = Scores(u, q, k, problem.scale, pairs, scaled_query=True)
-    bias = problem.optional("bias")
+    bias = problem.optional_leaf("bias")
     if bias is not None:
         scores = Biased(u, scores, bias)
     return Attend(u, scores, v, pairs)
@@ -67,16 +67,16 @@ def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
 
 def mixed(problem: Problem, attended: Node) -> Node:
     """The gate and the output projection (B, Lq, Eo) of heads (B, H, Lq, Dv)."""
-    u, s, gate = problem.u, problem.sizes, problem.optional("gate_kernel")
+    u, s, gate = problem.u, problem.sizes, problem.optional_leaf("gate_kernel")
     if gate is not None:
-        bias = problem.exact("gate_bias")
+        bias = problem.exact_leaf("gate_bias")
         gates = Linear(u, problem.leaf("query"), gate, bias, "gate_bias")
-        attended = Times(u, attended, Moved(Activation(u, gates, "sigmoid"), 2, 1))
-    output: Node = Reshaped(Moved(attended, 1, 2), (s.B, s.Lq, s.H * s.Dv))
-    kernel = problem.optional("output_kernel")
+        attended = Times(u, attended, MovedAxis(Activation(u, gates, "sigmoid"), 2, 1))
+    output: Node = Reshaped(MovedAxis(attended, 1, 2), (s.B, s.Lq, s.H * s.Dv))
+    kernel = problem.optional_leaf("output_kernel")
     if kernel is not None:
         flat = Reshaped(kernel, (s.H * s.Dv, kernel.array.shape[-1]))
-        output = Linear(u, output, flat, problem.exact("output_bias"), "output_bias")
+        output = Linear(u, output, flat, problem.exact_leaf("output_bias"), "output_bias")
     return output
 
 
@@ -87,8 +87,8 @@ def _heads(problem: Problem, x: Node, name: str) -> Node:
     names = [f"{one}_kernel" for one in (*of, *(("gate",) if "query" in of else ()))]
     widths = [math.prod(problem.arrays[n].shape[1:]) for n in names if n in problem.arrays]
     features = sum(widths) if len(widths) > 1 else 0
-    heads = Moved(Linear(u, x, kernel, problem.exact(bias), bias, features), 2, 1)
-    gain = problem.optional(f"{name}_gain")
+    heads = MovedAxis(Linear(u, x, kernel, problem.exact_leaf(bias), bias, features), 2, 1)
+    gain = problem.optional_leaf(f"{name}_gain")
     if gain is None:
         return heads
     B, H, L, D = heads.shape

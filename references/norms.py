@@ -24,7 +24,7 @@ import numpy as np
 
 from attention_conformance.references.composition import Composition, Problem, Reference
 from attention_conformance.references.primitives.norm import Norm, Statistics, statistics
-from attention_conformance.references.rounding import Bounded, magnitude, narrowed
+from attention_conformance.references.rounding import Bounded, magnitude, rounded_input
 
 AXES = (0, 1)
 """The axes of batch norm's mean and variance."""
@@ -32,7 +32,11 @@ AXES = (0, 1)
 
 def compose(problem: Problem) -> Composition:
     """The output (B, L, E)."""
-    x, gain, offset = problem.leaf("query"), problem.optional("gain"), problem.optional("offset")
+    x, gain, offset = (
+        problem.leaf("query"),
+        problem.optional_leaf("gain"),
+        problem.optional_leaf("offset"),
+    )
     of_batch = "mean" in problem.arrays
     learned = _learned(problem) if of_batch and not problem.inputs.training else None
     axes = AXES if of_batch else (2,)
@@ -46,7 +50,7 @@ def _learned(problem: Problem) -> Statistics:
     moments = problem.leaf("mean").array, problem.leaf("variance").array
     if factor is None:
         return moments
-    tokens = narrowed(factor * problem.arrays["query"], u)
+    tokens = rounded_input(factor * problem.arrays["query"], u)
     sizes = magnitude(tokens.value).mean(AXES), np.square(magnitude(tokens.value)).mean(AXES)
     unit = max(u.accumulate, u.step, u.output)
     count = inputs.sizes.B * inputs.sizes.Lq

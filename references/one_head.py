@@ -32,8 +32,8 @@ def attended(problem: Problem, scores: Node, pairs: Pairs) -> Composition:
 
 def of_layer(problem: Problem, output: Node, attend: Attend) -> Composition:
     """The output of a layer, and if requested its weights (B, H, Lq, Lk) or their average over heads."""
-    beside, returned = {}, problem.inputs.returned
+    further_outputs, returned = {}, problem.inputs.returned
     if returned != "none":
         weights = Weights(attend, returned == "average")
-        beside["weights"] = Reshaped(weights, problem.inputs.full_shape("weights"))
-    return Composition(output, beside, attend.pairs.keys)
+        further_outputs["weights"] = Reshaped(weights, problem.inputs.full_shape("weights"))
+    return Composition(output, further_outputs, attend.pairs.keys)

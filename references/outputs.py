@@ -27,10 +27,10 @@ EMPTY_ROW_GRADIENTS = ("zeros", "uniform", "scores")
 class Outputs:
     """Outputs of an operator, or gradients by array name, each with its bound.
 
-    - `keys` (B, H, Lq): number of attended keys per row, without a key of value 0 (a sink); ones if
-      nothing is attended to.
-    - `has_zero_key` (H, 1): heads with a finite score of a key of value 0. Their rows without keys give 0
-      and follow no election.
+    - `keys` (B, H, Lq): number of attended keys per row, without a key of value 0 (a sink); ones for
+      operators without keys.
+    - `has_zero_key` (H, 1): True for heads with a finite score of a key of value 0. Rows of these heads
+      without other keys give 0 and follow no election.
     - `deviation`: standard deviation of the output's error for random rounding; only for sdpa, merge
       and packed in 16 bits.
     """
@@ -46,18 +46,20 @@ class Outputs:
         return (self.keys == 0) & ~self.has_zero_key
 
 
-def wide(inputs: Inputs, arrays: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-    """Arrays by name (default: those of the inputs) in the precision of their reference.
+def in_precision(
+    inputs: Inputs, arrays: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Arrays by name (default: the arrays of the inputs) in the precision of the reference.
 
     Raises NoExtendedPrecision if float64 cannot be judged on this platform.
     """
     precision = precision_for(inputs.dtype)
-    taken = inputs.arrays if arrays is None else arrays
-    return {name: np.asarray(array).astype(precision) for name, array in taken.items()}
+    arrays = inputs.arrays if arrays is None else arrays
+    return {name: np.asarray(array).astype(precision) for name, array in arrays.items()}
 
 
-def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tangents by name, in the precision of their reference.
+def checked_tangents(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tangents by name, in the precision of the reference.
 
     Raises ValueError for tangents of arrays that the inputs lack, and of constants.
     """
@@ -68,7 +70,7 @@ def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.n
             raise ValueError(
                 f"{inputs.operator} has no array {name!r}; choose from {', '.join(inputs.arrays)}"
             )
-    return wide(inputs, tangents)
+    return in_precision(inputs, tangents)
 
 
 def check_empty_rows(empty_rows: str, valid: tuple[str, ...]) -> None:

@@ -15,16 +15,16 @@ import numpy as np
 from attention_conformance.references.blocked import bounded
 from attention_conformance.references.composition import Composition, Problem, Reference
 from attention_conformance.references.outputs import Outputs
-from attention_conformance.references.primitives.arranged import Moved, OneTensor, Reshaped
+from attention_conformance.references.primitives.arranged import MovedAxis, Reshaped, SharedTensor
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.scores import are_held
+from attention_conformance.references.primitives.scores import has_unrounded_scores
 from attention_conformance.references.primitives.segments import (
     Concatenated,
     Packed,
     Segment,
     concatenated,
 )
-from attention_conformance.references.rounding import Roundoffs, drawing, precision_for
+from attention_conformance.references.rounding import Roundoffs, errors_are_random, precision_for
 from attention_conformance.references.sdpa import attended
 from attention_conformance.references.steps import steps
 from attention_conformance.references.tape import Node
@@ -46,7 +46,7 @@ class ByParts(Reference):
     def __init__(
         self,
         parts: Callable[[Inputs], Iterable[Part]],
-        tokens: Callable[[Problem], tuple[OneTensor, OneTensor]],
+        tokens: Callable[[Problem], tuple[SharedTensor, SharedTensor]],
         plain: Callable[[Inputs], tuple[np.ndarray, np.ndarray]],
     ) -> None:
         super().__init__(self.composed)
@@ -65,7 +65,7 @@ class ByParts(Reference):
             pairs = Pairs((1, s.H, *mask.shape), mask)
             made = steps(inputs.features, len(mask), mask.shape[1], precision_for(inputs.dtype))
             attend = attended(problem, q, k, v, pairs, None, made)
-            outputs.append(Moved(Reshaped(attend, (s.H, len(mask), s.Dv)), 0, 1))
+            outputs.append(MovedAxis(Reshaped(attend, (s.H, len(mask), s.Dv)), 0, 1))
         return Composition(Concatenated(u, outputs), keys=np.ones((1, 1, s.Lq), int))
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
@@ -73,9 +73,9 @@ class ByParts(Reference):
 
         Every row has keys, so `empty_rows` has no influence. Raises NoExtendedPrecision.
         """
-        if drawing():
+        if errors_are_random():
             return self.recomputed(inputs, rounding)
-        if are_held(inputs):
+        if has_unrounded_scores(inputs):
             return super().forward(inputs, rounding, empty_rows)
         parts, (key, value) = [], self.plain(inputs)
         for n, (rows, keys, mask) in enumerate(self.parts(inputs)):
@@ -83,7 +83,7 @@ class ByParts(Reference):
             operands = [x.swapaxes(0, 1)[None] for x in own]
             features = inputs.features
             parts.append(bounded(inputs, rounding, *operands, part=n, mask=mask, features=features))
-        output = concatenated([part.arrays["output"][0].moved(0, 1) for part in parts])
+        output = concatenated([part.arrays["output"][0].move_axis(0, 1) for part in parts])
         deviations = [
             part.deviation[0].swapaxes(0, 1) for part in parts if part.deviation is not None
         ]
@@ -91,7 +91,7 @@ class ByParts(Reference):
         return Outputs({"output": output}, np.ones((1, 1, inputs.sizes.Lq), int), deviation)
 
 
-def _tokens(problem: Problem) -> tuple[OneTensor, OneTensor]:
+def _tokens(problem: Problem) -> tuple[SharedTensor, SharedTensor]:
     return Packed(problem.leaf("key")), Packed(problem.leaf("value"))
 
 
@@ -103,4 +103,4 @@ reference = ByParts(
 def _by_head(x: Segment) -> Node:
     """A segment (l, H, D) as (1, H, l, D)."""
     length, heads, size = x.shape
-    return Reshaped(Moved(x, 0, 1), (1, heads, length, size))
+    return Reshaped(MovedAxis(x, 0, 1), (1, heads, length, size))

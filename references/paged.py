@@ -17,21 +17,23 @@ from __future__ import annotations
 
 from attention_conformance.references.composition import Problem
 from attention_conformance.references.packed import ByParts
-from attention_conformance.references.primitives.arranged import Moved, OneTensor, Reshaped
+from attention_conformance.references.primitives.arranged import MovedAxis, Reshaped, SharedTensor
 from attention_conformance.references.primitives.segments import Packed
 from attention_conformance.references.tape import Node
 from attention_conformance.suite.spec.operators.in_pages import flat_slots
 from attention_conformance.suite.spec.operators.paged import samples
 
 
-def _slots(problem: Problem, name: str) -> OneTensor:
+def _slots(problem: Problem, name: str) -> SharedTensor:
     """All slots (P * S, Hkv, .) of a pool."""
     case = problem.inputs.case
     paged: Node = problem.leaf(name)
     if case.option("layout") == "hnd":
-        paged = Moved(paged, 1, 2)
+        paged = MovedAxis(paged, 1, 2)
     pages, slots, *rest = paged.shape
-    return (OneTensor if case.option("shared") else Packed)(Reshaped(paged, (pages * slots, *rest)))
+    return (SharedTensor if case.option("shared") else Packed)(
+        Reshaped(paged, (pages * slots, *rest))
+    )
 
 
 reference = ByParts(

@@ -19,7 +19,7 @@ class Written(Node):
     tokens; negative ones are skipped."""
 
     def __init__(self, problem: Problem, name: str) -> None:
-        cache, tokens = problem.exact(f"{name}_cache"), problem.exact(name)
+        cache, tokens = problem.exact_leaf(f"{name}_cache"), problem.exact_leaf(name)
         assert cache is not None
         assert tokens is not None
         super().__init__(problem.u, cache, tokens)
@@ -32,15 +32,15 @@ class Written(Node):
     def output(self) -> Bounded:
         return self._put(self.cache.output, self.tokens.output[self.is_written])
 
-    def gradients(self, received: Bounded) -> Gradients:
-        value, error = (np.zeros(self.tokens.shape, part.dtype) for part in received.parts)
-        for into, of in zip((value, error), received.parts, strict=True):
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        value, error = (np.zeros(self.tokens.shape, part.dtype) for part in cotangent.parts)
+        for into, of in zip((value, error), cotangent.parts, strict=True):
             into[self.is_written] = flat_slots(self.case, of)[self.slots]
         nothing = Bounded.exact(np.zeros((len(self.slots), *self.tokens.shape[1:]), value.dtype))
-        return self._put(received, nothing), Bounded(value, error)
+        return self._put(cotangent, nothing), Bounded(value, error)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        cache, tokens = moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        cache, tokens = tangents
         dtype = self.cache.output.value.dtype
         cache = cache or Bounded.exact(np.zeros(self.cache.shape, dtype))
         tokens = tokens or Bounded.exact(np.zeros(self.tokens.shape, dtype))

@@ -32,7 +32,7 @@ New tokens. A call that writes tokens x as codes c and attends them makes two pr
 
 - Every code is within the bound of writing (`references.quantized_write`); older codes keep their bits.
 - The output is that of attention over the codes that came back: the bound above, with these codes
-  (`OverCodes.given`).
+  (`OverCodes.inputs_given`).
 
 Without the codes only this is known: the key s (c - z) of a code within b of x / s + z lies within s b of
 x. So the output alone is bounded as attention over keys and values x, which are off by
@@ -58,7 +58,11 @@ from attention_conformance.references.composition import Composition, Problem
 from attention_conformance.references.in_pages import InPages
 from attention_conformance.references.primitives.attend import Attend
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.scores import HeldScores, Scores, are_held
+from attention_conformance.references.primitives.scores import (
+    Scores,
+    UnroundedScores,
+    has_unrounded_scores,
+)
 from attention_conformance.references.quantized_write import coded
 from attention_conformance.references.rounding import Bounded, Roundoffs, gamma, magnitude
 from attention_conformance.references.tape import Leaf, Node
@@ -75,7 +79,7 @@ from attention_conformance.suite.spec.operators.quantized import (
 class OverCodes(InPages):
     """Attention over codes; of a call that writes, over the codes that it wrote."""
 
-    def given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
+    def inputs_given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
         """The problem of reading the codes of an answer; the inputs themselves, if nothing is written, or
         the answer has no codes."""
         if not inputs.case.option("writes") or "key_output" not in answer:
@@ -92,9 +96,9 @@ def compose(problem: Problem) -> Composition:
     folded = problem.inputs.case.option("scales")
     scores = FoldedScores(u, problem.leaf("query"), key, problem.scale, pairs)
     attended: Node = scores
-    if are_held(problem.inputs):
+    if has_unrounded_scores(problem.inputs):
         exact = dequantized(problem.inputs, "key")
-        attended = HeldScores(scores, problem.arrays["query"], exact, float(problem.scale))
+        attended = UnroundedScores(scores, problem.arrays["query"], exact, float(problem.scale))
     output = OverTokens(u, attended, value, pairs)
     if folded == "pertoken":
         output.lost = by_row(pairs, u.weight_underflow * sizes(problem, value, "value"))
@@ -183,7 +187,7 @@ def all_codes(problem: Problem, name: str) -> Bounded:
 
 def latest(old: Bounded, new: Bounded) -> Bounded:
     """Arrays (B, Hkv, Lk, .) whose last tokens are new ones."""
-    return old[:, :, : old.shape[2] - new.shape[2]].beside(new, 2)
+    return old[:, :, : old.shape[2] - new.shape[2]].concatenated(new, 2)
 
 
 reference = OverCodes(compose)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.references.composition import Composition, Problem, Reference
-from attention_conformance.references.outputs import Outputs, wide
+from attention_conformance.references.outputs import Outputs, in_precision
 from attention_conformance.references.rounding import Bounded, Roundoffs, magnitude
 from attention_conformance.suite.spec.dtypes import CODES, Code
 from attention_conformance.suite.spec.inputs import Inputs
@@ -47,7 +47,7 @@ class OfCodes(Reference):
 def coded(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
     """The codes of new keys or values before they are rounded, with the bound of a rounded code."""
     code = CODES[inputs.case.option("codes")]
-    x = wide(inputs)[name]
+    x = in_precision(inputs)[name]
     t = x / newest(broadcast(inputs, f"{name}_scale"), x.shape[2])
     error = 3 * u.score * magnitude(t) + u.score_floor
     if inputs.case.option("zero"):

@@ -18,9 +18,9 @@ its own (running error analysis). Values are computed in the precision of the op
 longdouble. Errors are float64, and first order except where `references.primitives.softmax` says
 otherwise.
 
-Inside `drawn` every step has a random error within its own bound instead, and n successive roundings
-count as sqrt(n) (Higham and Mary 2019: independent roundings with mean zero). Many such passes show the
-effect of random rounding with all its correlations (Monte Carlo arithmetic, Parker 1997).
+Inside `random_roundings` every step has a random error within its own bound instead, and n successive
+roundings count as sqrt(n) (Higham and Mary 2019: independent roundings with mean zero). Many such passes
+show the effect of random rounding with all its correlations (Monte Carlo arithmetic, Parker 1997).
 
 Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), sections 3.1 and 3.3; Higham,
 Mary, A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019; Parker,
@@ -45,8 +45,8 @@ class NoExtendedPrecision(ArithmeticError):
 
 
 class Store(NamedTuple):
-    """A place where an implementation rounds: the unit roundoff, and what a number near zero loses (the
-    smallest subnormal)."""
+    """A place where an implementation rounds: the unit roundoff, and the absolute error of a number near
+    zero (the smallest subnormal)."""
 
     unit: float
     floor: float = 0.0
@@ -62,7 +62,7 @@ class Roundoffs:
       step                stored steps of the softmax
       weight              stored weights
       output              results stored in the case's dtype
-      reduction           sums over broadcast axes, if a gradient makes these less precisely
+      reduction           sums over broadcast axes, if a gradient computes these less precisely
       exp_error           relative error of an approximated exponential
       part                answers over parts of the keys, if they are stored
     Underflow, absolute:
@@ -70,13 +70,13 @@ class Roundoffs:
       exp_underflow       of an exponential
       product_underflow   of a product in the accumulator
       floor               of a stored output
-      operand_underflow   operands of a product below this may count as zero
+      operand_underflow   operands of a product below this number may count as zero
     Declared:
       gradient_blocks     rows and keys after which a backward pass stores its running sums; None: never
       narrow_biases       biases whose gradients are summed in the case's dtype
       narrow_statistics   derivatives of a norm take its mean and root in the case's dtype
       centred_keys        a constant is subtracted from the keys (`references.primitives.centred`)
-      absorbs             latents are attended themselves (`references.latent`); None: that or not
+      absorbs             latents are attended themselves (`references.latent`); None: unknown
       codes               the format in which a cache keeps keys and values (`references.cached`)
     """
 
@@ -142,9 +142,9 @@ NO_ROUNDING = Roundoffs(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Bounded:
-    """An array with an elementwise bound on the error of its computed version.
+    """The exact value of an array, with an elementwise bound `error` on what an implementation computes.
 
-    Arithmetic propagates the errors of the operands and rounds nothing. Operands of other types are
+    Operators propagate the errors of their operands and round nothing. Operands of other types are
     exact.
     """
 
@@ -160,7 +160,7 @@ class Bounded:
 
     @property
     def size(self) -> np.ndarray:
-        """The largest magnitude of a computed version, float64."""
+        """The largest magnitude that an implementation may compute, float64."""
         return magnitude(self.value) + self.error
 
     @property
@@ -173,7 +173,7 @@ class Bounded:
         return self.value, self.error
 
     @property
-    def swapped(self) -> Bounded:
+    def mT(self) -> Bounded:
         """The array with its last two axes exchanged."""
         return Bounded(self.value.swapaxes(-1, -2), self.error.swapaxes(-1, -2))
 
@@ -204,21 +204,21 @@ class Bounded:
     def broadcast_to(self, shape: tuple[int, ...]) -> Bounded:
         return Bounded(np.broadcast_to(self.value, shape), np.broadcast_to(self.error, shape))
 
-    def moved(self, source: int, destination: int) -> Bounded:
+    def move_axis(self, source: int, destination: int) -> Bounded:
         """The array with one axis moved."""
         return Bounded(
             np.moveaxis(self.value, source, destination),
             np.moveaxis(self.error, source, destination),
         )
 
-    def repeated(self, times: int, axis: int) -> Bounded:
+    def repeat(self, times: int, axis: int) -> Bounded:
         """Every slice along `axis` repeated in place: 0, 0, 1, 1."""
         if times == 1:
             return self
         return Bounded(np.repeat(self.value, times, axis), np.repeat(self.error, times, axis))
 
-    def beside(self, other: Bounded, axis: int) -> Bounded:
-        """The array concatenated with another along an axis."""
+    def concatenated(self, other: Bounded, axis: int) -> Bounded:
+        """Both arrays concatenated along an axis."""
         return Bounded(
             np.concatenate([self.value, other.value], axis),
             np.concatenate([self.error, other.error], axis),
@@ -229,7 +229,7 @@ class Bounded:
         return Bounded(np.where(condition, self.value, 0), np.where(condition, self.error, 0.0))
 
     def sum(self, axes: int | tuple[int, ...]) -> Bounded:
-        """The sum over axes, which are removed."""
+        """The sum over axes, which are removed, without rounding."""
         return Bounded(self.value.sum(axes), self.error.sum(axes))
 
 
@@ -243,9 +243,9 @@ def gamma(n: float, u: float) -> float: ...
 @overload
 def gamma(n: np.ndarray, u: float) -> np.ndarray: ...
 def gamma(n: np.ndarray | float, u: float) -> np.ndarray | float:
-    """gamma_n(u) = n u / (1 - n u); infinite where n u reaches 1. Where errors are drawn sqrt(n) u, for n
-    random roundings in a row."""
-    if drawing():
+    """The relative error of n roundings: gamma_n(u) = n u / (1 - n u), infinite where n u reaches 1;
+    inside `random_roundings` sqrt(n) u."""
+    if errors_are_random():
         return np.sqrt(n) * u
     nu = n * u
     if not isinstance(nu, np.ndarray):
@@ -268,52 +268,52 @@ def precision_for(dtype: DType) -> type[np.floating[Any]]:
     return np.longdouble
 
 
-def known(x: Bounded) -> Bounded:
-    """`x`, with an infinite bound where the bound is NaN (zero times infinity)."""
+def without_nan_bounds(x: Bounded) -> Bounded:
+    """`x` with every NaN in its bound (zero times infinity) replaced by infinity."""
     return Bounded(x.value, np.where(np.isnan(x.error), np.inf, x.error))
 
 
-def narrowed(x: np.ndarray, u: Roundoffs) -> Bounded:
-    """An input, rounded to the working precision if that is below its dtype's; else exact."""
+def rounded_input(x: np.ndarray, u: Roundoffs) -> Bounded:
+    """An input array, rounded if the working precision is below its dtype's (`Roundoffs.input`)."""
     return Bounded(x, u.input * magnitude(x))
 
 
-_CHANCE: ContextVar[np.random.Generator | None] = ContextVar("chance", default=None)
+_ROUNDING_RNG: ContextVar[np.random.Generator | None] = ContextVar("rounding_rng", default=None)
 
 
 @contextmanager
-def drawn(chance: np.random.Generator) -> Iterator[None]:
-    """A context with random errors: every step adds one within its bound, and gives values without
-    bounds (`perturbed`)."""
-    token = _CHANCE.set(chance)
+def random_roundings(rng: np.random.Generator) -> Iterator[None]:
+    """A context in which every step adds a random error within its bound to its value, and has the bound
+    0 (`perturbed`)."""
+    token = _ROUNDING_RNG.set(rng)
     try:
         yield
     finally:
-        _CHANCE.reset(token)
+        _ROUNDING_RNG.reset(token)
 
 
-def drawing() -> bool:
-    """True inside `drawn`."""
-    return _CHANCE.get() is not None
+def errors_are_random() -> bool:
+    """True inside `random_roundings`."""
+    return _ROUNDING_RNG.get() is not None
 
 
 def perturbed(x: Bounded) -> Bounded:
-    """Inside `drawn`, `x` with a uniform random error within its bound, and without a bound; elsewhere
-    `x`."""
-    chance = _CHANCE.get()
-    if chance is None:
+    """Inside `random_roundings` the value of `x` plus a uniform random error within its bound, with the
+    bound 0; elsewhere `x`."""
+    rng = _ROUNDING_RNG.get()
+    if rng is None:
         return x
-    return Bounded.exact(x.value + x.error * chance.uniform(-1.0, 1.0, x.shape))
+    return Bounded.exact(x.value + x.error * rng.uniform(-1.0, 1.0, x.shape))
 
 
 def stored(x: Bounded, store: Store) -> Bounded:
-    """`x` rounded once."""
+    """`x` after one rounding at `store`."""
     floor = store.floor if store.unit else 0.0
     return perturbed(Bounded(x.value, x.error + store.unit * x.size + floor))
 
 
-def product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:
-    """a b over the last axis of a, (..., n) and (n, ...); `summands` of the n terms are nonzero.
+def matrix_product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:
+    """a @ b with the roundings of products and sums, of which `summands` are nonzero per element.
 
     Subnormal parts of operands may count as zero (`Roundoffs.operand_underflow`).
     """
@@ -321,18 +321,18 @@ def product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) ->
     rounding = gamma(summands + 2, u.accumulate) * (a.size @ b.size)
     error = exact.error + rounding + summands * u.product_underflow
     if u.operand_underflow:
-        error = error + subnormal(a, u) @ b.size + a.size @ subnormal(b, u)
+        error = error + flush_loss(a, u) @ b.size + a.size @ flush_loss(b, u)
     return Bounded(exact.value, error)
 
 
-def subnormal(x: Bounded, u: Roundoffs) -> np.ndarray:
-    """The loss of x if numbers below `operand_underflow` count as zero."""
-    near = magnitude(x.value) - x.error < u.operand_underflow
-    return np.where(near, np.minimum(x.size, u.operand_underflow), 0.0)
+def flush_loss(x: Bounded, u: Roundoffs) -> np.ndarray:
+    """The absolute error of x if numbers below `operand_underflow` count as zero."""
+    may_flush = magnitude(x.value) - x.error < u.operand_underflow
+    return np.where(may_flush, np.minimum(x.size, u.operand_underflow), 0.0)
 
 
-def summed(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
-    """The sum over broadcast axes, which keep size 1."""
+def sum_over_axes(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
+    """The sum of x over `axes`, which keep size 1, with the roundings of the sum."""
     if not axes:
         return x
     n = int(np.prod([x.shape[axis] for axis in axes]))
@@ -341,8 +341,8 @@ def summed(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
     return Bounded(x.value.sum(axes, keepdims=True), error)
 
 
-def together(parts: list[Bounded | None], store: Store) -> Bounded | None:
-    """The sum of the parts that are not None, every partial sum stored; None without parts."""
+def sum_of_present(parts: list[Bounded | None], store: Store) -> Bounded | None:
+    """The sum of the parts that are not None, every partial sum stored; None if all are None."""
     total: Bounded | None = None
     for part in parts:
         if part is not None:
@@ -350,8 +350,8 @@ def together(parts: list[Bounded | None], store: Store) -> Bounded | None:
     return total
 
 
-def averaged(x: Bounded, axis: int, u: Roundoffs) -> Bounded:
-    """The mean over an axis, summed in the accumulator or stored step by step in the case's dtype."""
+def stored_mean(x: Bounded, axis: int, u: Roundoffs) -> Bounded:
+    """The mean of x over an axis, stored; sums are in the accumulator, or stored like steps."""
     n = x.shape[axis]
     unit = max(u.accumulate, u.step)
     error = x.error.mean(axis) + gamma(n + 1, unit) * x.size.mean(axis)

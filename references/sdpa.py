@@ -32,9 +32,18 @@ from attention_conformance.references.primitives.bias import Biased, ZeroKey
 from attention_conformance.references.primitives.cap import Cap
 from attention_conformance.references.primitives.centred import Centred, CentredScores
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.scores import HeldScores, Scores, are_held
+from attention_conformance.references.primitives.scores import (
+    Scores,
+    UnroundedScores,
+    has_unrounded_scores,
+)
 from attention_conformance.references.primitives.times import Times
-from attention_conformance.references.rounding import Roundoffs, drawing, narrowed, precision_for
+from attention_conformance.references.rounding import (
+    Roundoffs,
+    errors_are_random,
+    precision_for,
+    rounded_input,
+)
 from attention_conformance.references.steps import Step, steps
 from attention_conformance.references.tape import Leaf, Node
 from attention_conformance.suite.spec.features import FEATURES
@@ -64,8 +73,8 @@ def attended(
     u, scale, (others, zero_key) = problem.u, problem.scale, made
     scores: Node = Scores(u, query, key, scale, pairs)
     q, k = query.output, key.output
-    if are_held(problem.inputs) and not (q.error.any() or k.error.any()):
-        scores = HeldScores(scores, q.value, k.value, float(scale))
+    if has_unrounded_scores(problem.inputs) and not (q.error.any() or k.error.any()):
+        scores = UnroundedScores(scores, q.value, k.value, float(scale))
     if u.centred_keys:
         scores = CentredScores(u, query, Centred(u, key, pairs), scale, pairs)
     for step in others:
@@ -74,7 +83,7 @@ def attended(
         scores = Biased(u, scores, bias)
     if zero_key is None:
         return Attend(u, scores, value, pairs)
-    column = problem.exact(zero_key.name)
+    column = problem.exact_leaf(zero_key.name)
     assert column is not None
     return Attend(u, scores, value, pairs, ZeroKey(u, column, scores, pairs, zero_key.unit(u)))
 
@@ -84,8 +93,8 @@ def stepped(problem: Problem, step: Step, scores: Node) -> Node:
     u, unit = problem.u, step.unit(problem.u)
     if step.reduction.to == "cap":
         return Cap(u, scores, step.operand, unit)
-    array: Node = Leaf(u, narrowed(step.operand, u))
-    given = None if FEATURES[step.name].constant else problem.exact(step.name)
+    array: Node = Leaf(u, rounded_input(step.operand, u))
+    given = None if FEATURES[step.name].constant else problem.exact_leaf(step.name)
     if given is not None:
         array = Reshaped(given, step.operand.shape)
     return (Times if step.reduction.to == "factor" else Biased)(u, scores, array, unit)
@@ -98,9 +107,9 @@ class _Plain(Reference):
 
         Only centred keys, and scores that no store rounds, are composed, and have no standard deviation.
         """
-        if drawing():
+        if errors_are_random():
             return self.recomputed(inputs, rounding)
-        if rounding.centred_keys or are_held(inputs):
+        if rounding.centred_keys or has_unrounded_scores(inputs):
             return super().forward(inputs, rounding, empty_rows)
         return bounded(
             inputs, rounding, inputs.query, inputs.key, inputs.value, empty_rows=empty_rows,

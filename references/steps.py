@@ -70,9 +70,9 @@ def steps(
     for name, value in features.items():
         reduction = FEATURES[name].reduction
         if reduction.to in (*ON_SCORES, "key"):
-            wide = value.astype(precision) if isinstance(value, np.ndarray) else value
-            is_operand = np.ndim(wide) == 4
-            operand = wide if is_operand else reduction.operand(wide, rows, keys)
+            in_precision = value.astype(precision) if isinstance(value, np.ndarray) else value
+            is_operand = np.ndim(in_precision) == 4
+            operand = in_precision if is_operand else reduction.operand(in_precision, rows, keys)
             made.append(Step(name, reduction, operand))
     made.sort(key=lambda step: list(STEPS).index(step.reduction.to))
     zero_key = made.pop() if made and made[-1].reduction.to == "key" else None

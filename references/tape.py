@@ -1,7 +1,7 @@
 """The tape: reverse and forward differentiation of compositions of primitives, with bounds.
 
-Every primitive (`references.primitives`) is a `Node` with an output, a VJP and a JVP. `backward` and
-`along` chain these over all nodes of an output.
+Every primitive (`references.primitives`) is a `Node` with an output, a VJP and a JVP. `vjp_of` and
+`jvp_of` chain these over all nodes of an output.
 
 A backward pass that recomputes a step (scores, weights) may round it differently from the forward pass.
 Such a node has two bounds: `output` for the forward pass, `recomputed` for derivatives.
@@ -21,7 +21,7 @@ Gradients = Sequence[Bounded | None]
 
 
 class Node:
-    """A step of a computation, with its roundoffs. An absent operand is None."""
+    """A step of a computation: its roundoffs `u` and its operands. An absent operand is None."""
 
     def __init__(self, u: Roundoffs, *operands: Node | None) -> None:
         self.u, self.operands = u, operands
@@ -41,9 +41,9 @@ class Node:
         """The shape of the result. Subclasses override this to avoid computing the result."""
         return self.output.shape
 
-    def received(self, parts: list[Bounded]) -> Bounded:
-        """The sum of cotangents from several consumers, in any order. Every partial sum is stored, and
-        is at most the sum of all magnitudes."""
+    def sum_cotangents(self, parts: list[Bounded]) -> Bounded:
+        """The sum of the cotangents that the consumers of this node give. Consumers come in any order,
+        and every partial sum is stored; it is at most the sum of all magnitudes."""
         u = self.u
         if len(parts) == 1:
             return parts[0]
@@ -54,13 +54,13 @@ class Node:
         error = np.sum([part.error for part in parts], 0)
         return Bounded(value, error + (len(parts) - 1) * (u.output * size + u.floor))
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """The cotangents of the operands, for a cotangent of the output."""
         raise NotImplementedError
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        """The tangent of the output, for tangents of the operands. At least one is given; None means
-        zero."""
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        """The tangent of the output, for tangents of the operands, of which None is zero. At least one
+        is not None."""
         raise NotImplementedError
 
 
@@ -77,7 +77,7 @@ class Leaf(Node):
 
 
 def order(end: Node) -> list[Node]:
-    """The nodes of `end` in topological order: operands first."""
+    """`end` and all nodes that it depends on, in topological order: operands first."""
     nodes: dict[Node, None] = {}
 
     def visit(node: Node) -> None:
@@ -90,31 +90,31 @@ def order(end: Node) -> list[Node]:
     return list(nodes)
 
 
-def backward(end: Node, cotangent: Bounded) -> dict[str, Bounded]:
-    """Gradients of the leaves by name, for a cotangent of `end`."""
-    received: dict[Node, list[Bounded]] = {end: [cotangent]}
+def vjp_of(end: Node, cotangent: Bounded) -> dict[str, Bounded]:
+    """Gradients of the leaves by name, for a cotangent of the node `end`."""
+    cotangents: dict[Node, list[Bounded]] = {end: [cotangent]}
     gradients: dict[str, Bounded] = {}
     for node in reversed(order(end)):
-        if node not in received:
+        if node not in cotangents:
             continue
-        total = node.received(received.pop(node))
+        total = node.sum_cotangents(cotangents.pop(node))
         if isinstance(node, Leaf):
             gradients[node.name] = total
             continue
         for operand, part in zip(node.operands, node.gradients(total), strict=True):
             if operand is not None and part is not None:
-                received.setdefault(operand, []).append(part)
+                cotangents.setdefault(operand, []).append(part)
     return gradients
 
 
-def along(end: Node, tangents: Mapping[str, Bounded]) -> Bounded | None:
-    """JVP of `end` for tangents of leaves by name; None if it is zero."""
-    moved: dict[Node | None, Bounded | None] = {None: None}
+def jvp_of(end: Node, tangents: Mapping[str, Bounded]) -> Bounded | None:
+    """JVP of the node `end` for tangents of leaves by name; None if it is zero."""
+    found_tangents: dict[Node | None, Bounded | None] = {None: None}
     for node in order(end):
         if isinstance(node, Leaf):
-            moved[node] = tangents.get(node.name)
+            found_tangents[node] = tangents.get(node.name)
         else:
-            own = [moved[operand] for operand in node.operands]
-            moves = any(tangent is not None for tangent in own)
-            moved[node] = node.tangent(*own) if moves else None
-    return moved[end]
+            operand_tangents = [found_tangents[operand] for operand in node.operands]
+            is_nonzero = any(tangent is not None for tangent in operand_tangents)
+            found_tangents[node] = node.tangent(*operand_tangents) if is_nonzero else None
+    return found_tangents[end]

@@ -23,62 +23,62 @@ from attention_conformance.references.tape import Gradients, Node
 
 
 class Activation(Node):
-    """g(h); `name` is "relu", "gelu" or "sigmoid"."""
+    """The activation g(h) named "relu", "gelu" or "sigmoid"."""
 
     def __init__(self, u: Roundoffs, h: Node, name: str) -> None:
         super().__init__(u, h)
         self.h, self.function = h, {"relu": relu, "gelu": gelu, "sigmoid": sigmoid}[name]
 
     @cached_property
-    def _both(self) -> tuple[Bounded, Bounded]:
+    def _value_and_slope(self) -> tuple[Bounded, Bounded]:
         return self.function(self.h.output, self.u)
 
     @property
     def output(self) -> Bounded:
-        return self._both[0]
+        return self._value_and_slope[0]
 
-    def gradients(self, received: Bounded) -> Gradients:
-        return (self._times_derivative(received),)
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        return (self._times_derivative(cotangent),)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        (h,) = moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        (h,) = tangents
         return None if h is None else self._times_derivative(h)
 
     def _times_derivative(self, x: Bounded) -> Bounded:
-        """x g'(h)."""
-        return stored(x * self._both[1], self.u.results)
+        """x g'(h), stored."""
+        return stored(x * self._value_and_slope[1], self.u.results)
 
 
 def relu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
     """max(h, 0) and its derivative."""
     positive = h.value > 0
-    active = Bounded(np.where(positive, h.value, 0), h.error)
-    unsure = magnitude(h.value) <= h.error
+    output = Bounded(np.where(positive, h.value, 0), h.error)
+    sign_unknown = magnitude(h.value) <= h.error
     slope = positive.astype(h.value.dtype)
-    return active, Bounded(slope, np.where(unsure, 1.0, 0.0))
+    return output, Bounded(slope, np.where(sign_unknown, 1.0, 0.0))
 
 
 def sigmoid(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
     """1 / (1 + e^-h) and its derivative."""
-    share = 1 / (1 + np.exp(-h.value))
-    slope = share * (1 - share)
+    value = 1 / (1 + np.exp(-h.value))
+    slope = value * (1 - value)
     roundings = 4 * u.accumulate + 3 * u.step
     steepest = np.minimum(magnitude(slope) + 0.1 * h.error, 0.25)
-    active = Bounded(share, h.error * steepest + roundings * magnitude(share))
-    derivative = Bounded(slope, 0.1 * h.error + 2 * roundings * magnitude(share))
-    return stored(active, u.results), derivative
+    output = Bounded(value, h.error * steepest + roundings * magnitude(value))
+    derivative = Bounded(slope, 0.1 * h.error + 2 * roundings * magnitude(value))
+    return stored(output, u.results), derivative
 
 
 def gelu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
     """h Phi(h) and its derivative."""
-    share = normal_distribution(h.value)
+    probability = normal_distribution(h.value)
     density = np.exp(-np.square(h.value) / 2) / np.sqrt(2 * np.pi)
-    slope = share + h.value * density
+    slope = probability + h.value * density
     roundings = 4 * u.accumulate + 3 * u.step
     steepest = np.minimum(magnitude(slope) + 0.8 * h.error, 1.13)
-    active = Bounded(h.value * share, h.error * steepest + roundings * h.size)
+    output = Bounded(h.value * probability, h.error * steepest + roundings * h.size)
     derivative = Bounded(slope, 0.8 * h.error + 2 * roundings * (1 + h.size))
-    return stored(active, u.results), derivative
+    return stored(output, u.results), derivative
 
 
 def normal_distribution(x: np.ndarray) -> np.ndarray:

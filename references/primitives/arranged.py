@@ -1,7 +1,7 @@
-"""Rearrangements, which round nothing, one tensor with several uses, and residuals.
+"""Rearrangements, which round nothing; a tensor that is several operands; and residuals.
 
 A residual x + y and its tangent are stored in the case's dtype; x and y both receive its cotangent. If
-one tensor is query, key and value, the three cotangents are summed (`references.tape.backward`) before
+one tensor is query, key and value, the three cotangents are summed (`references.tape.vjp_of`) before
 anything else is added.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from attention_conformance.references.rounding import Bounded, Roundoffs, stored, together
+from attention_conformance.references.rounding import Bounded, Roundoffs, stored, sum_of_present
 from attention_conformance.references.tape import Gradients, Node
 
 
@@ -32,15 +32,15 @@ class Reshaped(Node):
     def recomputed(self) -> Bounded:
         return self.x.recomputed.reshape(*self.shape)
 
-    def gradients(self, received: Bounded) -> Gradients:
-        return (received.reshape(*self.x.shape),)
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        return (cotangent.reshape(*self.x.shape),)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        (x,) = moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        (x,) = tangents
         return None if x is None else x.reshape(*self.shape)
 
 
-class Moved(Node):
+class MovedAxis(Node):
     """x with one axis moved."""
 
     def __init__(self, x: Node, source: int, destination: int) -> None:
@@ -55,22 +55,22 @@ class Moved(Node):
 
     @cached_property
     def output(self) -> Bounded:
-        return self.x.output.moved(self.source, self.destination)
+        return self.x.output.move_axis(self.source, self.destination)
 
     @property
     def recomputed(self) -> Bounded:
-        return self.x.recomputed.moved(self.source, self.destination)
+        return self.x.recomputed.move_axis(self.source, self.destination)
 
-    def gradients(self, received: Bounded) -> Gradients:
-        return (received.moved(self.destination, self.source),)
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        return (cotangent.move_axis(self.destination, self.source),)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        (x,) = moved
-        return None if x is None else x.moved(self.source, self.destination)
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        (x,) = tangents
+        return None if x is None else x.move_axis(self.source, self.destination)
 
 
-class OneTensor(Node):
-    """x with several uses as operand."""
+class SharedTensor(Node):
+    """x, which is an operand of several nodes: their cotangents are summed here."""
 
     def __init__(self, x: Node) -> None:
         super().__init__(x.u, x)
@@ -80,15 +80,15 @@ class OneTensor(Node):
     def output(self) -> Bounded:
         return self.x.output
 
-    def gradients(self, received: Bounded) -> Gradients:
-        return (received,)
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        return (cotangent,)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        return moved[0]
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        return tangents[0]
 
 
 class Residual(Node):
-    """x + y, stored. Both have one shape."""
+    """x + y, stored, for x and y of one shape."""
 
     def __init__(self, u: Roundoffs, x: Node, y: Node) -> None:
         super().__init__(u, x, y)
@@ -98,8 +98,8 @@ class Residual(Node):
     def output(self) -> Bounded:
         return stored(self.x.output + self.y.output, self.u.results)
 
-    def gradients(self, received: Bounded) -> Gradients:
-        return received, received
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        return cotangent, cotangent
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        return together(list(moved), self.u.results)
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        return sum_of_present(list(tangents), self.u.results)

@@ -38,7 +38,7 @@ and differences of stored numbers lose nothing, because they are multiples of th
 V is near the smallest normal number, dP is, too; P dP is about n times smaller, and may underflow
 completely. If an implementation flushes subnormals, the smallest normal number stands for the smallest
 subnormal, and a product loses the subnormal parts of its operands, too: of |a b| at most |b| for a
-subnormal a, and |a| for a subnormal b (`references.rounding.product`).
+subnormal a, and |a| for a subnormal b (`references.rounding.matrix_product`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from attention_conformance.references.primitives.pairs import Pairs
 from attention_conformance.references.primitives.scores import by_keys
 from attention_conformance.references.primitives.softmax import (
     NEGLIGIBLE_WEIGHT,
-    Attended,
     Softmax,
+    WeightsAndOutput,
     attend,
     lse_error,
     recomputed_weights,
@@ -62,13 +62,13 @@ from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
     Store,
-    averaged,
     gamma,
     magnitude,
+    matrix_product,
     perturbed,
-    product,
     stored,
-    together,
+    stored_mean,
+    sum_of_present,
 )
 from attention_conformance.references.tape import Gradients, Node
 
@@ -91,15 +91,17 @@ class Attend(Node):
         return (*self.pairs.shape[:3], self.value.shape[-1])
 
     @cached_property
-    def answer(self) -> Attended:
-        """The output and weights of the forward pass, including the weights of the column."""
+    def answer(self) -> WeightsAndOutput:
+        """The output and weights of the forward pass, including the weight of the column's key."""
         pairs, scores, output_mask = self.pairs, self.scores.output, self.pairs.output_mask
-        value = pairs.shown_slots(self.value.output)
+        value = pairs.without_hidden_nan(self.value.output)
         if self.column is not None:
-            scores, value = scores.beside(self.column.output, -1), _with_zeros(value)
+            scores, value = scores.concatenated(self.column.output, -1), _with_zeros(value)
             full = np.broadcast_to(True if output_mask is None else output_mask, pairs.shape)
-            output_mask = np.concatenate([full, self._finite], -1)
-        return attend(scores, value, output_mask, self.u, pairs.rows, int(self.column is not None))
+            output_mask = np.concatenate([full, self._has_finite_column], -1)
+        return attend(
+            scores, value, output_mask, self.u, pairs.empty_rows, int(self.column is not None)
+        )
 
     @property
     def output(self) -> Bounded:
@@ -108,104 +110,108 @@ class Attend(Node):
     @cached_property
     def recomputed(self) -> Bounded:
         value = self.pairs.by_head(self.value.output)
-        return stored(self.average(value), self.u.results)
+        return stored(self.average_values(value), self.u.results)
 
     @property
-    def _finite(self) -> np.ndarray:
-        """True in rows with a finite score in the column, (B, H, Lq, 1)."""
+    def _has_finite_column(self) -> np.ndarray:
+        """Boolean (B, H, Lq, 1): rows whose score in the column is finite."""
         assert self.column is not None
         return np.isfinite(self.column.recomputed.value)
 
     @cached_property
     def allowed(self) -> np.ndarray:
-        """Pairs that take part in derivatives, (B, H, Lq, Lk) or with a column."""
+        """Attending pairs in derivatives, boolean (B, H, Lq, Lk), or Lk + 1 with a column."""
         if self.column is None:
             return self.pairs.allowed
-        return np.concatenate([self.pairs.allowed, self._finite], -1)
+        return np.concatenate([self.pairs.allowed, self._has_finite_column], -1)
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """Number of keys that take part, including a column, (B, H, Lq)."""
+        """Number of attended keys per row in derivatives, including the column's, (B, H, Lq)."""
         return np.asarray(self.allowed.sum(-1))
 
     @cached_property
-    def seen(self) -> Bounded:
-        """The values (B, H, Lk, Dv), zero if no row attends them, and the zeros of a column."""
-        value = self.pairs.seen(self.value.output)
+    def attended_values(self) -> Bounded:
+        """The values (B, H, Lk, Dv), zero if no row attends them; with a column one more value, 0."""
+        value = self.pairs.without_unattended(self.value.output)
         return value if self.column is None else _with_zeros(value)
 
-    def real(self, x: Bounded) -> Bounded:
-        """x (B, H, Lq, .) without a column."""
+    def without_column(self, x: Bounded) -> Bounded:
+        """x (B, H, Lq, Lk), without the last entry of a row if there is a column."""
         return x if self.column is None else x[..., :-1]
 
     @cached_property
     def weights(self) -> Bounded:
-        """P as derivatives recompute it."""
+        """P as derivatives recompute it, with the weight of the column's key."""
         scores = self.scores.recomputed
         if self.pairs.equal_score_rows.any():
             scores = scores.where(~self.pairs.equal_score_rows)
         if self.column is not None:
-            scores = scores.beside(self.column.recomputed, -1)
+            scores = scores.concatenated(self.column.recomputed, -1)
         p = recomputed_weights(scores.value, scores.error, self.allowed, self.keys, self.u)
         if self.column is not None:
-            others = np.where(self.allowed[..., -1], 1 - p.value[..., -1].astype(np.float64), 0.0)
-            p.error[..., -1] += self.u.accumulate * others
+            key_weights = np.where(
+                self.allowed[..., -1], 1 - p.value[..., -1].astype(np.float64), 0.0
+            )
+            p.error[..., -1] += self.u.accumulate * key_weights
         return p
 
     @cached_property
-    def shared(self) -> tuple[Bounded, np.ndarray]:
-        """Weights of the values, (B, H, Lq, Lk), and fully masked rows that average all values, (B, H,
-        Lq, 1)."""
+    def value_weights(self) -> tuple[Bounded, np.ndarray]:
+        """P without the column, (B, H, Lq, Lk), and boolean (B, H, Lq, 1): the fully masked rows that
+        average all values, which have equal weights in P."""
         u, p = self.u, self.weights
         averaging = (self.keys == 0)[..., None]
         Lk = self.pairs.shape[-1]
-        if not self.pairs.averages or not Lk:
-            return self.real(p), np.zeros_like(averaging)
+        if not self.pairs.averages_values or not Lk:
+            return self.without_column(p), np.zeros_like(averaging)
         share = p.value.dtype.type(1) / Lk
         error = 2 * (u.weight + 4 * u.accumulate) * float(share)
-        shared = np.where(averaging, share, p.value), np.where(averaging, error, p.error)
-        return self.real(Bounded(*shared)), averaging
+        weights = np.where(averaging, share, p.value), np.where(averaging, error, p.error)
+        return self.without_column(Bounded(*weights)), averaging
 
-    def average(self, value: Bounded) -> Bounded:
-        """sum_j P_ij V_j for any values (B, H, Lk, .), before the store: (B, H, Lq, .)."""
-        shared, averaging = self.shared
+    def average_values(self, value: Bounded) -> Bounded:
+        """sum_j P_ij V_j, (B, H, Lq, .), for any `value` (B, H, Lk, .), before the store."""
+        weights, averaging = self.value_weights
         summands = self.keys[..., None] + averaging * self.pairs.shape[-1]
-        return product(shared, value, summands, self.u)
+        return matrix_product(weights, value, summands, self.u)
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """dS (B, H, Lq, Lk), dV (B, Hkv, Lk, Dv), and the cotangent of a column, (B, H, Lq, 1)."""
-        dS = self.score_gradient(received)
+        dS = self.score_gradient(cotangent)
         column = None if self.column is None else dS[..., -1:]
-        return self.real(dS), self.value_gradient(received), column
+        return self.without_column(dS), self.value_gradient(cotangent), column
 
     def value_gradient(self, cotangent: Bounded) -> Bounded:
         """dV (B, Hkv, Lk, Dv) for dO (B, H, Lq, Dv)."""
-        received, averaging = self.shared
+        weights, averaging = self.value_weights
         rows = self.pairs.rows_of_keys + averaging.sum(-2, keepdims=True)
-        return by_keys(received, cotangent, rows, self.value.shape[1], self.u)
+        return by_keys(weights, cotangent, rows, self.value.shape[1], self.u)
 
     def weight_gradient(self, cotangent: Bounded) -> Bounded:
         """dP = dO V^T, stored like a score; zero for pairs that do not attend."""
         u = self.u
-        dP = product(cotangent, self.seen.swapped, self.seen.shape[-1], u)
+        dP = matrix_product(cotangent, self.attended_values.mT, self.attended_values.shape[-1], u)
         return stored(dP, u.scores).where(self.allowed)
 
-    def mean(self, dP: Bounded, cotangent: Bounded) -> Bounded:
-        """D, (B, H, Lq, 1), with the larger bound of both sums."""
+    def mean_weight_gradient(self, dP: Bounded, cotangent: Bounded) -> Bounded:
+        """D = sum_j P_ij dP_ij = dO_i . O_i, (B, H, Lq, 1), with the larger bound of both sums."""
         u, p = self.u, self.weights
-        D = self.expected(dP)
-        output = p.size @ self.seen.size  # bounds |O|
-        error = p.error @ self.seen.size + magnitude(p.value) @ self.seen.error
+        D = self.weighted_mean(dP)
+        output = p.size @ self.attended_values.size  # bounds |O|
+        error = (
+            p.error @ self.attended_values.size + magnitude(p.value) @ self.attended_values.error
+        )
         error += (
             gamma(self.keys + 4, u.accumulate)[..., None] * output + u.output * output + u.floor
         )
-        width = self.seen.shape[-1]
+        width = self.attended_values.shape[-1]
         products = (cotangent.size * output).sum(-1, keepdims=True)
         by_output = (cotangent.size * error + cotangent.error * output).sum(-1, keepdims=True)
         by_output += gamma(width, u.accumulate) * products + (width + 1) * u.step_floor
         return perturbed(Bounded(D.value, np.maximum(D.error, by_output)))
 
-    def expected(self, x: Bounded) -> Bounded:
+    def weighted_mean(self, x: Bounded) -> Bounded:
         """sum_j P_j x_j over the keys; the axis keeps size 1."""
         u, p = self.u, self.weights
         inherited = (p.error * x.size + magnitude(p.value) * x.error).sum(-1, keepdims=True)
@@ -218,52 +224,54 @@ class Attend(Node):
         """dS = P (dP - D), stored."""
         u, p = self.u, self.weights
         dP = self.weight_gradient(cotangent)
-        D = self.mean(dP, cotangent)
+        D = self.mean_weight_gradient(dP, cotangent)
         difference = dP.value - D.value
-        apart = magnitude(difference)
+        distance = magnitude(difference)
         inherited = dP.error + D.error
         # Implementations compute P (dP - D) or P dP - P D. The second has larger parts.
-        parts = np.maximum(apart, dP.size + D.size)
-        rounded = (u.accumulate + u.step) * (parts + inherited)
+        parts = np.maximum(distance, dP.size + D.size)
+        difference_error = (u.accumulate + u.step) * (parts + inherited)
         value = np.where(self.allowed, p.value * difference, 0)
-        error = p.error * apart + p.size * (inherited + rounded)
+        error = p.error * distance + p.size * (inherited + difference_error)
         error += (u.accumulate + u.step) * (magnitude(value) + error) + 2 * u.step_floor
         dS = stored(Bounded(value, error), Store(max(u.score, u.weight), u.score_floor))
         return dS.where(self.allowed)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        u, (scores, value, column) = self.u, moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        u, (score_tangent, value_tangent, column_tangent) = self.u, tangents
         parts: list[Bounded | None] = []
-        if scores is not None or column is not None:
-            weights = self._moving_weights(self._moving_scores(scores, column))
-            products = product(weights, self.seen, self.keys[..., None], u)
+        if score_tangent is not None or column_tangent is not None:
+            weights = self._weight_tangent(self._score_tangent(score_tangent, column_tangent))
+            products = matrix_product(weights, self.attended_values, self.keys[..., None], u)
             parts.append(stored(products, u.results))
-        if value is not None:
-            average = self.average(self.pairs.by_head(value))
+        if value_tangent is not None:
+            average = self.average_values(self.pairs.by_head(value_tangent))
             parts.append(stored(average, u.results))
-        return together(parts, u.results)
+        return sum_of_present(parts, u.results)
 
-    def _moving_scores(self, scores: Bounded | None, column: Bounded | None) -> Bounded:
-        """S' with the tangent of a column, 0 for pairs that do not attend."""
+    def _score_tangent(
+        self, score_tangent: Bounded | None, column_tangent: Bounded | None
+    ) -> Bounded:
+        """S' and the tangent of the column as one array, 0 for pairs that do not attend."""
         B, H, Lq, Lk = self.pairs.shape
-        dtype = self.seen.value.dtype
-        if scores is None:
-            scores = Bounded.exact(np.zeros((B, H, Lq, Lk), dtype))
+        dtype = self.attended_values.value.dtype
+        if score_tangent is None:
+            score_tangent = Bounded.exact(np.zeros((B, H, Lq, Lk), dtype))
         if self.column is not None:
-            column = column or Bounded.exact(np.zeros((B, H, Lq, 1), dtype))
-            scores = scores.beside(column, -1)
-        return scores.where(self.allowed)
+            column_tangent = column_tangent or Bounded.exact(np.zeros((B, H, Lq, 1), dtype))
+            score_tangent = score_tangent.concatenated(column_tangent, -1)
+        return score_tangent.where(self.allowed)
 
-    def _moving_weights(self, moved: Bounded) -> Bounded:
+    def _weight_tangent(self, score_tangent: Bounded) -> Bounded:
         """P' = P (S' - sum P S')."""
         u, p = self.u, self.weights
-        mean = self.expected(moved)
-        apart = moved.value - mean.value
-        distance, inherited = magnitude(apart), moved.error + mean.error
-        inherited = inherited + (u.accumulate + u.step) * (distance + inherited)
-        error = p.error * distance + p.size * inherited + 2 * u.step_floor
+        mean = self.weighted_mean(score_tangent)
+        centred = score_tangent.value - mean.value
+        distance, centred_error = magnitude(centred), score_tangent.error + mean.error
+        centred_error = centred_error + (u.accumulate + u.step) * (distance + centred_error)
+        error = p.error * distance + p.size * centred_error + 2 * u.step_floor
         unit = max(u.score, u.weight, u.step) + u.accumulate
-        return stored(Bounded(p.value * apart, error), Store(unit, u.score_floor)).where(
+        return stored(Bounded(p.value * centred, error), Store(unit, u.score_floor)).where(
             self.allowed
         )
 
@@ -277,8 +285,8 @@ class Weights(Node):
 
     @cached_property
     def output(self) -> Bounded:
-        weights = self.attend.real(self.attend.answer.weights)
-        return averaged(weights, 1, self.u) if self.averages else weights
+        weights = self.attend.without_column(self.attend.answer.weights)
+        return stored_mean(weights, 1, self.u) if self.averages else weights
 
 
 class LogSumExp(Node):
@@ -303,12 +311,12 @@ class LogSumExp(Node):
         error = lse_error(peak, pairs.keys, largest, np.where(pairs.keys, softmax.lse, 0), u)
         return Bounded(softmax.lse, error)
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """dS = P g, stored, for g (B, H, Lq)."""
         u, p, allowed = self.u, self.attend.weights, self.attend.allowed
-        cotangent = Bounded.exact(received.value[..., None])  # no matrix product narrows g
-        value = np.where(allowed, p.value * cotangent.value, 0)
-        error = p.error * cotangent.size + p.size * cotangent.error
+        g = Bounded.exact(cotangent.value[..., None])  # no matrix product narrows g
+        value = np.where(allowed, p.value * g.value, 0)
+        error = p.error * g.size + p.size * g.error
         error += (u.accumulate + u.step) * (magnitude(value) + error) + u.step_floor
         dS = stored(Bounded(value, error), Store(max(u.score, u.weight), u.score_floor))
         return (dS.where(allowed),)
@@ -317,4 +325,4 @@ class LogSumExp(Node):
 def _with_zeros(value: Bounded) -> Bounded:
     """Values (B, H, Lk, Dv) and one more value of zeros."""
     B, H, _, Dv = value.shape
-    return value.beside(Bounded.exact(np.zeros((B, H, 1, Dv), value.value.dtype)), -2)
+    return value.concatenated(Bounded.exact(np.zeros((B, H, 1, Dv), value.value.dtype)), -2)

@@ -32,15 +32,15 @@ from attention_conformance.references.rounding import (
     Store,
     magnitude,
     stored,
-    summed,
-    together,
+    sum_of_present,
+    sum_over_axes,
 )
 from attention_conformance.references.tape import Gradients, Node
 
 
 class Biased(Node):
-    """Scores (B, H, Lq, Lk) plus a bias that broadcasts to them. `unit`: the relative size of the
-    roundings of a bias that the call itself makes.
+    """Scores (B, H, Lq, Lk) plus a bias that broadcasts to them. `unit`: the relative error of a bias
+    that the call itself computes.
 
     A bias of -inf hides a pair (`Pairs`), and adds nothing here.
     """
@@ -53,38 +53,38 @@ class Biased(Node):
     def shape(self) -> tuple[int, ...]:
         return self.scores.shape
 
-    def _added(self, bias: Bounded) -> Bounded:
-        """The bias with its own roundings, 0 where it is -inf."""
+    def _finite_bias(self, bias: Bounded) -> Bounded:
+        """The bias with the relative error `unit`, 0 where it is -inf."""
         finite = bias.where(~np.isneginf(bias.value))
         return Bounded(finite.value, finite.error + self.unit * magnitude(finite.value))
 
     @cached_property
     def output(self) -> Bounded:
         bias = Bounded.exact(self.bias.output.value)
-        return stored(self.scores.output + self._added(bias), Store(self.u.score))
+        return stored(self.scores.output + self._finite_bias(bias), Store(self.u.score))
 
     @cached_property
     def recomputed(self) -> Bounded:
-        total = self.scores.recomputed + self._added(self.bias.output)
+        total = self.scores.recomputed + self._finite_bias(self.bias.output)
         return Bounded(total.value, total.error + self.u.score * magnitude(total.value))
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         u, shape = self.u, self.bias.shape
         full = (1,) * (4 - len(shape)) + shape
-        axes = tuple(a for a in range(4) if full[a] == 1 and received.shape[a] != 1)
-        total = stored(summed(received, axes, u), u.results)
-        return received, total.reshape(*shape)
+        axes = tuple(a for a in range(4) if full[a] == 1 and cotangent.shape[a] != 1)
+        total = stored(sum_over_axes(cotangent, axes, u), u.results)
+        return cotangent, total.reshape(*shape)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        scores, bias = moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        scores, bias = tangents
         if bias is not None:
             bias = bias.broadcast_to(self.scores.shape)
-        return together([scores, bias], self.u.scores)
+        return sum_of_present([scores, bias], self.u.scores)
 
 
 class ZeroKey(Node):
-    """The column (B, H, Lq, 1) of scores (H,) of a key of value 0, beside scores (B, H, Lq, Lk). `unit`:
-    the relative size of its roundings."""
+    """The column (B, H, Lq, 1) with the scores (H,) of a key of value 0, for a softmax together with
+    scores (B, H, Lq, Lk). `unit`: the relative error of the column."""
 
     def __init__(self, u: Roundoffs, column: Node, scores: Node, pairs: Pairs, unit: float) -> None:
         super().__init__(u, column, scores)
@@ -92,13 +92,14 @@ class ZeroKey(Node):
 
     @cached_property
     def output(self) -> Bounded:
-        return self._beside(self.scores.output)
+        return self._column_of(self.scores.output)
 
     @cached_property
     def recomputed(self) -> Bounded:
-        return self._beside(self.scores.recomputed)
+        return self._column_of(self.scores.recomputed)
 
-    def _beside(self, scores: Bounded) -> Bounded:
+    def _column_of(self, scores: Bounded) -> Bounded:
+        """The column, with the error that it has beside these scores."""
         allowed = self.pairs.allowed
         hidden = np.where(allowed, scores.value, -np.inf)
         largest = hidden.max(-1, keepdims=True, initial=-np.inf)
@@ -107,13 +108,13 @@ class ZeroKey(Node):
         error = self.unit * zero_key_size(column, largest, keys)
         return Bounded(np.broadcast_to(column, error.shape), error)
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """The gradient of the scores (H,). The other scores receive nothing: they only set the bound."""
-        total = summed(received[..., -1], (0, 2), self.u)
+        total = sum_over_axes(cotangent[..., -1], (0, 2), self.u)
         return stored(total, self.u.results).reshape(-1), None
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        column, _ = moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        column, _ = tangents
         if column is None:
             return None
         return column[:, None, None].broadcast_to((*self.scores.shape[:-1], 1))

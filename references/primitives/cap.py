@@ -28,7 +28,7 @@ from attention_conformance.references.tape import Gradients, Node
 
 
 class Cap(Node):
-    """cap tanh(T / cap), elementwise. `unit`: the relative size of its roundings."""
+    """cap tanh(T / cap), elementwise. `unit`: the relative error of its roundings."""
 
     def __init__(self, u: Roundoffs, scores: Node, cap: float, unit: float) -> None:
         super().__init__(u, scores)
@@ -54,11 +54,11 @@ class Cap(Node):
         out = h * self.cap
         return Bounded(out, x.error * slope + self.unit * magnitude(out))
 
-    def gradients(self, received: Bounded) -> Gradients:
-        return (self._times_derivative(received),)
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        return (self._times_derivative(cotangent),)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        (scores,) = moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        (scores,) = tangents
         return None if scores is None else self._times_derivative(scores)
 
     def _times_derivative(self, x: Bounded) -> Bounded:
@@ -68,8 +68,8 @@ class Cap(Node):
 
 
 def times_slope(x: Bounded, h: Bounded, u: Roundoffs, floor: float) -> Bounded:
-    """x times the derivative of tanh, 1 - h^2, from h, the value of tanh. Each step loses up to
-    `floor`."""
+    """x (1 - h^2), stored, where 1 - h^2 is the derivative of tanh and h the value of tanh. Each step
+    loses up to `floor` by underflow."""
     slope = 1 - np.square(h.value)
     slope_error = (2 * magnitude(h.value) + h.error) * h.error + 2 * u.score + 5 * u.accumulate
     error = x.error * (magnitude(slope) + slope_error) + magnitude(x.value) * slope_error

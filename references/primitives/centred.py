@@ -24,8 +24,8 @@ no influence. Bounds, in the notation of `references.rounding`; delta bounds an 
     K dot    Like K', for tangents of keys. S' - sum P S' (`references.primitives.attend`) adds
              gamma_Lk(u_acc) C.
 
-Inside `references.rounding.drawn` sums that are 0 up to rounding have their random values, except with
-sinks.
+Inside `references.rounding.random_roundings` sums that are 0 up to rounding have their random values,
+except with sinks.
 
 Source: Zhang et al., SageAttention, arXiv 2410.02367 (2024), section 4.2 ("smooth K").
 """
@@ -41,18 +41,18 @@ from attention_conformance.references.primitives.scores import Scores
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
-    drawing,
+    errors_are_random,
     gamma,
+    matrix_product,
     perturbed,
-    product,
     stored,
 )
 from attention_conformance.references.tape import Gradients, Node
 
 
 class Centred(Node):
-    """Keys (B, Hkv, Lk, D), whose error is that of scores of the keys without a constant. The value is
-    that of the keys."""
+    """Keys (B, Hkv, Lk, D) with the error that K - c gives the scores. The value stays K, because the
+    constant c changes no softmax."""
 
     def __init__(self, u: Roundoffs, key: Node, pairs: Pairs) -> None:
         super().__init__(u, key)
@@ -63,59 +63,60 @@ class Centred(Node):
         return self.key.shape
 
     @cached_property
-    def attended(self) -> np.ndarray:
+    def attended_count(self) -> np.ndarray:
         """n: number of keys that some row attends, at least 1, (B, Hkv, 1, 1)."""
         B, Hkv, Lk, _ = self.shape
         group = self.pairs.shape[1] // max(Hkv, 1)
-        seen = (self.pairs.rows_of_keys > 0).reshape(B, Hkv, group, Lk).any(2)
-        return np.maximum(seen.sum(-1), 1)[..., None, None]
+        is_attended = (self.pairs.rows_of_keys > 0).reshape(B, Hkv, group, Lk).any(2)
+        return np.maximum(is_attended.sum(-1), 1)[..., None, None]
 
-    def largest(self, x: Bounded) -> np.ndarray:
+    def constant_limit(self, x: Bounded) -> np.ndarray:
         """C of keys or of their tangents, (B, Hkv, 1, D). Slots that are not finite count as zero."""
         size = np.where(np.isfinite(x.size), x.size, 0.0)
-        return np.asarray(size.sum(-2, keepdims=True) / self.attended)
+        return np.asarray(size.sum(-2, keepdims=True) / self.attended_count)
 
     def _less_constant(self, x: Bounded, roundings: int) -> Bounded:
-        u, largest = self.u, self.largest(x)
+        """Keys or their tangents with the errors of K - c in products of so many roundings."""
+        u, limit = self.u, self.constant_limit(x)
         relative = 2 * (gamma(roundings, u.accumulate) + 3 * u.score) + u.output
-        error = x.error + u.output * x.size + relative * largest + u.floor
+        error = x.error + u.output * x.size + relative * limit + u.floor
         return perturbed(Bounded(x.value, error))
 
     @cached_property
     def output(self) -> Bounded:
         return self._less_constant(self.key.output, self.shape[-1] + 2)
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         u, Lk = self.u, self.shape[-2]
-        error = received.error.sum(-2, keepdims=True)
-        error = error + gamma(Lk, u.sum) * received.size.sum(-2, keepdims=True)
-        total = stored(Bounded(_sum(received, self.pairs), error), u.results)
-        mean = stored(total * (1 / self.attended), u.results)
-        difference = Bounded(received.value - mean.value, received.error + mean.error)
+        error = cotangent.error.sum(-2, keepdims=True)
+        error = error + gamma(Lk, u.sum) * cotangent.size.sum(-2, keepdims=True)
+        total = stored(Bounded(_zero_sum(cotangent, self.pairs), error), u.results)
+        mean = stored(total * (1 / self.attended_count), u.results)
+        difference = Bounded(cotangent.value - mean.value, cotangent.error + mean.error)
         return (stored(difference, u.results),)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        (key,) = moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        (key,) = tangents
         D, Lk = self.shape[-1], self.shape[-2]
         return None if key is None else self._less_constant(key, D + 2 + Lk)
 
 
 class CentredScores(Scores):
-    """Scores of centred keys: `key` is a `Centred`. Their value is that of scores of the keys."""
+    """Scores of centred keys (`Centred`), with the values of the scores of K."""
 
     key: Centred
 
-    def of_queries(self, dT: Bounded) -> Bounded:
-        dQ, largest = super().of_queries(dT), self.key.largest(self.key.key.output)
-        constant = self.pairs.by_head(Bounded.exact(largest))  # (B, H, 1, D)
-        every = constant.broadcast_to(self.seen.shape)
-        error = product(dT, every, self.pairs.allowed.sum(-1)[..., None], self.u).error
-        moved = _sum(dT.swapped, self.pairs).swapaxes(-1, -2) * constant.value
-        return Bounded(dQ.value + moved, dQ.error + error)
+    def query_gradient(self, dT: Bounded) -> Bounded:
+        dQ, limit = super().query_gradient(dT), self.key.constant_limit(self.key.key.output)
+        constant = self.pairs.by_head(Bounded.exact(limit))  # (B, H, 1, D)
+        constants = constant.broadcast_to(self.attended_keys.shape)
+        error = matrix_product(dT, constants, self.pairs.allowed.sum(-1)[..., None], self.u).error
+        constant_part = _zero_sum(dT.mT, self.pairs).swapaxes(-1, -2) * constant.value
+        return Bounded(dQ.value + constant_part, dQ.error + error)
 
 
-def _sum(x: Bounded, pairs: Pairs) -> np.ndarray:
-    """The sum of x (..., Lk, .) over the keys, which is 0 up to rounding: 0, or inside `drawn` its random
-    value."""
+def _zero_sum(x: Bounded, pairs: Pairs) -> np.ndarray:
+    """The sum of x (..., Lk, .) over the keys, which is 0 up to rounding: 0, or its random value inside
+    `random_roundings`."""
     total = x.value.sum(-2, keepdims=True)
-    return total if drawing() and not pairs.has_zero_key.any() else np.zeros_like(total)
+    return total if errors_are_random() and not pairs.has_zero_key.any() else np.zeros_like(total)

@@ -45,23 +45,24 @@ from attention_conformance.references.rounding import (
     Store,
     gamma,
     magnitude,
+    matrix_product,
     perturbed,
-    product,
     stored,
-    summed,
-    together,
+    sum_of_present,
+    sum_over_axes,
 )
 from attention_conformance.references.tape import Gradients, Leaf, Node
 
 
 def selects(kernel: np.ndarray) -> np.ndarray:
-    """The columns (..., 1, m) of matrices (..., n, m) that select one component, or none."""
+    """Boolean (..., 1, m): the columns of matrices (..., n, m) with at most one entry of 1 or -1, and
+    zeros."""
     entries = np.abs(kernel)
-    plain = ((entries == 0) | (entries == 1)).all(-2, keepdims=True)
-    return np.asarray(plain & ((entries != 0).sum(-2, keepdims=True) <= 1))
+    is_unit_or_zero = ((entries == 0) | (entries == 1)).all(-2, keepdims=True)
+    return np.asarray(is_unit_or_zero & ((entries != 0).sum(-2, keepdims=True) <= 1))
 
 
-class Expanded(Linear):
+class ProjectedLatents(Linear):
     """Keys or values x W, (B, L, H, m), for latents x (B, L, n) and W (n, H, m)."""
 
     @cached_property
@@ -73,7 +74,7 @@ class Expanded(Linear):
         return Bounded(y.value, np.where(chosen & (inherited.error == 0), 0.0, y.error))
 
 
-class PerHead(Node):
+class HeadProjection(Node):
     """x_h W_h, (B, H, L, m), for x (B, H, L, n) and W (H, n, m)."""
 
     def __init__(self, x: Node, kernel: Node) -> None:
@@ -85,9 +86,9 @@ class PerHead(Node):
         return (*self.x.shape[:3], self.kernel.shape[-1])
 
     def projected(self, x: Bounded, kernel: Bounded) -> Bounded:
-        """x W, stored."""
+        """x W, stored, for x (B, H, L, n) and W (H, n, m)."""
         u, exact = self.u, x @ kernel
-        rounded = stored(product(x, kernel, kernel.shape[-2], u), u.results)
+        rounded = stored(matrix_product(x, kernel, kernel.shape[-2], u), u.results)
         return Bounded(rounded.value, np.where(selects(kernel.value), exact.error, rounded.error))
 
     @cached_property
@@ -98,71 +99,71 @@ class PerHead(Node):
     def recomputed(self) -> Bounded:
         return self.projected(self.x.recomputed, self.kernel.output)
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """dx = dy W^T; dW = x^T dy, stored per sample and then summed, or one sum."""
         u, x = self.u, self.x.recomputed
-        dx = self.projected(received, self.kernel.output.swapped)
+        dx = self.projected(cotangent, self.kernel.output.mT)
         B, _, L, _ = x.shape
-        each = stored(product(x.swapped, received, L, u), u.results)
-        total = summed(each, (0,), u)[0]
-        whole = gamma(B * L, u.accumulate) * (x.swapped.size @ received.size).sum(0)
-        dW = stored(Bounded(total.value, total.error + whole), u.results)
+        sample_gradients = stored(matrix_product(x.mT, cotangent, L, u), u.results)
+        total = sum_over_axes(sample_gradients, (0,), u)[0]
+        joint_rounding = gamma(B * L, u.accumulate) * (x.mT.size @ cotangent.size).sum(0)
+        dW = stored(Bounded(total.value, total.error + joint_rounding), u.results)
         return dx, dW
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        u, (x, kernel) = self.u, moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        u, (x, kernel) = self.u, tangents
         parts = [
             None if x is None else self.projected(x, self.kernel.output),
             None if kernel is None else self.projected(self.x.recomputed, kernel),
         ]
-        return together(parts, u.results)
+        return sum_of_present(parts, u.results)
 
 
-class PartedScores(Node):
-    """The sum of two products of queries and keys, (B, H, Lq, Lk)."""
+class ScoreSum(Node):
+    """scale (Q K^T + Q^R K^R^T), (B, H, Lq, Lk), from the scores of both parts."""
 
-    def __init__(self, one: Scores, two: Scores) -> None:
-        super().__init__(one.u, *one.operands[:2], *two.operands[:2])
-        self.parts = (one, two)
+    def __init__(self, first: Scores, second: Scores) -> None:
+        super().__init__(first.u, *first.operands[:2], *second.operands[:2])
+        self.parts = (first, second)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 
     def summed(self, pairs: list[tuple[Bounded, Bounded]], stores: int) -> Bounded:
-        """The scores of queries and keys, stored `stores` times."""
+        """The scores of the two `pairs` of query and key, stored `stores` times."""
         u, scale = self.u, self.parts[0].scale
         depth = sum(query.shape[-1] for query, _ in pairs)
-        products = [product(query, key.swapped, depth, u) * scale for query, key in pairs]
-        one, two = products
-        apart = u.score * (magnitude(one.value) + magnitude(two.value))
-        whole = Bounded(one.value + two.value, one.error + two.error + apart)
-        return stored(whole, Store(stores * u.score, u.score_floor))
+        products = [matrix_product(query, key.mT, depth, u) * scale for query, key in pairs]
+        first, second = products
+        part_stores = u.score * (magnitude(first.value) + magnitude(second.value))
+        total = Bounded(first.value + second.value, first.error + second.error + part_stores)
+        return stored(total, Store(stores * u.score, u.score_floor))
 
     @cached_property
     def output(self) -> Bounded:
-        keys = [part.pairs.shown_slots(part.key.output) for part in self.parts]
+        keys = [part.pairs.without_hidden_nan(part.key.output) for part in self.parts]
         return self.summed(
             [(part.query.output, key) for part, key in zip(self.parts, keys, strict=True)], 2
         )
 
     @cached_property
     def recomputed(self) -> Bounded:
-        return self.summed([(part.query.recomputed, part.seen) for part in self.parts], 3)
+        return self.summed([(part.query.recomputed, part.attended_keys) for part in self.parts], 3)
 
-    def gradients(self, received: Bounded) -> Gradients:
-        return [dx for part in self.parts for dx in part.gradients(received)[:2]]
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        return [dx for part in self.parts for dx in part.gradients(cotangent)[:2]]
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        moves = [
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        part_tangents = [
             part.tangent(*pair, None) if any(x is not None for x in pair) else None
-            for part, pair in zip(self.parts, (moved[:2], moved[2:]), strict=True)
+            for part, pair in zip(self.parts, (tangents[:2], tangents[2:]), strict=True)
         ]
-        return together(moves, self.u.scaled_scores)
+        return sum_of_present(part_tangents, self.u.scaled_scores)
 
 
-class Lifted(PerHead):
-    """The average of latents over attention, projected: (B, H, Lq, Dv) for W (H, R, Dv)."""
+class ProjectedAverage(HeadProjection):
+    """The average of latents that `attend` gives, times W (H, R, Dv): (B, H, Lq, Dv)."""
 
     def __init__(self, attend: Attend, kernel: Node) -> None:
         super().__init__(attend, kernel)
@@ -171,17 +172,19 @@ class Lifted(PerHead):
     @cached_property
     def output(self) -> Bounded:
         u, attend, kernel = self.u, self.attend, self.kernel.output
-        latents = attend.pairs.shown_slots(attend.value.output)
-        through = Attend(u, attend.scores, Leaf(u, latents @ kernel), attend.pairs).answer
-        weights, W = magnitude(through.weights.value), kernel.size
+        latents = attend.pairs.without_hidden_nan(attend.value.output)
+        unabsorbed = Attend(u, attend.scores, Leaf(u, latents @ kernel), attend.pairs).answer
+        weights, W = magnitude(unabsorbed.weights.value), kernel.size
         weights = np.where(np.isnan(weights), 0.0, weights)
         n, R = attend.pairs.keys[..., None], kernel.shape[-2]
         average, spread = (weights @ latents.size) @ W, weights @ (latents.size @ W)
-        middle = magnitude(weights @ latents.value.astype(np.float64)) @ W
-        own = gamma(n + 4, u.accumulate) * (spread + average)
-        lost = (u.floor + (n + 1) * u.product_underflow) * W.sum(-2, keepdims=True)
-        lost = lost + (R + 2) * u.product_underflow
-        own = own + u.output * middle + lost
-        own = own + np.where(selects(kernel.value), 0.0, gamma(R + 2, u.accumulate) * middle)
-        bound = perturbed(Bounded(through.output.value, own))
-        return Bounded(bound.value, bound.error + through.output.error)
+        average_size = magnitude(weights @ latents.value.astype(np.float64)) @ W
+        rounding = gamma(n + 4, u.accumulate) * (spread + average)
+        underflow = (u.floor + (n + 1) * u.product_underflow) * W.sum(-2, keepdims=True)
+        underflow = underflow + (R + 2) * u.product_underflow
+        rounding = rounding + u.output * average_size + underflow
+        rounding = rounding + np.where(
+            selects(kernel.value), 0.0, gamma(R + 2, u.accumulate) * average_size
+        )
+        bound = perturbed(Bounded(unabsorbed.output.value, rounding))
+        return Bounded(bound.value, bound.error + unabsorbed.output.error)

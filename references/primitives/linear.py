@@ -24,19 +24,19 @@ from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
     gamma,
-    product,
+    matrix_product,
     stored,
-    summed,
-    together,
+    sum_of_present,
+    sum_over_axes,
 )
 from attention_conformance.references.tape import Gradients, Node
 
 
 class Linear(Node):
-    """x W + b for x (..., n), W (n, ...) and b (W.shape[1:]) or None.
+    """x W + b for x (..., n), the `kernel` W (n, ...), and the `offset` b (W.shape[1:]) or None.
 
     - `bias`: the name of b (`Roundoffs.narrow_biases`).
-    - `features`: total number of features if one product makes several projections of x, else 0.
+    - `features`: total number of features if one product computes several projections of x, else 0.
     """
 
     def __init__(
@@ -61,29 +61,29 @@ class Linear(Node):
             y = stored(y + self.offset.output.reshape(-1), self.u.results)
         return y.reshape(*y.shape[:-1], *kernel.shape[1:])
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """dx, dW, db."""
         u, x, kernel = self.u, self.x.recomputed, self.kernel.output
-        dy = received.reshape(*x.shape[:-1], self.width)
-        across = transposed(flat(kernel))
-        dx = times_matrix(dy, across, u)
+        dy = cotangent.reshape(*x.shape[:-1], self.width)
+        kernel_T = transposed(flat(kernel))
+        dx = times_matrix(dy, kernel_T, u)
         if self.features:
-            products = dy.size @ across.size
+            products = dy.size @ kernel_T.size
             dx = Bounded(dx.value, dx.error + gamma(self.features, u.accumulate) * products)
         db = None
         if self.offset is not None:
             db = bias_gradient(dy, u, self.bias).reshape(*kernel.shape[1:])
         return dx, kernel_gradient(x, dy, u).reshape(*kernel.shape), db
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        u, (x, kernel, offset) = self.u, moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        u, (x, kernel, offset) = self.u, tangents
         shape = (*self.x.shape[:-1], self.width)
         parts = [
             None if x is None else times_matrix(x, flat(self.kernel.output), u),
             None if kernel is None else times_matrix(self.x.recomputed, flat(kernel), u),
             None if offset is None else offset.reshape(-1).broadcast_to(shape),
         ]
-        total = together(parts, u.results)
+        total = sum_of_present(parts, u.results)
         assert total is not None
         return total.reshape(*shape[:-1], *self.kernel.shape[1:])
 
@@ -108,24 +108,24 @@ def times_matrix(x: Bounded, kernel: Bounded, u: Roundoffs) -> Bounded:
 def kernel_gradient(x: Bounded, dy: Bounded, u: Roundoffs) -> Bounded:
     """dW (n, m), the sum of x^T dy over samples and positions, x (B, L, n), dy (B, L, m). The bound
     covers a sum per sample and one joint sum."""
-    each = product(x.swapped, dy, x.shape[1], u)
-    total = _over_samples(each, u)
-    whole = (x.swapped.size @ dy.size).sum(0)
-    error = total.error + gamma(x.shape[0] * x.shape[1], u.accumulate) * whole
+    sample_gradients = matrix_product(x.mT, dy, x.shape[1], u)
+    total = _sum_over_samples(sample_gradients, u)
+    joint_size = (x.mT.size @ dy.size).sum(0)
+    error = total.error + gamma(x.shape[0] * x.shape[1], u.accumulate) * joint_size
     return stored(Bounded(total.value, error), u.results)
 
 
 def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
     """db (m,) of the bias `name`: the sum of dy (B, L, m) over samples and positions, as in
     `kernel_gradient`."""
-    rows = summed(dy, (1,), u)
-    total = _over_samples(rows[:, 0], u)
+    rows = sum_over_axes(dy, (1,), u)
+    total = _sum_over_samples(rows[:, 0], u)
     count = dy.shape[0] * dy.shape[1]
     unit = max(u.sum, u.output) if name in u.narrow_biases else u.sum
     error = total.error + gamma(count, unit) * dy.size.sum((0, 1))
     return stored(Bounded(total.value, error), u.results)
 
 
-def _over_samples(each: Bounded, u: Roundoffs) -> Bounded:
-    """The sum over the first axis; each part is first stored in the case's dtype."""
-    return summed(stored(each, u.results), (0,), u)[0]
+def _sum_over_samples(x: Bounded, u: Roundoffs) -> Bounded:
+    """The sum of x over its first axis, the samples; each summand is stored in the case's dtype."""
+    return sum_over_axes(stored(x, u.results), (0,), u)[0]

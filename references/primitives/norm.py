@@ -59,11 +59,11 @@ from attention_conformance.references.rounding import (
     Roundoffs,
     Store,
     gamma,
-    known,
     magnitude,
     perturbed,
     stored,
-    together,
+    sum_of_present,
+    without_nan_bounds,
 )
 from attention_conformance.references.tape import Gradients, Node
 
@@ -77,9 +77,11 @@ def statistics(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Statistics:
     mean = x.value.mean(axes, keepdims=True)
     variance = np.square(x.value - mean).mean(axes, keepdims=True)
     spread = np.sqrt(magnitude(variance))
-    sums = gamma(n + 4, u.accumulate) + 4 * u.step
-    mean_error = sums * magnitude(x.value).mean(axes, keepdims=True)
-    variance_error = 2 * spread * (sums * spread + mean_error) + (1 + sums) * mean_error**2
+    mean_unit = gamma(n + 4, u.accumulate) + 4 * u.step
+    mean_error = mean_unit * magnitude(x.value).mean(axes, keepdims=True)
+    variance_error = (
+        2 * spread * (mean_unit * spread + mean_error) + (1 + mean_unit) * mean_error**2
+    )
     inherited = (2 * magnitude(x.value - mean) + x.error) * x.error
     mean_error = mean_error + x.error.mean(axes, keepdims=True)
     variance_error = variance_error + inherited.mean(axes, keepdims=True)
@@ -91,7 +93,7 @@ class Standardised:
     """The steps of a norm: mean, `shifted` = x - mean, `root` = 1 / sqrt(variance + epsilon), `normal`
     = shifted root.
 
-    `reach` is (|x| + |mean|) root, the magnitude that roundings are relative to.
+    `reach` is (|x| + |mean|) root, the magnitude to which roundings are relative.
     """
 
     mean: Bounded
@@ -109,48 +111,52 @@ class Standardised:
         epsilon: float,
         u: Roundoffs,
     ) -> Standardised:
-        """The steps for x (B, L, E), with mean and variance over `axes` or `learned` ones."""
-        unit = _unit(u)
+        """The steps for x (B, L, E), with `learned` mean and variance, or else those of x over `axes`."""
+        unit = _step_unit(u)
         if learned is None:
-            own = (perturbed(statistic) for statistic in statistics(x, axes, u))
-            (mean, mean_error), (variance, variance_error) = (each.parts for each in own)
+            computed = (perturbed(statistic) for statistic in statistics(x, axes, u))
+            (mean, mean_error), (variance, variance_error) = (
+                statistic.parts for statistic in computed
+            )
             variance = np.maximum(variance, 0)
         else:
-            (mean, mean_error), (variance, variance_error) = (each.parts for each in learned)
+            (mean, mean_error), (variance, variance_error) = (
+                statistic.parts for statistic in learned
+            )
         shifted = stored(Bounded(x.value - mean, x.error + mean_error), Store(unit))
         total = (variance + epsilon).astype(np.float64)
         # The bound is infinite if the argument of the root may be zero.
         least = total - variance_error - unit * total
-        sure = least > 0
-        least = np.where(sure, least, 1.0)
+        positive = least > 0
+        least = np.where(positive, least, 1.0)
         slope = 0.5 * (variance_error + unit * total) / least * np.sqrt(total / least)
-        relative = np.where(sure, slope + 3 * unit, np.inf)
+        relative = np.where(positive, slope + 3 * unit, np.inf)
         root = 1 / np.sqrt(variance + epsilon)
         reciprocal = perturbed(Bounded(root, relative * root.astype(np.float64)))
         root, relative = reciprocal.value, reciprocal.error / reciprocal.value.astype(np.float64)
         value = shifted.value * root
         size = magnitude(value)
         scaled_error = shifted.error * root.astype(np.float64) * (1 + relative) + relative * size
-        folded = 3 * unit * magnitude(mean * root)
-        level = Bounded(mean, np.broadcast_to(mean_error, mean.shape))
-        reach = (x.size + level.size) * reciprocal.size
-        normal = stored(Bounded(value, scaled_error + folded), Store(unit))
-        return cls(level, shifted, reciprocal, normal, reach)
+        mean_rounding = 3 * unit * magnitude(mean * root)
+        bounded_mean = Bounded(mean, np.broadcast_to(mean_error, mean.shape))
+        reach = (x.size + bounded_mean.size) * reciprocal.size
+        normal = stored(Bounded(value, scaled_error + mean_rounding), Store(unit))
+        return cls(bounded_mean, shifted, reciprocal, normal, reach)
 
     def narrow(self, u: Roundoffs) -> Standardised:
         """The steps with mean and root stored in the case's dtype."""
         mean, root = (stored(x, u.results) for x in (self.mean, self.root))
-        away = mean.error - self.mean.error
-        relative = root.error - self.root.error
-        shifted = Bounded(self.shifted.value, self.shifted.error + away)
-        error = self.normal.error + away * root.size + self.shifted.size * relative
+        mean_store = mean.error - self.mean.error
+        root_store = root.error - self.root.error
+        shifted = Bounded(self.shifted.value, self.shifted.error + mean_store)
+        error = self.normal.error + mean_store * root.size + self.shifted.size * root_store
         normal = Bounded(self.normal.value, error)
-        return Standardised(mean, shifted, root, normal, self.reach + away * root.size)
+        return Standardised(mean, shifted, root, normal, self.reach + mean_store * root.size)
 
 
 class Norm(Node):
-    """A norm of x (B, L, E) with mean and variance over `axes` or `learned` ones; gain and offset (E,)
-    or None."""
+    """A norm of x (B, L, E), with `learned` mean and variance, or else those of x over `axes`; gain and
+    offset (E,) or None."""
 
     def __init__(
         self, u: Roundoffs, x: Node, gain: Node | None, offset: Node | None,
@@ -158,23 +164,25 @@ class Norm(Node):
     ) -> None:  # fmt: skip
         super().__init__(u, x, gain, offset)
         self.x, self.gain, self.offset = x, gain, offset
-        self.over, self.epsilon, self.learned = axes, epsilon, learned
+        self.statistic_axes, self.epsilon, self.learned = axes, epsilon, learned
         self.axes = axes if learned is None else ()
 
     @cached_property
     def parts(self) -> Standardised:
         """The steps of the norm in the forward pass."""
-        return Standardised.of(self.x.output, self.over, self.learned, self.epsilon, self.u)
+        return Standardised.of(
+            self.x.output, self.statistic_axes, self.learned, self.epsilon, self.u
+        )
 
     @cached_property
-    def for_derivatives(self) -> Standardised:
+    def derivative_parts(self) -> Standardised:
         """The steps of the norm that derivatives take."""
         return self.parts.narrow(self.u) if self.u.narrow_statistics else self.parts
 
     @cached_property
     def output(self) -> Bounded:
         """y (B, L, E)."""
-        u, unit, out = self.u, _unit(self.u), self.parts.normal
+        u, unit, out = self.u, _step_unit(self.u), self.parts.normal
         if self.gain is not None:
             gain = self.gain.output
             error = out.error * magnitude(gain.value) + gain.error * out.size
@@ -183,80 +191,88 @@ class Norm(Node):
             offset = self.offset.output
             error = out.error + offset.error + unit * magnitude(offset.value)
             out = stored(Bounded(out.value + offset.value, error), Store(unit))
-        return known(stored(out, u.results))
+        return without_nan_bounds(stored(out, u.results))
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """dx, dg, db."""
-        u, parts, dy = self.u, self.for_derivatives, received
+        u, parts, dy = self.u, self.derivative_parts, cotangent
         D, dg, db = dy, None, None
         if self.gain is not None:
-            each, sizes = self._by_normal(dy), dy.size * parts.reach
+            summands, sizes = self._by_normal(dy), dy.size * parts.reach
             n = sizes[..., 0].size
-            sums = _sums(n, u) + (gamma(n, u.output) if "gain" in u.narrow_biases else 0.0)
-            error = each.error.sum((0, 1)) + sums * sizes.sum((0, 1))
-            dg = known(stored(Bounded(each.value.sum((0, 1)), error), u.results))
+            sum_rounding = _sum_unit(n, u) + (
+                gamma(n, u.output) if "gain" in u.narrow_biases else 0.0
+            )
+            error = summands.error.sum((0, 1)) + sum_rounding * sizes.sum((0, 1))
+            dg = without_nan_bounds(stored(Bounded(summands.value.sum((0, 1)), error), u.results))
             D = self._product(dy, self.gain.output)
         if self.offset is not None:
             db = bias_gradient(dy, u, "offset")
-        return known(stored(self.through(D), u.results)), dg, db
+        return without_nan_bounds(stored(self.apply_jacobian(D), u.results)), dg, db
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        u, normal, (x, gain, offset) = self.u, self.for_derivatives.normal, moved
-        through = None if x is None else self.through(x)
-        if through is not None and self.gain is not None:
-            through = self._product(through, self.gain.output)
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        u, normal, (x, gain, offset) = self.u, self.derivative_parts.normal, tangents
+        by_x = None if x is None else self.apply_jacobian(x)
+        if by_x is not None and self.gain is not None:
+            by_x = self._product(by_x, self.gain.output)
         by_gain = None if gain is None else self._product(normal, gain)
         if offset is not None:
             offset = offset.broadcast_to(normal.shape)
-        total = together([through, by_gain, offset], Store(_unit(u)))
-        return None if total is None else known(stored(total, u.results))
+        total = sum_of_present([by_x, by_gain, offset], Store(_step_unit(u)))
+        return None if total is None else without_nan_bounds(stored(total, u.results))
 
-    def through(self, D: Bounded) -> Bounded:
-        """J D, (B, L, E), before the store."""
-        u, parts, unit = self.u, self.for_derivatives, _unit(self.u)
-        direct = self._product(D, parts.root)  # r D
+    def apply_jacobian(self, D: Bounded) -> Bounded:
+        """J D, (B, L, E), before the store, for the Jacobian J of N."""
+        u, parts, unit = self.u, self.derivative_parts, _step_unit(self.u)
+        rD = self._product(D, parts.root)
         if not self.axes:
-            return direct
-        share = self._mean(self._by_normal(D), D.size * parts.reach)  # mean(D N)
-        scaled = share.value * parts.root.value
-        inherited = share.error * parts.root.size + magnitude(share.value) * parts.root.error
-        size = share.size * parts.root.size * parts.reach
+            return rD
+        mean_DN = self._mean(self._by_normal(D), D.size * parts.reach)
+        scaled = mean_DN.value * parts.root.value
+        inherited = mean_DN.error * parts.root.size + magnitude(mean_DN.value) * parts.root.error
+        size = mean_DN.size * parts.root.size * parts.reach
         error = inherited * parts.normal.size
         error = error + magnitude(scaled) * parts.normal.error + 6 * unit * size
-        error = error + _floor(u) * (1 + parts.shifted.size)
-        bent = Bounded(scaled * parts.normal.value, error)  # r N mean(D N)
-        level = self._mean(direct, direct.size)
-        nothing = self._mean(Bounded(np.zeros(bent.shape), bent.error), size)
-        sizes = direct.size + size + level.size + nothing.size
-        error = direct.error + bent.error + level.error + nothing.error + 4 * unit * sizes
-        return Bounded(direct.value - level.value - bent.value, error)
+        error = error + _product_floor(u) * (1 + parts.shifted.size)
+        rN_mean = Bounded(scaled * parts.normal.value, error)  # r N mean(D N)
+        mean_rD = self._mean(rD, rD.size)
+        mean_of_last_term = self._mean(Bounded(np.zeros(rN_mean.shape), rN_mean.error), size)
+        sizes = rD.size + size + mean_rD.size + mean_of_last_term.size
+        error = (
+            rD.error + rN_mean.error + mean_rD.error + mean_of_last_term.error + 4 * unit * sizes
+        )
+        return Bounded(rD.value - mean_rD.value - rN_mean.value, error)
 
     def _by_normal(self, x: Bounded) -> Bounded:
         """x N, elementwise."""
-        u, parts = self.u, self.for_derivatives
+        u, parts = self.u, self.derivative_parts
         exact = x * parts.normal
-        error = exact.error + 6 * _unit(u) * x.size * parts.reach + _floor(u)
+        error = exact.error + 6 * _step_unit(u) * x.size * parts.reach + _product_floor(u)
         return perturbed(Bounded(exact.value, error))
 
     def _product(self, a: Bounded, b: Bounded) -> Bounded:
-        return stored(a * b, Store(_unit(self.u), _floor(self.u)))
+        """a b, elementwise, stored like a step."""
+        return stored(a * b, Store(_step_unit(self.u), _product_floor(self.u)))
 
     def _mean(self, x: Bounded, sizes: np.ndarray) -> Bounded:
-        """The mean over the axes, which keep size 1. Rounding of the sum is relative to `sizes`."""
+        """The mean of x over `axes`, which keep size 1. The sum rounds relative to `sizes`."""
         axes = self.axes
         n = int(np.prod([x.shape[axis] for axis in axes]))
-        sums = _sums(n, self.u) * sizes.mean(axes, keepdims=True)
-        error = x.error.mean(axes, keepdims=True) + sums
+        rounding = _sum_unit(n, self.u) * sizes.mean(axes, keepdims=True)
+        error = x.error.mean(axes, keepdims=True) + rounding
         return perturbed(Bounded(x.value.mean(axes, keepdims=True), error))
 
 
-def _sums(n: int, u: Roundoffs) -> float:
+def _sum_unit(n: int, u: Roundoffs) -> float:
+    """The relative error of a sum of n products in a derivative."""
     return gamma(n + 4, u.accumulate) + 4 * u.step + gamma(n, u.reduction)
 
 
-def _unit(u: Roundoffs) -> float:
+def _step_unit(u: Roundoffs) -> float:
+    """The unit roundoff of a step of a norm."""
     return max(u.accumulate, u.step)
 
 
-def _floor(u: Roundoffs) -> float:
+def _product_floor(u: Roundoffs) -> float:
+    """The underflow loss of a product of steps."""
     return u.floor if u.step else u.product_underflow

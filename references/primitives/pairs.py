@@ -11,50 +11,51 @@ from attention_conformance.references.rounding import Bounded
 
 
 class Pairs:
-    """The pairs of query and key that attend, (B, H, Lq, Lk): all that neither the mask nor a bias of
+    """The attending pairs of query and key, (B, H, Lq, Lk): the pairs that neither the mask nor a bias of
     -inf hides.
 
-    Mask and bias are broadcastable or None. `rows` and `gradient_rows` as in
-    `references.composition.Problem`. `zero_key` (1, H, 1, 1): scores of a key of value 0. If finite, rows
-    follow no election.
+    Mask and bias are broadcastable or None. `empty_rows` and `empty_row_gradients` as in
+    `references.composition.Problem`. `zero_key` (1, H, 1, 1): scores of a key of value 0. Rows
+    with a finite one follow no election.
     """
 
     def __init__(
         self, shape: tuple[int, int, int, int], mask: np.ndarray | None, bias: np.ndarray | None = None,
-        rows: str = "zeros", gradient_rows: str = "zeros", zero_key: np.ndarray | None = None,
+        empty_rows: str = "zeros", empty_row_gradients: str = "zeros", zero_key: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        self.shape, self.mask, self.rows = shape, mask, rows
-        self.averages = gradient_rows == "uniform"
+        self.shape, self.mask, self.empty_rows = shape, mask, empty_rows
+        self.averages_values = empty_row_gradients == "uniform"
         self.bias_allows = (
             None if bias is None or not np.isneginf(bias).any() else ~np.isneginf(bias)
         )
         self.has_zero_key = finite_heads(zero_key)
-        self.equal_scores = gradient_rows == "scores"
+        self.equal_scores = empty_row_gradients == "scores"
 
     @classmethod
     def of(cls, problem: Problem, zero_key: np.ndarray | None = None) -> Pairs:
         s, bias = problem.sizes, problem.arrays.get("bias")
         shape = (s.B, s.H, s.Lq, s.Lk)
         return cls(
-            shape, problem.inputs.dense_mask, bias, problem.rows, problem.gradient_rows, zero_key
+            shape, problem.inputs.dense_mask, bias, problem.empty_rows,
+            problem.empty_row_gradients, zero_key,
         )  # fmt: skip
 
     @cached_property
     def output_mask(self) -> np.ndarray | None:
-        """Attended pairs of the output, broadcastable; None if all are."""
+        """Attending pairs in the forward pass, broadcastable, True attends; None if all pairs attend."""
         if self.mask is None or self.bias_allows is None:
             return self.bias_allows if self.mask is None else self.mask
         return self.mask & self.bias_allows
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """Number of keys per row in the output, (B, H, Lq)."""
+        """Number of attended keys per row in the forward pass, (B, H, Lq)."""
         output_mask = True if self.output_mask is None else self.output_mask
         return np.asarray(np.broadcast_to(output_mask, self.shape).sum(-1))
 
     @cached_property
     def equal_score_rows(self) -> np.ndarray:
-        """Fully masked rows (B, H, Lq, 1) that derivatives treat as rows of equal scores."""
+        """Fully masked rows that derivatives treat as rows of equal scores, boolean (B, H, Lq, 1)."""
         if not self.equal_scores or self.mask is None:
             return np.zeros((*self.shape[:3], 1), bool)
         fully_masked_rows = ~np.broadcast_to(self.mask, self.shape).any(-1, keepdims=True)
@@ -62,7 +63,7 @@ class Pairs:
 
     @cached_property
     def allowed(self) -> np.ndarray:
-        """Attended pairs of derivatives, (B, H, Lq, Lk)."""
+        """Attending pairs in derivatives, boolean (B, H, Lq, Lk)."""
         allowed = (
             np.broadcast_to(True if self.mask is None else self.mask, self.shape)
             | self.equal_score_rows
@@ -76,26 +77,26 @@ class Pairs:
 
     def by_head(self, x: Bounded) -> Bounded:
         """Keys or values (B, Hkv, Lk, .) repeated for the query heads of a group."""
-        return x.repeated(self.shape[1] // max(x.shape[1], 1), 1)
+        return x.repeat(self.shape[1] // max(x.shape[1], 1), 1)
 
-    def shown_slots(self, x: Bounded) -> Bounded:
-        """Like `by_head`, with zeros for keys or values that are not finite and that no row attends."""
+    def without_hidden_nan(self, x: Bounded) -> Bounded:
+        """`by_head` with zeros for keys or values that are not finite and that no row attends."""
         x = self.by_head(x)
         finite = np.isfinite(x.value).all(-1)
         if self.output_mask is None or finite.all():
             return x
-        output_mask = np.broadcast_to(self.output_mask, self.shape).any(-2)
-        return x.where((finite | output_mask)[..., None])
+        is_attended = np.broadcast_to(self.output_mask, self.shape).any(-2)
+        return x.where((finite | is_attended)[..., None])
 
-    def seen(self, x: Bounded) -> Bounded:
-        """Like `by_head`, with zeros for keys or values that no row attends, because these may be NaN."""
+    def without_unattended(self, x: Bounded) -> Bounded:
+        """`by_head` with zeros for keys or values that no row attends, because these may be NaN."""
         return self.by_head(x).where(np.asarray(self.allowed.any(-2))[..., None])
 
-    def attended(self, x: Bounded) -> Bounded:
+    def without_hidden(self, x: Bounded) -> Bounded:
         """x (B, H, Lq, Lk) with zeros for pairs that do not attend."""
         return x.where(self.allowed)
 
 
 def finite_heads(zero_key: np.ndarray | None) -> np.ndarray:
-    """Heads with a finite score (1, H, 1, 1) of a key of value 0, boolean (H, 1)."""
+    """Boolean (H, 1): heads in which the score `zero_key` (1, H, 1, 1) of a key of value 0 is finite."""
     return np.zeros((1, 1), bool) if zero_key is None else np.isfinite(zero_key).reshape(-1, 1)

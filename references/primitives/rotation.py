@@ -22,8 +22,8 @@ from attention_conformance.suite.spec.operators.rotary import Rotation
 
 
 class Rotated(Node):
-    """x (B, H, L, D) rotated by `cosine` and `sine`, (L, r / 2) or (B, 1, L, r / 2). Components outside
-    all pairs are copied."""
+    """x (B, H, L, D) rotated by `cosine` and `sine`, (L, r / 2) or (B, 1, L, r / 2), for r rotated
+    components. All other components are copied."""
 
     def __init__(
         self, u: Roundoffs, x: Node, cosine: Bounded, sine: Bounded, rotation: Rotation
@@ -33,30 +33,31 @@ class Rotated(Node):
 
     @cached_property
     def output(self) -> Bounded:
-        return self._turned(self.x.output, 1.0)
+        return self._rotated(self.x.output, 1.0)
 
-    def gradients(self, received: Bounded) -> Gradients:
-        return (self._turned(received, -1.0),)
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        return (self._rotated(cotangent, -1.0),)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        (x,) = moved
-        return None if x is None else self._turned(x, 1.0)
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        (x,) = tangents
+        return None if x is None else self._rotated(x, 1.0)
 
-    def _turned(self, x: Bounded, direction: float) -> Bounded:
+    def _rotated(self, x: Bounded, direction: float) -> Bounded:
+        """x rotated, for the direction -1 by the negative angles."""
         u, rotation, cosine, sine = self.u, self.rotation, self.cosine, self.sine * direction
         half = rotation.size // 2
         if rotation.interleaved:
             places = slice(0, rotation.size, 2), slice(1, rotation.size, 2)
         else:
             places = slice(0, half), slice(half, rotation.size)
-        one, two = (x[..., place] for place in places)
+        x1, x2 = (x[..., place] for place in places)
         value, error = x.value.copy(), np.zeros(x.shape)
         store = Store(max(u.accumulate, u.score), u.score_floor)
-        for place, direct, across in (
-            (places[0], one * cosine, two * sine * -1.0),
-            (places[1], two * cosine, one * sine),
+        for place, direct, crossed in (
+            (places[0], x1 * cosine, x2 * sine * -1.0),
+            (places[1], x2 * cosine, x1 * sine),
         ):
-            products = stored(direct, store), stored(across, store)
+            products = stored(direct, store), stored(crossed, store)
             total = stored(products[0] + products[1], Store(store.unit))
             result = stored(total, u.results)
             value[..., place] = result.value

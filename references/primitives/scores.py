@@ -36,23 +36,24 @@ from attention_conformance.references.rounding import (
     Store,
     gamma,
     magnitude,
-    product,
+    matrix_product,
     stored,
-    summed,
-    together,
+    sum_of_present,
+    sum_over_axes,
 )
 from attention_conformance.references.tape import Gradients, Node
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-def are_held(inputs: Inputs) -> bool:
-    """True if the recipe makes scores that no store rounds, in formats that hold them (`HeldScores`)."""
+def has_unrounded_scores(inputs: Inputs) -> bool:
+    """True if the recipe draws scores that no store rounds, in formats that hold them
+    (`UnroundedScores`)."""
     return inputs.case.recipe == "level"
 
 
-class HeldScores(Node):
+class UnroundedScores(Node):
     """Scores (B, H, Lq, Lk) that no store rounds, because they are numbers of the formats in which they
-    may be stored. The accumulator rounds as always, and so may the log-sum-exps of parts of the keys.
+    may be stored. The accumulator rounds, and the log-sum-exps of parts of the keys may round.
 
     `query` and `key` (B, H or Hkv, L, .) are the exact operands. Let all q_i be multiples of a, and all
     k_ji of b, powers of two like the scale. Then every product and every sum of products is a multiple of
@@ -63,22 +64,22 @@ class HeldScores(Node):
     def __init__(self, scores: Node, query: np.ndarray, key: np.ndarray, scale: float) -> None:
         super().__init__(scores.u, scores)
         self.scores, self.scale = scores, abs(scale)
-        self.sizes = [
+        self.operand_sizes = [
             magnitude(x) for x in (query, np.repeat(key, query.shape[1] // key.shape[1], 1))
         ]
 
     @cached_property
     def output(self) -> Bounded:
         scores, u = self.scores.output, self.u
-        query, key = self.sizes
-        products, widest = query @ key.swapaxes(-1, -2), max(u.score, u.weight, u.output)
-        units = [unit(x) for x in self.sizes]
-        reach = (
+        query, key = self.operand_sizes
+        products, coarsest = query @ key.swapaxes(-1, -2), max(u.score, u.weight, u.output)
+        units = [common_power_of_two(x) for x in self.operand_sizes]
+        largest_terms = (
             products.max(initial=0),
             query.max(initial=0) * units[1],
             key.max(initial=0) * units[0],
         )
-        if max(reach) * widest > units[0] * units[1] or math.frexp(self.scale)[0] != 0.5:
+        if max(largest_terms) * coarsest > units[0] * units[1] or math.frexp(self.scale)[0] != 0.5:
             return scores
         error = gamma(query.shape[-1] + 2, u.accumulate) * self.scale * products
         return Bounded(scores.value, error)
@@ -87,18 +88,20 @@ class HeldScores(Node):
     def recomputed(self) -> Bounded:
         return self.scores.recomputed
 
-    def gradients(self, received: Bounded) -> Gradients:
-        return (received,)
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        return (cotangent,)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        return moved[0]
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        return tangents[0]
 
 
-def unit(x: np.ndarray) -> float:
+def common_power_of_two(x: np.ndarray) -> float:
     """The largest power of two of which all numbers of an array are multiples; infinite for zeros."""
-    digits, exponents = np.frexp(x[x != 0])
-    whole = np.ldexp(digits, 53).astype(np.int64)
-    return float(np.ldexp((whole & -whole).astype(float), exponents - 53).min(initial=np.inf))
+    fractions, exponents = np.frexp(x[x != 0])
+    significands = np.ldexp(fractions, 53).astype(np.int64)
+    return float(
+        np.ldexp((significands & -significands).astype(float), exponents - 53).min(initial=np.inf)
+    )
 
 
 class Scores(Node):
@@ -126,33 +129,33 @@ class Scores(Node):
         return self.pairs.shape
 
     @cached_property
-    def seen(self) -> Bounded:
+    def attended_keys(self) -> Bounded:
         """The keys (B, H, Lk, D), zero if no row attends them."""
-        return self.pairs.seen(self.key.output)
+        return self.pairs.without_unattended(self.key.output)
 
     def as_operand(self, query: Bounded) -> Bounded:
-        """A query (B, H, Lq, D), or its tangent, as operand of the product."""
+        """A query (B, H, Lq, D), or its tangent, as the product takes it: stored if it was scaled."""
         return stored(query, self.u.results) if self.scaled_query else query
 
     @cached_property
-    def read_query(self) -> Bounded:
+    def product_query(self) -> Bounded:
         """The query (B, H, Lq, D) that the product takes."""
         return self.as_operand(self.query.output)
 
     @cached_property
     def output(self) -> Bounded:
-        u, query = self.u, self.read_query
-        key = self.pairs.shown_slots(self.key.output)
-        exact, depth = query @ key.swapped, query.shape[-1]
-        products = self.factor * (query.size @ key.swapped.size)
+        u, query = self.u, self.product_query
+        key = self.pairs.without_hidden_nan(self.key.output)
+        exact, depth = query @ key.mT, query.shape[-1]
+        products = self.factor * (query.size @ key.mT.size)
         error = self.factor * exact.error + gamma(depth + 2, u.accumulate) * products
         error += depth * u.product_underflow
         return stored(Bounded(exact.value * self.scale, error), Store(2 * u.score))
 
     @cached_property
     def recomputed(self) -> Bounded:
-        u, query = self.u, self.read_query
-        scaled = product(query, self.seen.swapped, query.shape[-1], u) * self.scale
+        u, query = self.u, self.product_query
+        scaled = matrix_product(query, self.attended_keys.mT, query.shape[-1], u) * self.scale
         return Bounded(
             scaled.value, scaled.error + 3 * u.score * np.abs(scaled.value).astype(float)
         )
@@ -161,82 +164,89 @@ class Scores(Node):
     def products(self) -> Bounded:
         """r = Q K^T, stored, (B, H, Lq, Lk)."""
         query = self.query.output
-        products = product(query, self.seen.swapped, query.shape[-1], self.u)
+        products = matrix_product(query, self.attended_keys.mT, query.shape[-1], self.u)
         return stored(products, self.u.scores)
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
-        u, dT = self.u, self._scaled(received)
-        dQ = self.of_queries(dT)
+        u, dT = self.u, self._scaled(cotangent)
+        dQ = self.query_gradient(dT)
         if u.gradient_blocks is not None:
             stores = -(-dT.shape[-1] // u.gradient_blocks[1])
-            running = stores * (u.output * (dT.size @ self.seen.size) + u.floor)
-            dQ = Bounded(dQ.value, dQ.error + running)
+            running_sum_error = stores * (u.output * (dT.size @ self.attended_keys.size) + u.floor)
+            dQ = Bounded(dQ.value, dQ.error + running_sum_error)
         dQ = stored(dQ, u.results)
         if self.scaled_query:
             dQ = stored(dQ, u.results)
-        dK = by_keys(dT, self.read_query, self.pairs.rows_of_keys, self.key.shape[1], u)
-        return dQ, dK, None if self.learned is None else inner(received, self.products, 0, u)
+        dK = by_keys(dT, self.product_query, self.pairs.rows_of_keys, self.key.shape[1], u)
+        return (
+            dQ,
+            dK,
+            None if self.learned is None else sum_of_products(cotangent, self.products, 0, u),
+        )
 
-    def of_queries(self, dT: Bounded) -> Bounded:
+    def query_gradient(self, dT: Bounded) -> Bounded:
         """dT K, before the store."""
-        return product(dT, self.seen, self.pairs.allowed.sum(-1)[..., None], self.u)
+        return matrix_product(dT, self.attended_keys, self.pairs.allowed.sum(-1)[..., None], self.u)
 
     def _scaled(self, dT: Bounded) -> Bounded:
-        """dT times the scale, as operand of the products with queries and keys."""
+        """dT times the scale, narrowed for the products with queries and keys."""
         u = self.u
         dT = stored(dT * self.scale, Store(2 * u.score + 2 * u.accumulate, u.score_floor))
         # Implementations narrow dT before or after the scaling.
         dT = stored(dT, Store(u.weight, u.weight_underflow * max(self.factor, 1.0)))
-        return self.pairs.attended(dT)
+        return self.pairs.without_hidden(dT)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        u, (query, key, scale) = self.u, moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        u, (query, key, scale) = self.u, tangents
         parts = [
-            None if query is None else self._moved(query, self.seen),
-            None if key is None else self._moved(self.query.output, self.pairs.by_head(key)),
+            None if query is None else self._tangent_product(query, self.attended_keys),
+            None
+            if key is None
+            else self._tangent_product(self.query.output, self.pairs.by_head(key)),
         ]
-        total = together(parts, u.scaled_scores)
-        by_scale = None if scale is None else times(self.products, scale, u)
-        return together([total, by_scale], u.scores)
+        total = sum_of_present(parts, u.scaled_scores)
+        by_scale = None if scale is None else stored_product(self.products, scale, u)
+        return sum_of_present([total, by_scale], u.scores)
 
-    def _moved(self, query: Bounded, key: Bounded) -> Bounded:
+    def _tangent_product(self, query: Bounded, key: Bounded) -> Bounded:
+        """scale Q K^T, stored, where one of both operands is a tangent."""
         u, query = self.u, self.as_operand(query)
-        products = product(query, key.swapped, query.shape[-1], u) * self.scale
+        products = matrix_product(query, key.mT, query.shape[-1], u) * self.scale
         return stored(products, Store(2 * u.score + 2 * u.accumulate, 2 * u.score_floor))
 
 
 def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundoffs) -> Bounded:
-    """a^T b summed over the query heads of each group, (B, Hkv, Lk, .) with Hkv = `heads`.
+    """a^T b summed over the query heads of each group, (B, Hkv, Lk, .), for Hkv = `heads`.
 
-    a is (B, H, Lq, Lk) with `summands` nonzero rows per key; b is (B, H, Lq, .).
+    a is (B, H, Lq, Lk), b (B, H, Lq, .); per key `summands` (B, H, Lk, 1) rows of a are nonzero.
     """
-    across, blocks = a.swapped, u.gradient_blocks
+    a_mT, blocks = a.mT, u.gradient_blocks
     B, H, rows, _ = a.shape
     group = H // max(heads, 1)
-    total = stored(product(across, b, summands, u), u.results)
+    total = stored(matrix_product(a_mT, b, summands, u), u.results)
     if group == 1 and blocks is None:
         return total
-    split = total.reshape(B, heads, group, *total.shape[2:])
-    whole = (across.size @ b.size).reshape(*split.shape).sum(2)
+    by_query_head = total.reshape(B, heads, group, *total.shape[2:])
+    all_rows_size = (a_mT.size @ b.size).reshape(*by_query_head.shape).sum(2)
     if group > 1:
-        added = summed(split, (2,), u)[:, :, 0]
-        error = added.error + gamma(group * rows, u.accumulate) * whole
-        total = stored(Bounded(added.value, error), u.results)
+        group_sum = sum_over_axes(by_query_head, (2,), u)[:, :, 0]
+        error = group_sum.error + gamma(group * rows, u.accumulate) * all_rows_size
+        total = stored(Bounded(group_sum.value, error), u.results)
     if blocks is not None:
         stores = group * -(-rows // blocks[0])
-        total = Bounded(total.value, total.error + stores * (u.output * whole + u.floor))
+        total = Bounded(total.value, total.error + stores * (u.output * all_rows_size + u.floor))
     return total
 
 
-def times(x: Bounded, by: Bounded | np.ndarray | float | np.floating, u: Roundoffs) -> Bounded:
-    """x times numbers, stored like a score."""
-    return stored(x * by, Store(u.score + u.accumulate, u.floor))
+def stored_product(x: Bounded, factor: Bounded, u: Roundoffs) -> Bounded:
+    """x times a factor, elementwise, stored like a score."""
+    return stored(x * factor, Store(u.score + u.accumulate, u.floor))
 
 
-def inner(a: Bounded, b: Bounded, axes_left: int, u: Roundoffs) -> Bounded:
-    """The sum of a b over all but the last `axes_left` axes, each product stored; shapes broadcast."""
-    each = stored(a * b, u.scaled_scores)
-    axes = tuple(range(each.value.ndim - axes_left))
-    total = stored(summed(each, axes, u), u.results)
+def sum_of_products(a: Bounded, b: Bounded, kept_axes: int, u: Roundoffs) -> Bounded:
+    """The sum of a b over all but the last `kept_axes` axes, each product stored; shapes broadcast."""
+    products = stored(a * b, u.scaled_scores)
+    axes = tuple(range(products.value.ndim - kept_axes))
+    total = stored(sum_over_axes(products, axes, u), u.results)
     return Bounded(total.value.squeeze(axes), total.error.squeeze(axes))

@@ -11,37 +11,37 @@ from itertools import pairwise
 
 import numpy as np
 
-from attention_conformance.references.primitives.arranged import OneTensor
+from attention_conformance.references.primitives.arranged import SharedTensor
 from attention_conformance.references.rounding import Bounded, Roundoffs
 from attention_conformance.references.tape import Gradients, Node
 
 
-class Packed(OneTensor):
-    """x (L, ...), the source of segments."""
+class Packed(SharedTensor):
+    """x (L, ...), whose segments do not overlap: their cotangents are added without rounding."""
 
-    def received(self, parts: list[Bounded]) -> Bounded:
+    def sum_cotangents(self, parts: list[Bounded]) -> Bounded:
         return reduce(Bounded.__add__, parts)
 
 
 class Segment(Node):
-    """The rows `place` of x (L, ...): a slice, or indices without repetition."""
+    """`rows` of x (L, ...): a slice, or indices without repetition."""
 
-    def __init__(self, x: OneTensor, place: slice | np.ndarray) -> None:
+    def __init__(self, x: SharedTensor, rows: slice | np.ndarray) -> None:
         super().__init__(x.u, x)
-        self.x, self.place = x, place
+        self.x, self.rows = x, rows
 
     @cached_property
     def output(self) -> Bounded:
-        return self.x.output[self.place]
+        return self.x.output[self.rows]
 
-    def gradients(self, received: Bounded) -> Gradients:
-        whole = Bounded(*(np.zeros(self.x.shape, part.dtype) for part in received.parts))
-        whole.value[self.place], whole.error[self.place] = received.parts
-        return (whole,)
+    def gradients(self, cotangent: Bounded) -> Gradients:
+        gradient = Bounded(*(np.zeros(self.x.shape, part.dtype) for part in cotangent.parts))
+        gradient.value[self.rows], gradient.error[self.rows] = cotangent.parts
+        return (gradient,)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        (x,) = moved
-        return None if x is None else x[self.place]
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        (x,) = tangents
+        return None if x is None else x[self.rows]
 
 
 class Concatenated(Node):
@@ -59,15 +59,15 @@ class Concatenated(Node):
     def recomputed(self) -> Bounded:
         return concatenated([segment.recomputed for segment in self.segments])
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         edges = np.cumsum([0, *(segment.shape[0] for segment in self.segments)])
-        return [received[start:stop] for start, stop in pairwise(edges)]
+        return [cotangent[start:stop] for start, stop in pairwise(edges)]
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
         # Segments are parts of one array, so either all have a tangent or none has.
-        return concatenated([part for part in moved if part is not None])
+        return concatenated([part for part in tangents if part is not None])
 
 
 def concatenated(parts: Sequence[Bounded]) -> Bounded:
     """Parts (l, ...) concatenated along the first axis."""
-    return reduce(lambda before, part: before.beside(part, 0), parts)
+    return reduce(lambda before, part: before.concatenated(part, 0), parts)

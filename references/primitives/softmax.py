@@ -71,7 +71,7 @@ import numpy as np
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
-    drawing,
+    errors_are_random,
     gamma,
     magnitude,
     perturbed,
@@ -86,7 +86,7 @@ output may be small beside its values."""
 
 @dataclass(frozen=True)
 class Softmax:
-    """softmax(s) over the last axis. Rows with scores of -inf only have zero weights.
+    """softmax(s) over the last axis. A row whose scores are all -inf has weights of 0.
 
     weights, shifted    (..., Lk): p and s - m
     largest, total      (..., 1): m and sum_j exp(s_j - m)
@@ -195,7 +195,7 @@ def recomputed_weights(
 ) -> Bounded:
     """Weights as a backward pass recomputes them, from scores (..., Lk) with errors.
 
-    `allowed` (..., Lk) marks attended scores; `keys` (...) is their number per row.
+    `allowed` (..., Lk) is True for attended scores; `keys` (...) is their number per row.
     """
     s, error = perturbed(Bounded(s, error)).parts
     softmax = Softmax.of(np.where(allowed, s, -np.inf))
@@ -206,26 +206,28 @@ def recomputed_weights(
     weight = p.astype(np.float64)
     d = np.where(allowed & (weight != 0), d, 0.0)  # 0 expm1(inf) is NaN
     moved = weight * np.expm1(d)
-    least = (weight * np.exp(-d)).sum(-1, keepdims=True)
-    error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(least == 0, 1, least)
+    least_total = (weight * np.exp(-d)).sum(-1, keepdims=True)
+    error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(
+        least_total == 0, 1, least_total
+    )
     underflow = u.weight_underflow + u.exp_underflow
-    if drawing():
-        moved_weights = Bounded(p, np.where(allowed, error + underflow, 0.0))
-        return Bounded.exact(_drawn_weights(moved_weights, keys[..., None], u))
+    if errors_are_random():
+        with_errors = Bounded(p, np.where(allowed, error + underflow, 0.0))
+        return Bounded.exact(_drawn_weights(with_errors, keys[..., None], u))
     error += weight_rounding(keys[..., None], u) * (weight + error)
     return Bounded(p, np.where(allowed, error + underflow, 0.0))
 
 
 def _drawn_weights(p: Bounded, n: np.ndarray, u: Roundoffs) -> np.ndarray:
-    """Weights (..., Lk) with random errors: one per weight, within its bound and `weight_rounding`, and
-    one per row, for the sum."""
+    """Weights p (..., Lk) with random errors: one per weight, within its bound and `weight_rounding`, and
+    one per row, of the sum of n weights."""
     total = perturbed(Bounded(np.ones(n.shape), u.step + gamma(n + 4, u.accumulate)))
     rounded = p.error + (u.weight + 2 * u.step) * magnitude(p.value)
     return perturbed(Bounded(p.value, rounded)).value * total.value
 
 
 @dataclass(frozen=True)
-class Attended:
+class WeightsAndOutput:
     """Weights (..., Lq, Lk) and output (..., Lq, Dv) with their bounds."""
 
     weights: Bounded
@@ -240,7 +242,7 @@ def attend(
     u: Roundoffs,
     empty_rows: str = "zeros",
     columns: int = 0,
-) -> Attended:
+) -> WeightsAndOutput:
     """softmax(scores) value over the pairs that `allowed` (broadcastable, True attends) allows.
 
     scores (..., Lq, Lk), value (..., Lk, Dv). The last `columns` scores belong to keys of value 0.
@@ -256,18 +258,18 @@ def attend(
     p, empty = softmax.weights, softmax.empty
     d = score_error(error, softmax.distance, u)
     if empty_rows == "uniform" and Lk:
-        share = np.where(np.arange(s.shape[-1]) < Lk, s.dtype.type(1) / Lk, 0)
-        p = np.where(empty, share, p)
+        mean_weight = np.where(np.arange(s.shape[-1]) < Lk, s.dtype.type(1) / Lk, 0)
+        p = np.where(empty, mean_weight, p)
     weight = p.astype(np.float64)
     attended = np.broadcast_to(True if allowed is None else allowed | empty, s.shape)
     keys = (attended & ~empty).sum(-1)
     n = np.where(empty, Lk, keys[..., None])
     d = np.where(empty | (weight == 0), 0.0, d)
     peak = np.where(weight > NEGLIGIBLE_WEIGHT, d, 0.0).max(-1, initial=0.0, keepdims=True)
-    small = (weight <= NEGLIGIBLE_WEIGHT) & (d <= 5.0)
-    moved, factor = weight * np.where(small, np.expm1(np.minimum(d, 5.0)), d), growth(peak)
+    is_negligible = (weight <= NEGLIGIBLE_WEIGHT) & (d <= 5.0)
+    moved, factor = weight * np.where(is_negligible, np.expm1(np.minimum(d, 5.0)), d), growth(peak)
 
-    if drawing():
+    if errors_are_random():
         p = _drawn_weights(Bounded(p, (d + 2 * u.exp_error) * weight), n, u)
         weight, moved = magnitude(p), np.zeros_like(moved)
         u = replace(u, weight=0.0, step=0.0, exp_error=0.0)
@@ -288,14 +290,14 @@ def attend(
     if empty_rows == "nan":
         weights = Bounded(np.where(empty, np.nan, p), weights.error)
         out = Bounded(np.where(empty, np.nan, out.value), out.error)
-    return Attended(weights, out)
+    return WeightsAndOutput(weights, out)
 
 
 def _weight_errors(
     weight: np.ndarray, moved: np.ndarray, attended: np.ndarray, n: np.ndarray, factor: np.ndarray,
     u: Roundoffs,
 ) -> np.ndarray:  # fmt: skip
-    """The bound of returned weights; `moved` is p_j d_j."""
+    """The bound of the returned weights p_j, stored in the case's dtype; `moved` is p_j d_j."""
     error = factor * (moved + weight * moved.sum(-1, keepdims=True))
     error += (weight_rounding(n, u) + 2 * u.exp_error + u.output) * weight
     underflow = np.where(attended, u.weight_underflow + u.exp_underflow + u.floor, 0.0)

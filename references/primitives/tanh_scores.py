@@ -31,7 +31,7 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.references.primitives.cap import times_slope
-from attention_conformance.references.primitives.scores import inner, times
+from attention_conformance.references.primitives.scores import stored_product, sum_of_products
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
@@ -39,8 +39,8 @@ from attention_conformance.references.rounding import (
     gamma,
     magnitude,
     stored,
-    summed,
-    together,
+    sum_of_present,
+    sum_over_axes,
 )
 from attention_conformance.references.tape import Gradients, Node
 
@@ -103,41 +103,43 @@ class TanhScores(Node):
         error = exact.error + rounding + n * u.product_underflow
         return stored(Bounded(exact.value, error), Store(u.score))
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """dQ, dK, dw, da and dc; None for an absent w, a or c."""
-        u, dS = self.u, received
-        dr = dS if self.weight is None else times(dS, self.weight.output, u)
-        dh = dr[..., None] if self.vector is None else times(dr[..., None], self.factors, u)
+        u, dS = self.u, cotangent
+        dr = dS if self.weight is None else stored_product(dS, self.weight.output, u)
+        dh = (
+            dr[..., None] if self.vector is None else stored_product(dr[..., None], self.factors, u)
+        )
         dy = times_slope(dh, self.hidden, u, u.score_floor)  # (B, Lq, Lk, U)
-        dx = dy if self.scale is None else times(dy, self.scale.output, u)
-        sums = [stored(summed(dx, (axis,), u), u.results) for axis in (2, 1)]
+        dx = dy if self.scale is None else stored_product(dy, self.scale.output, u)
+        sums = [stored(sum_over_axes(dx, (axis,), u), u.results) for axis in (2, 1)]
         return (
             sums[0][:, :, 0],
             sums[1][:, 0],
-            None if self.vector is None else inner(dr[..., None], self.hidden, 1, u),
-            None if self.scale is None else inner(dy, self.pairs, 0, u),
-            None if self.weight is None else inner(dS, self.sums, 0, u),
+            None if self.vector is None else sum_of_products(dr[..., None], self.hidden, 1, u),
+            None if self.scale is None else sum_of_products(dy, self.pairs, 0, u),
+            None if self.weight is None else sum_of_products(dS, self.sums, 0, u),
         )
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        u, (query, key, vector, scale, weight) = self.u, moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        u, (query, key, vector, scale, weight) = self.u, tangents
         everywhere = self.pairs.shape
         parts = [
             None if query is None else query[:, :, None].broadcast_to(everywhere),
             None if key is None else key[:, None].broadcast_to(everywhere),
         ]
-        dx = together(parts, u.results)
+        dx = sum_of_present(parts, u.results)
         if dx is not None and self.scale is not None:
-            dx = times(dx, self.scale.output, u)
-        by_scale = None if scale is None else times(self.pairs, scale, u)
-        dy = together([dx, by_scale], u.results)
+            dx = stored_product(dx, self.scale.output, u)
+        by_scale = None if scale is None else stored_product(self.pairs, scale, u)
+        dy = sum_of_present([dx, by_scale], u.results)
         dh = None if dy is None else times_slope(dy, self.hidden, u, u.score_floor)
         parts = [
             None if dh is None else self._weighted(dh, self.factors),
             None if vector is None else self._weighted(self.hidden, vector),
         ]
-        dr = together(parts, u.scores)
+        dr = sum_of_present(parts, u.scores)
         if dr is not None and self.weight is not None:
-            dr = times(dr, self.weight.output, u)
-        by_weight = None if weight is None else times(self.sums, weight, u)
-        return together([dr, by_weight], u.scores)
+            dr = stored_product(dr, self.weight.output, u)
+        by_weight = None if weight is None else stored_product(self.sums, weight, u)
+        return sum_of_present([dr, by_weight], u.scores)

@@ -15,15 +15,15 @@ from attention_conformance.references.rounding import (
     Roundoffs,
     Store,
     stored,
-    summed,
-    together,
+    sum_of_present,
+    sum_over_axes,
 )
 from attention_conformance.references.tape import Gradients, Node
 
 
 class Times(Node):
-    """x f for x and f of equal rank. `unit`: the relative size of the roundings of a product of scores;
-    by default products are stored in the case's dtype."""
+    """x f for x and f of equal rank. `unit`: the relative error of a product of scores, which is stored
+    like a score; None: products are stored in the case's dtype."""
 
     def __init__(self, u: Roundoffs, x: Node, factor: Node, unit: float | None = None) -> None:
         super().__init__(u, x, factor)
@@ -40,20 +40,21 @@ class Times(Node):
     def recomputed(self) -> Bounded:
         return self._times(self.x.recomputed, self.factor.recomputed)
 
-    def gradients(self, received: Bounded) -> Gradients:
+    def gradients(self, cotangent: Bounded) -> Gradients:
         """dx and df."""
-        shape, factor = received.shape, self.factor.recomputed
+        shape, factor = cotangent.shape, self.factor.recomputed
         axes = tuple(n for n, size in enumerate(factor.shape) if size == 1 and shape[n] != 1)
-        total = summed(self._times(received, self.x.recomputed), axes, self.u)
-        return self._times(received, factor), stored(total, self.u.results)
+        total = sum_over_axes(self._times(cotangent, self.x.recomputed), axes, self.u)
+        return self._times(cotangent, factor), stored(total, self.u.results)
 
-    def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        x, factor = moved
+    def tangent(self, *tangents: Bounded | None) -> Bounded | None:
+        x, factor = tangents
         parts = [
             None if x is None else self._times(x, self.factor.recomputed),
             None if factor is None else self._times(self.x.recomputed, factor),
         ]
-        return together(parts, self.store)
+        return sum_of_present(parts, self.store)
 
     def _times(self, x: Bounded, factor: Bounded) -> Bounded:
+        """x times a factor, stored."""
         return stored(x * factor, self.store)

@@ -3,8 +3,8 @@ direction.
 
 A bound covers the worst case of all roundings. Most roundings cancel: long sums, layers and gradients in
 16 bits have errors of a hundredth of their bounds, and an answer that is off by 1 % may stay within. So
-the reference is computed several times with random roundings (`references.rounding.drawn`), in the
-places and of the sizes that the bound assumes, for several draws of the inputs. Two figures of an
+the reference is computed several times with random roundings (`references.rounding.random_roundings`),
+in the places and of the sizes that the bound assumes, for several draws of the inputs. Two figures of an
 answer's errors are compared with these:
 
 - Size: the root mean square over all elements, relative to that of the random errors. The limit is
@@ -28,7 +28,7 @@ import numpy as np
 
 from attention_conformance import references
 from attention_conformance.references.outputs import Outputs
-from attention_conformance.references.rounding import NO_ROUNDING, Roundoffs, drawn
+from attention_conformance.references.rounding import NO_ROUNDING, Roundoffs, random_roundings
 from attention_conformance.suite.judge.tolerance import rms_limit, shift_limit
 from attention_conformance.suite.judge.verdict import Deviation, HarnessError
 from attention_conformance.suite.spec.cache import Cache
@@ -92,7 +92,10 @@ def _drawn(
         exact = reference(NO_ROUNDING).arrays
         passes: dict[str, list[np.ndarray]] = {name: [] for name in names or exact}
         for n in range(PASSES):
-            with drawn(generator(f"roundings/{inputs.digest.hex()}", n)), np.errstate(all="ignore"):
+            with (
+                random_roundings(generator(f"roundings/{inputs.digest.hex()}", n)),
+                np.errstate(all="ignore"),
+            ):
                 arrays = reference(u).arrays
             for name, errors in passes.items():
                 errors.append((arrays[name].value - exact[name].value).ravel())

@@ -122,7 +122,7 @@ class Oracle:
     def given(self, arrays: Mapping[str, np.ndarray]) -> Oracle:
         """The oracle of the output beside the other outputs of an answer, such as codes that a call
         writes and attends; itself, if the output depends on no other output."""
-        inputs = references.find(self.inputs.operator).given(self.inputs, arrays)
+        inputs = references.find(self.inputs.operator).inputs_given(self.inputs, arrays)
         if inputs is self.inputs:
             return self
         return Oracle.forward(inputs, self.rounding, self.rows)
