@@ -12,7 +12,7 @@ Source: Bahdanau, Cho, Bengio, ICLR 2015, appendix A.1.2.
 from __future__ import annotations
 
 from attention_conformance.references.composition import Composition, Problem, Reference
-from attention_conformance.references.one_head import attended_by
+from attention_conformance.references.one_head import attend_scores
 from attention_conformance.references.primitives.linear import Linear
 from attention_conformance.references.primitives.tanh_scores import TanhScores
 from attention_conformance.references.tape import Node
@@ -30,7 +30,7 @@ def compose(problem: Problem) -> Composition:
         return x if kernel is None else Linear(problem.u, x, kernel, features=features)
 
     query, key = projected("query"), projected("key")
-    return attended_by(
+    return attend_scores(
         problem, TanhScores(problem.u, query, key, problem.exact_leaf("score_vector"))
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 from attention_conformance.references.outputs import EMPTY_ROWS, Outputs, check_empty_rows
 from attention_conformance.references.primitives.softmax import Softmax
 from attention_conformance.references.rounding import Bounded, Roundoffs, precision_for
-from attention_conformance.references.steps import steps
+from attention_conformance.references.steps import split_steps
 from attention_conformance.references.terms import Block, Collector, Terms
 from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.features import FEATURES
@@ -44,7 +44,7 @@ THREADS = min(4, os.cpu_count() or 1)
 
 @dataclass(frozen=True)
 class BlockedPass:
-    """Result of a pass.
+    """Result of one pass over the blocks of rows.
 
     output          (B, H, Lq, Dv)
     lse, largest    (B, H, Lq): log-sum-exp and largest score of a row; -inf without any key
@@ -104,14 +104,14 @@ def attention(
     q: np.ndarray = query.astype(precision)
     k: np.ndarray = np.repeat(key, group, axis=1).astype(precision)
     v: np.ndarray = np.repeat(value, group, axis=1).astype(precision)
-    made, zero_key = steps(features, Lq, Lk, precision)
-    hidden_everywhere = ~np.isfinite(v).all(-1) | ~np.isfinite(k).all(-1)
-    if hidden_everywhere.any():
+    score_steps, zero_key = split_steps(features, Lq, Lk, precision)
+    nonfinite = ~np.isfinite(v).all(-1) | ~np.isfinite(k).all(-1)
+    if nonfinite.any():
         # 0 * NaN is NaN in a matrix product, so slots that every row hides become 0. A non-finite
         # slot that a row attends stays: NaN is right there.
-        seen = _seen_keys(mask_rows, bias_rows, (B, H, Lq, Lk))
-        k = np.where((hidden_everywhere & ~seen)[..., None], 0, k)
-        v = np.where((hidden_everywhere & ~seen)[..., None], 0, v)
+        attended = _attended_keys(mask_rows, bias_rows, (B, H, Lq, Lk))
+        k = np.where((nonfinite & ~attended)[..., None], 0, k)
+        v = np.where((nonfinite & ~attended)[..., None], 0, v)
     kt = np.ascontiguousarray(np.swapaxes(k, -1, -2))
     uniform_row = v.mean(-2) if Lk else np.zeros((B, H, Dv), precision)
 
@@ -123,15 +123,15 @@ def attention(
     def block(rows: slice) -> None:
         qb = q[:, :, rows]
         scaled = (qb @ kt) * scale  # (B, H, rows, Lk)
-        s, stepped = scaled, []
-        for step in made:
+        s, applied = scaled, []
+        for step in score_steps:
             s, slope, size = step.on(s, rows)
-            stepped.append((step, slope, size))
+            applied.append((step, slope, size))
         if bias_rows is not None:
             s = s + bias_rows(rows)
-        hide = _hidden(mask_rows, bias_rows, rows)
-        if hide is not None:
-            s = np.where(hide, -np.inf, s)
+        hidden = _hidden_pairs(mask_rows, bias_rows, rows)
+        if hidden is not None:
+            s = np.where(hidden, -np.inf, s)
         if zero_key is None:
             softmax = Softmax.of(s)
         else:
@@ -148,9 +148,9 @@ def attention(
         lse[:, :, rows], largest[:, :, rows] = softmax.lse, softmax.largest[..., 0]
         if collector is not None:
             averaged = empty & (empty_rows == "uniform")
-            collector.add(Block(rows, scaled, stepped, s, p, o, softmax, hide, empty, averaged))
+            collector.add(Block(rows, scaled, applied, s, p, o, softmax, hidden, empty, averaged))
 
-    def ignoring_errors(rows: slice) -> None:
+    def block_without_warnings(rows: slice) -> None:
         # Fully masked rows take log(0), and hidden slots may hold anything. NumPy's error state is
         # set per thread.
         with np.errstate(all="ignore"):
@@ -159,10 +159,10 @@ def attention(
     blocks = _blocks((B, H, Lq, Lk))
     if len(blocks) < PARALLEL_BLOCKS:
         for rows in blocks:
-            ignoring_errors(rows)
+            block_without_warnings(rows)
     else:
         with ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(ignoring_errors, blocks))
+            list(threads.map(block_without_warnings, blocks))
     return BlockedPass(out, lse, largest, collector.terms if collector else None)
 
 
@@ -171,19 +171,22 @@ def bounded(
     inputs: Inputs, u: Roundoffs, query: np.ndarray, key: np.ndarray, value: np.ndarray,
     *, part: int = 0, lse: bool = False, empty_rows: str = "zeros", **options: Any,
 ) -> Outputs:  # fmt: skip
-    """The output of `attention` with its bound, and its standard deviation in 16-bit dtypes; with `lse`
-    also the log-sum-exp. `part` numbers the passes of the same inputs."""
+    """The output of `attention` with its bound, and in 16-bit dtypes its standard deviation; with `lse`
+    also the log-sum-exp. If inputs are computed in several parts, each with other operands, `part` is the
+    number of the part: passes are cached by it."""
     compute = partial(
         attention, query, key, value, scale=inputs.scale, empty_rows=empty_rows, terms=True,
         precision=precision_for(inputs.dtype), variance=inputs.dtype.is_half, **options,
     )  # fmt: skip
-    found = _PASSES.get((inputs.digest, part, empty_rows), compute)
-    terms, output = found.terms, found.output
+    block_pass = _PASSES.get((inputs.digest, part, empty_rows), compute)
+    terms, output = block_pass.terms, block_pass.output
     assert terms is not None
     deviation = terms.standard_deviation(output, u) if inputs.dtype.is_half else None
     arrays = {"output": Bounded(output, terms.bound(output, u))}
     if lse:
-        arrays["lse"] = Bounded(found.lse, terms.lse_bound(found.lse, found.largest, u))
+        arrays["lse"] = Bounded(
+            block_pass.lse, terms.lse_bound(block_pass.lse, block_pass.largest, u)
+        )
     return Outputs(arrays, terms.keys, deviation, terms.has_zero_key)
 
 
@@ -223,7 +226,7 @@ def _check_shapes(
 
 
 def _blocks(shape: tuple[int, int, int, int]) -> list[slice]:
-    """Slices of query rows, one per block; `shape` is (B, H, Lq, Lk)."""
+    """The slice of query rows of each block, for the `shape` (B, H, Lq, Lk) of the scores."""
     B, H, Lq, Lk = shape
     pairs = max(1, B * H * Lk)
     step = BLOCK_ELEMENTS // pairs
@@ -233,33 +236,35 @@ def _blocks(shape: tuple[int, int, int, int]) -> list[slice]:
 
 
 def _as_rows(array: np.ndarray | MaskRows | None) -> MaskRows | None:
-    """A function from a slice of query rows to that block of an array that broadcasts to rank 4."""
+    """The function from a slice of query rows to that block of an array, which broadcasts to rank 4. A
+    function is returned as it is."""
     if array is None or not isinstance(array, np.ndarray):
         return array
     full: np.ndarray = array.reshape((1,) * (4 - array.ndim) + array.shape)
     return lambda rows: full[:, :, rows] if full.shape[2] != 1 else full
 
 
-def _hidden(
+def _hidden_pairs(
     mask_rows: MaskRows | None, bias_rows: MaskRows | None, rows: slice
 ) -> np.ndarray | None:
-    hide = None if mask_rows is None else ~mask_rows(rows)
+    """Boolean: pairs of a block that the mask or a bias of -inf hides; None if all attend."""
+    hidden = None if mask_rows is None else ~mask_rows(rows)
     if bias_rows is not None:
-        block = np.isneginf(bias_rows(rows))
-        if block.any():
-            hide = block if hide is None else hide | block
-    return hide
+        bias_hides = np.isneginf(bias_rows(rows))
+        if bias_hides.any():
+            hidden = bias_hides if hidden is None else hidden | bias_hides
+    return hidden
 
 
-def _seen_keys(
+def _attended_keys(
     mask_rows: MaskRows | None, bias_rows: MaskRows | None, shape: tuple[int, int, int, int]
 ) -> np.ndarray:
-    """Which keys some row attends: boolean (B, H, Lk)."""
+    """Boolean (B, H, Lk): keys that at least one row attends."""
     B, H, _, Lk = shape
-    seen = np.zeros((B, H, Lk), bool)
+    attended = np.zeros((B, H, Lk), bool)
     for rows in _blocks(shape):
-        hide = _hidden(mask_rows, bias_rows, rows)
-        if hide is None:
+        hidden = _hidden_pairs(mask_rows, bias_rows, rows)
+        if hidden is None:
             return np.ones((B, H, Lk), bool)
-        seen |= (~np.broadcast_to(hide, (B, H, rows.stop - rows.start, Lk))).any(-2)
-    return seen
+        attended |= (~np.broadcast_to(hidden, (B, H, rows.stop - rows.start, Lk))).any(-2)
+    return attended

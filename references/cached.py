@@ -42,19 +42,19 @@ from attention_conformance.references.composition import Composition, Problem, R
 from attention_conformance.references.outputs import Outputs
 from attention_conformance.references.primitives.pairs import Pairs
 from attention_conformance.references.primitives.rotation import Rotated
-from attention_conformance.references.primitives.scores import has_unrounded_scores
-from attention_conformance.references.quantized import scaled
+from attention_conformance.references.primitives.scores import has_exact_scores
+from attention_conformance.references.quantized import with_product_errors
 from attention_conformance.references.quantized_write import code_error
 from attention_conformance.references.rotary import table
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
+    nan_to_inf,
     precision_for,
     rounded_input,
-    without_nan_bounds,
 )
 from attention_conformance.references.sdpa import attended
-from attention_conformance.references.steps import steps
+from attention_conformance.references.steps import split_steps
 from attention_conformance.references.tape import Leaf, Node
 from attention_conformance.suite.spec.dtypes import CODES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -63,8 +63,8 @@ from attention_conformance.suite.spec.operators.scripts import rotation
 from attention_conformance.suite.spec.operators.views import View, views
 
 
-class OfChunks(Reference):
-    """Plain attention chunk by chunk. It has no derivatives."""
+class ChunkedReference(Reference):
+    """Plain attention chunk by chunk, without derivatives."""
 
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
@@ -73,17 +73,17 @@ class OfChunks(Reference):
         Every row has keys, so `empty_rows` has no influence. There is no standard deviation if keys have
         errors before they attend, and for scores that no store rounds. Raises NoExtendedPrecision.
         """
-        s, turn = inputs.sizes, rotation(inputs.case)
-        composes = turn is not None or bool(rounding.codes) or has_unrounded_scores(inputs)
+        s, rope = inputs.sizes, rotation(inputs.case)
+        is_composed = rope is not None or bool(rounding.codes) or has_exact_scores(inputs)
         shape = (s.B, s.H, s.Lq, s.Dv)
         output = Bounded(np.zeros(shape, precision_for(inputs.dtype)), np.zeros(shape))
-        deviation = np.zeros(shape) if inputs.dtype.is_half and not composes else None
+        deviation = np.zeros(shape) if inputs.dtype.is_half and not is_composed else None
         problem = Problem(inputs, rounding, "zeros", "zeros")
         for n, view in enumerate(views(inputs.case)):
-            if composes:
-                answer = composed(problem, view)
-                view.put(output.value, answer.value)
-                view.put(output.error, answer.error)
+            if is_composed:
+                rows = chunk_rows(problem, view)
+                view.put(output.value, rows.value)
+                view.put(output.error, rows.error)
                 continue
             part = bounded(
                 inputs, rounding, view.queries(inputs.query),
@@ -91,59 +91,65 @@ class OfChunks(Reference):
                 part=n, mask=view.mask[:, None], bias=view.bias(inputs.bias),
                 features=view.features(inputs.features),
             )  # fmt: skip
-            found = part.arrays["output"]
-            view.put(output.value, found.value)
-            view.put(output.error, found.error)
+            part_output = part.arrays["output"]
+            view.put(output.value, part_output.value)
+            view.put(output.error, part_output.error)
             if deviation is not None and part.deviation is not None:
                 view.put(deviation, part.deviation)
         return Outputs({"output": output}, np.ones((1, 1, s.Lq), int), deviation)
 
 
-def composed(problem: Problem, view: View) -> Bounded:
-    """The rows (b, H, rows, Dv) of a chunk. Keys may have errors before they attend: of a rotation, of
-    codes, or of both. A cache may rotate keys before they become codes, or when they are read."""
+def chunk_rows(problem: Problem, view: View) -> Bounded:
+    """The output rows (b, H, rows, Dv) of a chunk whose keys have errors of a rotation, of codes, or of
+    both. A cache may rotate keys before they become codes, or when they are read."""
     u, inputs, arrays = problem.u, problem.inputs, problem.arrays
-    turn = rotation(inputs.case)
+    rope = rotation(inputs.case)
 
     def leaf(array: np.ndarray) -> Leaf:
         return Leaf(u, rounded_input(array, u))
 
     key, value = (view.gathered(arrays[name]) for name in ("key", "value"))
     query: Node = leaf(view.queries(arrays["query"]))
-    attending: Node = leaf(key)
-    if turn is not None:
-        query, attending = (
-            turned(x, at, turn) for x, at in ((query, view.at), (attending, view.positions))
+    rotated_key: Node = leaf(key)
+    if rope is not None:
+        query, rotated_key = (
+            rotated(x, at, rope) for x, at in ((query, view.at), (rotated_key, view.positions))
         )
     if u.codes:
-        read_back = with_codes(attending.output, u)
-        if turn is not None:
-            read = turned(Leaf(u, with_codes(Bounded.exact(key), u)), view.positions, turn).output
-            read_back = Bounded(read_back.value, np.maximum(read_back.error, read.error))
-        attending = Leaf(u, read_back)
-    values = Leaf(u, with_codes(Bounded.exact(value), u)) if u.codes else leaf(value)
+        decoded_key = decoded(rotated_key.output, u)
+        if rope is not None:
+            rotated_codes = rotated(
+                Leaf(u, decoded(Bounded.exact(key), u)), view.positions, rope
+            ).output
+            decoded_key = Bounded(
+                decoded_key.value, np.maximum(decoded_key.error, rotated_codes.error)
+            )
+        rotated_key = Leaf(u, decoded_key)
+    values = Leaf(u, decoded(Bounded.exact(value), u)) if u.codes else leaf(value)
     rows, keys = query.shape[2], key.shape[2]
-    made = steps(view.features(inputs.features), rows, keys, precision_for(inputs.dtype))
-    zero_key = None if made[1] is None else made[1].operand
-    pairs = Pairs((*query.shape[:3], keys), view.mask[:, None], zero_key=zero_key)
-    added = view.bias(arrays.get("bias"))
-    bias = None if added is None else leaf(added)
-    return without_nan_bounds(attended(problem, query, attending, values, pairs, bias, made).output)
+    features, precision = view.features(inputs.features), precision_for(inputs.dtype)
+    score_steps, zero_key = split_steps(features, rows, keys, precision)
+    zero_scores = None if zero_key is None else zero_key.operand
+    pairs = Pairs((*query.shape[:3], keys), view.mask[:, None], zero_key=zero_scores)
+    view_bias = view.bias(arrays.get("bias"))
+    bias = None if view_bias is None else leaf(view_bias)
+    attend = attended(problem, query, rotated_key, values, pairs, bias, score_steps, zero_key)
+    return nan_to_inf(attend.output)
 
 
-def turned(x: Node, positions: np.ndarray, turn: Rotation) -> Rotated:
-    """x (b, H, n, D) rotated by positions (b, n); negative ones count as 0."""
-    at = np.maximum(positions, 0).astype(x.output.value.dtype)
-    return Rotated(x.u, x, *table(turn, at, x.u), turn)
+def rotated(x: Node, positions: np.ndarray, rope: Rotation) -> Rotated:
+    """x (b, H, n, D) rotated by positions (b, n); negative positions count as 0."""
+    clipped = np.maximum(positions, 0).astype(x.output.value.dtype)
+    return Rotated(x.u, x, *table(rope, clipped, x.u), rope)
 
 
-def with_codes(x: Bounded, u: Roundoffs) -> Bounded:
-    """Keys or values (..., D) as a cache of codes gives them back."""
+def decoded(x: Bounded, u: Roundoffs) -> Bounded:
+    """Keys or values (..., D) with the errors of the codes in which a cache keeps them."""
     code = CODES[u.codes or ""]
     scale = x.size.max(-1, keepdims=True, initial=0.0) / code.max
     t = x.size / np.where(scale > 0, scale, 1)
-    read_back = scale * code_error(t, 4 * u.score * t + u.score_floor, code)
-    return scaled(Bounded(x.value, x.error + read_back), u)
+    decoding_error = scale * code_error(t, 4 * u.score * t + u.score_floor, code)
+    return with_product_errors(Bounded(x.value, x.error + decoding_error), u)
 
 
 def compose(problem: Problem) -> Composition:
@@ -151,4 +157,4 @@ def compose(problem: Problem) -> Composition:
     raise NotImplementedError(f"{problem.inputs.operator} is forward only")
 
 
-reference = OfChunks(compose)
+reference = ChunkedReference(compose)

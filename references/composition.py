@@ -16,12 +16,7 @@ from attention_conformance.references.outputs import (
     checked_tangents,
     in_precision,
 )
-from attention_conformance.references.rounding import (
-    Bounded,
-    Roundoffs,
-    rounded_input,
-    without_nan_bounds,
-)
+from attention_conformance.references.rounding import Bounded, Roundoffs, nan_to_inf, rounded_input
 from attention_conformance.references.tape import Leaf, Node, jvp_of, vjp_of
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -29,15 +24,13 @@ from attention_conformance.suite.spec.inputs import Inputs
 class Problem:
     """The arrays of a case as leaves, and the roundoffs `u`, from which an operator is composed.
 
-    `empty_rows` is the output of fully masked rows, and `empty_row_gradients` says how derivatives treat
-    these (`references.outputs`).
+    `empty_rows` is the output of fully masked rows, and `gradient_rows` says how derivatives treat these
+    (`references.outputs`).
     """
 
-    def __init__(
-        self, inputs: Inputs, u: Roundoffs, empty_rows: str, empty_row_gradients: str
-    ) -> None:
+    def __init__(self, inputs: Inputs, u: Roundoffs, empty_rows: str, gradient_rows: str) -> None:
         self.inputs, self.u, self.sizes = inputs, u, inputs.sizes
-        self.empty_rows, self.empty_row_gradients = empty_rows, empty_row_gradients
+        self.empty_rows, self.gradient_rows = empty_rows, gradient_rows
         self.arrays = in_precision(inputs)
         self._leaves: dict[str, Leaf] = {}
 
@@ -107,13 +100,9 @@ class Reference:
         """
         check_empty_rows(empty_rows, EMPTY_ROWS)
         problem = Problem(inputs, self.roundoffs(inputs, rounding), empty_rows, "zeros")
-        composition = self.compose(problem)
-        returned = inputs.operator.outputs(inputs.case)
-        further_outputs = {
-            name: node for name, node in composition.further_outputs.items() if name in returned
-        }
-        nodes = {"output": composition.output, **further_outputs}
-        arrays = {name: node.output for name, node in nodes.items()}
+        composition, returned = self.compose(problem), inputs.operator.outputs(inputs.case)
+        nodes = {"output": composition.output, **composition.further_outputs}
+        arrays = {name: node.output for name, node in nodes.items() if name in returned}
         return _outputs(inputs, composition, arrays)
 
     @np.errstate(all="ignore")
@@ -136,14 +125,10 @@ class Reference:
         Raises ValueError for an unknown `empty_rows`, and NoExtendedPrecision.
         """
         composition = self._differentiable(inputs, rounding, empty_rows)
-        output_node = (
-            composition.output if output == "output" else composition.further_outputs[output]
-        )
-        u = self.roundoffs(inputs, rounding)
-        rounded_cotangent = rounded_input(
-            in_precision(inputs, {"cotangent": cotangent})["cotangent"], u
-        )
-        gradients = vjp_of(output_node, rounded_cotangent)
+        nodes = {"output": composition.output, **composition.further_outputs}
+        precise = in_precision(inputs, {output: cotangent})[output]
+        rounded_cotangent = rounded_input(precise, self.roundoffs(inputs, rounding))
+        gradients = vjp_of(nodes[output], rounded_cotangent)
         arrays = {name: array for name, array in gradients.items() if name in inputs.arrays}
         return _outputs(inputs, composition, arrays)
 
@@ -159,9 +144,8 @@ class Reference:
         """
         composition = self._differentiable(inputs, rounding, empty_rows)
         u = self.roundoffs(inputs, rounding)
-        rounded_tangents = {
-            name: rounded_input(x, u) for name, x in checked_tangents(inputs, tangents).items()
-        }
+        precise = checked_tangents(inputs, tangents)
+        rounded_tangents = {name: rounded_input(x, u) for name, x in precise.items()}
         tangent = jvp_of(composition.output, rounded_tangents)
         if tangent is None:
             tangent = Bounded.exact(np.zeros_like(composition.output.output.value))
@@ -178,5 +162,5 @@ def _outputs(inputs: Inputs, composition: Composition, arrays: Mapping[str, Boun
     keys = composition.keys
     if keys is None:
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)
-    bounded = {name: without_nan_bounds(array) for name, array in arrays.items()}
+    bounded = {name: nan_to_inf(array) for name, array in arrays.items()}
     return Outputs(bounded, keys, has_zero_key=composition.has_zero_key)

@@ -9,7 +9,7 @@ Source: Luong, Pham, Manning, EMNLP 2015.
 from __future__ import annotations
 
 from attention_conformance.references.composition import Composition, Problem, Reference
-from attention_conformance.references.one_head import attended_by
+from attention_conformance.references.one_head import attend_scores
 from attention_conformance.references.primitives.tanh_scores import TanhScores
 
 
@@ -18,7 +18,7 @@ def compose(problem: Problem) -> Composition:
     query, key = problem.leaf("query"), problem.leaf("key")
     scale, weight = problem.exact_leaf("scale"), problem.exact_leaf("concat_weight")
     scores = TanhScores(problem.u, query, key, scale=scale, weight=weight)
-    return attended_by(problem, scores)
+    return attend_scores(problem, scores)
 
 
 reference = Reference(compose)

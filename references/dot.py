@@ -8,7 +8,7 @@ Source: Luong, Pham, Manning, EMNLP 2015.
 from __future__ import annotations
 
 from attention_conformance.references.composition import Composition, Problem, Reference
-from attention_conformance.references.one_head import as_head, attended
+from attention_conformance.references.one_head import as_head, attend_head_scores
 from attention_conformance.references.primitives.pairs import Pairs
 from attention_conformance.references.primitives.scores import Scores
 
@@ -19,7 +19,9 @@ def compose(problem: Problem) -> Composition:
     scale = 1.0 if learned is None else learned.array.value.item()
     query, key = as_head(problem.leaf("query")), as_head(problem.leaf("key"))
     pairs = Pairs.of(problem)
-    return attended(problem, Scores(problem.u, query, key, scale, pairs, learned=learned), pairs)
+    return attend_head_scores(
+        problem, Scores(problem.u, query, key, scale, pairs, learned=learned), pairs
+    )
 
 
 reference = Reference(compose)

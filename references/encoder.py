@@ -28,18 +28,18 @@ def compose(problem: Problem) -> Composition:
     u, x = problem.u, problem.leaf("query")
     pre = problem.inputs.case.option("pre")
     heads, attend = multi_head.attended(
-        problem, *[SharedTensor(_normed(problem, x, "norm1") if pre else x)] * 3
+        problem, *[SharedTensor(_norm(problem, x, "norm1") if pre else x)] * 3
     )
     y: Node = Residual(u, x, heads)
     if pre:
-        z: Node = Residual(u, y, _network(problem, _normed(problem, y, "norm2")))
+        z: Node = Residual(u, y, _network(problem, _norm(problem, y, "norm2")))
     else:
-        y = _normed(problem, y, "norm1")
-        z = _normed(problem, Residual(u, y, _network(problem, y)), "norm2")
+        y = _norm(problem, y, "norm1")
+        z = _norm(problem, Residual(u, y, _network(problem, y)), "norm2")
     return Composition(z, keys=attend.pairs.keys)
 
 
-def _normed(problem: Problem, x: Node, name: str) -> Norm:
+def _norm(problem: Problem, x: Node, name: str) -> Norm:
     gain, offset = problem.leaf(f"{name}_gain"), problem.leaf(f"{name}_offset")
     return Norm(problem.u, x, gain, offset, (2,), problem.inputs.epsilon)
 

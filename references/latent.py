@@ -36,12 +36,8 @@ from attention_conformance.references.primitives.latent import (
     ScoreSum,
 )
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.scores import (
-    Scores,
-    UnroundedScores,
-    has_unrounded_scores,
-)
-from attention_conformance.references.quantized import scaled
+from attention_conformance.references.primitives.scores import ExactScores, Scores, has_exact_scores
+from attention_conformance.references.quantized import with_product_errors
 from attention_conformance.references.rounding import Bounded, Roundoffs
 from attention_conformance.references.tape import Leaf, Node
 from attention_conformance.suite.spec.inputs import Inputs
@@ -56,75 +52,76 @@ def compose(problem: Problem) -> Composition:
 
     def scores(query: Node, key: Node, rope: Node) -> Node:
         parts = ((query, key), (problem.leaf("query_rope"), rope))
-        one, two = (Scores(u, q, k, problem.scale, pairs) for q, k in parts)
-        both = ScoreSum(one, two)
-        if not has_unrounded_scores(problem.inputs):
-            return both
+        plain_part, rotary_part = (Scores(u, q, k, problem.scale, pairs) for q, k in parts)
+        score_sum = ScoreSum(plain_part, rotary_part)
+        if not has_exact_scores(problem.inputs):
+            return score_sum
         q, k, _ = plain(problem.arrays)
-        return UnroundedScores(both, q, k, float(problem.scale))
+        return ExactScores(score_sum, q, k, float(problem.scale))
 
-    def shared(x: Node) -> Node:
-        """What all heads share, (B, 1, Lk, .)."""
+    def as_one_head(x: Node) -> Node:
+        """x (B, Lk, .), which all heads share, as (B, 1, Lk, .)."""
         return Reshaped(x, (s.B, 1, s.Lk, x.shape[-1]))
 
-    query, rope = problem.leaf("query"), shared(problem.leaf("key_rope"))
+    query, rope = problem.leaf("query"), as_one_head(problem.leaf("key_rope"))
     output: Node
     if u.absorbs:
-        key = shared(latent)
-        attend = Attend(
-            u, scores(HeadProjection(query, MovedAxis(w_uk, 0, 2)), key, rope), key, pairs
-        )
+        key = as_one_head(latent)
+        absorbed_query = HeadProjection(query, MovedAxis(w_uk, 0, 2))
+        attend = Attend(u, scores(absorbed_query, key, rope), key, pairs)
         output = ProjectedAverage(attend, MovedAxis(w_uv, 1, 0))
     else:
         features = s.H * (s.D + s.Dv)
-        key, value = (
-            MovedAxis(ProjectedLatents(u, latent, w, features=features), 2, 1) for w in (w_uk, w_uv)
-        )
+        projected = (ProjectedLatents(u, latent, w, features=features) for w in (w_uk, w_uv))
+        key, value = (MovedAxis(x, 2, 1) for x in projected)
         output = attend = Attend(u, scores(query, key, rope), value, pairs)
     return Composition(output, {"lse": LogSumExp(attend)}, pairs.keys)
 
 
 def latents(problem: Problem) -> Leaf:
-    """The latents (B, Lk, R). Decoded ones are constants with errors."""
+    """The latents (B, Lk, R). If they come as codes, they are constants with errors."""
     if "latent" in problem.arrays:
         return problem.leaf("latent")
-    return Leaf(problem.u, scaled(Bounded.exact(dequantized(problem.arrays)), problem.u))
+    exact = Bounded.exact(dequantized(problem.arrays))
+    return Leaf(problem.u, with_product_errors(exact, problem.u))
 
 
 class _Latent(InPages):
-    """The form that the roundoffs declare; without a declaration the larger bound of both."""
+    """Latent attention in the form that the roundoffs declare, or with the larger bound of both forms."""
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """The output and the log-sum-exp, with their bounds. Raises NoExtendedPrecision."""
-        return self.either(super().forward, rounding, inputs, empty_rows=empty_rows)
+        return self.in_declared_form(super().forward, rounding, inputs, empty_rows=empty_rows)
 
     def vjp(
         self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
         empty_rows: str = "zeros", output: str = "output",
     ) -> Outputs:  # fmt: skip
         """Gradients of all arrays, as `Reference.vjp`."""
-        more = {"empty_rows": empty_rows, "output": output}
-        return self.either(super().vjp, rounding, inputs, cotangent, **more)
+        options = {"empty_rows": empty_rows, "output": output}
+        return self.in_declared_form(super().vjp, rounding, inputs, cotangent, **options)
 
     def jvp(
         self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
         empty_rows: str = "zeros",
     ) -> Outputs:  # fmt: skip
         """The JVP of the output, as `Reference.jvp`."""
-        return self.either(super().jvp, rounding, inputs, tangents, empty_rows=empty_rows)
+        return self.in_declared_form(super().jvp, rounding, inputs, tangents, empty_rows=empty_rows)
 
-    def either(
-        self, answer: Callable[..., Outputs], u: Roundoffs, *arguments: Any, **more: Any
+    def in_declared_form(
+        self, compute: Callable[..., Outputs], u: Roundoffs, *arguments: Any, **options: Any
     ) -> Outputs:
-        """What `answer` gives in the declared form, or with the larger of both bounds."""
+        """The outputs of `compute` in the declared form; if none is declared, with the larger bound of
+        both forms."""
         if u.absorbs is not None:
-            return answer(*arguments, u, **more)
-        one, two = (answer(*arguments, replace(u, absorbs=a), **more) for a in (False, True))
+            return compute(*arguments, u, **options)
+        forms = (replace(u, absorbs=absorbs) for absorbs in (False, True))
+        unabsorbed, absorbed = (compute(*arguments, form, **options) for form in forms)
         arrays = {
-            name: Bounded(x.value, np.maximum(x.error, two.arrays[name].error))
-            for name, x in one.arrays.items()
+            name: Bounded(x.value, np.maximum(x.error, absorbed.arrays[name].error))
+            for name, x in unabsorbed.arrays.items()
         }
-        return replace(one, arrays=arrays)
+        return replace(unabsorbed, arrays=arrays)
 
 
 reference = _Latent(compose)

@@ -79,13 +79,14 @@ class _Merge(Reference):
         output, lse = (
             outputs.arrays[name].reshape(*inputs.full_shape(name)) for name in ("output", "lse")
         )
-        merges = (parts - 1) * rounding.accumulate
-        grown = merges * np.log(max(parts, 1))
-        spread = np.abs(inputs.arrays["partial_output"] - output.value).max(0, initial=0.0)
+        merge_error = (parts - 1) * rounding.accumulate
+        lse_error = merge_error * np.log(max(parts, 1))
+        distance = np.abs(inputs.arrays["partial_output"] - output.value).max(0, initial=0.0)
         output = replace(
-            output, error=output.error + (2 * grown + 4 * merges) * spread.astype(np.float64)
+            output,
+            error=output.error + (2 * lse_error + 4 * merge_error) * distance.astype(np.float64),
         )
-        lse = replace(lse, error=lse.error + grown)
+        lse = replace(lse, error=lse.error + lse_error)
         deviation = outputs.deviation
         if deviation is not None:
             deviation = deviation.reshape(output.value.shape)

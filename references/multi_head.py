@@ -26,7 +26,7 @@ import math
 from dataclasses import replace
 
 from attention_conformance.references.composition import Composition, Problem, Reference
-from attention_conformance.references.one_head import of_layer
+from attention_conformance.references.one_head import layer_composition
 from attention_conformance.references.primitives.activation import Activation
 from attention_conformance.references.primitives.arranged import MovedAxis, Reshaped
 from attention_conformance.references.primitives.attend import Attend
@@ -43,20 +43,21 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 def compose(problem: Problem) -> Composition:
     """The output (B, Lq, Eo), and the weights."""
     output, attend = attended(problem, *(problem.leaf(name) for name in OPERANDS))
-    return of_layer(problem, output, attend)
+    return layer_composition(problem, output, attend)
 
 
 def attended(problem: Problem, query: Node, key: Node, value: Node) -> tuple[Node, Attend]:
     """The output (B, Lq, Eo), and the attention of the heads."""
     attend = heads(problem, query, key, value)
-    return mixed(problem, attend), attend
+    return gated_and_projected(problem, attend), attend
 
 
 def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
-    """The attention of every head, (B, H, Lq, Dv), before the output projection."""
+    """The attention of all heads, (B, H, Lq, Dv), before gate and output projection."""
     u, pairs = problem.u, Pairs.of(problem)
     q, k, v = (
-        _heads(problem, x, name) for x, name in zip((query, key, value), OPERANDS, strict=True)
+        _projected_heads(problem, x, name)
+        for x, name in zip((query, key, value), OPERANDS, strict=True)
     )
     scores: Node = Scores(u, q, k, problem.scale, pairs, scaled_query=True)
     bias = problem.optional_leaf("bias")
@@ -65,8 +66,8 @@ def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
     return Attend(u, scores, v, pairs)
 
 
-def mixed(problem: Problem, attended: Node) -> Node:
-    """The gate and the output projection (B, Lq, Eo) of heads (B, H, Lq, Dv)."""
+def gated_and_projected(problem: Problem, attended: Node) -> Node:
+    """The output (B, Lq, Eo) of heads (B, H, Lq, Dv), by the gate and the output projection."""
     u, s, gate = problem.u, problem.sizes, problem.optional_leaf("gate_kernel")
     if gate is not None:
         bias = problem.exact_leaf("gate_bias")
@@ -80,11 +81,12 @@ def mixed(problem: Problem, attended: Node) -> Node:
     return output
 
 
-def _heads(problem: Problem, x: Node, name: str) -> Node:
+def _projected_heads(problem: Problem, x: Node, name: str) -> Node:
     """Projected query, key or value, (B, heads, L, size), normalised if there is a gain."""
     u, kernel = problem.u, problem.leaf(f"{name}_kernel")
-    bias, of = f"{name}_bias", OPERANDS if problem.inputs.self_attention else (name,)
-    names = [f"{one}_kernel" for one in (*of, *(("gate",) if "query" in of else ()))]
+    bias, operands = f"{name}_bias", OPERANDS if problem.inputs.self_attention else (name,)
+    projected = (*operands, "gate") if "query" in operands else operands
+    names = [f"{operand}_kernel" for operand in projected]
     widths = [math.prod(problem.arrays[n].shape[1:]) for n in names if n in problem.arrays]
     features = sum(widths) if len(widths) > 1 else 0
     heads = MovedAxis(Linear(u, x, kernel, problem.exact_leaf(bias), bias, features), 2, 1)
@@ -93,8 +95,9 @@ def _heads(problem: Problem, x: Node, name: str) -> Node:
         return heads
     B, H, L, D = heads.shape
     steps = replace(u, step=max(u.step, u.output))
-    rows = Norm(steps, Reshaped(heads, (B, H * L, D)), gain, None, (2,), problem.inputs.epsilon)
-    return Reshaped(rows, (B, H, L, D))
+    rows = Reshaped(heads, (B, H * L, D))
+    normalised = Norm(steps, rows, gain, None, (2,), problem.inputs.epsilon)
+    return Reshaped(normalised, (B, H, L, D))
 
 
 reference = Reference(compose)

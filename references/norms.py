@@ -32,26 +32,22 @@ AXES = (0, 1)
 
 def compose(problem: Problem) -> Composition:
     """The output (B, L, E)."""
-    x, gain, offset = (
-        problem.leaf("query"),
-        problem.optional_leaf("gain"),
-        problem.optional_leaf("offset"),
-    )
-    of_batch = "mean" in problem.arrays
-    learned = _learned(problem) if of_batch and not problem.inputs.training else None
-    axes = AXES if of_batch else (2,)
-    return Composition(Norm(problem.u, x, gain, offset, axes, problem.inputs.epsilon, learned))
+    x, inputs, is_batch_norm = problem.leaf("query"), problem.inputs, "mean" in problem.arrays
+    gain, offset = problem.optional_leaf("gain"), problem.optional_leaf("offset")
+    learned = _learned_statistics(problem) if is_batch_norm and not inputs.training else None
+    axes = AXES if is_batch_norm else (2,)
+    return Composition(Norm(problem.u, x, gain, offset, axes, inputs.epsilon, learned))
 
 
-def _learned(problem: Problem) -> Statistics:
-    """The mean and variance (E,) of evaluation, with their errors."""
+def _learned_statistics(problem: Problem) -> Statistics:
+    """The learned mean and variance (E,), with the errors of running averages."""
     u, inputs = problem.u, problem.inputs
     factor = inputs.case.option("averaged")
     moments = problem.leaf("mean").array, problem.leaf("variance").array
     if factor is None:
         return moments
     tokens = rounded_input(factor * problem.arrays["query"], u)
-    sizes = magnitude(tokens.value).mean(AXES), np.square(magnitude(tokens.value)).mean(AXES)
+    magnitudes = magnitude(tokens.value).mean(AXES), np.square(magnitude(tokens.value)).mean(AXES)
     unit = max(u.accumulate, u.step, u.output)
     count = inputs.sizes.B * inputs.sizes.Lq
     unbiased = count / max(count - 1, 1)
@@ -60,7 +56,7 @@ def _learned(problem: Problem) -> Statistics:
             x.value,
             x.error + unbiased * (batch.error.reshape(-1) + 13 * unit * (x.size + 2 * size)),
         )
-        for x, batch, size in zip(moments, statistics(tokens, AXES, u), sizes, strict=True)
+        for x, batch, size in zip(moments, statistics(tokens, AXES, u), magnitudes, strict=True)
     )
     return mean, variance
 

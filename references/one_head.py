@@ -16,21 +16,22 @@ def as_head(x: Node) -> Reshaped:
     return Reshaped(x, (B, 1, L, width))
 
 
-def attended_by(problem: Problem, scores: Node) -> Composition:
+def attend_scores(problem: Problem, scores: Node) -> Composition:
     """The output (B, Lq, Ev) for scores (B, Lq, Lk), and the weights if requested."""
     s = problem.sizes
-    return attended(problem, Reshaped(scores, (s.B, 1, s.Lq, s.Lk)), Pairs.of(problem))
+    return attend_head_scores(problem, Reshaped(scores, (s.B, 1, s.Lq, s.Lk)), Pairs.of(problem))
 
 
-def attended(problem: Problem, scores: Node, pairs: Pairs) -> Composition:
-    """Like `attended_by`, for scores (B, 1, Lq, Lk)."""
+def attend_head_scores(problem: Problem, scores: Node, pairs: Pairs) -> Composition:
+    """The output (B, Lq, Ev) for scores (B, 1, Lq, Lk), to which a bias is added, and the weights if
+    requested."""
     if problem.inputs.bias is not None:
         scores = Biased(problem.u, scores, problem.leaf("bias"))
     attend = Attend(problem.u, scores, as_head(problem.leaf("value")), pairs)
-    return of_layer(problem, Reshaped(attend, problem.inputs.full_shape("output")), attend)
+    return layer_composition(problem, Reshaped(attend, problem.inputs.full_shape("output")), attend)
 
 
-def of_layer(problem: Problem, output: Node, attend: Attend) -> Composition:
+def layer_composition(problem: Problem, output: Node, attend: Attend) -> Composition:
     """The output of a layer, and if requested its weights (B, H, Lq, Lk) or their average over heads."""
     further_outputs, returned = {}, problem.inputs.returned
     if returned != "none":

@@ -17,7 +17,7 @@ from attention_conformance.references.composition import Composition, Problem, R
 from attention_conformance.references.outputs import Outputs
 from attention_conformance.references.primitives.arranged import MovedAxis, Reshaped, SharedTensor
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.scores import has_unrounded_scores
+from attention_conformance.references.primitives.scores import has_exact_scores
 from attention_conformance.references.primitives.segments import (
     Concatenated,
     Packed,
@@ -26,7 +26,7 @@ from attention_conformance.references.primitives.segments import (
 )
 from attention_conformance.references.rounding import Roundoffs, errors_are_random, precision_for
 from attention_conformance.references.sdpa import attended
-from attention_conformance.references.steps import steps
+from attention_conformance.references.steps import split_steps
 from attention_conformance.references.tape import Node
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import parts
@@ -37,34 +37,34 @@ and its mask (queries, keys), True attends."""
 
 
 class ByParts(Reference):
-    """Attention of packed queries (Lq, H, D), part by part, with the scores' features.
+    """Attention of packed queries (Lq, H, D), part by part, with the features of the scores.
 
-    `parts(inputs)` are the parts. They index key and value (N, Hkv, .): `tokens(problem)` are these as
-    nodes, `plain(inputs)` as arrays.
+    `parts(inputs)` gives the parts, which index key and value (N, Hkv, .). `token_nodes(problem)` gives
+    key and value as nodes, `token_arrays(inputs)` as arrays.
     """
 
     def __init__(
         self,
         parts: Callable[[Inputs], Iterable[Part]],
-        tokens: Callable[[Problem], tuple[SharedTensor, SharedTensor]],
-        plain: Callable[[Inputs], tuple[np.ndarray, np.ndarray]],
+        token_nodes: Callable[[Problem], tuple[SharedTensor, SharedTensor]],
+        token_arrays: Callable[[Inputs], tuple[np.ndarray, np.ndarray]],
     ) -> None:
         super().__init__(self.composed)
-        self.parts, self.tokens, self.plain = parts, tokens, plain
+        self.parts, self.token_nodes, self.token_arrays = parts, token_nodes, token_arrays
 
     def composed(self, problem: Problem) -> Composition:
-        """The output (Lq, H, Dv)."""
+        """The output (Lq, H, Dv), as a composition."""
         u, s, inputs = problem.u, problem.sizes, problem.inputs
-        query, (key, value) = Packed(problem.leaf("query")), self.tokens(problem)
+        query, (key, value) = Packed(problem.leaf("query")), self.token_nodes(problem)
         outputs: list[Node] = []
         for rows, keys, mask in self.parts(inputs):
             q, k, v = (
-                _by_head(Segment(x, place))
-                for x, place in ((query, rows), (key, keys), (value, keys))
+                _by_head(Segment(x, segment_rows))
+                for x, segment_rows in ((query, rows), (key, keys), (value, keys))
             )
             pairs = Pairs((1, s.H, *mask.shape), mask)
-            made = steps(inputs.features, len(mask), mask.shape[1], precision_for(inputs.dtype))
-            attend = attended(problem, q, k, v, pairs, None, made)
+            steps = split_steps(inputs.features, *mask.shape, precision_for(inputs.dtype))
+            attend = attended(problem, q, k, v, pairs, None, *steps)
             outputs.append(MovedAxis(Reshaped(attend, (s.H, len(mask), s.Dv)), 0, 1))
         return Composition(Concatenated(u, outputs), keys=np.ones((1, 1, s.Lq), int))
 
@@ -75,17 +75,19 @@ class ByParts(Reference):
         """
         if errors_are_random():
             return self.recomputed(inputs, rounding)
-        if has_unrounded_scores(inputs):
+        if has_exact_scores(inputs):
             return super().forward(inputs, rounding, empty_rows)
-        parts, (key, value) = [], self.plain(inputs)
+        part_outputs, (key, value) = [], self.token_arrays(inputs)
         for n, (rows, keys, mask) in enumerate(self.parts(inputs)):
-            own = (inputs.query[rows], key[keys], value[keys])
-            operands = [x.swapaxes(0, 1)[None] for x in own]
+            part_arrays = (inputs.query[rows], key[keys], value[keys])
+            operands = [x.swapaxes(0, 1)[None] for x in part_arrays]
             features = inputs.features
-            parts.append(bounded(inputs, rounding, *operands, part=n, mask=mask, features=features))
-        output = concatenated([part.arrays["output"][0].move_axis(0, 1) for part in parts])
+            part_outputs.append(
+                bounded(inputs, rounding, *operands, part=n, mask=mask, features=features)
+            )
+        output = concatenated([part.arrays["output"][0].move_axis(0, 1) for part in part_outputs])
         deviations = [
-            part.deviation[0].swapaxes(0, 1) for part in parts if part.deviation is not None
+            part.deviation[0].swapaxes(0, 1) for part in part_outputs if part.deviation is not None
         ]
         deviation = np.concatenate(deviations) if deviations else None
         return Outputs({"output": output}, np.ones((1, 1, inputs.sizes.Lq), int), deviation)

@@ -30,9 +30,9 @@ def _slots(problem: Problem, name: str) -> SharedTensor:
     paged: Node = problem.leaf(name)
     if case.option("layout") == "hnd":
         paged = MovedAxis(paged, 1, 2)
-    pages, slots, *rest = paged.shape
+    pages, slots, *trailing = paged.shape
     return (SharedTensor if case.option("shared") else Packed)(
-        Reshaped(paged, (pages * slots, *rest))
+        Reshaped(paged, (pages * slots, *trailing))
     )
 
 

@@ -15,8 +15,8 @@ from attention_conformance.suite.spec.operators.in_pages import flat_slots, pool
 
 
 class Written(Node):
-    """A pool with tokens (N, Hkv, .) in some of its slots. `slots` are numbers page * S + slot of the
-    tokens; negative ones are skipped."""
+    """The pool `name` after tokens (N, Hkv, .) are written into slots, which are numbers
+    page * S + slot; tokens with negative numbers are skipped."""
 
     def __init__(self, problem: Problem, name: str) -> None:
         cache, tokens = problem.exact_leaf(f"{name}_cache"), problem.exact_leaf(name)
@@ -34,10 +34,10 @@ class Written(Node):
 
     def gradients(self, cotangent: Bounded) -> Gradients:
         value, error = (np.zeros(self.tokens.shape, part.dtype) for part in cotangent.parts)
-        for into, of in zip((value, error), cotangent.parts, strict=True):
-            into[self.is_written] = flat_slots(self.case, of)[self.slots]
-        nothing = Bounded.exact(np.zeros((len(self.slots), *self.tokens.shape[1:]), value.dtype))
-        return self._put(cotangent, nothing), Bounded(value, error)
+        for token_part, pool_part in zip((value, error), cotangent.parts, strict=True):
+            token_part[self.is_written] = flat_slots(self.case, pool_part)[self.slots]
+        zeros = Bounded.exact(np.zeros((len(self.slots), *self.tokens.shape[1:]), value.dtype))
+        return self._put(cotangent, zeros), Bounded(value, error)
 
     def tangent(self, *tangents: Bounded | None) -> Bounded | None:
         cache, tokens = tangents
@@ -47,11 +47,12 @@ class Written(Node):
         return self._put(cache, tokens[self.is_written])
 
     def _put(self, cache: Bounded, tokens: Bounded) -> Bounded:
+        """A copy of a pool with tokens in the written slots."""
         parts = []
-        for whole, new in zip(cache.parts, tokens.parts, strict=True):
-            flat = flat_slots(self.case, whole).copy()
-            flat[self.slots] = new
-            parts.append(pool_of(self.case, flat))
+        for pool_part, token_part in zip(cache.parts, tokens.parts, strict=True):
+            slots = flat_slots(self.case, pool_part).copy()
+            slots[self.slots] = token_part
+            parts.append(pool_of(self.case, slots))
         return Bounded(*parts)
 
 

@@ -32,7 +32,7 @@ New tokens. A call that writes tokens x as codes c and attends them makes two pr
 
 - Every code is within the bound of writing (`references.quantized_write`); older codes keep their bits.
 - The output is that of attention over the codes that came back: the bound above, with these codes
-  (`OverCodes.inputs_given`).
+  (`CodesReference.inputs_given`).
 
 Without the codes only this is known: the key s (c - z) of a code within b of x / s + z lies within s b of
 x. So the output alone is bounded as attention over keys and values x, which are off by
@@ -58,12 +58,8 @@ from attention_conformance.references.composition import Composition, Problem
 from attention_conformance.references.in_pages import InPages
 from attention_conformance.references.primitives.attend import Attend
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.scores import (
-    Scores,
-    UnroundedScores,
-    has_unrounded_scores,
-)
-from attention_conformance.references.quantized_write import coded
+from attention_conformance.references.primitives.scores import ExactScores, Scores, has_exact_scores
+from attention_conformance.references.quantized_write import unrounded_codes
 from attention_conformance.references.rounding import Bounded, Roundoffs, gamma, magnitude
 from attention_conformance.references.tape import Leaf, Node
 from attention_conformance.suite.spec.inputs import Inputs
@@ -76,12 +72,12 @@ from attention_conformance.suite.spec.operators.quantized import (
 )
 
 
-class OverCodes(InPages):
-    """Attention over codes; of a call that writes, over the codes that it wrote."""
+class CodesReference(InPages):
+    """Attention over codes. If the call writes codes, its output is judged by the codes that it wrote."""
 
     def inputs_given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
-        """The problem of reading the codes of an answer; the inputs themselves, if nothing is written, or
-        the answer has no codes."""
+        """The inputs with the codes of the `answer`, of a call that only reads; the inputs themselves if
+        nothing is written, or the answer has no codes."""
         if not inputs.case.option("writes") or "key_output" not in answer:
             return inputs
         codes = {f"{name}_codes": answer[f"{name}_output"] for name in KINDS}
@@ -92,19 +88,23 @@ def compose(problem: Problem) -> Composition:
     """The output (B, H, Lq, Dv), and all codes (B, Hkv, Lk, .) if some are written."""
     u, s = problem.u, problem.sizes
     pairs = Pairs((s.B, s.H, s.Lq, s.Lk), allowed(problem.inputs))
-    key, value = operand(problem, "key", s.D), operand(problem, "value", s.Lk)
-    folded = problem.inputs.case.option("scales")
+    key, value = (
+        token_leaf(problem, "key", s.D),
+        token_leaf(problem, "value", s.Lk),
+    )
+    granule = problem.inputs.case.option("scales")
     scores = FoldedScores(u, problem.leaf("query"), key, problem.scale, pairs)
-    attended: Node = scores
-    if has_unrounded_scores(problem.inputs):
-        exact = dequantized(problem.inputs, "key")
-        attended = UnroundedScores(scores, problem.arrays["query"], exact, float(problem.scale))
-    output = OverTokens(u, attended, value, pairs)
-    if folded == "pertoken":
-        output.lost = by_row(pairs, u.weight_underflow * sizes(problem, value, "value"))
-    elif folded != "pertile":
-        lost = u.weight_underflow * sizes(problem, key, "key").sum(-1)
-        scores.lost = scores.factor * np.repeat(lost, s.group, 1)[:, :, None]
+    scores_node: Node = scores
+    if has_exact_scores(problem.inputs):
+        exact_key = dequantized(problem.inputs, "key")
+        scores_node = ExactScores(scores, problem.arrays["query"], exact_key, float(problem.scale))
+    output = TokenScaleAttend(u, scores_node, value, pairs)
+    if granule == "pertoken":
+        token_underflow = u.weight_underflow * code_sizes(problem, value, "value")
+        output.underflow = sum_over_attended(pairs, token_underflow)
+    elif granule != "pertile":
+        underflow = u.weight_underflow * code_sizes(problem, key, "key").sum(-1)
+        scores.underflow = scores.factor * np.repeat(underflow, s.group, 1)[:, :, None]
     codes = {}
     if problem.inputs.case.option("writes"):
         codes = {f"{name}_output": Leaf(u, all_codes(problem, name)) for name in KINDS}
@@ -113,33 +113,33 @@ def compose(problem: Problem) -> Composition:
 
 
 class FoldedScores(Scores):
-    """Scores, and the error `lost` of scores that folded scales add."""
+    """Scores with the error `underflow` that scales folded into queries or scores add."""
 
-    lost: np.ndarray | float = 0.0
+    underflow: np.ndarray | float = 0.0
 
     @cached_property
     def recomputed(self) -> Bounded:
         scores = super().recomputed
-        return Bounded(scores.value, scores.error + self.lost)
+        return Bounded(scores.value, scores.error + self.underflow)
 
     @property
     def output(self) -> Bounded:
         return self.recomputed
 
 
-class OverTokens(Attend):
-    """Attention, and the error `lost` of outputs that folded scales of tokens add."""
+class TokenScaleAttend(Attend):
+    """Attention whose output has the error `underflow` that scales folded into weights add."""
 
-    lost: np.ndarray | float = 0.0
+    underflow: np.ndarray | float = 0.0
 
     @property
     def output(self) -> Bounded:
         output = super().output
-        return Bounded(output.value, output.error + self.lost)
+        return Bounded(output.value, output.error + self.underflow)
 
 
-def sizes(problem: Problem, x: Leaf, name: str) -> np.ndarray:
-    """The sizes |c| + |z| of the codes of keys or values (B, Hkv, Lk, .), at most."""
+def code_sizes(problem: Problem, x: Leaf, name: str) -> np.ndarray:
+    """Upper limits of |c| + |z|, of codes and zero points of keys or values x, (B, Hkv, Lk, .)."""
     scale = broadcast(problem.inputs, f"{name}_scale")
     codes = x.output.size / magnitude(scale)
     if not problem.inputs.case.option("zero"):
@@ -147,8 +147,8 @@ def sizes(problem: Problem, x: Leaf, name: str) -> np.ndarray:
     return np.asarray(codes + 2 * magnitude(broadcast(problem.inputs, f"{name}_zero")))
 
 
-def by_row(pairs: Pairs, x: np.ndarray) -> np.ndarray:
-    """For each row (B, H, Lq, .) the sum of `x` (B, Hkv, Lk, .) over the keys that it attends."""
+def sum_over_attended(pairs: Pairs, x: np.ndarray) -> np.ndarray:
+    """For each row (B, H, Lq, .) the sum of x (B, Hkv, Lk, .) over the keys that the row attends."""
     output_mask = (
         np.ones(pairs.shape[2:])
         if pairs.output_mask is None
@@ -157,37 +157,37 @@ def by_row(pairs: Pairs, x: np.ndarray) -> np.ndarray:
     return np.repeat(output_mask @ x, pairs.shape[1] // x.shape[1], 1)
 
 
-def operand(problem: Problem, name: str, summands: int) -> Leaf:
-    """Keys or values (B, Hkv, Lk, .), with the errors of scales and codes that an implementation
-    multiplies. A constant."""
+def token_leaf(problem: Problem, name: str, summands: int) -> Leaf:
+    """The constant leaf of keys or values (B, Hkv, Lk, .), with the errors of codes times scales, and of
+    sums of `summands` zero points."""
     u, inputs = problem.u, problem.inputs
-    read = Bounded.exact(dequantized(inputs, name))
+    tokens = Bounded.exact(dequantized(inputs, name))
     if inputs.case.option("writes"):
         scale = newest(broadcast(inputs, f"{name}_scale"), inputs.arrays[name].shape[2])
-        stored = (coded(inputs, name, u).error * scale).astype(np.float64)
-        read = latest(read, Bounded(problem.arrays[name], stored))
-    read = scaled(read, u)
+        code_errors = (unrounded_codes(inputs, name, u).error * scale).astype(np.float64)
+        tokens = with_new_tokens(tokens, Bounded(problem.arrays[name], code_errors))
+    tokens = with_product_errors(tokens, u)
     if inputs.case.option("zero"):
         zero = broadcast(inputs, f"{name}_scale") * broadcast(inputs, f"{name}_zero")
-        longer = 2 * gamma(summands + 2, u.accumulate) * magnitude(zero)
-        read = Bounded(read.value, read.error + longer)
-    return Leaf(u, read)
+        zero_point_error = 2 * gamma(summands + 2, u.accumulate) * magnitude(zero)
+        tokens = Bounded(tokens.value, tokens.error + zero_point_error)
+    return Leaf(u, tokens)
 
 
-def scaled(x: Bounded, u: Roundoffs) -> Bounded:
-    """Codes times scales as an implementation multiplies them, for their exact products `x`."""
+def with_product_errors(x: Bounded, u: Roundoffs) -> Bounded:
+    """The exact products x of codes and scales, with the errors of an implementation's products."""
     return Bounded(x.value, x.error + (u.score + u.weight) * x.size + u.weight_underflow)
 
 
 def all_codes(problem: Problem, name: str) -> Bounded:
-    """The codes (B, Hkv, Lk, .) after the write: older ones as they were."""
+    """All codes (B, Hkv, Lk, .) after the write: exact old codes, and new codes with their bound."""
     old = Bounded.exact(problem.arrays[f"{name}_codes"])
-    return latest(old, coded(problem.inputs, name, problem.u))
+    return with_new_tokens(old, unrounded_codes(problem.inputs, name, problem.u))
 
 
-def latest(old: Bounded, new: Bounded) -> Bounded:
-    """Arrays (B, Hkv, Lk, .) whose last tokens are new ones."""
+def with_new_tokens(old: Bounded, new: Bounded) -> Bounded:
+    """`old` (B, Hkv, Lk, .) with the tokens `new` (B, Hkv, Lq, .) in place of its last ones."""
     return old[:, :, : old.shape[2] - new.shape[2]].concatenated(new, 2)
 
 
-reference = OverCodes(compose)
+reference = CodesReference(compose)

@@ -31,21 +31,22 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.quantized import KINDS, broadcast, newest
 
 
-class OfCodes(Reference):
-    """Codes of keys and of values. They have no derivatives."""
+class WrittenCodes(Reference):
+    """The codes of keys and of values, which have no derivatives."""
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """The codes of keys and values before they are rounded, (B, Hkv, Lk, .) each.
 
         There are no rows without keys, so `empty_rows` has no influence. Raises NoExtendedPrecision.
         """
-        codes = (coded(inputs, name, rounding) for name in KINDS)
+        codes = (unrounded_codes(inputs, name, rounding) for name in KINDS)
         arrays = dict(zip(inputs.outputs, codes, strict=True))
         return Outputs(arrays, np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int))
 
 
-def coded(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
-    """The codes of new keys or values before they are rounded, with the bound of a rounded code."""
+def unrounded_codes(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
+    """The codes of new keys or values (array `name`) before they are rounded, with the bound of a rounded
+    code."""
     code = CODES[inputs.case.option("codes")]
     x = in_precision(inputs)[name]
     t = x / newest(broadcast(inputs, f"{name}_scale"), x.shape[2])
@@ -59,7 +60,8 @@ def coded(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
 
 
 def code_error(size: np.ndarray, error: np.ndarray, code: Code) -> np.ndarray:
-    """How far the nearest code is from a number of this size, which was computed with this error."""
+    """The bound of |code - t| for numbers t of these sizes, computed with these errors and rounded to the
+    nearest code."""
     step = np.maximum(code.unit_roundoff * (size + error), code.smallest_subnormal / 2)
     return np.asarray(step + error)
 
@@ -69,4 +71,4 @@ def compose(problem: Problem) -> Composition:
     raise NotImplementedError(f"{problem.inputs.operator} is forward only")
 
 
-reference = OfCodes(compose)
+reference = WrittenCodes(compose)

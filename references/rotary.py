@@ -40,13 +40,7 @@ import numpy as np
 
 from attention_conformance.references.composition import Composition, Problem, Reference
 from attention_conformance.references.primitives.rotation import Rotated
-from attention_conformance.references.rounding import (
-    Bounded,
-    Roundoffs,
-    Store,
-    magnitude,
-    stored,
-)
+from attention_conformance.references.rounding import Bounded, Roundoffs, Store, magnitude, stored
 from attention_conformance.suite.spec.operators.rotary import (
     BETA_FAST,
     BETA_SLOW,
@@ -71,8 +65,8 @@ reference = Reference(compose)
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Frequencies theta (r / 2,), their relative error in roundoffs, and the factor `a` on sine and
-    cosine."""
+    """Frequencies theta (r / 2,), their `relative` error as a number of roundoffs, and the factor on sine
+    and cosine (`attention`)."""
 
     theta: np.ndarray
     relative: np.ndarray
@@ -80,24 +74,24 @@ class Frequencies:
 
 
 def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
-    """The frequencies of a rotation at these positions, in the precision of the positions."""
-    found = _of_variant(rotation, position)
-    given = rotation.attention
-    return found if given is None else replace(found, attention=given)
+    """The frequencies of a rotation for sequences with these positions, in the positions' precision."""
+    of_variant = _variant_frequencies(rotation, position)
+    factor = rotation.attention
+    return of_variant if factor is None else replace(of_variant, attention=factor)
 
 
-def _of_variant(rotation: Rotation, position: np.ndarray) -> Frequencies:
+def _variant_frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
     size, base, f, n = rotation.size, rotation.base, FACTOR, ORIGINAL_LENGTH
     exponent = (2 * np.arange(size // 2)).astype(position.dtype) / size
     length = float(position.max(initial=0)) + 1
-    grown = np.zeros(exponent.shape)
+    growth_roundings = np.zeros(exponent.shape)
     if rotation.variant == "ntk" and length > n:
         power, growth = size / (size - 2), f * length / n - (f - 1)
         base = position.dtype.type(base) * position.dtype.type(growth) ** power
         growth_error = 3 * f * length / n / growth + 3 * math.log(growth)
-        grown = magnitude(exponent) * (power * growth_error + 3)
+        growth_roundings = magnitude(exponent) * (power * growth_error + 3)
     theta = position.dtype.type(base) ** -exponent
-    relative = 3 * magnitude(exponent) * math.log(base) + 4 + grown
+    relative = 3 * magnitude(exponent) * math.log(base) + 4 + growth_roundings
     if rotation.variant == "linear":
         return Frequencies(theta / f, relative)
     if rotation.variant == "llama3":
@@ -127,17 +121,17 @@ def _llama3(theta: np.ndarray, relative: np.ndarray) -> Frequencies:
     weight = np.clip((turns - LOW_FREQUENCY) / span, 0, 1)
     scaled = theta * ((1 - weight) / f + weight)
     weight_error = (magnitude(turns) * (relative + 4) + 3 * LOW_FREQUENCY) / span
-    mixed = magnitude((turns >= LOW_FREQUENCY / 2) & (turns <= 2 * HIGH_FREQUENCY))
-    more = mixed * magnitude(theta / scaled) * (1 - 1 / f) * weight_error
-    return Frequencies(scaled, relative + 4 + more)
+    near_interpolation = magnitude((turns >= LOW_FREQUENCY / 2) & (turns <= 2 * HIGH_FREQUENCY))
+    mixed_error = near_interpolation * magnitude(theta / scaled) * (1 - 1 / f) * weight_error
+    return Frequencies(scaled, relative + 4 + mixed_error)
 
 
 def table(rotation: Rotation, position: np.ndarray, u: Roundoffs) -> tuple[Bounded, Bounded]:
-    """Cosine and sine times `a`, (L, r / 2) or (B, 1, L, r / 2), stored in u_p."""
+    """Cosine and sine times a, (L, r / 2) or (B, 1, L, r / 2), stored in u_p."""
     unit, freqs = u.accumulate, frequencies(rotation, position)
     angle = position[..., None] * freqs.theta
     delta = magnitude(angle) * (freqs.relative + 2) * unit
-    pair = []
+    entries = []
     for value, slope in ((np.cos(angle), np.sin(angle)), (np.sin(angle), np.cos(angle))):
         error = np.minimum(magnitude(slope) * delta + delta**2 / 2, 2.0) + 2 * unit
         a = freqs.attention
@@ -145,5 +139,5 @@ def table(rotation: Rotation, position: np.ndarray, u: Roundoffs) -> tuple[Bound
         entry = stored(scaled, Store(max(u.weight, unit), u.weight_underflow))
         if position.ndim == 2:
             entry = entry.reshape(entry.shape[0], 1, *entry.shape[1:])
-        pair.append(entry)
-    return pair[0], pair[1]
+        entries.append(entry)
+    return entries[0], entries[1]

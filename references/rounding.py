@@ -268,7 +268,7 @@ def precision_for(dtype: DType) -> type[np.floating[Any]]:
     return np.longdouble
 
 
-def without_nan_bounds(x: Bounded) -> Bounded:
+def nan_to_inf(x: Bounded) -> Bounded:
     """`x` with every NaN in its bound (zero times infinity) replaced by infinity."""
     return Bounded(x.value, np.where(np.isnan(x.error), np.inf, x.error))
 

@@ -32,11 +32,7 @@ from attention_conformance.references.primitives.bias import Biased, ZeroKey
 from attention_conformance.references.primitives.cap import Cap
 from attention_conformance.references.primitives.centred import Centred, CentredScores
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.scores import (
-    Scores,
-    UnroundedScores,
-    has_unrounded_scores,
-)
+from attention_conformance.references.primitives.scores import ExactScores, Scores, has_exact_scores
 from attention_conformance.references.primitives.times import Times
 from attention_conformance.references.rounding import (
     Roundoffs,
@@ -44,7 +40,7 @@ from attention_conformance.references.rounding import (
     precision_for,
     rounded_input,
 )
-from attention_conformance.references.steps import Step, steps
+from attention_conformance.references.steps import Step, split_steps
 from attention_conformance.references.tape import Leaf, Node
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -52,14 +48,14 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, H, Lq, Dv), and without a key of value 0 the log-sum-exp (B, H, Lq), without a
-    JVP."""
+    """The output (B, H, Lq, Dv), and if there is no key of value 0 the log-sum-exp (B, H, Lq), which has
+    no JVP."""
     inputs, s = problem.inputs, problem.sizes
-    made = steps(inputs.features, s.Lq, s.Lk, precision_for(inputs.dtype))
-    pairs = Pairs.of(problem, None if made[1] is None else made[1].operand)
+    score_steps, zero_key = split_steps(inputs.features, s.Lq, s.Lk, precision_for(inputs.dtype))
+    pairs = Pairs.of(problem, None if zero_key is None else zero_key.operand)
     query, key, value = (problem.leaf(name) for name in OPERANDS)
     bias = None if inputs.bias is None else problem.leaf("bias")
-    attend = attended(problem, query, key, value, pairs, bias, made)
+    attend = attended(problem, query, key, value, pairs, bias, score_steps, zero_key)
     if attend.column is None:
         return Composition(attend, {"lse": LogSumExp(attend)}, pairs.keys)
     return Composition(attend, keys=pairs.keys, has_zero_key=pairs.has_zero_key)
@@ -67,18 +63,18 @@ def compose(problem: Problem) -> Composition:
 
 def attended(
     problem: Problem, query: Node, key: Node, value: Node, pairs: Pairs, bias: Node | None,
-    made: tuple[Sequence[Step], Step | None],
+    score_steps: Sequence[Step], zero_key: Step | None,
 ) -> Attend:  # fmt: skip
-    """Attention of these nodes, with the steps on scores and the key of value 0 in `made`."""
-    u, scale, (others, zero_key) = problem.u, problem.scale, made
+    """Attention of these nodes, with the steps on scores and the key of value 0 (`split_steps`)."""
+    u, scale = problem.u, problem.scale
     scores: Node = Scores(u, query, key, scale, pairs)
     q, k = query.output, key.output
-    if has_unrounded_scores(problem.inputs) and not (q.error.any() or k.error.any()):
-        scores = UnroundedScores(scores, q.value, k.value, float(scale))
+    if has_exact_scores(problem.inputs) and not (q.error.any() or k.error.any()):
+        scores = ExactScores(scores, q.value, k.value, float(scale))
     if u.centred_keys:
         scores = CentredScores(u, query, Centred(u, key, pairs), scale, pairs)
-    for step in others:
-        scores = stepped(problem, step, scores)
+    for step in score_steps:
+        scores = with_step(problem, step, scores)
     if bias is not None:
         scores = Biased(u, scores, bias)
     if zero_key is None:
@@ -88,28 +84,28 @@ def attended(
     return Attend(u, scores, value, pairs, ZeroKey(u, column, scores, pairs, zero_key.unit(u)))
 
 
-def stepped(problem: Problem, step: Step, scores: Node) -> Node:
-    """The scores after a step. An array with gradients is a leaf, others are constants."""
+def with_step(problem: Problem, step: Step, scores: Node) -> Node:
+    """The scores after a step, whose operand is a leaf if it has a gradient, and else a constant."""
     u, unit = problem.u, step.unit(problem.u)
     if step.reduction.to == "cap":
         return Cap(u, scores, step.operand, unit)
     array: Node = Leaf(u, rounded_input(step.operand, u))
-    given = None if FEATURES[step.name].constant else problem.exact_leaf(step.name)
-    if given is not None:
-        array = Reshaped(given, step.operand.shape)
+    leaf = None if FEATURES[step.name].constant else problem.exact_leaf(step.name)
+    if leaf is not None:
+        array = Reshaped(leaf, step.operand.shape)
     return (Times if step.reduction.to == "factor" else Biased)(u, scores, array, unit)
 
 
-class _Plain(Reference):
+class _SdpaReference(Reference):
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and if requested the
         log-sum-exp (B, H, Lq), -inf for rows without keys. See `Reference.forward`.
 
-        Only centred keys, and scores that no store rounds, are composed, and have no standard deviation.
+        There is no standard deviation for centred keys, and for scores that no store rounds.
         """
         if errors_are_random():
             return self.recomputed(inputs, rounding)
-        if rounding.centred_keys or has_unrounded_scores(inputs):
+        if rounding.centred_keys or has_exact_scores(inputs):
             return super().forward(inputs, rounding, empty_rows)
         return bounded(
             inputs, rounding, inputs.query, inputs.key, inputs.value, empty_rows=empty_rows,
@@ -118,7 +114,7 @@ class _Plain(Reference):
         )  # fmt: skip
 
 
-reference = _Plain(compose)
+reference = _SdpaReference(compose)
 
 
 __all__ = ["attention", "compose", "reference"]

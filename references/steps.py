@@ -17,7 +17,8 @@ from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.features.feature import STEPS, Reduction
 
 Stepped = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""New scores, slope and size, all broadcastable to (B, H, Lq, Lk)."""
+"""A step's new scores, its slope, and the size to which its roundings are relative; all broadcastable to
+(B, H, Lq, Lk)."""
 
 
 def factor(x: np.ndarray, f: np.ndarray) -> Stepped:
@@ -42,38 +43,38 @@ ON_SCORES: Mapping[str, Callable[[np.ndarray, Any], Stepped]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """The step of the feature `name`. Its operand is a number, or an array that broadcasts to (B, H, Lq,
-    Lk)."""
+    """The step that the feature `name` reduces to. The operand is a number, or an array that broadcasts
+    to (B, H, Lq, Lk)."""
 
     name: str
     reduction: Reduction
     operand: Any
 
     def on(self, x: np.ndarray, rows: slice) -> Stepped:
-        """The step on the scores x of a block of rows."""
+        """The step applied to the scores x of a block of rows."""
         operand = self.operand
         if isinstance(operand, np.ndarray) and operand.shape[2] != 1:
             operand = operand[:, :, rows]
         return ON_SCORES[self.reduction.to](x, operand)
 
     def unit(self, u: Roundoffs) -> float:
-        """The relative size of the step's own roundings."""
+        """The relative error of the roundings that the step adds."""
         return self.reduction.accumulate * u.accumulate + self.reduction.score * u.score
 
 
-def steps(
+def split_steps(
     features: Mapping[str, Any], rows: int, keys: int, precision: type[np.floating[Any]]
 ) -> tuple[list[Step], Step | None]:
-    """The steps on scores of features with their values by name, in the order of the computation, and
-    the step that is a key of value 0, if there is one. A value of rank 4 is the operand of its step."""
-    made = []
+    """The steps on scores for features (values by name), in the order of the computation; and the step
+    that is a key of value 0, or None. A value of rank 4 is the operand of its step."""
+    score_steps = []
     for name, value in features.items():
         reduction = FEATURES[name].reduction
         if reduction.to in (*ON_SCORES, "key"):
-            in_precision = value.astype(precision) if isinstance(value, np.ndarray) else value
-            is_operand = np.ndim(in_precision) == 4
-            operand = in_precision if is_operand else reduction.operand(in_precision, rows, keys)
-            made.append(Step(name, reduction, operand))
-    made.sort(key=lambda step: list(STEPS).index(step.reduction.to))
-    zero_key = made.pop() if made and made[-1].reduction.to == "key" else None
-    return made, zero_key
+            precise = value.astype(precision) if isinstance(value, np.ndarray) else value
+            is_operand = np.ndim(precise) == 4
+            operand = precise if is_operand else reduction.operand(precise, rows, keys)
+            score_steps.append(Step(name, reduction, operand))
+    score_steps.sort(key=lambda step: list(STEPS).index(step.reduction.to))
+    zero_key = score_steps.pop() if score_steps and score_steps[-1].reduction.to == "key" else None
+    return score_steps, zero_key

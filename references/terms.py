@@ -51,12 +51,12 @@ class Terms:
       keys              number of attended keys
       summed            number of averaged values: `keys`, or Lk for a fully masked row with a mean
       peak_accumulate   max a_j over keys of relevant weight
-      peak_score        max c_j likewise
-      peak_shift        max |s_j - m| likewise
-    Others:
+      peak_score        max c_j over these keys
+      peak_shift        max |s_j - m| over these keys
+    Other shapes:
       summands          D + 2, the number of roundings in a scaled product
       has_zero_key      (H, 1), heads with a finite score x of a key of value 0, with
-                        a_j = r (|x| + |m'| + log n') + |x - m| + 4 and c_j = 0, and r own roundings
+                        a_j = r (|x| + |m'| + log n') + |x - m| + 4 and c_j = 0, for r roundings of x
     """
 
     accumulate: np.ndarray
@@ -76,8 +76,8 @@ class Terms:
     has_zero_key: np.ndarray
 
     def bound(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
-        """Largest rounding error of the reference's `output`, float64 (B, H, Lq, Dv); 0 where the
-        output is exact."""
+        """The bound of the rounding errors of `output`, float64 (B, H, Lq, Dv); 0 where the output is
+        exact."""
         peak = (
             u.accumulate * self.peak_accumulate
             + u.score * self.peak_score
@@ -95,7 +95,7 @@ class Terms:
         return np.where(exact, 0.0, average + u.output * size + u.floor)
 
     def lse_bound(self, lse: np.ndarray, largest: np.ndarray, u: Roundoffs) -> np.ndarray:
-        """Largest rounding error of the log-sum-exp of rows with keys, float64 (B, H, Lq); `largest` is
+        """The bound of the rounding errors of `lse` in rows with keys, float64 (B, H, Lq); `largest` is
         m."""
         peak = (
             self._per_summand(u) * self.peak_accumulate
@@ -151,7 +151,7 @@ class Block:
     softmax     over the keys, and the key of value 0, if there is one
     hidden      hidden pairs, broadcastable, or None
     empty       (B, H, rows, 1): rows without any key
-    averaged    (B, H, rows, 1): those of `empty` that average all values
+    averaged    (B, H, rows, 1): rows without any key that average all values
     """
 
     rows: slice
@@ -195,7 +195,7 @@ class Collector:
         self.terms = Terms(**arrays, summands=D + 2, has_zero_key=finite)
 
     def add(self, block: Block) -> None:
-        """The sums of one block."""
+        """Writes the sums of one block into the terms."""
         t, unit, rows, p = self.terms, self.unit, block.rows, block.weights
         empty, hide = block.empty, block.hidden
         weight = p.astype(self.dtype)
@@ -216,24 +216,24 @@ class Collector:
         c = magnitude * 2.0
         square = 2.0 * np.square(magnitude) if self.variance else None
         for step, *stepped in block.steps:
-            slope, own = (
+            slope, size = (
                 x.astype(self.dtype) if hide is None else np.where(hide, 0, x).astype(self.dtype)
                 for x in stepped
             )
-            a = a * slope + step.reduction.accumulate * own
-            c = c * slope + step.reduction.score * own
+            a = a * slope + step.reduction.accumulate * size
+            c = c * slope + step.reduction.score * size
             if square is not None:
-                square = square * np.square(slope) + np.square(step.reduction.score * own)
+                square = square * np.square(slope) + np.square(step.reduction.score * size)
         c += final
         np.negative(distance, out=distance)  # |s - m|: s never exceeds m
         a += distance
         a += 4.0
         # A fully masked row has no scores: its only error comes from averaging the values.
-        live = attended if not empty.any() else np.broadcast_to(~empty, p.shape)
-        if live is not None:
-            a *= live
-            c *= live
-            distance *= live
+        has_scores = attended if not empty.any() else np.broadcast_to(~empty, p.shape)
+        if has_scores is not None:
+            a *= has_scores
+            c *= has_scores
+            distance *= has_scores
         if p.shape[-1]:
             relevant = weight > NEGLIGIBLE_WEIGHT
             t.peak_accumulate[:, :, rows] = (a * relevant).max(-1)
@@ -262,34 +262,35 @@ class Collector:
             # In float64: the square of a small weight beside a sink underflows in float32.
             squared = np.square(p.astype(np.float64))
             t.value_var[:, :, rows] = unit * unit * (squared @ self.square_v)
-            if live is not None:
-                squared *= live
+            if has_scores is not None:
+                squared *= has_scores
             for array, factor in ((t.score_var, square), (t.step_var, moved)):
-                array[:, :, rows] = unit * unit * self._spread(factor * squared, o)
+                array[:, :, rows] = unit * unit * self._spread_around(factor * squared, o)
         if self.zero_key is not None:
             self._add_zero_key(self.zero_key, block, unit * abs_o)
 
-    def _spread(self, factor: np.ndarray, o: np.ndarray) -> np.ndarray:
+    def _spread_around(self, factor: np.ndarray, o: np.ndarray) -> np.ndarray:
         """sum_j factor_j (v_j - o)^2."""
         spread = factor @ self.square_v - 2.0 * o * (factor @ self.v)
         spread += factor.sum(-1, keepdims=True) * np.square(o)
         return np.maximum(spread, 0.0)
 
-    def _add_zero_key(self, key: Step, block: Block, size: np.ndarray) -> None:
-        """Adds a key of value 0; `size` is |o|, 0 in fully masked rows."""
+    def _add_zero_key(self, zero_key: Step, block: Block, abs_o: np.ndarray) -> None:
+        """Adds a key of value 0 to the terms of a block; `abs_o` is |o|, 0 in fully masked rows."""
         t, rows = self.terms, block.rows
         p = block.softmax.weights[..., -1].astype(np.float64)
         distance = block.softmax.distance[..., -1]
         largest = block.final.max(-1, initial=-np.inf)
         keys = t.keys[:, :, rows]
         finite = t.has_zero_key & (keys > 0)
-        own = key.reduction.accumulate * zero_key_size(key.operand[..., 0], largest, keys)
-        a = np.where(finite, own + distance + 4.0, 0.0)
+        size = zero_key_size(zero_key.operand[..., 0], largest, keys)
+        rounding = zero_key.reduction.accumulate * size
+        a = np.where(finite, rounding + distance + 4.0, 0.0)
         for array, factor in ((t.accumulate, a), (t.shift, distance)):
-            array[:, :, rows] += (p * factor)[..., None] * size
+            array[:, :, rows] += (p * factor)[..., None] * abs_o
         if self.variance:
             step = np.where(finite, np.square(p) * (np.square(distance) + 1.0), 0.0)
-            t.step_var[:, :, rows] += step[..., None] * np.square(size)
+            t.step_var[:, :, rows] += step[..., None] * np.square(abs_o)
         for array, factor in ((t.peak_accumulate, a), (t.peak_shift, distance)):
             relevant = np.where(finite & (p > NEGLIGIBLE_WEIGHT), factor, 0.0)
             array[:, :, rows] = np.maximum(array[:, :, rows], relevant)

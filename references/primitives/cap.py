@@ -17,13 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attention_conformance.references.rounding import (
-    Bounded,
-    Roundoffs,
-    Store,
-    magnitude,
-    stored,
-)
+from attention_conformance.references.rounding import Bounded, Roundoffs, Store, magnitude, stored
 from attention_conformance.references.tape import Gradients, Node
 
 

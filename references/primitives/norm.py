@@ -60,10 +60,10 @@ from attention_conformance.references.rounding import (
     Store,
     gamma,
     magnitude,
+    nan_to_inf,
     perturbed,
     stored,
     sum_of_present,
-    without_nan_bounds,
 )
 from attention_conformance.references.tape import Gradients, Node
 
@@ -77,11 +77,9 @@ def statistics(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Statistics:
     mean = x.value.mean(axes, keepdims=True)
     variance = np.square(x.value - mean).mean(axes, keepdims=True)
     spread = np.sqrt(magnitude(variance))
-    mean_unit = gamma(n + 4, u.accumulate) + 4 * u.step
-    mean_error = mean_unit * magnitude(x.value).mean(axes, keepdims=True)
-    variance_error = (
-        2 * spread * (mean_unit * spread + mean_error) + (1 + mean_unit) * mean_error**2
-    )
+    unit = gamma(n + 4, u.accumulate) + 4 * u.step
+    mean_error = unit * magnitude(x.value).mean(axes, keepdims=True)
+    variance_error = 2 * spread * (unit * spread + mean_error) + (1 + unit) * mean_error**2
     inherited = (2 * magnitude(x.value - mean) + x.error) * x.error
     mean_error = mean_error + x.error.mean(axes, keepdims=True)
     variance_error = variance_error + inherited.mean(axes, keepdims=True)
@@ -113,16 +111,10 @@ class Standardised:
     ) -> Standardised:
         """The steps for x (B, L, E), with `learned` mean and variance, or else those of x over `axes`."""
         unit = _step_unit(u)
+        moments = learned or [perturbed(moment) for moment in statistics(x, axes, u)]
+        (mean, mean_error), (variance, variance_error) = (moment.parts for moment in moments)
         if learned is None:
-            computed = (perturbed(statistic) for statistic in statistics(x, axes, u))
-            (mean, mean_error), (variance, variance_error) = (
-                statistic.parts for statistic in computed
-            )
             variance = np.maximum(variance, 0)
-        else:
-            (mean, mean_error), (variance, variance_error) = (
-                statistic.parts for statistic in learned
-            )
         shifted = stored(Bounded(x.value - mean, x.error + mean_error), Store(unit))
         total = (variance + epsilon).astype(np.float64)
         # The bound is infinite if the argument of the root may be zero.
@@ -164,15 +156,13 @@ class Norm(Node):
     ) -> None:  # fmt: skip
         super().__init__(u, x, gain, offset)
         self.x, self.gain, self.offset = x, gain, offset
-        self.statistic_axes, self.epsilon, self.learned = axes, epsilon, learned
+        self.over_axes, self.epsilon, self.learned = axes, epsilon, learned
         self.axes = axes if learned is None else ()
 
     @cached_property
     def parts(self) -> Standardised:
         """The steps of the norm in the forward pass."""
-        return Standardised.of(
-            self.x.output, self.statistic_axes, self.learned, self.epsilon, self.u
-        )
+        return Standardised.of(self.x.output, self.over_axes, self.learned, self.epsilon, self.u)
 
     @cached_property
     def derivative_parts(self) -> Standardised:
@@ -191,7 +181,7 @@ class Norm(Node):
             offset = self.offset.output
             error = out.error + offset.error + unit * magnitude(offset.value)
             out = stored(Bounded(out.value + offset.value, error), Store(unit))
-        return without_nan_bounds(stored(out, u.results))
+        return nan_to_inf(stored(out, u.results))
 
     def gradients(self, cotangent: Bounded) -> Gradients:
         """dx, dg, db."""
@@ -200,15 +190,13 @@ class Norm(Node):
         if self.gain is not None:
             summands, sizes = self._by_normal(dy), dy.size * parts.reach
             n = sizes[..., 0].size
-            sum_rounding = _sum_unit(n, u) + (
-                gamma(n, u.output) if "gain" in u.narrow_biases else 0.0
-            )
-            error = summands.error.sum((0, 1)) + sum_rounding * sizes.sum((0, 1))
-            dg = without_nan_bounds(stored(Bounded(summands.value.sum((0, 1)), error), u.results))
+            unit = _sum_unit(n, u) + (gamma(n, u.output) if "gain" in u.narrow_biases else 0.0)
+            error = summands.error.sum((0, 1)) + unit * sizes.sum((0, 1))
+            dg = nan_to_inf(stored(Bounded(summands.value.sum((0, 1)), error), u.results))
             D = self._product(dy, self.gain.output)
         if self.offset is not None:
             db = bias_gradient(dy, u, "offset")
-        return without_nan_bounds(stored(self.apply_jacobian(D), u.results)), dg, db
+        return nan_to_inf(stored(self.apply_jacobian(D), u.results)), dg, db
 
     def tangent(self, *tangents: Bounded | None) -> Bounded | None:
         u, normal, (x, gain, offset) = self.u, self.derivative_parts.normal, tangents
@@ -219,7 +207,7 @@ class Norm(Node):
         if offset is not None:
             offset = offset.broadcast_to(normal.shape)
         total = sum_of_present([by_x, by_gain, offset], Store(_step_unit(u)))
-        return None if total is None else without_nan_bounds(stored(total, u.results))
+        return None if total is None else nan_to_inf(stored(total, u.results))
 
     def apply_jacobian(self, D: Bounded) -> Bounded:
         """J D, (B, L, E), before the store, for the Jacobian J of N."""
@@ -236,11 +224,9 @@ class Norm(Node):
         error = error + _product_floor(u) * (1 + parts.shifted.size)
         rN_mean = Bounded(scaled * parts.normal.value, error)  # r N mean(D N)
         mean_rD = self._mean(rD, rD.size)
-        mean_of_last_term = self._mean(Bounded(np.zeros(rN_mean.shape), rN_mean.error), size)
-        sizes = rD.size + size + mean_rD.size + mean_of_last_term.size
-        error = (
-            rD.error + rN_mean.error + mean_rD.error + mean_of_last_term.error + 4 * unit * sizes
-        )
+        last_mean = self._mean(Bounded(np.zeros(rN_mean.shape), rN_mean.error), size)
+        sizes = rD.size + size + mean_rD.size + last_mean.size
+        error = rD.error + rN_mean.error + mean_rD.error + last_mean.error + 4 * unit * sizes
         return Bounded(rD.value - mean_rD.value - rN_mean.value, error)
 
     def _by_normal(self, x: Bounded) -> Bounded:

@@ -14,22 +14,22 @@ class Pairs:
     """The attending pairs of query and key, (B, H, Lq, Lk): the pairs that neither the mask nor a bias of
     -inf hides.
 
-    Mask and bias are broadcastable or None. `empty_rows` and `empty_row_gradients` as in
+    Mask and bias are broadcastable or None. `empty_rows` and `gradient_rows` as in
     `references.composition.Problem`. `zero_key` (1, H, 1, 1): scores of a key of value 0. Rows
     with a finite one follow no election.
     """
 
     def __init__(
         self, shape: tuple[int, int, int, int], mask: np.ndarray | None, bias: np.ndarray | None = None,
-        empty_rows: str = "zeros", empty_row_gradients: str = "zeros", zero_key: np.ndarray | None = None,
+        empty_rows: str = "zeros", gradient_rows: str = "zeros", zero_key: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         self.shape, self.mask, self.empty_rows = shape, mask, empty_rows
-        self.averages_values = empty_row_gradients == "uniform"
+        self.averages_values = gradient_rows == "uniform"
         self.bias_allows = (
             None if bias is None or not np.isneginf(bias).any() else ~np.isneginf(bias)
         )
         self.has_zero_key = finite_heads(zero_key)
-        self.equal_scores = empty_row_gradients == "scores"
+        self.equal_scores = gradient_rows == "scores"
 
     @classmethod
     def of(cls, problem: Problem, zero_key: np.ndarray | None = None) -> Pairs:
@@ -37,7 +37,7 @@ class Pairs:
         shape = (s.B, s.H, s.Lq, s.Lk)
         return cls(
             shape, problem.inputs.dense_mask, bias, problem.empty_rows,
-            problem.empty_row_gradients, zero_key,
+            problem.gradient_rows, zero_key,
         )  # fmt: skip
 
     @cached_property

@@ -11,12 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attention_conformance.references.rounding import (
-    Bounded,
-    Roundoffs,
-    Store,
-    stored,
-)
+from attention_conformance.references.rounding import Bounded, Roundoffs, Store, stored
 from attention_conformance.references.tape import Gradients, Node
 from attention_conformance.suite.spec.operators.rotary import Rotation
 

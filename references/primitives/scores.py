@@ -45,13 +45,13 @@ from attention_conformance.references.tape import Gradients, Node
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-def has_unrounded_scores(inputs: Inputs) -> bool:
+def has_exact_scores(inputs: Inputs) -> bool:
     """True if the recipe draws scores that no store rounds, in formats that hold them
-    (`UnroundedScores`)."""
+    (`ExactScores`)."""
     return inputs.case.recipe == "level"
 
 
-class UnroundedScores(Node):
+class ExactScores(Node):
     """Scores (B, H, Lq, Lk) that no store rounds, because they are numbers of the formats in which they
     may be stored. The accumulator rounds, and the log-sum-exps of parts of the keys may round.
 
@@ -74,12 +74,12 @@ class UnroundedScores(Node):
         query, key = self.operand_sizes
         products, coarsest = query @ key.swapaxes(-1, -2), max(u.score, u.weight, u.output)
         units = [common_power_of_two(x) for x in self.operand_sizes]
-        largest_terms = (
+        terms = (
             products.max(initial=0),
             query.max(initial=0) * units[1],
             key.max(initial=0) * units[0],
         )
-        if max(largest_terms) * coarsest > units[0] * units[1] or math.frexp(self.scale)[0] != 0.5:
+        if max(terms) * coarsest > units[0] * units[1] or math.frexp(self.scale)[0] != 0.5:
             return scores
         error = gamma(query.shape[-1] + 2, u.accumulate) * self.scale * products
         return Bounded(scores.value, error)
@@ -98,10 +98,8 @@ class UnroundedScores(Node):
 def common_power_of_two(x: np.ndarray) -> float:
     """The largest power of two of which all numbers of an array are multiples; infinite for zeros."""
     fractions, exponents = np.frexp(x[x != 0])
-    significands = np.ldexp(fractions, 53).astype(np.int64)
-    return float(
-        np.ldexp((significands & -significands).astype(float), exponents - 53).min(initial=np.inf)
-    )
+    integers = np.ldexp(fractions, 53).astype(np.int64)
+    return float(np.ldexp((integers & -integers).astype(float), exponents - 53).min(initial=np.inf))
 
 
 class Scores(Node):
@@ -179,11 +177,8 @@ class Scores(Node):
         if self.scaled_query:
             dQ = stored(dQ, u.results)
         dK = by_keys(dT, self.product_query, self.pairs.rows_of_keys, self.key.shape[1], u)
-        return (
-            dQ,
-            dK,
-            None if self.learned is None else sum_of_products(cotangent, self.products, 0, u),
-        )
+        is_learned = self.learned is not None
+        return dQ, dK, sum_of_products(cotangent, self.products, 0, u) if is_learned else None
 
     def query_gradient(self, dT: Bounded) -> Bounded:
         """dT K, before the store."""
@@ -200,16 +195,14 @@ class Scores(Node):
     def tangent(self, *tangents: Bounded | None) -> Bounded | None:
         u, (query, key, scale) = self.u, tangents
         parts = [
-            None if query is None else self._tangent_product(query, self.attended_keys),
-            None
-            if key is None
-            else self._tangent_product(self.query.output, self.pairs.by_head(key)),
+            None if query is None else self._product(query, self.attended_keys),
+            None if key is None else self._product(self.query.output, self.pairs.by_head(key)),
         ]
         total = sum_of_present(parts, u.scaled_scores)
         by_scale = None if scale is None else stored_product(self.products, scale, u)
         return sum_of_present([total, by_scale], u.scores)
 
-    def _tangent_product(self, query: Bounded, key: Bounded) -> Bounded:
+    def _product(self, query: Bounded, key: Bounded) -> Bounded:
         """scale Q K^T, stored, where one of both operands is a tangent."""
         u, query = self.u, self.as_operand(query)
         products = matrix_product(query, key.mT, query.shape[-1], u) * self.scale
