@@ -1,6 +1,6 @@
-"""How a person's function is called, as a value: what the names of its parameters do not tell.
+"""How a user's function is called, as far as the names of its parameters do not tell.
 
-Trial calls find a `Binding` (`suite.judge.fitting`), or the claims `axes` and `masks` tell it.
+Trial calls find a `Binding` (`suite.judge.fitting`), or the claims `axes` and `masks` give it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 HIDING = ("mask", "padding", "window", "causal")
-"""The features that an argument serves that hides keys."""
+"""The features that an argument may serve if it hides keys."""
 
 ADDING = ("bias", "bias-with-mask")
-"""The features that an argument serves that is added to the scores."""
+"""The features that an argument may serve if it is added to the scores."""
 
 MASK_WORDS = ("attn_mask", "causal_mask", "padding_mask")
 
@@ -55,7 +55,8 @@ NAMING = ("tensor_layout", "kv_layout")
 
 @dataclass(frozen=True)
 class Binding:
-    """What the names of parameters do not tell about a call; "" as the framework's own attention.
+    """How a function is called, as far as the names of its parameters do not tell. A field "" means: like
+    the framework's own attention.
 
     - `axes`: the axes of operands and output, one of `AXES`
     - `output_axes`: "bhld" or "blhd" if the output has another order of heads and rows than operands
@@ -98,8 +99,8 @@ PHRASES: Mapping[str, Callable[[str], str]] = {
 
 
 def described(binding: Binding, names: Mapping[str, str]) -> str:
-    """How a function is called, for people, in one line; `names` are its names and what they are
-    given."""
-    given = [f"{name}={word}" for name, word in names.items() if name != word]
+    """How a function is called, for people, in one line; `names` has the argument of each parameter, by
+    the parameter's name."""
+    arguments = [f"{name}={word}" for name, word in names.items() if name != word]
     values = {name: getattr(binding, name) for name in PHRASES}
-    return ", ".join([*given, *(PHRASES[n](value) for n, value in values.items() if value)])
+    return ", ".join([*arguments, *(PHRASES[n](value) for n, value in values.items() if value)])

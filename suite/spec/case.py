@@ -30,7 +30,7 @@ from attention_conformance.suite.spec.recipes import RECIPES, checked_power_of_4
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import AXIS_ORDERS, FORMS, VARIED_FORMS
 
-_EVERY_CASE = (
+_COMMON_OPTIONS = (
     choice("recipe", RECIPES),
     choice("axis_order", AXIS_ORDERS),
     choice("form", FORMS),
@@ -89,14 +89,14 @@ class Case:
                 )
         if self.operator.is_layer != (self.widths is not None):
             raise ValueError(f"{self.operator}: only layers have widths")
-        for what, value, valid_values in (
+        for field, value, valid_values in (
             ("recipe", self.recipe, self.operator.recipes),
             ("axis order", self.axis_order, self.operator.array_kinds.axis_orders),
             ("form", self.form, (*FORMS, *VARIED_FORMS)),
         ):
             if value not in valid_values:
                 raise ValueError(
-                    f"{self.operator} has no {what} {value!r}; valid: {', '.join(valid_values)}"
+                    f"{self.operator} has no {field} {value!r}; valid: {', '.join(valid_values)}"
                 )
         s = self.sizes
         if min(s.B, s.H, s.Hkv, s.Lq, s.Lk, s.D, s.Dv) < 0:
@@ -109,14 +109,14 @@ class Case:
                 text = ", ".join(f"{name}: {size}" for name, size in sizes.items())
                 size = "the size 1" if "1" in tie else "one size"
                 raise ValueError(f"{self.operator}: this case needs {size}, got {text}")
-        left_out = self.operator.squeezed_axis
+        squeezed_axis = self.operator.squeezed_axis
         if (
             self.option("squeezed")
             and self.option("self_attention")
-            and left_out not in self.axes["key"]
+            and squeezed_axis not in self.axes["key"]
         ):
             raise ValueError(
-                f"{self.operator}: with one tensor as query, key and value, keep {LETTERS[left_out]}"
+                f"{self.operator}: with one tensor as query, key and value, keep {LETTERS[squeezed_axis]}"
             )
         self.operator.validate(self)
         if self.recipe == "level":
@@ -125,37 +125,37 @@ class Case:
     @classmethod
     def of(
         cls, operator: Operator, sizes: Sizes, dtype: DType, mask: Mask | None = None,
-        widths: Widths | None = None, **named: Any,
+        widths: Widths | None = None, **options: Any,
     ) -> Case:  # fmt: skip
         """A case with options by name; default values are dropped."""
-        fields = {n: named.pop(n) for n in ("recipe", "axis_order", "form") if n in named}
-        return cls(operator, sizes, dtype, mask, widths, _kept(operator, named), **fields)
+        fields = {n: options.pop(n) for n in ("recipe", "axis_order", "form") if n in options}
+        return cls(operator, sizes, dtype, mask, widths, _non_default(operator, options), **fields)
 
-    def with_options(self, **named: Any) -> Case:
+    def with_options(self, **options: Any) -> Case:
         """The case with other values of some options. Raises ValueError for an unknown option."""
-        return replace(self, options=_kept(self.operator, dict(self.options) | named))
+        return replace(self, options=_non_default(self.operator, dict(self.options) | options))
 
     def without(self, features: Collection[str]) -> Case:
-        """The case changed so that it needs fewer of the features.
+        """The case changed so that it needs fewer of the `features`.
 
-        Uses as many key heads as query heads, values of the keys' size, and default options, if this
-        removes such a need. Other needs stay.
+        It gets as many key heads as query heads, values of the keys' size, and default options, if this
+        removes one of the features. Needs for other features stay.
         """
-        heads, values = (name in features for name in ("grouped-heads", "value-size"))
+        equal_heads, equal_sizes = (name in features for name in ("grouped-heads", "value-size"))
         sizes = replace(
             self.sizes,
-            Hkv=self.sizes.H if heads else self.sizes.Hkv,
-            Dv=self.sizes.D if values else self.sizes.Dv,
+            Hkv=self.sizes.H if equal_heads else self.sizes.Hkv,
+            Dv=self.sizes.D if equal_sizes else self.sizes.Dv,
         )
         case = self if self.operator.is_layer else replace(self, sizes=sizes)
         defaults = {option.name: option.default for option in self.operator.options}
         for name, _ in self.options:
             try:
-                plain = case.with_options(**{name: defaults[name]})
+                simpler = case.with_options(**{name: defaults[name]})
             except ValueError:  # some options, such as packed segments, have no valid default
                 continue
-            if set(case.needs) & {*features} > set(plain.needs) & {*features}:
-                case = plain
+            if set(case.needs) & {*features} > set(simpler.needs) & {*features}:
+                case = simpler
         return case
 
     def option(self, name: str) -> Any:
@@ -182,7 +182,7 @@ class Case:
             value = self.option(option.name)
             if value != option.default:
                 parts.append(option.write(value))
-        for option in _EVERY_CASE:
+        for option in _COMMON_OPTIONS:
             value = getattr(self, option.name)
             if value != option.default:
                 parts.append(option.write(value))
@@ -227,11 +227,11 @@ class Case:
             "heads": self.sizes.heads,
             "mask": self.mask_token,
             **{option.name: self._fact(option) for option in self.operator.options},
-            **{option.name: getattr(self, option.name) for option in _EVERY_CASE},
+            **{option.name: getattr(self, option.name) for option in _COMMON_OPTIONS},
         }
 
     def _fact(self, option: Option) -> Any:
-        """The value of an option: a number or word, or else its token in the id."""
+        """The value of an option; a tuple as its token in the id."""
         value = self.option(option.name)
         return option.write(value) if isinstance(value, tuple) else value
 
@@ -251,7 +251,7 @@ class Case:
 
     @classmethod
     def read(cls, text: str) -> Case:
-        """As `parse`, with options in any order."""
+        """The case with the id `text`, in which options may have any order. Raises ValueError."""
         from attention_conformance.suite.spec.operators import (
             OPERATORS,  # operators import this module
         )
@@ -267,7 +267,7 @@ class Case:
             raise ValueError(f"not a case id: {text!r}; expected {name}/{'/'.join(places)}[/...]")
         mask, heads, dt, sizes = parts[:4]
         widths = parse_widths(parts[4], text) if operator.is_layer else None
-        values = _parse_options(parts[len(places) :], (*operator.options, *_EVERY_CASE), text)
+        values = _parse_options(parts[len(places) :], (*operator.options, *_COMMON_OPTIONS), text)
         return cls.of(
             operator, parse_sizes(heads, sizes, text), dtype(dt), parse_mask(mask), widths, **values
         )
@@ -295,15 +295,15 @@ class Case:
         return self.id
 
 
-def _kept(operator: Operator, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _non_default(operator: Operator, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """The options that differ from their defaults, in the operator's order. Raises ValueError for an
     unknown option."""
-    known = {option.name: option.default for option in operator.options}
-    if unknown := sorted(set(values) - set(known)):
+    defaults = {option.name: option.default for option in operator.options}
+    if unknown_names := sorted(set(values) - set(defaults)):
         raise ValueError(
-            f"{operator} has no option {unknown[0]!r}; valid: {', '.join(known) or 'none'}"
+            f"{operator} has no option {unknown_names[0]!r}; valid: {', '.join(defaults) or 'none'}"
         )
-    return tuple((n, values[n]) for n in known if n in values and values[n] != known[n])
+    return tuple((n, values[n]) for n in defaults if n in values and values[n] != defaults[n])
 
 
 def features(
@@ -313,7 +313,8 @@ def features(
     widths: Widths | None,
     mask_array: bool = False,
 ) -> tuple[str, ...]:
-    """The features that a case needs, or a variation of it with other `arrays` and sizes."""
+    """The features that a case needs, or a variation of it with these arrays (names), sizes and widths.
+    `mask_array`: True if the mask is an array."""
     names = ["mask"] if mask_array else []
     if case.mask is not None:
         names += part_features(case.mask, case.form)
@@ -352,6 +353,7 @@ def parse_widths(token: str, text: str) -> Widths:
 
 
 def _parse_options(tokens: Sequence[str], options: Sequence[Option], text: str) -> dict[str, Any]:
+    """The values of options by name, from their tokens in the id `text`. Raises ValueError."""
     values: dict[str, Any] = {}
     for token in tokens:
         for option in options:

@@ -32,13 +32,13 @@ MASKS = ("either", "boolean", "additive", "binary", "hides", "binary_hides")
 F = TypeVar("F", bound=Callable[..., Any])
 
 MARK = "__claims__"
-"""The attribute in which `claims` keeps what it was told."""
+"""The attribute of a function in which `claims` stores its claims."""
 
 
 @dataclass(frozen=True)
 class Claim:
     """A claim: its meaning for people, and the type of its value. With `by_dtype` the value can also be a
-    dictionary of one value per short dtype name. Only functions of `operator` make the claim, if given.
+    dictionary of one value per short dtype name. With `operator` only its functions can make the claim.
     """
 
     text: str
@@ -167,15 +167,15 @@ CLAIMS = {
 """The claims by name."""
 
 
-def claims(**what: Any) -> Callable[[F], F]:
-    """A decorator that sets claims of a function, or of a class of layers. Raises TypeError for unknown
-    claims."""
-    unknown = ", ".join(name for name in what if name not in CLAIMS)
+def claims(**values: Any) -> Callable[[F], F]:
+    """A decorator that sets claims, by name, of a function or a class of layers. Raises TypeError for
+    unknown claims."""
+    unknown = ", ".join(name for name in values if name not in CLAIMS)
     if unknown:
         raise TypeError(f"unknown claim {unknown}; valid: {', '.join(CLAIMS)}")
 
     def mark(function: F) -> F:
-        setattr(function, MARK, {**getattr(function, MARK, {}), **what})
+        setattr(function, MARK, {**getattr(function, MARK, {}), **values})
         return function
 
     return mark

@@ -50,34 +50,36 @@ def covering_array(
     """Rows that contain every feasible tuple of every target at least once.
 
     `targets` are combinations of axes in the order of `axes`; the default is all pairs, which is strength
-    2. If several values cover equally many uncovered tuples, the first one is taken (so rows stay
-    simple), or for axes in `spread` the least used one.
+    2. If several values cover equally many uncovered tuples, the first value is taken (so rows stay
+    simple), or for axes in `spread` the least used value.
 
-    Raises ValueError if what is invalid makes a row impossible.
+    Raises ValueError if a row cannot be completed, because too much is invalid.
     """
     names = list(axes)
     targets = pairs_of(names) if targets is None else targets
     open_tuples = dict.fromkeys(tuples_of(axes, targets))
     rows: list[Row] = []
-    used: Counter[tuple[str, object]] = Counter()
+    use_counts: Counter[tuple[str, object]] = Counter()
 
-    def part(row: Row, target: tuple[str, ...]) -> Tuple:
+    def restricted(row: Row, target: tuple[str, ...]) -> Tuple:
         return tuple((name, row[name]) for name in target)
 
-    def added(row: Row, name: str) -> Row:
-        """The row with a value of one more axis."""
-        known = {*row, name}
-        ready = [t for t in targets if name in t and known.issuperset(t)]
+    def extended(row: Row, name: str) -> Row:
+        """The row with the best valid value of one more axis. Raises ValueError if there is none."""
+        assigned = {*row, name}
+        complete = [t for t in targets if name in t and assigned.issuperset(t)]
 
-        def order(choice: tuple[int, object]) -> tuple[int, int]:
+        def preference(choice: tuple[int, object]) -> tuple[int, int]:
             place, value = choice
-            gain = sum(part(row | {name: value}, target) in open_tuples for target in ready)
-            return -gain, used[name, value] if name in spread else place
+            gain = sum(
+                restricted(row | {name: value}, target) in open_tuples for target in complete
+            )
+            return -gain, use_counts[name, value] if name in spread else place
 
-        for _, value in sorted(enumerate(axes[name]), key=order):
-            longer = row | {name: value}
-            if valid(longer):
-                return longer
+        for _, value in sorted(enumerate(axes[name]), key=preference):
+            longer_row = row | {name: value}
+            if valid(longer_row):
+                return longer_row
         raise ValueError(f"no value of axis {name!r} fits {row}; loosen what is invalid")
 
     while open_tuples:
@@ -87,16 +89,16 @@ def covering_array(
             del open_tuples[first]
             continue
         for name in sorted((n for n in names if n not in row), key=lambda n: -len(axes[n])):
-            row = added(row, name)
+            row = extended(row, name)
         for target in targets:
-            open_tuples.pop(part(row, target), None)
-        used.update(row.items())
+            open_tuples.pop(restricted(row, target), None)
+        use_counts.update(row.items())
         rows.append({name: row[name] for name in names})
     return rows
 
 
 def each_value(rows: Sequence[Row]) -> list[Row]:
-    """A small subset of `rows` with every value of every axis that `rows` contain.
+    """A small subset of `rows` that contains every value of every axis in `rows`.
 
     Greedy set cover: the row with most missing values is next.
     """
@@ -110,8 +112,8 @@ def each_value(rows: Sequence[Row]) -> list[Row]:
 
 
 class Covering:
-    """A covering array over `axes`, computed on first use, of strength 2 or for `targets` (see
-    `covering_array`), whose rows are ids. `at_full` are the targets of a larger one for full."""
+    """A covering array over `axes`, computed on first use, for pairs of axes or for `targets` (see
+    `covering_array`), whose rows are ids (`id_of`). `at_full` are the targets of the level full."""
 
     def __init__(
         self, axes: Mapping[str, Sequence[object]], valid: Valid,
@@ -125,34 +127,34 @@ class Covering:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """The rows: together they contain every valid tuple of values of every target."""
-        return self._drawn(self.targets)
+        """Rows that together contain every valid tuple of values of every target."""
+        return self._array_for(self.targets)
 
     @cached_property
     def rows_at_full(self) -> tuple[Row, ...]:
-        """The rows for the targets of full."""
+        """Rows that together contain every valid tuple of values of the targets of full."""
         if self.at_full is self.targets:
             return self.rows
-        return self._drawn(self.at_full)
+        return self._array_for(self.at_full)
 
-    def _drawn(self, targets: Sequence[tuple[str, ...]]) -> tuple[Row, ...]:
+    def _array_for(self, targets: Sequence[tuple[str, ...]]) -> tuple[Row, ...]:
         return tuple(covering_array(self.axes, self.valid, targets, self.spread))
 
     def ids(self, level: str, dtypes: tuple[str, ...] = ()) -> dict[str, str]:
-        """The ids of a level, each with the tuple that no earlier one has: at smoke a few rows with every
-        value of every axis.
+        """The ids of a level, each with its reason: the first tuple of values that no earlier row has. At
+        smoke a few rows that contain every value of every axis.
 
-        Each row has its own dtype, or all of `dtypes`.
+        A row has the dtype of its axis "dtype", or if given all of `dtypes`.
         """
         targets = self.at_full if level == "full" else self.targets
         rows = self.rows_at_full if level == "full" else self.rows
-        seen: set[object] = set()
+        seen_tuples: set[object] = set()
         ids: dict[str, str] = {}
         for row in each_value(rows) if level == "smoke" else rows:
-            met = [tuple((name, row[name]) for name in names) for names in targets]
-            new = next((one for one in met if one not in seen), ())
-            seen.update(met)
-            why = " together with ".join(f"{name} {value or 'none'}" for name, value in new)
+            row_tuples = [tuple((name, row[name]) for name in names) for names in targets]
+            first_new = next((values for values in row_tuples if values not in seen_tuples), ())
+            seen_tuples.update(row_tuples)
+            why = " together with ".join(f"{name} {value or 'none'}" for name, value in first_new)
             for dt in dtypes or (row["dtype"],):
                 ids.setdefault(self.id_of(row | {"dtype": dt}), why)
         return ids

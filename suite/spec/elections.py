@@ -23,7 +23,7 @@ class Question:
     """One question, with the answers seen in the field and the dtypes in which it is asked.
 
     - `options`: the answers.
-    - `layer_dtypes`: the dtypes for layers, if different.
+    - `layer_dtypes`: the dtypes for layers, if other ones.
     - `by_machine`: the answer depends on the matrix products that the framework has for the machine.
     - `by_dtype`: the answer may differ between dtypes.
     - `accidental`: frameworks answer as their kernels happen to compute, and document no answer. A
@@ -351,12 +351,12 @@ ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
 def of_questions(
     names: Collection[str] = QUESTIONS, dtypes: str = ""
 ) -> Callable[[str], list[ElectionCase]]:
-    """The cases of these questions at a level: in a question's first dtype, and in those of the row
-    `dtypes` of `ELECTIONS_AT`; without a row in all its dtypes."""
+    """The function from a level to the cases of these questions: in a question's first dtype, and in the
+    dtypes of the row `dtypes` of `ELECTIONS_AT`; without a row in all dtypes of the question."""
 
-    def at(level: str) -> list[ElectionCase]:
-        asked = getattr(ELECTIONS_AT[dtypes], level) if dtypes else ALL
+    def cases_at(level: str) -> list[ElectionCase]:
+        row_dtypes = getattr(ELECTIONS_AT[dtypes], level) if dtypes else ALL
         cases = (case for case in ELECTION_CASES if case.question.name in names)
-        return [case for case in cases if case.dtype.name in (case.question.dtypes[0], *asked)]
+        return [case for case in cases if case.dtype.name in (case.question.dtypes[0], *row_dtypes)]
 
-    return at
+    return cases_at

@@ -21,10 +21,10 @@ from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.masks import Mask
 from attention_conformance.suite.spec.operator import Operator
-from attention_conformance.suite.spec.recipes import draw_bias, generator, told_seed
+from attention_conformance.suite.spec.recipes import draw_bias, generator, mask_seed_of
 from attention_conformance.suite.spec.sizes import PairIndex, Sizes
 
-_OF_CASE = ("mask", "form", "axis_order", "recipe", "dtype")
+_CASE_FIELDS = ("mask", "form", "axis_order", "recipe", "dtype")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,24 +54,26 @@ class Inputs:
         name.
         """
         case, arrays = self.case, dict(self.arrays)
-        known = {option.name for option in case.operator.options} - {"bias", *case.axes}
-        own = {f.name for f in dataclasses.fields(self)} & set(changes)
-        rest = {name: changes[name] for name in own}
-        of_case = {name: changes[name] for name in _OF_CASE if name in changes}
-        options = {name: changes[name] for name in known if name in changes}
-        for name in changes.keys() - own - set(of_case) - set(options):
+        option_names = {option.name for option in case.operator.options} - {"bias", *case.axes}
+        own_changes = {
+            f.name: changes[f.name] for f in dataclasses.fields(self) if f.name in changes
+        }
+        case_changes = {name: changes[name] for name in _CASE_FIELDS if name in changes}
+        option_changes = {name: changes[name] for name in option_names if name in changes}
+        for name in changes.keys() - {*own_changes, *case_changes, *option_changes}:
             if name not in (*case.axes, "bias"):
                 raise ValueError(f"{case.operator} has no array or option {name!r}")
             if changes[name] is None:
                 arrays.pop(name, None)
             else:
                 arrays[name] = changes[name]
-        if of_case:
-            case = dataclasses.replace(case, **of_case)
-        if options:
-            case = case.with_options(**options)
-        sizes = rest.pop("sizes", None) or _sizes(case, arrays)
-        return dataclasses.replace(self, **{"case": case, "arrays": arrays, **rest, "sizes": sizes})
+        if case_changes:
+            case = dataclasses.replace(case, **case_changes)
+        if option_changes:
+            case = case.with_options(**option_changes)
+        sizes = own_changes.pop("sizes", None) or _sizes(case, arrays)
+        changed = {"case": case, "arrays": arrays, **own_changes, "sizes": sizes}
+        return dataclasses.replace(self, **changed)
 
     @property
     def operator(self) -> Operator:
@@ -121,18 +123,18 @@ class Inputs:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of `ArrayKinds.operands`, as far as they exist; if none exists, of all arrays."""
+        """The names of operands (`ArrayKinds.operands`) that the inputs have; if none, of all arrays."""
         named = self.operator.array_kinds.operands
         return tuple(name for name in named if name in self.arrays) or tuple(self.arrays)
 
     @property
     def keyed(self) -> tuple[str, ...]:
-        """The operands along the keys: key and value, or latents and rotary keys."""
+        """The names of operands with an axis of keys: key and value, or latents and rotary keys."""
         return tuple(name for name in self.operands if "k" in self.axes(name))
 
     @property
     def depth(self) -> int:
-        """The number of components of a query that are multiplied: D, and the rotary ones beside it."""
+        """The number of components of a query in a product with a key: D, plus separate rotary ones."""
         return self.sizes.D + self.letters.get("e", 0)
 
     @property
@@ -176,7 +178,7 @@ class Inputs:
 
     @property
     def effective_scale(self) -> float:
-        """The scale as a number: the given one, or 1 / sqrt(D), or 1 if D is 0 (D: `depth`)."""
+        """The scale as a number: the option `scale`, or 1 / sqrt(`depth`), or 1 if `depth` is 0."""
         if self.scale is not None:
             return self.scale
         return 1.0 / math.sqrt(self.depth) if self.depth else 1.0
@@ -248,8 +250,8 @@ class Inputs:
 
     @cached_property
     def attends(self) -> np.ndarray:
-        """Boolean (B, H, Lq, Lk): pairs that neither the mask nor a bias of -inf hides. The script of a
-        cache hides pairs, too."""
+        """Boolean (B, H, Lq, Lk): pairs that neither the mask nor a bias of -inf hides, nor a packing
+        (`Packing.attends`)."""
         s, packing = self.sizes, self.operator.packing
         out = np.ones((s.B, s.H, s.Lq, s.Lk), bool)
         if packing is not None and packing.attends is not None:
@@ -262,10 +264,10 @@ class Inputs:
 
     @cached_property
     def fully_masked_rows(self) -> np.ndarray:
-        """Boolean (B, H, Lq): rows without any key, except in heads with a finite score of a key of value
-        0 (a sink). Of some operators: rows that nobody reads.
+        """Boolean (B, H, Lq): rows without any key. In packings (`Packing.attends`) nobody reads them.
 
-        With such a key the output of the row is exactly 0, so it follows no election.
+        Rows of heads with a finite score of a key of value 0 (a sink) do not count: their output is
+        exactly 0, and follows no election.
         """
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
         if self.operator.packing is not None:
@@ -288,13 +290,13 @@ class Inputs:
         s = self.sizes
         if "g" in axes:
             rows = np.asarray(rows.reshape(s.B, s.Hkv, s.group, s.Lq).any(2))
-        gone = tuple(n for n, kin in enumerate(("b", "hg", "q")) if not set(kin) & set(axes))
-        left = np.asarray(rows.any(gone, keepdims=True))
-        places = {"b": 0, "h": 1, "g": 1, "q": 2}
-        order = [places[letter] for letter in axes if letter in places]
-        left = left.transpose(*order, *(n for n in range(3) if n not in order))
-        shape = iter(left.shape[: len(order)])
-        return left.reshape([next(shape) if letter in places else 1 for letter in axes])
+        missing = tuple(n for n, kin in enumerate(("b", "hg", "q")) if not {*kin} & {*axes})
+        elements = np.asarray(rows.any(missing, keepdims=True))
+        axis_of = {"b": 0, "h": 1, "g": 1, "q": 2}
+        row_axes = [axis_of[letter] for letter in axes if letter in axis_of]
+        elements = elements.transpose(*row_axes, *(n for n in range(3) if n not in row_axes))
+        shape = iter(elements.shape[: len(row_axes)])
+        return elements.reshape([next(shape) if letter in axis_of else 1 for letter in axes])
 
     @cached_property
     def digest(self) -> bytes:
@@ -314,8 +316,8 @@ class Inputs:
             **{"mask_array": self.dense_mask, "mask": None, "form": "dense", **changes}
         )
 
-    def select(self, axis: str, order: Sequence[int] | np.ndarray | slice, *more: str) -> Inputs:
-        """A variation with only the indices `order` along `axis` (a letter) and the axes `more`.
+    def select(self, axis: str, order: Sequence[int] | np.ndarray | slice, *axes: str) -> Inputs:
+        """A variation with only the indices `order` along `axis` (a letter) and along further `axes`.
 
         Applies to every array and the mask; broadcast axes (size 1) stay. If samples are no axis of the
         arrays, the operator selects them.
@@ -325,18 +327,18 @@ class Inputs:
                 "packed samples are selected by numbers, not by a slice"
             )
             return self.operator.packing.choose(self, order)
-        letters, sizes = (axis, *more), self.letters
+        letters, sizes = (axis, *axes), self.letters
         arrays = {}
         for name, array in self.arrays.items():
-            for place, letter in enumerate(self.axes(name)):
-                if letter in letters and array.shape[place] == sizes[letter]:
-                    array = array[(slice(None),) * place + (order,)]
+            for position, letter in enumerate(self.axes(name)):
+                if letter in letters and array.shape[position] == sizes[letter]:
+                    array = array[(slice(None),) * position + (order,)]
             arrays[name] = array
         mask = self.dense_mask
         if mask is not None:
-            for place, letter in enumerate("bhqk"[4 - mask.ndim :]):
-                if letter in letters and mask.shape[place] == sizes[letter] != 1:
-                    mask = mask[(slice(None),) * place + (order,)]
+            for position, letter in enumerate("bhqk"[4 - mask.ndim :]):
+                if letter in letters and mask.shape[position] == sizes[letter] != 1:
+                    mask = mask[(slice(None),) * position + (order,)]
         return self.with_dense(mask_array=mask, **arrays)
 
 
@@ -361,21 +363,17 @@ def draw(case: Case, seed: int = 0) -> Inputs:
 
     The arrays are read-only, because implementations share them.
     """
-    rng, given_seed = generator(case.id, seed), told_seed(seed)
-    arrays = case.operator.draw(case, rng, given_seed)
+    rng, mask_seed = generator(case.id, seed), mask_seed_of(seed)
+    arrays = case.operator.draw(case, rng, mask_seed)
     lowest = -float(case.dtype_of("bias").max)
-    bias = draw_bias(case.option("bias") or "none", rng, case.sizes, given_seed, lowest)
+    bias = draw_bias(case.option("bias") or "none", rng, case.sizes, mask_seed, lowest)
     if bias is not None:
         arrays["bias"] = bias
-    rounded = {
-        name: array
-        if name in case.operator.array_kinds.integers
-        else round_to(array, case.dtype_of(name))
-        for name, array in arrays.items()
-    }
+    integers = case.operator.array_kinds.integers
+    rounded = {n: x if n in integers else round_to(x, case.dtype_of(n)) for n, x in arrays.items()}
     for array in rounded.values():
         array.flags.writeable = False
-    return Inputs(case, rounded, case.sizes, seed=given_seed)
+    return Inputs(case, rounded, case.sizes, seed=mask_seed)
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:

@@ -31,26 +31,26 @@ OWN: tuple[str, ...] = ("own",)
 class DtypesAt(NamedTuple):
     """The dtypes of patterns at each level.
 
-    `whole` selects the patterns that standard asks in all dtypes:
+    `all_dtypes` selects the patterns that standard asks in all dtypes:
 
-    - "common": those with sizes in `Asks.common_sizes`.
-    - "promise": those of "common", and all patterns of operators that are no layers.
-    - "": none.
+    - "common": patterns with sizes in `Asks.common_sizes`.
+    - "promise": patterns of "common", and all patterns of operators that are no layers.
+    - "": no pattern.
     """
 
     smoke: tuple[str, ...]
     standard: tuple[str, ...]
     full: tuple[str, ...]
     why: str
-    whole: str = ""
+    all_dtypes: str = ""
 
 
 DTYPES_AT: Mapping[str, DtypesAt] = {
     "common": DtypesAt(
-        TURNS, HALF, ALL, "a fault that depends only on sizes shows in few dtypes", whole="common"
+        TURNS, HALF, ALL, "a fault that depends only on sizes shows in few dtypes", "common"
     ),
     "promise": DtypesAt(
-        TURNS, HALF, ALL, "a promise is cheap for sizes that are asked anyway", whole="promise"
+        TURNS, HALF, ALL, "a promise is cheap for sizes that are asked anyway", "promise"
     ),
     "every": DtypesAt(TURNS, ALL, ALL, "a feature rounds differently in each dtype"),
     "half": DtypesAt(HALF, HALF, ALL, "a derivative costs three calls"),
@@ -115,18 +115,18 @@ function that is called as one program runs no Python."""
 
 
 class Share(NamedTuple):
-    """The share of a pool of cases that a check is asked, per operator.
+    """The share of the cases that is asked of a check, per operator.
 
     - smoke: one in `smoke` of the smoke cases, in each of `dtypes`.
-    - standard: also one in `again` of the smoke cases, and one in `others` of the rest (`layers`: for
-      layers).
+    - standard: also one in `smoke_again` of the smoke cases, and one in `later_cases` of the cases that
+      standard adds (in `layers` for layers).
 
     0 means none.
     """
 
     smoke: int
-    again: int
-    others: int
+    smoke_again: int
+    later_cases: int
     why: str
     layers: int = 0
     dtypes: tuple[str, ...] = ALL
@@ -151,42 +151,43 @@ class Ask:
     ) -> None:  # fmt: skip
         self.ids, self.dtypes, self.since, self.why = ids, dtypes, since, why
 
-    def at(self, level: str, whole: Callable[[str, str], bool]) -> dict[str, str]:
+    def at(self, level: str, in_all_dtypes: Callable[[str, str], bool]) -> dict[str, str]:
         """The ids that a level adds, with reasons.
 
-        `whole(kind, pattern)` is True if standard asks a pattern in all dtypes.
+        `in_all_dtypes(kind, pattern)` is True if standard asks a pattern in all dtypes.
         """
         if LEVELS.index(level) < LEVELS.index(self.since):
             return {}
-        row = DTYPES_AT[self.dtypes]
-        dtypes: tuple[str, ...] = getattr(row, level)
-        why = "; ".join(part for part in (self.why, f"{self.dtypes}: {row.why}") if part)
-        arrays = [each for each in self.ids if isinstance(each, Covering)]
+        dtypes_at = DTYPES_AT[self.dtypes]
+        dtypes: tuple[str, ...] = getattr(dtypes_at, level)
+        why = "; ".join(part for part in (self.why, f"{self.dtypes}: {dtypes_at.why}") if part)
+        arrays = [item for item in self.ids if isinstance(item, Covering)]
         ids = {
             name: "; ".join(filter(None, (why, reason)))
             for array in arrays
             for name, reason in array.ids(level, () if dtypes == OWN else dtypes).items()
         }
+        kind = dtypes_at.all_dtypes if level == "standard" else ""
         turns: Counter[str] = Counter()
         for pattern in self.patterns():
-            own = dtypes
+            pattern_dtypes = dtypes
             if dtypes == TURNS:
                 operator = part(pattern, "OPERATOR")
-                own = (HALF[turns[operator] % len(HALF)],)
+                pattern_dtypes = (HALF[turns[operator] % len(HALF)],)
                 turns[operator] += 1
-            elif level == "standard" and row.whole and whole(row.whole, pattern):
-                own = ALL
+            elif kind and in_all_dtypes(kind, pattern):
+                pattern_dtypes = ALL
             reason = why if "{dt}" in pattern else self.why or "a case by itself"
-            ids |= dict.fromkeys((pattern.replace("{dt}", dt) for dt in own), reason)
+            ids |= dict.fromkeys((pattern.replace("{dt}", dt) for dt in pattern_dtypes), reason)
         return ids
 
     def patterns(self) -> Iterator[str]:
         """The patterns, without covering arrays."""
-        for each in self.ids:
-            if isinstance(each, str):
-                yield each
-            elif not isinstance(each, Covering):
-                yield from each()
+        for item in self.ids:
+            if isinstance(item, str):
+                yield item
+            elif not isinstance(item, Covering):
+                yield from item()
 
 
 def levels_up_to(level: str) -> tuple[str, ...]:
@@ -197,18 +198,18 @@ def levels_up_to(level: str) -> tuple[str, ...]:
 
 
 def postponed(
-    level: str, later: Collection[str], dtype: str, variation: bool, in_smoke: bool
+    level: str, postponed_kinds: Collection[str], dtype: str, variation: bool, in_smoke: bool
 ) -> str:
-    """Why a level does not ask a cell yet: a reason of `POSTPONED`, or "".
+    """The reason of `POSTPONED` why a level does not ask a cell yet, or "" if it does.
 
-    - `later`: what the implementation postpones.
+    - `postponed_kinds`: what the implementation postpones.
     - `variation`: True if the check runs variations of the case.
     - `in_smoke`: True if smoke has the case.
     """
-    if "kernels" in later and not (level == "full" and in_smoke):
+    if "kernels" in postponed_kinds and not (level == "full" and in_smoke):
         return POSTPONED["kernels"]
-    if level == "smoke" and variation and "variations" in later:
+    if level == "smoke" and variation and "variations" in postponed_kinds:
         return POSTPONED["variations"]
-    if dtype in later and (level == "smoke" or (level == "standard" and not in_smoke)):
+    if dtype in postponed_kinds and (level == "smoke" or (level == "standard" and not in_smoke)):
         return POSTPONED["dtypes"]
     return ""

@@ -1,4 +1,4 @@
-"""Operators: what implementations compute, and all that the suite must know to ask for it.
+"""Operators: what implementations compute, and all that the suite must know to test it.
 
 Every array axis has a letter (`LETTERS`), so checks can permute samples, keys or heads of any operator.
 """
@@ -123,7 +123,7 @@ class Work:
 
 
 def nothing(*_: Any) -> tuple[()]:
-    """No cases."""
+    """An empty tuple, whatever the arguments: the default of fields that are functions."""
     return ()
 
 
@@ -136,9 +136,9 @@ class Asks:
     - `pages`: ids with {dt} of cases with a page table; checks of pages use them, and an election the
       first one.
     - `plain`: id with {dt} of a case without a mask; checks of memory layouts and state use it.
-    - `plain_kinds`: the same for other kinds of the operator (`Operator.kinds`), for checks of every
-      operator.
-    - `also_common`: more `common_sizes`.
+    - `plain_kinds`: ids like `plain` of other kinds of the operator (`Operator.kinds`), for checks of
+      every operator.
+    - `also_common`: more sizes that are `common_sizes`.
     """
 
     plain: str
@@ -152,7 +152,8 @@ class Asks:
 
     @property
     def common_sizes(self) -> tuple[str, ...]:
-        """The sizes of `plain`, and others: patterns with them are asked in every dtype at standard."""
+        """The sizes with which patterns are asked in every dtype at standard: those of `plain`, and
+        `also_common`."""
         return (part(self.plain, "SIZES"), *self.also_common)
 
 
@@ -208,8 +209,8 @@ class Packing:
     """How samples are selected and drawn if options say where their tokens are: segments, pages, steps.
 
     - `choose(inputs, order)`: inputs with some of their samples, in an order.
-    - `completed(sizes, numbers)`: sizes and options of a random case, from two or more whole numbers.
-    - `attends(case)`: the pairs (B, Lq, Lk) that attend, or None. Nobody reads rows without a pair.
+    - `completed(sizes, numbers)`: sizes and options of a random case, made of two or more whole numbers.
+    - `attends(case)`: boolean (B, Lq, Lk), pairs that attend; or None. Nobody reads rows without a pair.
     """
 
     choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs]
@@ -269,8 +270,8 @@ class Operator:
 
     @property
     def takes_masks(self) -> bool:
-        """True if a mask or bias says which keys a query attends. False without keys, and where options
-        say so: lengths, pages, scripts."""
+        """True if a mask or bias says which keys a query attends; False if options (lengths, pages,
+        scripts) say so, and for operators without keys."""
         return self.has_keys and self.packing is None
 
     @property
@@ -294,7 +295,7 @@ class Operator:
         return tuple(name for name in names if self.is_layer and name not in UNLEARNED)
 
     def tied(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """All ties under these options, including a squeezed axis (size 1)."""
+        """The ties under these options, and the squeezed axis as one of size 1."""
         left_out = (f"1{self.squeezed_axis}",) if options.get("squeezed") else ()
         return (*self.ties(options), *left_out)
 

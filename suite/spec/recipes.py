@@ -65,7 +65,8 @@ def _tiny(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
 
 def add_offset(query: np.ndarray, key: np.ndarray, depth: int) -> None:
-    """Write a large offset of all scores of a row into queries (..., Lq, D) and keys (..., Lk, D).
+    """Overwrites the first component of queries (..., Lq, D) and keys (..., Lk, D), so that all scores of
+    a row have a large offset.
 
     The first component of queries alternates between 8 and -8, of keys it is about 32 sqrt(depth) (a
     power of two). So scores with the scale 1 / sqrt(depth) are near 256 and -256, beyond the range of exp
@@ -87,9 +88,9 @@ def _offset(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 def level(
     rng: np.random.Generator, query: np.ndarray, key: np.ndarray, depth: int, fmt: DType
 ) -> tuple[float, float]:
-    """Write queries (..., Lq, D) and keys (..., Lk, D) whose scores with the scale 1 / sqrt(depth) are
-    whole numbers from -2 to 2. Returns numbers of a further component of queries and keys, by which
-    scores are near 1024, or 128 in bfloat16.
+    """Overwrites queries (..., Lq, D) and keys (..., Lk, D), whose scores with the scale 1 / sqrt(depth)
+    are then whole numbers from -2 to 2. Returns the numbers that a further component of queries and of
+    keys needs, so that scores are near 1024, or 128 in bfloat16.
 
     Such scores, their products and sums are numbers of the dtype, so that no store of them rounds. A
     log-sum-exp of them is none, and must be kept in float32. Raises ValueError as
@@ -103,8 +104,8 @@ def level(
 
 
 def _level(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Large scores that the dtype holds (`level`), rows in turn near one and minus one size. Values rise
-    with their keys, so that parts of the keys have different answers."""
+    """Large scores that the dtype holds (`level`), in turn positive and negative from row to row. Values
+    rise with their keys, so that parts of the keys have different answers."""
     q, k, v = _normal(rng, s, fmt)
     if s.D:
         first, second = level(rng, q[..., 1:], k[..., 1:], s.D, fmt)
@@ -151,7 +152,7 @@ def _overflow(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
 
 def _needle(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """A few keys of each row hold nearly all its weight, in equal parts, and each has a component alone.
+    """A few keys of each row hold nearly all its weight, in equal parts. Each key has its own component.
 
     - Keys are random sign codes, nearly orthogonal for D near 64. Several keys share one code, and a
       query is twice a code. A larger factor would widen the bound of stored 16-bit scores.
@@ -250,9 +251,9 @@ def generator(name: str, seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
-def told_seed(seed: int) -> int:
-    """The seed of a case's masks: whoever has the inputs knows it, and cannot draw other values of a
-    secret seed with it. 0 stays."""
+def mask_seed_of(seed: int) -> int:
+    """The seed of a case's masks, derived from the seed of its values: inputs may show it, because nobody
+    can compute the secret seed from it. 0 stays 0."""
     return int(generator("masks", seed).integers(2**63)) if seed else 0
 
 

@@ -30,7 +30,7 @@ class Selection:
 
     def __init__(self, select: Callable[[str], dict[Case, str]]) -> None:
         self._select = select
-        self._known: dict[tuple[str, ...], dict[Case, str]] = {}
+        self._by_level: dict[tuple[str, ...], dict[Case, str]] = {}
 
     def __call__(self, level: str = "standard") -> tuple[Case, ...]:
         """The cases of a level. Raises ValueError with the valid levels."""
@@ -39,16 +39,16 @@ class Selection:
     def why(self, level: str) -> Mapping[Case, str]:
         """The cases of a level with their reasons. Raises ValueError with the valid levels."""
         key = (level, *OPERATORS)
-        if key not in self._known:
-            self._known[key] = self._select(level)
-        return self._known[key]
+        if key not in self._by_level:
+            self._by_level[key] = self._select(level)
+        return self._by_level[key]
 
     def where(self, keep: Callable[[Case], bool]) -> Selection:
         """The cases for which `keep` is True."""
         return Selection(lambda at: {case: why for case, why in self.why(at).items() if keep(case)})
 
     def share(self, name: str) -> Selection:
-        """The share of the cases under this name in `SHARES`."""
+        """The cases that belong to the share named `name` (`SHARES`)."""
         share = SHARES[name]
 
         def select(level: str) -> dict[Case, str]:
@@ -57,11 +57,11 @@ class Selection:
             in_dtypes = [case for case in smoke if case.dtype.name in share.dtypes]
             chosen = one_in(share.smoke, in_dtypes, by_dtype=True)
             for at in levels_up_to(level)[1:]:
-                others = (case for case in self(at) if case not in smoke_cases)
-                chosen += one_in(share.again, smoke)
-                chosen += one_in(share.others, others, layers=share.layers)
-            asked, reason = {*chosen}, f"share {name}: {share.why}"
-            return {c: f"{why}; {reason}" for c, why in self.why(level).items() if c in asked}
+                later_cases = (case for case in self(at) if case not in smoke_cases)
+                chosen += one_in(share.smoke_again, smoke)
+                chosen += one_in(share.later_cases, later_cases, layers=share.layers)
+            selected, reason = {*chosen}, f"share {name}: {share.why}"
+            return {c: f"{why}; {reason}" for c, why in self.why(level).items() if c in selected}
 
         return Selection(select)
 
@@ -69,10 +69,10 @@ class Selection:
 def one_in(
     step: int, cases: Iterable[Case], by_dtype: bool = False, layers: int = 0
 ) -> tuple[Case, ...]:
-    """One in `step` cases of each operator (one in `layers` of a layer), or of each dtype of the
-    operator.
+    """One in `step` cases of each group: of each operator, or `by_dtype` of each operator and dtype. With
+    `layers` one in `layers` cases of layers.
 
-    A step of 0 gives none; any other step at least one case per group. A checksum of the reversed id
+    A step of 0 gives no case; any other step at least one case per group. A checksum of the reversed id
     selects cases, so most selections stay the same when cases are added.
     """
     if not step:
@@ -83,14 +83,15 @@ def one_in(
         groups.setdefault((case.operator.name, dtype), []).append(case)
     chosen: list[Case] = []
     for group in groups.values():
-        of = layers if layers and group[0].operator.is_layer else step
+        group_step = layers if layers and group[0].operator.is_layer else step
         group.sort(key=lambda case: crc32(case.id[::-1].encode()))
-        chosen += group[: -(-len(group) // of)]
+        chosen += group[: -(-len(group) // group_step)]
     return tuple(chosen)
 
 
 def asked(*asks: Ask | str) -> Selection:
-    """The cases that a check lists itself. A plain pattern has the dtypes of a promise."""
+    """The cases of these lists and patterns of ids. A pattern has the dtypes of the row "promise" of
+    `DTYPES_AT`."""
     patterns = tuple(ask for ask in asks if isinstance(ask, str))
     group = [Ask(*patterns, dtypes="promise"), *(ask for ask in asks if isinstance(ask, Ask))]
     return _selection(lambda: [group])
@@ -101,7 +102,8 @@ def of_operator(operator: Operator, selection: Selection, level: str) -> list[Ca
     return [case for case in selection(level) if case.operator is operator]
 
 
-def _of_operators(pool: str) -> Selection:
+def _pool_of_operators(pool: str) -> Selection:
+    """The cases of all operators in one field of `Asks`."""
     return _selection(lambda: [getattr(operator.asks, pool) for operator in OPERATORS.values()])
 
 
@@ -113,15 +115,15 @@ def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
         for asks in groups():
             for at in levels_up_to(level):
                 for ask in asks:
-                    for text, why in ask.at(at, whole).items():
+                    for text, why in ask.at(at, in_all_dtypes).items():
                         reasons.setdefault(text, why)
         return {Case.parse(text): why for text, why in reasons.items()}
 
     return Selection(select)
 
 
-def whole(kind: str, pattern: str) -> bool:
-    """True if standard asks a pattern in all dtypes (see `DtypesAt`)."""
+def in_all_dtypes(kind: str, pattern: str) -> bool:
+    """True if standard asks a pattern in all dtypes, for a `kind` of `DtypesAt.all_dtypes`."""
     operator = OPERATORS[part(pattern, "OPERATOR")]
     promise = kind == "promise" and not operator.is_layer
     return promise or part(pattern, "SIZES") in operator.asks.common_sizes
@@ -132,21 +134,21 @@ def parsed(ids: Iterable[str]) -> tuple[Case, ...]:
     return tuple(Case.parse(text) for text in dict.fromkeys(ids))
 
 
-cases = _of_operators("cases")
+cases = _pool_of_operators("cases")
 """Cases whose values are judged."""
 
-gradient_cases = _of_operators("gradients")
+gradient_cases = _pool_of_operators("gradients")
 """Cases whose derivatives are judged."""
 
-compiled_cases = _of_operators("compiled")
+compiled_cases = _pool_of_operators("compiled")
 """Cases for compiled implementations."""
 
-compiled_gradient_cases = _of_operators("compiled_gradients")
+compiled_gradient_cases = _pool_of_operators("compiled_gradients")
 """Cases for derivatives of compiled implementations."""
 
 
 def plain(*names: str) -> tuple[str, ...]:
-    """The ids, with {dt}, of the plain cases of operators."""
+    """The ids, with {dt}, of the plain cases of these operators (`Asks.plain`)."""
     return tuple(OPERATORS[name].asks.plain for name in names)
 
 
@@ -158,33 +160,33 @@ def in_pages() -> tuple[str, ...]:
 def with_plain(
     *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
 ) -> Selection:
-    """The cases of `asked`, and from standard on the plain case of every other operator.
+    """The cases of `asked`, and from standard on the plain cases of all operators that `asks` lack.
 
-    `dtypes` is the row of `DTYPES_AT` for the plain cases, and `keep` selects them.
+    `dtypes` is the row of `DTYPES_AT` for the plain cases; only those for which `keep` is True are added.
     """
 
-    def others() -> list[str]:
+    def plain_patterns() -> list[str]:
         texts = (
             text for ask in asks for text in ([ask] if isinstance(ask, str) else ask.patterns())
         )
-        named = {part(text, "OPERATOR") for text in texts}
-        own = [*plain(*(name for name in OPERATORS if name not in named))]
-        own += [text for operator in OPERATORS.values() for text in operator.asks.plain_kinds]
-        return [text for text in own if keep(Case.parse(text.replace("{dt}", "f32")))]
+        named_operators = {part(text, "OPERATOR") for text in texts}
+        patterns = [*plain(*(name for name in OPERATORS if name not in named_operators))]
+        patterns += [text for operator in OPERATORS.values() for text in operator.asks.plain_kinds]
+        return [text for text in patterns if keep(Case.parse(text.replace("{dt}", "f32")))]
 
-    return asked(*asks, Ask(others, dtypes=dtypes, since="standard"))
+    return asked(*asks, Ask(plain_patterns, dtypes=dtypes, since="standard"))
 
 
 def has_axes(axes: str) -> Callable[[Case], bool]:
-    """A function that is True for a case whose output has the `axes` (letters), of which none is tied to
-    another axis, and whose arrays have an axis of samples."""
+    """A predicate of cases: the output has all `axes` (letters), none of them is tied to another axis,
+    and the arrays have an axis of samples."""
 
-    def has(case: Case) -> bool:
+    def has_free_axes(case: Case) -> bool:
         tied = "".join(tie for tie in case.ties if "1" not in tie)
         free = set(case.operator.outputs(case)["output"]) - set(tied)
         return case.operator.packing is None and set(axes) <= free
 
-    return has
+    return has_free_axes
 
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
@@ -197,9 +199,9 @@ def find(case_id: str) -> AnyCase:
 
     Raises ValueError if the id names no case.
     """
-    others: list[AnyCase] = [*ELECTION_CASES, *MALFORMED_CASES]
-    named = (case for case in others if case.id == case_id)
-    return next(named, None) or Case.parse(case_id)
+    special_cases: list[AnyCase] = [*ELECTION_CASES, *MALFORMED_CASES]
+    matches = (case for case in special_cases if case.id == case_id)
+    return next(matches, None) or Case.parse(case_id)
 
 
 _LIMITED = ("Hkv", "heads", "Lq", "Lk", "D", "Dv", "scale", "page_size", "axis_order")
@@ -207,20 +209,21 @@ _LIMITED = ("Hkv", "heads", "Lq", "Lk", "D", "Dv", "scale", "page_size", "axis_o
 
 
 def replaced(case: AnyCase, among: Iterable[AnyCase]) -> Case | None:
-    """The case of `among` in whose place this case is asked if limits of a function exclude that case
-    (`Implementation.nearest_supported`); None if there is none. Of several the most similar one."""
+    """The case of `among` for which `case` is the nearest supported case of a function whose limits
+    exclude it (`Implementation.nearest_supported`): of several the most similar one, or None."""
 
-    def unlimited(one: Case) -> dict[str, Any]:
-        return {name: fact for name, fact in one.facts.items() if name not in _LIMITED}
+    def other_facts(candidate: Case) -> dict[str, Any]:
+        return {name: fact for name, fact in candidate.facts.items() if name not in _LIMITED}
 
-    def similar(one: Case) -> int:
-        its = one.facts
-        return sum(its.get(n) == case.facts.get(n) for n in _LIMITED) + (one.dtype is case.dtype)
+    def similarity(candidate: Case) -> int:
+        facts, has_dtype = candidate.facts, candidate.dtype is case.dtype
+        return has_dtype + sum(facts.get(n) == case.facts.get(n) for n in _LIMITED)
 
     if not isinstance(case, Case):
         return None
-    others = (c for c in among if isinstance(c, Case) and c.operator is case.operator)
-    return max((c for c in others if unlimited(c) == unlimited(case)), key=similar, default=None)
+    cases = (c for c in among if isinstance(c, Case) and c.operator is case.operator)
+    candidates = (c for c in cases if other_facts(c) == other_facts(case))
+    return max(candidates, key=similarity, default=None)
 
 
 __all__ = [

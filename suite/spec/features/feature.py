@@ -1,4 +1,4 @@
-"""The descriptor of a feature: all that the suite must know to ask for it."""
+"""The descriptor of a feature: all that the suite must know to test it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def per_head(x: np.ndarray, rows: int, keys: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The step of plain attention that a feature is, and the roundings that the step adds.
+    """The step of plain attention that a feature reduces to, and the roundings that the step adds.
 
     - `to`: the step, one of `STEPS`.
     - `accumulate`, `score`: roundings in the accumulator and stores of scores. They are relative to the
       new scores, to the added bias, or to |x| + |m| + log n for a key of score x beside n keys with the
       maximum m.
-    - `operand(value, Lq, Lk)`: what the step takes, made from the feature's value: a number, or an array
-      that broadcasts to (B, H, Lq, Lk). Of a part of the mask: the argument of a call.
+    - `operand(value, Lq, Lk)`: the operand of the step for a value of the feature: a number, or an array
+      that broadcasts to (B, H, Lq, Lk). For a part of the mask: the argument of a call.
     """
 
     to: str
@@ -52,7 +52,7 @@ class Feature:
     """A feature of attention.
 
     - `name`: option of a case, array of its inputs, and parameter of a user function.
-    - `word`, `text`: what an implementation declares to support the feature, and its meaning.
+    - `word`, `text`: the word that an implementation declares to support the feature, and its meaning.
     - `reduction`: how the feature reduces to plain attention.
     - `option`: the token in ids; None if another part of the id expresses the feature.
     - `axes`, `draw(sizes, rng)`: axis letters and values, if the feature is an array.

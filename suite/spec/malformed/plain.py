@@ -17,11 +17,12 @@ from attention_conformance.suite.spec.operators.sdpa import SDPA
 
 
 def _mha(x: Inputs) -> Inputs:
-    """The well-formed problem with as many key heads as query heads."""
+    """The well-formed problem, of twice as many query heads as key heads, with key heads repeated."""
     return x.replace(key=np.repeat(x.key, 2, 1), value=np.repeat(x.value, 2, 1))
 
 
 def _in_mha(spoil: Spoil) -> Spoil:
+    """The change after `_mha`."""
     return lambda x: spoil(_mha(x))
 
 
@@ -29,19 +30,20 @@ def _mask(form: str, *shape: int) -> Spoil:
     return lambda x: x.replace(mask_array=np.ones(shape, bool), form=form)
 
 
-def _dense(*shape: int) -> Spoil:
+def _dense_mask(*shape: int) -> Spoil:
     return _in_mha(_mask("dense", *shape))
 
 
-def _rates(of: Spoil) -> dict[str, tuple[str, Spoil]]:
+def _rates(well_formed: Spoil) -> dict[str, tuple[str, Spoil]]:
+    """Rows of `malformed` with rates of dropout beyond 0 and 1, for `well_formed` inputs."""
     return {
-        name: (f"a rate of dropout of {rate:g}", partial(_dropped, of, rate))
+        name: (f"a rate of dropout of {rate:g}", partial(_with_dropout, well_formed, rate))
         for name, rate in (("rate-above-one", 2.0), ("rate-negative", -0.5))
     }
 
 
-def _dropped(of: Spoil, rate: float, x: Inputs) -> Inputs:
-    return of(x).replace(rate=rate, training=True)
+def _with_dropout(well_formed: Spoil, rate: float, x: Inputs) -> Inputs:
+    return well_formed(x).replace(rate=rate, training=True)
 
 
 ATTENTION = (
@@ -61,11 +63,11 @@ ATTENTION = (
             _in_mha(changed(key=lambda x: x.key[[0, 1, 0]], value=lambda x: x.value[[0, 1, 0]]))),
     }),
     *malformed(SDPA, {
-        "mask-too-few-keys": ("a mask (5, 6) for 7 keys", _dense(5, 6)),
-        "mask-too-many-queries": ("a mask (6, 7) for 5 queries", _dense(6, 7)),
-        "mask-wrong-batch": ("a mask (3, 1, 5, 7) for a batch of 2", _dense(3, 1, 5, 7)),
-        "mask-wrong-heads": ("a mask (2, 3, 5, 7) for 4 heads", _dense(2, 3, 5, 7)),
-        "mask-rank-5": ("a mask of rank 5", _dense(2, 2, 4, 5, 7)),
+        "mask-too-few-keys": ("a mask (5, 6) for 7 keys", _dense_mask(5, 6)),
+        "mask-too-many-queries": ("a mask (6, 7) for 5 queries", _dense_mask(6, 7)),
+        "mask-wrong-batch": ("a mask (3, 1, 5, 7) for a batch of 2", _dense_mask(3, 1, 5, 7)),
+        "mask-wrong-heads": ("a mask (2, 3, 5, 7) for 4 heads", _dense_mask(2, 3, 5, 7)),
+        "mask-rank-5": ("a mask of rank 5", _dense_mask(2, 2, 4, 5, 7)),
     }, "mask", "mask-array"),
     *malformed(SDPA, {
         "bias-too-few-keys": ("a bias (2, 4, 5, 6) for 7 keys",
@@ -110,8 +112,8 @@ LAYERS = (
 )  # fmt: skip
 
 
-def _positions(by: float, plus: int) -> Spoil:
-    return changed(position=lambda x: x.arrays["position"] * by + plus)
+def _positions(factor: float, offset: int) -> Spoil:
+    return changed(position=lambda x: x.arrays["position"] * factor + offset)
 
 
 ROTATIONS = (

@@ -17,8 +17,8 @@ Spoil = Callable[[Inputs], Inputs]
 """The change that spoils a well-formed problem."""
 
 Contained = Callable[[Inputs, Inputs], Iterable[tuple[Inputs, np.ndarray]]]
-"""From a well-formed problem and the spoilt one: other inputs, and the elements of the output that must
-have the bits of the answer to these."""
+"""From a well-formed problem and the spoilt one: pairs of inputs and of output elements (boolean). The
+answer to the spoilt problem must have the bits of the answer to these inputs in these elements."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class MalformedCase:
 
     A layer is built for the well-formed problem and called with the spoilt one. A mask of the form
     "raw" is passed unchanged. `needs` are the features without which the problem cannot be passed.
-    With `contained` an answer is right, too, if it has nothing from memory of others.
+    With `contained` an answer is right, too, if no sample reads memory of other samples.
     """
 
     name: str
@@ -53,11 +53,11 @@ class MalformedCase:
         return {"problem": self.name}
 
     def inputs(self, seed: int = 0) -> Inputs:
-        """The malformed inputs."""
+        """The malformed inputs: `well_formed` ones after the change."""
         return self.spoil(self.well_formed(seed))
 
     def well_formed(self, seed: int = 0) -> Inputs:
-        """The inputs that are spoilt."""
+        """The inputs before the change that spoils them."""
         return draw(Case.parse(self.operator.questions.well_formed), seed)
 
     @property
@@ -74,13 +74,13 @@ class MalformedCase:
 
 
 Row = tuple[str, Spoil] | tuple[str, Spoil, Contained]
-"""The text of a malformed problem, the change that makes it, and which answers are right, too."""
+"""The text of a malformed problem, the change that spoils it, and which answers are right, too."""
 
 
 def malformed(
     operator: Operator, rows: Mapping[str, Row], *needs: str
 ) -> tuple[MalformedCase, ...]:
-    """The malformed problems of an operator that need these features, by name."""
+    """The malformed problems of an operator, from rows by name; each needs the features `needs`."""
     return tuple(
         MalformedCase(name, text, spoil, operator, needs, contained=next(iter(contained), None))
         for name, (text, spoil, *contained) in rows.items()
@@ -88,5 +88,5 @@ def malformed(
 
 
 def changed(**arrays: Callable[[Inputs], np.ndarray]) -> Spoil:
-    """A change of arrays to what functions of the well-formed problem return."""
+    """The change that replaces arrays by the results of these functions of the well-formed problem."""
     return lambda x: x.replace(**{name: change(x) for name, change in arrays.items()})

@@ -37,32 +37,32 @@ PACKS = (
 )  # fmt: skip
 
 
-def _optioned(**options: Any) -> Spoil:
-    """A change of options to what no case may have."""
+def _options(**options: Any) -> Spoil:
+    """The change to these options, which no valid case has."""
 
-    def spoilt(x: Inputs) -> Inputs:
+    def spoil(x: Inputs) -> Inputs:
         case = object.__new__(Case)  # unchecked
-        of = {field.name: getattr(x.case, field.name) for field in fields(Case)}
-        vars(case).update(of, options=tuple({**dict(x.case.options), **options}.items()))
+        case_fields = {field.name: getattr(x.case, field.name) for field in fields(Case)}
+        vars(case).update(case_fields, options=tuple({**dict(x.case.options), **options}.items()))
         return replace(x, case=case)
 
-    return spoilt
+    return spoil
 
 
-def _of_itself(**right: Any) -> Contained:
-    """Sample 1 is answered as with the options `right`, and has no influence on sample 0."""
+def _sample_1(**options: Any) -> Contained:
+    """An answer is right if sample 1 has the answer with these options, and no influence on sample 0."""
 
     def contained(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
         first = np.arange(x.sizes.B)[:, None, None, None] == 0
-        other = {name: np.where(first, x.arrays[name], 50.0) for name in ("key", "value")}
-        return (_optioned(**right)(x), ~first), (spoilt.replace(**other), first)
+        far_values = {name: np.where(first, x.arrays[name], 50.0) for name in ("key", "value")}
+        return (_options(**options)(x), ~first), (spoilt.replace(**far_values), first)
 
     return contained
 
 
-def _as_with(**right: Any) -> Contained:
-    """The answer is that with the options `right`."""
-    return lambda x, spoilt: ((_optioned(**right)(x), np.ones((1, 1, 1, 1), bool)),)
+def _as_options(**options: Any) -> Contained:
+    """An answer is right if it is the answer with these options."""
+    return lambda x, spoilt: ((_options(**options)(x), np.ones((1, 1, 1, 1), bool)),)
 
 
 def _script(action: Action) -> tuple[Action, ...]:
@@ -79,88 +79,88 @@ CACHES = (
     }),
     *malformed(CACHED, {
         "rollback-beyond-length": ("a rollback of 7 tokens from a cache of 5",
-            _optioned(script=_script(Crop(7)))),
-        "rollback-negative": ("a rollback of -2 tokens", _optioned(script=_script(Crop(-2)))),
+            _options(script=_script(Crop(7)))),
+        "rollback-negative": ("a rollback of -2 tokens", _options(script=_script(Crop(-2)))),
     }, "rollback"),
     *malformed(CACHED, {
-        "capacity-zero": ("a cache of 0 slots", _optioned(capacity=0), _as_with(capacity=None)),
-        "capacity-negative": ("a cache of -3 slots", _optioned(capacity=-3), _as_with(capacity=None)),
+        "capacity-zero": ("a cache of 0 slots", _options(capacity=0), _as_options(capacity=None)),
+        "capacity-negative": ("a cache of -3 slots", _options(capacity=-3), _as_options(capacity=None)),
     }),
     *malformed(CACHED, {
         "history-beyond-batch": ("sample 0 goes on with the history of sample 2 in a batch of 2",
-            _optioned(script=_script(Pick((2, 1)))), _of_itself(script=_script(Pick((1, 1))))),
+            _options(script=_script(Pick((2, 1)))), _sample_1(script=_script(Pick((1, 1))))),
         "history-negative": ("sample 0 goes on with the history of sample -1",
-            _optioned(script=_script(Pick((-1, 1)))), _of_itself(script=_script(Pick((1, 1))))),
+            _options(script=_script(Pick((-1, 1)))), _sample_1(script=_script(Pick((1, 1))))),
     }, "reorder"),
     *malformed(CACHED, {
         "reset-beyond-batch": ("a reset of sample 2 in a batch of 2",
-            _optioned(script=_script(Reset((2,)))), _as_with()),
+            _options(script=_script(Reset((2,)))), _as_options()),
     }, "reset", "subsets"),
     *malformed(CACHED, {
         "rollback-beyond-batch": ("a rollback of sample 2 in a batch of 2",
-            _optioned(script=_script(Crop(2, (2,)))), _as_with()),
+            _options(script=_script(Crop(2, (2,)))), _as_options()),
     }, "rollback", "subsets"),
     *malformed(CACHED, {
         "padding-negative": ("left padding of -1 tokens",
-            _optioned(padding=(-1, 0)), _as_with(padding=(0, 0))),
+            _options(padding=(-1, 0)), _as_options(padding=(0, 0))),
         "padding-beyond-length": ("left padding of 20 tokens of a sample with 9",
-            _optioned(padding=(20, 0)), _of_itself(padding=(1, 0))),
+            _options(padding=(20, 0)), _sample_1(padding=(1, 0))),
     }, "left-padding"),
 )  # fmt: skip
 
 
-def _without_last_page(x: Inputs) -> int:
-    """The first sample that does not read the last page of the pool, where NumPy finds page -1."""
+def _sample_without_last_page(x: Inputs) -> int:
+    """The first sample that does not read the last page of the pool (NumPy reads it as page -1)."""
     return int(np.argmax((x.arrays["page_table"] != x.letters["p"] - 1).all(1)))
 
 
-def _page(of: Callable[[Inputs], float]) -> Spoil:
-    """A change of the last page of a sample."""
+def _last_page(number: Callable[[Inputs], float]) -> Spoil:
+    """The change of a sample's last page to another page number."""
 
-    def spoilt(x: Inputs) -> Inputs:
-        table, sample = x.arrays["page_table"].copy(), _without_last_page(x)
-        table[sample, read_entries(x)[sample].sum() - 1] = of(x)
+    def spoil(x: Inputs) -> Inputs:
+        table, sample = x.arrays["page_table"].copy(), _sample_without_last_page(x)
+        table[sample, read_entries(x)[sample].sum() - 1] = number(x)
         return x.replace(page_table=table)
 
-    return spoilt
+    return spoil
 
 
-def _entry(name: str, place: int, of: Callable[[Inputs], float]) -> Spoil:
-    """A change of one number of an array (n,)."""
+def _entry(name: str, index: int, number: Callable[[Inputs], float]) -> Spoil:
+    """The change of one entry of an array (n,) to another number."""
 
-    def spoilt(x: Inputs) -> Inputs:
+    def spoil(x: Inputs) -> Inputs:
         array = x.arrays[name].copy()
-        array[place] = of(x)
+        array[index] = number(x)
         return x.replace(**{name: array})
 
-    return spoilt
+    return spoil
 
 
-def _smaller(x: Inputs) -> Inputs:
-    """The last pool has a slot less."""
-    name, of = list(pools(x).items())[-1]
+def _small_pool(x: Inputs) -> Inputs:
+    """The inputs with one slot less per page in their last pool."""
+    name, pool_axes = list(pools(x).items())[-1]
     array = x.arrays[name]
-    return x.replace(**{name: array.take(range(x.letters["s"] - 1), of.index("s"))})
+    return x.replace(**{name: array.take(range(x.letters["s"] - 1), pool_axes.index("s"))})
 
 
 def _rows_of(x: Inputs, samples: np.ndarray) -> np.ndarray:
-    """The rows of some samples (boolean (B,)), broadcastable to the output."""
+    """Boolean, broadcastable to the output: the rows of `samples` (boolean (B,))."""
     axes = x.operator.outputs(x.case)["output"]
     rows = samples if "b" in axes else np.repeat(samples, x.case.option("segments")[0])
     return np.asarray(rows.reshape(-1, *[1] * (len(axes) - 1)))
 
 
-def _own_pages(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
-    """Rows of other samples are those of the well-formed problem, and rows of a spoilt sample are the
-    same if pages that its table does not name hold other numbers."""
+def _by_sample(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
+    """An answer is right if other samples have the rows of the well-formed problem, and the rows of a
+    spoilt sample do not change with the numbers in pages that its table does not name."""
     names = [name for name in ("query_lengths", *TABLE) if name in x.arrays]
-    differs = [(x.arrays[n] != spoilt.arrays[n]).reshape(x.sizes.B, -1).any(1) for n in names]
-    samples, pages = np.any(differs, 0), np.zeros(x.letters["p"], bool)
-    named = spoilt.arrays["page_table"][samples[:, None] & read_entries(spoilt)].astype(int)
-    pages[named[(named >= 0) & (named < len(pages))]] = True
-    others = np.repeat(~pages[:, None], x.letters["s"], 1)
+    differences = [(x.arrays[n] != spoilt.arrays[n]).reshape(x.sizes.B, -1).any(1) for n in names]
+    samples, pages = np.any(differences, 0), np.zeros(x.letters["p"], bool)
+    named_pages = spoilt.arrays["page_table"][samples[:, None] & read_entries(spoilt)].astype(int)
+    pages[named_pages[(named_pages >= 0) & (named_pages < len(pages))]] = True
+    unnamed_slots = np.repeat(~pages[:, None], x.letters["s"], 1)
     rows = _rows_of(x, samples)
-    return (x, ~rows), (filled(spoilt, others, 50.0, 0.0), rows)
+    return (x, ~rows), (filled(spoilt, unnamed_slots, 50.0, 0.0), rows)
 
 
 PAGES = (
@@ -170,24 +170,25 @@ PAGES = (
         if operator.asks.pages
         for case in (
             *malformed(operator, {
-                "pages-of-two-sizes": ("two pools, in which pages have other sizes", _smaller),
+                "pages-of-two-sizes": ("two pools, in which pages have other sizes", _small_pool),
                 "samples-without-table": ("lengths of all samples with a page table of one sample less",
                     changed(page_table=lambda x: x.arrays["page_table"][:-1])),
                 "page-beyond-pool": ("page P in a table of P pages",
-                    _page(lambda x: x.letters["p"]), _own_pages),
-                "page-negative": ("page -1 among those of a sample", _page(lambda x: -1), _own_pages),
+                    _last_page(lambda x: x.letters["p"]), _by_sample),
+                "page-negative": ("page -1 among those of a sample",
+                    _last_page(lambda x: -1), _by_sample),
             }),
             *malformed(operator, {
                 "keys-beyond-table": ("a sample with a key more than its row of the table has slots",
-                    _entry("key_lengths", 1, lambda x: x.letters["t"] * x.letters["s"] + 1), _own_pages),
+                    _entry("key_lengths", 1, lambda x: x.letters["t"] * x.letters["s"] + 1), _by_sample),
                 "keys-negative": ("a sample of -2 keys",
-                    _entry("key_lengths", 1, lambda x: -2), _own_pages),
+                    _entry("key_lengths", 1, lambda x: -2), _by_sample),
             }, "length-arrays"),
         )
     ),
     *malformed(PAGED, {
         "queries-missing": ("lengths that add up to 12 for 9 queries",
-            _entry("query_lengths", 2, lambda x: 8), _own_pages),
+            _entry("query_lengths", 2, lambda x: 8), _by_sample),
         "offsets-fall": ("cumulative lengths of queries of 0, 5, 4 and 9",
             changed(query_lengths=lambda x: np.array([5.0, -1.0, 5.0]))),
     }, "length-arrays"),
@@ -195,10 +196,11 @@ PAGES = (
 
 
 def _other_slots(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
-    """Only the slot of the spoilt token may differ from the well-formed problem."""
+    """An answer is right if it differs from the well-formed problem's only in the slot of the spoilt
+    token."""
     slot = x.arrays["slot_mapping"][x.arrays["slot_mapping"] != spoilt.arrays["slot_mapping"]]
-    others = np.arange(x.letters["p"] * x.letters["s"]) != slot
-    return ((x, others.reshape(-1, x.letters["s"], 1, 1)),)
+    other_slots = np.arange(x.letters["p"] * x.letters["s"]) != slot
+    return ((x, other_slots.reshape(-1, x.letters["s"], 1, 1)),)
 
 
 WRITES = malformed(PAGED_WRITE, {
