@@ -20,14 +20,14 @@ from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
     flat,
     gathered,
-    in_front,
     is_pooled,
     pool_of,
     put,
     slots,
     stored,
     stores,
-    taken,
+    take_tokens,
+    tokens_first,
 )
 
 
@@ -98,7 +98,7 @@ def with_new_tokens(inputs: Inputs, outputs: Outputs) -> Outputs:
     slot = slots(inputs)[:, -inputs.sizes.Lq :]
     for name in stores(case):
         parts = arrays[name].value, arrays[name].error
-        tokens = [taken(case, part, slot, axes[name]) for part in parts]
+        tokens = [take_tokens(case, part, slot, axes[name]) for part in parts]
         pools = (put(case, p, slot, 0 * x, axes[name]) for p, x in zip(parts, tokens, strict=True))
         arrays |= {name: Bounded(*pools), f"{NEW}{name}": Bounded(*tokens)}
     return replace(outputs, arrays=arrays)
@@ -117,7 +117,7 @@ def pool_gradients(inputs: Inputs, outputs: Outputs, axes: Axes, u: Roundoffs) -
         if is_pooled(array_axes := axes[name]):
             parts = []
             for part in (x.value, x.error, x.size):
-                tokens = in_front(part, array_axes)
+                tokens = tokens_first(part, array_axes)
                 sums = np.zeros((len(owners), *tokens.shape[2:]), tokens.dtype)
                 np.add.at(sums, slot[slot >= 0], tokens[slot >= 0])
                 parts.append(sums)

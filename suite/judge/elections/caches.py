@@ -51,8 +51,8 @@ def unpoisoned(inputs: Inputs) -> np.ndarray:
     rows = ~np.asarray((attended(inputs.case) & gone).any((2, 3)))
     before = inputs.sizes.Lk - inputs.sizes.Lq
     for view in views(inputs.case):
-        beside = gone[view.of[:, None], before + view.rows].any()
-        rows[view.of[:, None], view.rows] &= not beside
+        beside = gone[view.own_samples[:, None], before + view.rows].any()
+        rows[view.own_samples[:, None], view.rows] &= not beside
     return rows
 
 

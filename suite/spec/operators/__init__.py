@@ -39,7 +39,7 @@ OPERATORS: dict[str, Operator] = {
 
 def computed_like(name: str) -> Operator:
     """The operator that a function or layer of `--like=NAME` computes. Raises KeyError."""
-    return {kind: one for one in OPERATORS.values() for kind in one.kinds}[name]
+    return {kind: operator for operator in OPERATORS.values() for kind in operator.kinds}[name]
 
 
 WORDS: dict[str, str] = {

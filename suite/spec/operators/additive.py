@@ -12,7 +12,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.layers import (
     draw_parameters,
     draw_sequences,
@@ -42,8 +42,8 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
-    own = layers.needs(case, arrays, sizes, widths)
-    return own | {"projection": "query_kernel" in arrays}
+    common = layers.needs(case, arrays, sizes, widths)
+    return common | {"projection": "query_kernel" in arrays}
 
 
 def ties(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def work(inputs: Inputs, direction: str) -> Work:
     return Work(flops * factor, moved_bytes(inputs) * passes)
 
 
-DRAWN = drawn(
+DRAWN = covering_of(
     "additive",
     {
         "sizes": (

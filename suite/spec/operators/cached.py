@@ -69,13 +69,13 @@ from attention_conformance.suite.spec.operator import (
 from attention_conformance.suite.spec.operators.cached_cases import ALONE, DESIGNED, DRAWN, PLAIN
 from attention_conformance.suite.spec.operators.scripts import (
     capacity,
-    differ,
     has_documents,
     is_ring,
     most_tokens,
     paddings,
     played,
     rotation,
+    samples_differ,
 )
 from attention_conformance.suite.spec.operators.steps import (
     ACTION,
@@ -123,8 +123,8 @@ FEATURES = frozenset(
 
 
 def axes(case: Case) -> Axes:
-    more = {f.name: f.axes for f in CARRIED if f.axes and f.asked_by(case)}
-    return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **more}
+    feature_axes = {f.name: f.axes for f in CARRIED if f.axes and f.asked_by(case)}
+    return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **feature_axes}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -147,26 +147,28 @@ def work(inputs: Inputs, direction: str) -> Work:
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
-    """The inputs with some of their samples, in this order. Raises ValueError if a sample goes on with
-    the history of one that is left out."""
+    """The inputs with only the samples `order`, in this order. Raises ValueError if a sample goes on with
+    the history of a sample that is left out."""
     case, order = inputs.case, [int(n) for n in order]
-    script, padding, drafting = list[Action](), case.option("padding"), list[int]()
+    script, padding, tree_samples = list[Action](), case.option("padding"), list[int]()
     for action in case.option("script"):
-        own = [*range(case.sizes.B)] if action.samples is None else [*action.samples]
+        action_samples = [*range(case.sizes.B)] if action.samples is None else [*action.samples]
         match action:
             case Pick():
-                script.append(Pick(tuple(order.index(own[n]) for n in order)))
+                script.append(Pick(tuple(order.index(action_samples[n]) for n in order)))
             case Keep(nodes=nodes):
-                places = [drafting.index(n) for n in order if n in drafting]
-                some = nodes if len(nodes) == 1 else tuple(nodes[n] for n in places)
-                script += [Keep(some)] if places else []
+                tree_places = [tree_samples.index(n) for n in order if n in tree_samples]
+                chosen_nodes = nodes if len(nodes) == 1 else tuple(nodes[n] for n in tree_places)
+                script += [Keep(chosen_nodes)] if tree_places else []
             case Chunk(samples=None) | Crop(samples=None) | Reset(samples=None):
                 script.append(action)
             case _:
-                some = tuple(n for n, old in enumerate(order) if old in own)
-                script += [replace(action, samples=some)] if some else []
+                chosen_samples = tuple(
+                    n for n, sample in enumerate(order) if sample in action_samples
+                )
+                script += [replace(action, samples=chosen_samples)] if chosen_samples else []
         if isinstance(action, Chunk):
-            drafting = own
+            tree_samples = action_samples
     options = {**dict(case.options), "script": tuple(script)}
     if padding is not None:
         chosen = paddings(case)[order].T.reshape(-1).tolist()
@@ -177,8 +179,8 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
         for n, x in inputs.arrays.items()
     }
     given_options = tuple((name, value) for name, value in options.items() if value is not None)
-    other = replace(case, sizes=sizes, options=given_options)
-    return replace(inputs, case=other, arrays=arrays, sizes=sizes)
+    new_case = replace(case, sizes=sizes, options=given_options)
+    return replace(inputs, case=new_case, arrays=arrays, sizes=sizes)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
@@ -196,7 +198,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "reset": Reset in kinds or case.option("used"),
         "rollback": Crop in kinds,
         "reorder": Pick in kinds,
-        "subsets": differ(case),
+        "subsets": samples_differ(case),
         "documents": has_documents(case),
         "rotary": rotation(case) is not None,
         "halves": case.option("rotary") == "halves",
@@ -212,12 +214,12 @@ def validate(case: Case) -> None:
     script, s, left = case.option("script"), case.sizes, case.option("left")
     padding = case.option("padding")
 
-    def expect(right: bool, message: str) -> None:
-        if not right:
+    def expect(condition: bool, message: str) -> None:
+        if not condition:
             raise ValueError(f"{message}: {case.id}")
 
-    ends = bool(script) and isinstance(script[-1], Chunk)
-    expect(ends, f"{case.operator} needs a script that ends with a chunk")
+    ends_with_chunk = bool(script) and isinstance(script[-1], Chunk)
+    expect(ends_with_chunk, f"{case.operator} needs a script that ends with a chunk")
     expect(
         {*arrivals(script, s.B)} == {s.Lq} and s.Lk >= s.Lq,
         f"{case.operator} has b >= 1 samples and chunks of one token or more, which add up to the number "
@@ -233,63 +235,63 @@ def validate(case: Case) -> None:
         expect(not has_documents(case), "a script with padding has no other document")
     longest = max(after.positions.shape[1] for _, after in played(case))
     if is_ring(case):
-        beside = [
+        extra_slots = [
             action.count
             for action in script
             if isinstance(action, Crop) or (isinstance(action, Chunk) and action.tree)
         ]
-        slots = (left or 0) + max([*beside, int(left is not None)])
+        slots = (left or 0) + max([*extra_slots, int(left is not None)])
         expect(
             capacity(case) >= slots,
             f"a ring has {slots} slots: for the keys of a window, and a rollback or a tree beside them",
         )
     biased = case.option("bias") != "none"
     expect(not biased or longest <= s.Lk, "a bias has a column for every position")
-    turns = rotation(case) is not None
-    expect(not turns or s.D % 2 == 0, "a rotation is of pairs of components")
-    expect(turns or case.option("base") is None, "a base is that of a rotation")
+    rotates = rotation(case) is not None
+    expect(not rotates or s.D % 2 == 0, "a rotation is of pairs of components")
+    expect(rotates or case.option("base") is None, "a base is that of a rotation")
     SLOPES.validate(case)
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """A random script.
+    """Sizes, script and padding of a random case.
 
     A number is a chunk, and 0 a reset. Of 3 tokens the last two begin another document. 4 is a tree of
     four nodes, of which a path of three is kept. Of 5 tokens first sample 0 takes its own. After a chunk
-    of 6 to 8 tokens 2 go back; after one of 9 samples are exchanged. With an odd count the first number
-    tells how many tokens the cache has before. A script of one document that begins with 8 tokens has
-    left padding.
+    of 6 to 8 tokens 2 leave the cache; after a chunk of 9 samples are exchanged. Of an odd count the
+    first number is that of tokens in the cache before the script. A script of one document that begins
+    with 8 tokens has left padding.
     """
-    odd, script, samples = len(numbers) % 2, list[Action](), max(sizes.B, 1)
-    (before, *_), numbers = (numbers if odd else (0,)), numbers[odd:]
-    others = tuple(range(1, samples))
+    is_odd, script, samples = len(numbers) % 2, list[Action](), max(sizes.B, 1)
+    (cached_tokens, *_), numbers = (numbers if is_odd else (0,)), numbers[is_odd:]
+    other_samples = tuple(range(1, samples))
     for n in numbers:
         if n == 3:
             script.append(Chunk(3, documents=(1,)))
         elif n == 4:
             script += [Chunk(4, tree=Tree((1, 1, 2, 1))), Keep((3,))]
         elif n == 5 and 1 < samples < 10:
-            script += [Chunk(5, (0,)), Chunk(5, others)]
+            script += [Chunk(5, (0,)), Chunk(5, other_samples)]
         else:
             script.append(Chunk(n) if n else Reset())
         if n == 9 and samples < 10:
-            script.append(Pick((*others[::-1], 0)))
+            script.append(Pick((*other_samples[::-1], 0)))
         elif n >= 6:
             script.append(Crop(2))
     while script and not isinstance(script[-1], Chunk):
         script.pop()
     script = script or [Chunk(1)]
     queries = arrivals(script, samples)[0]
-    own = replace(sizes, B=samples, Lq=queries, Lk=before + queries)
-    padded = script[0] == Chunk(8) and 3 not in numbers
-    padding = tuple(1 + n % 3 for n in range(samples)) if padded else None
-    return own, {"script": tuple(script), "padding": padding}
+    new_sizes = replace(sizes, B=samples, Lq=queries, Lk=cached_tokens + queries)
+    has_padding = script[0] == Chunk(8) and 3 not in numbers
+    padding = tuple(1 + n % 3 for n in range(samples)) if has_padding else None
+    return new_sizes, {"script": tuple(script), "padding": padding}
 
 
-def dotted(text: str) -> tuple[int, ...]:
-    """Numbers from "3.0.2"."""
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """The numbers in a text such as "3.0.2"."""
     return tuple(int(n) for n in text.split("."))
 
 
@@ -319,7 +321,7 @@ CACHED = Operator(
         Option(
             "capacity", r"room(\d+)", int, lambda slots: f"room{slots}", None, (5, 9, 16), rare=True
         ),
-        Option("padding", r"pad(\d+(?:\.\d+)*)", dotted, lambda n: f"pad{'.'.join(map(str, n))}"),
+        Option("padding", r"pad(\d+(?:\.\d+)*)", parse_numbers, lambda n: f"pad{'.'.join(map(str, n))}"),
         flag("used", "used"),
         choice("bias", ("none", "1hqk", "bhqk"), "bias."),
         choice("rotary", ("none", "halves", "interleaved"), "rot."),

@@ -7,7 +7,7 @@ with windows, padding, features, heads and the tokens that were there before.
 from __future__ import annotations
 
 from attention_conformance.suite.spec.covering import Row
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.steps import arrivals, script_of
 
 PLAIN = "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.1.3"
@@ -51,7 +51,7 @@ def sizes_of(row: Row) -> str:
     return f"{kind}/b{SAMPLES}{heads}q{queries}k{keys}{width}/c{script}"
 
 
-DRAWN = drawn("cached", AXES, sizes_of, STORY, more=[("before", "window", "padding")])
+DRAWN = covering_of("cached", AXES, sizes_of, STORY, triples=[("before", "window", "padding")])
 
 SMALL = "cached/none/gqa2/f32/b2h4q9k9d8"
 GROWN = "cached/none/mha/f32/b3h2q8k20d8"

@@ -8,7 +8,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.layers import (
     draw_sequences,
     one_head_outputs,
@@ -29,7 +29,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     return arrays
 
 
-DRAWN = drawn(
+DRAWN = covering_of(
     "dot",
     {
         "sizes": (

@@ -1,4 +1,4 @@
-"""The cases of an operator, drawn by pairs of the values of its axes."""
+"""Cases of an operator that together contain every pair of values of its axes."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from attention_conformance.suite.spec.covering import Covering, Row, pairs_of
 from attention_conformance.suite.spec.dtypes import DTYPES
 
 
-def drawn(
+def covering_of(
     operator: str,
     axes: Mapping[str, Sequence[str]],
     sizes_of: Callable[[Row], str] = lambda row: str(row["sizes"]),
-    joined: Sequence[str] = ("sizes",),
-    left_out: Callable[[Row], bool] = lambda row: False,
-    more: Sequence[tuple[str, ...]] = (),
+    size_axes: Sequence[str] = ("sizes",),
+    is_excluded: Callable[[Row], bool] = lambda row: False,
+    triples: Sequence[tuple[str, ...]] = (),
 ) -> Covering:
     """A covering array of the ids of an operator: of pairs, at full of triples.
 
-    The values of axes are tokens of ids, "" for none. A tuple of values is drawn if some id has it in
-    which all other axes, or all but one, have their first values. `sizes_of` makes the heads, the sizes
-    and what belongs to them of the axes `joined`, as in "gqa2/b2h4q3k17d8": a value of the axis `sizes`
-    joins lengths, heads and head sizes, so that a pair with it is a tuple of all of them. `left_out`
-    says of which values nothing is asked, though an id is valid. `more` are axes that are joined in
-    threes at standard, too.
+    The values of axes are tokens of ids, "" for none. A tuple of values is covered if an id with it is
+    valid in which all other axes, or all but one, have their first values.
+
+    - `sizes_of`: heads, sizes and what follows them in an id, such as "gqa2/b2h4q3k17d8", from the axes
+      `size_axes`. One value of the axis "sizes" has all lengths, heads and head sizes.
+    - `is_excluded`: True for values that are not asked, although the id is valid.
+    - `triples`: axes that are covered in threes at standard, too.
     """
     axes = {"dtype": tuple(DTYPES), **axes}
-    first: Row = {name: values[0] for name, values in axes.items()}
-    tokens = [name for name in axes if name not in ("dtype", "mask", *joined)]
+    defaults: Row = {name: values[0] for name, values in axes.items()}
+    tokens = [name for name in axes if name not in ("dtype", "mask", *size_axes)]
 
     def text_of(row: Row) -> str:
-        row = first | row
-        heads, sizes, *own = sizes_of(row).split("/")
+        row = defaults | row
+        heads, sizes, *further = sizes_of(row).split("/")
         mask, *form = str(row.get("mask", "none")).split("/")
         words = [str(row[name]) for name in tokens if row[name]]
-        return "/".join([operator, mask, heads, str(row["dtype"]), sizes, *own, *form, *words])
+        parts = (operator, mask, heads, str(row["dtype"]), sizes)
+        return "/".join([*parts, *further, *form, *words])
 
     @cache
     def id_of(text: str) -> str:
@@ -48,18 +50,16 @@ def drawn(
             return ""
 
     def valid(row: Row) -> bool:
-        others = (row | {n: value} for n in axes if n not in row for value in axes[n])
-        # An id is valid in every dtype or in none.
-        return any(
-            not left_out(one) and id_of(text_of(one | {"dtype": first["dtype"]}))
-            for one in chain([row], others)
-        )
+        longer_rows = (row | {n: value} for n in axes if n not in row for value in axes[n])
+        dtype = {"dtype": defaults["dtype"]}  # an id is valid in every dtype or in none
+        rows = (r for r in chain([row], longer_rows) if not is_excluded(r))
+        return any(id_of(text_of(r | dtype)) for r in rows)
 
     return Covering(
         axes,
         valid,
-        ("dtype", *joined),
+        ("dtype", *size_axes),
         lambda row: id_of(text_of(row)),
-        [*pairs_of(axes), *more],
+        [*pairs_of(axes), *triples],
         at_full=list(combinations(axes, 3)),
     )

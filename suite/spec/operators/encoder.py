@@ -21,7 +21,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.layers import draw_parameters, draw_sequences
 from attention_conformance.suite.spec.operators.norms import ADDED
 from attention_conformance.suite.spec.sizes import Sizes
@@ -79,7 +79,7 @@ def validate(case: Case) -> None:
         raise ValueError(f"{case.operator} attends only to its own input: {case.id}")
 
 
-DRAWN = drawn(
+DRAWN = covering_of(
     "encoder",
     {
         "sizes": (

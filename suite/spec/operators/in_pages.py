@@ -55,21 +55,21 @@ Draw = Callable[[Case, np.random.Generator, int], dict[str, np.ndarray]]
 
 
 def flat(case: Case) -> Case:
-    """The case without pages, and without tokens that it stores in pools."""
-    arranged = [
+    """The case without pages, whose call stores no tokens in pools."""
+    page_options = [
         option for option in (IN_PAGES, SHARED, LAYOUT) if case.operator.option(option.name)
     ]
-    plain = {option.name: option.default for option in arranged}
-    return case.with_options(**plain, **({"writes": False} if stores(case) else {}))
+    defaults = {option.name: option.default for option in page_options}
+    return case.with_options(**defaults, **({"writes": False} if stores(case) else {}))
 
 
 def is_pooled(array_axes: str) -> bool:
-    """True for the axes of an array that pages hold: those of samples and keys."""
+    """True if an array with these axes lies in pages: if it has axes of samples and of keys."""
     return {"b", "k"} <= {*array_axes}
 
 
-def pooled(case: Case, array_axes: str) -> str:
-    """The axes of a pool for the axes of its array."""
+def pool_axes(case: Case, array_axes: str) -> str:
+    """The axes of the pool of an array with these axes; the same axes if the array has no pool."""
     if not is_pooled(array_axes):
         return array_axes
     place = "pgs" if heads_first(case, array_axes) else "ps"
@@ -82,32 +82,33 @@ def heads_first(case: Case, array_axes: str) -> bool:
 
 
 def slots_first(case: Case, pool: np.ndarray, array_axes: str = "g") -> np.ndarray:
-    """A pool as (P, S, ...), for the axes of its array. Its own inverse."""
+    """A pool as (P, S, ...), or such an array as a pool: swaps slots and heads if heads stand first. For
+    the axes of the array without pages."""
     return pool.swapaxes(1, 2) if heads_first(case, array_axes) else pool
 
 
 def flat_slots(case: Case, pool: np.ndarray, array_axes: str = "g") -> np.ndarray:
-    """All slots (P * S, ...) of a pool, for the axes of its array."""
+    """All slots (P * S, ...) of a pool, for the axes of its array without pages."""
     paged = slots_first(case, pool, array_axes)
     return paged.reshape(-1, *paged.shape[2:])
 
 
 def pool_of(case: Case, slots: np.ndarray, array_axes: str = "g") -> np.ndarray:
-    """A pool of the case with these slots (P * S, ...), for the axes of its array."""
+    """The pool of the case with these slots (P * S, ...), for the axes of its array without pages."""
     size = case.option("page_size")
     paged = slots.reshape(len(slots) // size, size, *slots.shape[1:])
     return np.ascontiguousarray(slots_first(case, paged, array_axes))
 
 
 def outputs(case: Case, array_axes: Axes) -> Axes:
-    """The axes of a case's outputs, with pools if it has pages."""
+    """The axes of a case's outputs, from those without pages: of pools if the case has pages."""
     if case.option("page_size") is None:
         return array_axes
-    return {name: pooled(case, letters) for name, letters in array_axes.items()}
+    return {name: pool_axes(case, letters) for name, letters in array_axes.items()}
 
 
 def axes(case: Case, array_axes: Axes) -> Axes:
-    """The axes of a case's arrays, with pools and their table if it has pages."""
+    """The axes of a case's arrays, from those without pages: of pools and their table if it has pages."""
     table = {} if case.option("page_size") is None else {"page_table": "bt", "key_lengths": "b"}
     return {**outputs(case, array_axes), **table}
 
@@ -121,8 +122,8 @@ def needs(case: Case) -> Mapping[str, bool]:
 
 
 def lengths(case: Case) -> np.ndarray:
-    """The number of keys of each sample, int (B,), at least Lq if Lk is. The last sample has Lk, and the
-    first one a last page that is full, if its keys fill one."""
+    """The number of keys of each sample, int (B,), at least Lq if Lk is at least Lq. The last sample has
+    Lk keys; the last page of the first sample is full, if it has as many keys as a page."""
     s, size = case.sizes, case.option("page_size")
     counts = s.Lk - np.arange(s.B)[::-1] * (max(s.Lk - max(s.Lq, 1), 0) // max(s.B, 1))
     full = counts[:1] // size * size
@@ -136,18 +137,19 @@ def letters(case: Case) -> Mapping[str, int]:
     size = case.option("page_size")
     if size is None:
         return {}
-    return letters_of(*page_counts(case), size)
+    return sizes_by_letter(*page_counts(case), size)
 
 
-def letters_of(counts: np.ndarray, shared: int, size: int) -> dict[str, int]:
-    """`letters` for the number of pages of each sample, (B,), of which those with keys share some."""
+def sizes_by_letter(counts: np.ndarray, shared: int, size: int) -> dict[str, int]:
+    """`letters` for pages of `size` slots, and the number of pages of each sample, (B,); samples with
+    keys have their first `shared` pages in common."""
     total = int(counts.sum()) - shared * max(int((counts > 0).sum()) - 1, 0)
     return {"p": total + FREE, "s": size, "t": int(counts.max(initial=0)) + 1}
 
 
 def page_counts(case: Case) -> tuple[np.ndarray, int]:
-    """The number of pages of each sample, (B,), and how many of them are shared: full ones, into which no
-    sample writes."""
+    """The number of pages of each sample, (B,), and the number of pages that all samples share: full
+    pages, into which no sample writes."""
     counts, size = lengths(case), case.option("page_size")
     before_writing = int(counts.min(initial=case.sizes.Lk)) - (
         case.sizes.Lq if case.option("writes") else 0
@@ -171,30 +173,32 @@ def validate(case: Case) -> None:
         raise ValueError(f"the last query of a sample in pages is at its last key: {case.id}")
 
 
-def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """What `draw` draws for the case without pages, in pages if the case has pages: of each sample the
-    last keys."""
+def draw_paged(
+    draw: Draw, case: Case, rng: np.random.Generator, seed: int
+) -> dict[str, np.ndarray]:
+    """The arrays that `draw` draws for the case without pages, in pools if the case has pages. A sample
+    with fewer keys has the last ones."""
     if case.option("page_size") is None:
         return draw(case, rng, seed)
     arrays, array_axes, n = draw(flat(case), rng, seed), flat(case).axes, letters(case)
     counts, (pages, shared) = lengths(case), page_counts(case)
     table = draw_table(pages, n, owned_pages(n["p"], rng), rng, shared)
-    at = slots_of(table, counts, n["s"], case.sizes.Lk)
-    for name, x in list(arrays.items()):
+    slot_ids = slots_of(table, counts, n["s"], case.sizes.Lk)
+    for name, array in list(arrays.items()):
         if is_pooled(array_axes[name]):
-            placed = at
+            written = slot_ids
             if f"{NEW}{name}" in case.axes:
-                newest = np.arange(case.sizes.Lk) >= case.sizes.Lk - case.sizes.Lq
-                arrays[f"{NEW}{name}"] = np.compress(newest, x, array_axes[name].index("k"))
-                placed = np.where(newest, -1, at)
-            tokens = in_front(x, array_axes[name])
-            of_codes, largest = name in case.operator.array_kinds.codes, np.abs(x).max(initial=0.0)
-            large = min(largest, case.dtype_of(name).max) if of_codes else 64 * largest
+                is_new = np.arange(case.sizes.Lk) >= case.sizes.Lk - case.sizes.Lq
+                arrays[f"{NEW}{name}"] = np.compress(is_new, array, array_axes[name].index("k"))
+                written = np.where(is_new, -1, slot_ids)
+            tokens = tokens_first(array, array_axes[name])
+            is_codes = name in case.operator.array_kinds.codes
+            largest = np.abs(array).max(initial=0.0)
+            large = min(largest, case.dtype_of(name).max) if is_codes else 64 * largest
             pool = np.full((n["p"] * n["s"], *tokens.shape[2:]), large)
             pool[::2] *= -1 if large and not name.endswith("scale") else 1
-            arrays[name] = put(
-                case, pool_of(case, pool, array_axes[name]), placed, x, array_axes[name]
-            )
+            pool = pool_of(case, pool, array_axes[name])
+            arrays[name] = put(case, pool, written, array, array_axes[name])
     return {**arrays, "page_table": table.astype(np.float64), "key_lengths": counts.astype(float)}
 
 
@@ -202,23 +206,24 @@ def draw_table(
     counts: np.ndarray, n: Mapping[str, int], order: np.ndarray, rng: np.random.Generator,
     shared: int = 0,
 ) -> np.ndarray:  # fmt: skip
-    """A table of pages: `counts` pages of each sample, in this order, of which the first ones are shared.
-    Later entries are pages of any sample."""
-    table, place = rng.choice(order, (len(counts), n["t"])), shared
+    """A page table: `counts` pages for each sample, taken from `order`, of which the first `shared` pages
+    are the same for all. Later entries are pages of any sample."""
+    table, next_page = rng.choice(order, (len(counts), n["t"])), shared
     for row, count in zip(table, counts, strict=True):
-        own = max(count - shared, 0)
-        row[:count] = [*order[:shared], *order[place : place + own]][:count]
-        place += own
+        owned_count = max(count - shared, 0)
+        row[:count] = [*order[:shared], *order[next_page : next_page + owned_count]][:count]
+        next_page += owned_count
     return table
 
 
 def owned_pages(pages: int, rng: np.random.Generator) -> np.ndarray:
-    """The pages that samples own, of a pool with this many, in any order. Any page may be free."""
+    """The pages of a pool of `pages` that samples own, in random order. Any page may be free."""
     return rng.permutation(pages)[: pages - FREE]
 
 
 def numbers(table: np.ndarray, size: int, keys: int) -> np.ndarray:
-    """The slots (B, keys) of keys as numbers page * S + slot, or (keys,) for one row of the table."""
+    """The slot of each key as a number page * S + slot: (B, keys) for a table, (keys,) for one of its
+    rows."""
     at = np.arange(keys)
     return np.asarray(table.astype(int)[..., at // size] * size + at % size)
 
@@ -232,11 +237,11 @@ def slots_of(table: np.ndarray, counts: np.ndarray, size: int, keys: int) -> np.
 
 
 def in_order(table: np.ndarray) -> np.ndarray:
-    """A table whose samples have the first pages of the pool, in their order."""
-    other = table.copy()
-    order = np.arange(other[:, :-1].size) % (table.max(initial=0) + 1)
-    other[:, :-1] = order.reshape(other[:, :-1].shape)
-    return other
+    """The table with the page numbers 0, 1, 2 ... in place of its own: samples lie in order."""
+    ordered = table.copy()
+    order = np.arange(ordered[:, :-1].size) % (table.max(initial=0) + 1)
+    ordered[:, :-1] = order.reshape(ordered[:, :-1].shape)
+    return ordered
 
 
 def slots(inputs: Inputs) -> np.ndarray:
@@ -247,16 +252,17 @@ def slots(inputs: Inputs) -> np.ndarray:
 
 
 def readable(at: np.ndarray) -> np.ndarray:
-    """The slots of `slots_of`, where every -1 is now a slot of its sample, or 0: all can be read."""
+    """The slots `at` (`slots_of`) with every -1 replaced by a slot of the same sample, or by 0, so that
+    all can be read."""
     return np.where(at < 0, at.max(1, keepdims=True, initial=0), at)
 
 
-def in_front(x: np.ndarray, array_axes: str) -> np.ndarray:
+def tokens_first(x: np.ndarray, array_axes: str) -> np.ndarray:
     """An array with the axes `array_axes`, with samples and keys as its first axes."""
     return np.moveaxis(x, (array_axes.index("b"), array_axes.index("k")), (0, 1))
 
 
-def taken(case: Case, pool: np.ndarray, at: np.ndarray, array_axes: str) -> np.ndarray:
+def take_tokens(case: Case, pool: np.ndarray, at: np.ndarray, array_axes: str) -> np.ndarray:
     """The tokens in the slots `at` (B, Lk) of a pool of the case, with the axes `array_axes`."""
     tokens = flat_slots(case, pool, array_axes)[readable(at)]
     return np.moveaxis(tokens, (0, 1), (array_axes.index("b"), array_axes.index("k")))
@@ -266,7 +272,7 @@ def put(case: Case, pool: np.ndarray, at: np.ndarray, x: np.ndarray, array_axes:
     """A copy of a pool of the case, with tokens (axes `array_axes`) in the slots `at` (B, Lk) that are
     not negative. Of several tokens for a slot the last one stays."""
     copy = slots_first(case, pool, array_axes).copy()
-    copy.reshape(-1, *copy.shape[2:])[at[at >= 0]] = in_front(x, array_axes)[at >= 0]
+    copy.reshape(-1, *copy.shape[2:])[at[at >= 0]] = tokens_first(x, array_axes)[at >= 0]
     return np.ascontiguousarray(slots_first(case, copy, array_axes))
 
 
@@ -279,11 +285,9 @@ def stores(case: Case) -> tuple[str, ...]:
 def stored(inputs: Inputs) -> Inputs:
     """The inputs after new tokens are stored in their slots."""
     case, names, array_axes = inputs.case, stores(inputs.case), flat(inputs.case).axes
-    at = slots(inputs)[:, -inputs.sizes.Lq :]
-    pools = {
-        name: put(case, inputs.arrays[name], at, inputs.arrays[f"{NEW}{name}"], array_axes[name])
-        for name in names
-    }
+    slot_ids = slots(inputs)[:, -inputs.sizes.Lq :]
+    new = {name: inputs.arrays[f"{NEW}{name}"] for name in names}
+    pools = {n: put(case, inputs.arrays[n], slot_ids, new[n], array_axes[n]) for n in names}
     return inputs.replace(writes=False, **pools, **{f"{NEW}{name}": None for name in names})
 
 
@@ -305,35 +309,35 @@ def read_entries(inputs: Inputs) -> np.ndarray:
 def owned(inputs: Inputs) -> np.ndarray:
     """The slots that hold a key of some sample, boolean (P, S)."""
     n, table, counts = inputs.letters, *(inputs.arrays[name] for name in TABLE)
-    own = np.zeros((n["p"], n["s"]), bool)
+    is_owned = np.zeros((n["p"], n["s"]), bool)
     for row, count in zip(table, counts, strict=True):
-        own.reshape(-1)[numbers(row, n["s"], int(count))] = True
-    return own
+        is_owned.reshape(-1)[numbers(row, n["s"], int(count))] = True
+    return is_owned
 
 
-def filled(inputs: Inputs, slots: np.ndarray, number: Any, key: Any = None) -> Inputs:
-    """The inputs with another number in some slots (boolean (P, S)) of all pools, and with `key` in those
-    of keys. Codes have NaN in place of infinity, and whole ones their largest code.
+def filled(inputs: Inputs, slots: np.ndarray, value: Any, key_value: Any = None) -> Inputs:
+    """The inputs with another `value` in some slots (boolean (P, S)) of all pools, and with `key_value`
+    in pools of keys, if given. Codes have NaN in place of infinity, and whole codes the largest code.
 
-    Arrays have the axes of their pools.
+    The value broadcasts to a pool.
     """
     arrays = {}
     for name, array_axes in pools(inputs).items():
-        new = number if key is None or not name.startswith("key") else key
+        new_value = value if key_value is None or not name.startswith("key") else key_value
         fmt = inputs.case.dtype_of(name)
         if isinstance(fmt, Code):
-            finite = np.clip(np.nan_to_num(new, nan=fmt.max), -fmt.max, fmt.max)
-            new = np.where(np.isfinite(new) | fmt.is_whole, finite, np.nan)
-        where = slots.reshape([inputs.letters[x] if x in "ps" else 1 for x in array_axes])
-        arrays[name] = round_to(np.where(where, new, inputs.arrays[name]), fmt)
+            finite = np.clip(np.nan_to_num(new_value, nan=fmt.max), -fmt.max, fmt.max)
+            new_value = np.where(np.isfinite(new_value) | fmt.is_whole, finite, np.nan)
+        in_slots = slots.reshape([inputs.letters[x] if x in "ps" else 1 for x in array_axes])
+        arrays[name] = round_to(np.where(in_slots, new_value, inputs.arrays[name]), fmt)
     return inputs.replace(**arrays)
 
 
 def refuse_malformed(
     table: np.ndarray, counts: np.ndarray, size: int, pages: int, samples: int
 ) -> None:
-    """Raise ValueError unless lengths (B,) and table (B, T) name slots that exist, in a pool with so many
-    pages of `size` slots."""
+    """Raise ValueError unless lengths `counts` (B,) and `table` (B, T) name slots that exist, in a pool
+    of `pages` pages with `size` slots."""
     T = table.shape[1]
     if (len(table), len(counts)) != (samples, samples):
         raise ValueError(
@@ -347,41 +351,43 @@ def refuse_malformed(
 
 
 def masked(inputs: Inputs) -> Inputs:
-    """The inputs with a mask over the tokens of `gathered`, which hides what lies in front of the first
-    key of a sample; the inputs as they are without pages, and if all samples have Lk keys."""
+    """The inputs with a mask for the keys of `gathered`, which hides places in front of the first key of
+    a sample. The inputs are unchanged without pages, and if all samples have Lk keys."""
     counts = inputs.arrays.get("key_lengths")
     if counts is None or (counts == inputs.sizes.Lk).all():
         return inputs
-    own = (slots(inputs) >= 0)[:, None, None]
+    has_key = (slots(inputs) >= 0)[:, None, None]
     mask = inputs.dense_mask
-    return inputs.with_dense(mask_array=own if mask is None else mask & own)
+    return inputs.with_dense(mask_array=has_key if mask is None else mask & has_key)
 
 
 def by_position(inputs: Inputs) -> Inputs:
-    """`masked` inputs whose mask is that of keys at their positions: the first key of a sample is the
-    first one."""
-    made = masked(inputs)
-    if made is inputs or made.mask_array is None:
-        return made
-    ahead = (inputs.sizes.Lk - inputs.arrays["key_lengths"].astype(int))[:, None, None, None]
-    places = (np.arange(inputs.sizes.Lk) + ahead) % inputs.sizes.Lk
-    mask = made.mask_array
-    shape = np.broadcast_shapes(mask.shape, places.shape)
-    places = np.broadcast_to(places, shape)
-    return replace(made, mask_array=np.take_along_axis(np.broadcast_to(mask, shape), places, 3))
+    """`masked` inputs, whose mask is shifted so that the first key of a sample has the index 0."""
+    masked_inputs = masked(inputs)
+    if masked_inputs is inputs or masked_inputs.mask_array is None:
+        return masked_inputs
+    hidden_count = (inputs.sizes.Lk - inputs.arrays["key_lengths"].astype(int))[:, None, None, None]
+    key_order = (np.arange(inputs.sizes.Lk) + hidden_count) % inputs.sizes.Lk
+    mask = masked_inputs.mask_array
+    shape = np.broadcast_shapes(mask.shape, key_order.shape)
+    key_order = np.broadcast_to(key_order, shape)
+    mask_array = np.take_along_axis(np.broadcast_to(mask, shape), key_order, 3)
+    return replace(masked_inputs, mask_array=mask_array)
 
 
 def gathered(inputs: Inputs) -> Inputs:
-    """The inputs without pages, after new tokens are stored: the last token of every sample is the last
-    one."""
+    """The inputs without pages, after new tokens are stored. The last key of every sample has the index
+    Lk - 1."""
     if "page_table" not in inputs.arrays:
         return inputs
     if stores(inputs.case):
         inputs = stored(inputs)
-    at, inputs = slots(inputs), masked(inputs)
-    paged, case = inputs.case, flat(inputs.case)
+    slot_ids, inputs = slots(inputs), masked(inputs)
+    paged_case, case = inputs.case, flat(inputs.case)
     arrays = {
-        name: taken(paged, x, at, case.axes[name]) if is_pooled(case.axes.get(name, "")) else x
+        name: take_tokens(paged_case, x, slot_ids, case.axes[name])
+        if is_pooled(case.axes.get(name, ""))
+        else x
         for name, x in inputs.arrays.items()
         if name not in TABLE
     }

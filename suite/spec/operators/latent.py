@@ -60,9 +60,9 @@ from attention_conformance.suite.spec.operator import (
     flag,
 )
 from attention_conformance.suite.spec.operators import in_pages
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.layers import FACTORS, kernel
-from attention_conformance.suite.spec.operators.tiles import by_tile, counted, untiled
+from attention_conformance.suite.spec.operators.tiles import tile_counts, to_tiles, untiled
 from attention_conformance.suite.spec.recipes import add_offset, level, rising
 from attention_conformance.suite.spec.sizes import Sizes
 
@@ -86,8 +86,8 @@ AXES = {
 """The arrays with their axes."""
 
 
-def read(text: str) -> tuple[int, int]:
-    """R and E of a token such as "r16e4"."""
+def parse_latent_sizes(text: str) -> tuple[int, int]:
+    """R and E of a token of ids such as "r16e4"."""
     latent, _, rope = text[1:].partition("e")
     return int(latent), int(rope)
 
@@ -95,7 +95,7 @@ def read(text: str) -> tuple[int, int]:
 WIDTHS = Option(
     "latent_sizes",
     r"(r\d+e\d+)",
-    read,
+    parse_latent_sizes,
     lambda n: f"r{n[0]}e{n[1]}",
     (16, 4),
     ((7, 3), (32, 8), (40, 2)),
@@ -105,13 +105,15 @@ WIDTHS = Option(
 
 def letters(case: Case) -> Mapping[str, int]:
     sizes = dict(zip("re", case.option("latent_sizes"), strict=True))
-    return {**sizes, **counted(sizes), **in_pages.letters(case)}
+    return {**sizes, **tile_counts(sizes), **in_pages.letters(case)}
 
 
 def axes(case: Case) -> Axes:
     arrays = dict(AXES)
     if case.option("codes") != "none":
-        arrays = {"latent_codes" if name == "latent" else name: of for name, of in AXES.items()}
+        arrays = {
+            "latent_codes" if name == "latent" else name: letters for name, letters in AXES.items()
+        }
         arrays["latent_scale"] = "bkl"
     if case.option("writes"):
         arrays |= {"new_latent": "bqr", "new_key_rope": "bqe"}
@@ -124,27 +126,27 @@ def outputs(case: Case) -> Axes:
     return {"output": "bhqv", **lse, **in_pages.outputs(case, pools)}
 
 
-def coded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Codes and scales of latents, whose tiles have other sizes. The largest number of every tile takes
-    the last code, or 448; a tile of zeros has the scale 1."""
-    R, last = latent.shape[-1], min(CODES[case.option("codes")].max, CODES["e4m3"].max)
+def encoded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Codes and scales of latents, of which each tile is first multiplied by a random size. The largest
+    number of a tile takes the largest code, at most 448; a tile of zeros has the scale 1."""
+    R, largest_code = latent.shape[-1], min(CODES[case.option("codes")].max, CODES["e4m3"].max)
     sizes = 0.5 + 1.5 * rng.random((*latent.shape[:2], case.letters["l"]))
-    scale = np.abs(by_tile(latent * untiled(sizes, R))).max(-1) / last
+    scale = np.abs(to_tiles(latent * untiled(sizes, R))).max(-1) / largest_code
     scale[scale == 0.0] = 1.0
     codes = latent * untiled(sizes / scale, R)
-    return {"latent_codes": np.clip(codes, -last, last), "latent_scale": scale}
+    return {"latent_codes": np.clip(codes, -largest_code, largest_code), "latent_scale": scale}
 
 
 def dequantized(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The latents (B, Lk, R), exact in the precision of the arrays."""
+    """The latents (B, Lk, R), from codes times scales if they come so, in the arrays' precision."""
     if "latent" in arrays:
         return arrays["latent"]
     codes = arrays["latent_codes"]
     return np.asarray(codes * untiled(arrays["latent_scale"], codes.shape[-1]))
 
 
-def selection(rng: np.random.Generator, among: int, R: int, H: int, size: int) -> np.ndarray:
-    """An up-projection (R, H, size) whose columns select one of the first `among` components."""
+def selector(rng: np.random.Generator, among: int, R: int, H: int, size: int) -> np.ndarray:
+    """An up-projection (R, H, size), each column of which selects one of the first `among` components."""
     chosen = np.array([rng.permutation(among)[np.arange(size) % among] for _ in range(H)])
     return np.asarray(np.arange(R)[:, None, None] == chosen.reshape(H, size)).astype(float)
 
@@ -163,7 +165,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     }
     if case.option("select"):
         for name, size in (("w_uk", n["d"]), ("w_uv", n["v"])):
-            arrays[name] = selection(rng, n["r"], n["r"], n["h"], size)
+            arrays[name] = selector(rng, n["r"], n["r"], n["h"], size)
     if case.recipe == "large":
         arrays |= {name: 16 * arrays[name] for name in ("query", "query_rope")}
     if case.recipe == "integers":
@@ -181,20 +183,20 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         arrays["key_rope"][..., 0] = second
         arrays["latent"][..., half:] = arrays["latent"][..., half:] / 4 + rising(n["k"])
         arrays |= {
-            "w_uk": selection(rng, half, n["r"], n["h"], n["d"]),
-            "w_uv": selection(rng, half, n["r"], n["h"], n["v"])[::-1],
+            "w_uk": selector(rng, half, n["r"], n["h"], n["d"]),
+            "w_uv": selector(rng, half, n["r"], n["h"], n["v"])[::-1],
         }
     if case.recipe == "offset":
         add_offset(arrays["query_rope"], arrays["key_rope"], n["d"] + n["e"])
     if case.option("codes") != "none":
-        arrays |= coded(case, arrays.pop("latent"), rng)
+        arrays |= encoded(case, arrays.pop("latent"), rng)
     return {name: arrays[name] for name in case.axes if name in arrays}
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
-    rest = split_causal(case.mask, case.form, sizes)[1]
+    dense_parts = split_causal(case.mask, case.form, sizes)[1]
     return {
-        "mask": any(isinstance(part, Causal) for part in rest),
+        "mask": any(isinstance(part, Causal) for part in dense_parts),
         "scale": case.option("scale") is not None,
         "value-size": sizes.D != sizes.Dv,
         f"{case.option('codes')}-codes": case.option("codes") != "none",
@@ -220,8 +222,8 @@ def validate(case: Case) -> None:
 def plain(
     arrays: Mapping[str, np.ndarray], precision: type[np.floating[Any]] = np.float64
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query and key (B, H, L, D + E) and value (B, H, Lk, Dv) of the plain attention that the arrays
-    stand for, in a precision."""
+    """Query and key (B, H, L, D + E) and value (B, H, Lk, Dv) of the plain attention that gives the same
+    output as these arrays, in a precision."""
     x = {name: array.astype(precision) for name, array in arrays.items()}
     latent = dequantized(x)
     key, value = (np.einsum("bkr,rhd->bhkd", latent, x[name]) for name in ("w_uk", "w_uv"))
@@ -231,21 +233,21 @@ def plain(
 
 
 def split_causal(mask: Mask | None, form: str, sizes: Sizes) -> tuple[bool, tuple[Mask, ...]]:
-    """True if a part of the mask is causal and aligned at the last key; and the parts that no flag of
-    this alignment expresses."""
+    """True if a causal flag that is aligned at the last key expresses a part of the mask; and all other
+    parts."""
     parts = () if mask is None else mask.parts
     square = sizes.Lq == sizes.Lk and form != "dense"
-    flags = [
+    flag_parts = [
         part
         for part in parts
         if isinstance(part, Causal) and (square or (part.bottom_right and form != "dense"))
     ]
-    return bool(flags), tuple(part for part in parts if part not in flags)
+    return bool(flag_parts), tuple(part for part in parts if part not in flag_parts)
 
 
 def work(inputs: Inputs, direction: str) -> Work:
-    """Of the absorbed form, whose operands are read once for all heads: 2 P (2 R + E) operations for P
-    pairs, and the projections of queries and rows."""
+    """The work of the absorbed form: 2 P (2 R + E) operations for P pairs, and the projections of queries
+    and outputs. Operands are read once for all heads."""
     s, n, pairs = inputs.sizes, inputs.letters, int(inputs.attends.sum())
     flops = 2.0 * pairs * (2 * n["r"] + n["e"]) + 2.0 * s.B * s.H * s.Lq * n["r"] * (s.D + s.Dv)
     numbers = sum(array.size for array in inputs.arrays.values()) + s.B * s.H * s.Lq * s.Dv
@@ -280,7 +282,7 @@ AXES_OF_CASES = {
     "lse": ("", "lse"),
     "recipe": ("", "large", "integers"),
 }  # fmt: skip
-DRAWN = drawn("latent", AXES_OF_CASES)
+DRAWN = covering_of("latent", AXES_OF_CASES)
 
 WRITTEN = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/writes/page4"
 
@@ -290,7 +292,7 @@ LATENT = Operator(
     topic=("latents", "multi-head latent attention"),
     words=WORDS,
     axes=axes,
-    draw=partial(in_pages.drawn, draw),
+    draw=partial(in_pages.draw_paged, draw),
     outputs=outputs,
     needs=needs,
     ties=lambda options: ("hg",),

@@ -66,23 +66,25 @@ UNSEARCHED_TRAINING = replace(TRAINING, values=())
 """
 
 
-def options(without: str, word: str, *more: Option, trains: bool = False) -> tuple[Option, ...]:
+def options(
+    omission: str, word: str, *more_options: Option, training_differs: bool = False
+) -> tuple[Option, ...]:
     """The options of a layer.
 
-    - `without`, in ids under `word`: leaves out an optional part of the layer.
+    - `omission`: a flag that leaves out an optional part of the layer; `word` is its token in ids.
     - `self_attention`: passes one tensor as query, key and value.
     - `squeezed`: leaves out an axis (`Operator.squeezed_axis`).
-    - `trains`: True if training differs from evaluation even without dropout.
+    - `training_differs`: True if training and evaluation differ even without dropout.
     """
     return (
         choice("bias", BIASES, "bias."),
-        flag(without, word),
-        *more,
+        flag(omission, word),
+        *more_options,
         flag("self_attention", "self"),
         flag("squeezed", "single"),
         choice("returned", RETURNED),
         RATE,
-        TRAINING if trains else UNSEARCHED_TRAINING,
+        TRAINING if training_differs else UNSEARCHED_TRAINING,
     )
 
 
@@ -90,9 +92,10 @@ ONE_HEAD = ("1hg", "zvo", "xyd")
 """The ties of a layer of one head without projections."""
 
 
-def ties(*always: str) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
-    """The ties of a layer: `always`, and those of one tensor as query, key and value."""
-    return lambda options: (*always, *(("xyz", "qk") if options["self_attention"] else ()))
+def ties(*fixed_ties: str) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
+    """The function `Operator.ties` of a layer: `fixed_ties`, and with self-attention equal widths and
+    lengths of query, key and value."""
+    return lambda options: (*fixed_ties, *(("xyz", "qk") if options["self_attention"] else ()))
 
 
 def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -100,15 +103,15 @@ def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray
     s, w = case.sizes, case.widths
     assert w is not None
     query = rng.standard_normal((s.B, s.Lq, w.query))
-    one = case.option("self_attention")
-    key = query if one else rng.standard_normal((s.B, s.Lk, w.key))
-    value = query if one else rng.standard_normal((s.B, s.Lk, w.value))
+    is_one_tensor = case.option("self_attention")
+    key = query if is_one_tensor else rng.standard_normal((s.B, s.Lk, w.key))
+    value = query if is_one_tensor else rng.standard_normal((s.B, s.Lk, w.value))
     return {"query": query, "key": key, "value": value}
 
 
 def draw_parameters(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Kernels (`kernel`), biases and offsets of unit normals, and gains near 1, in the order of the
-    arrays of the case. Operators draw other parameters themselves."""
+    """The kernels (`kernel`), biases and offsets (unit normals), and gains (near 1) of a case, in the
+    order of its arrays. Operators draw other parameters themselves."""
     arrays = {}
     for name, axes in case.axes.items():
         shape = [case.letters[axis] for axis in axes]
@@ -144,12 +147,13 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
 
 
 def one_head_outputs(axis: str) -> Callable[[Case], Axes]:
-    """The outputs of a layer of one head whose output has the features `axis`."""
+    """The function `Operator.outputs` of a layer of one head; `axis` is the letter of the output's
+    features."""
     return lambda case: {"output": f"bq{axis}", **WEIGHTS_OF_ONE_HEAD[case.option("returned")]}
 
 
 def scaled_gradients(operator: str) -> tuple[Ask, ...]:
-    """The gradients of a layer of one head with a learned scale, or without."""
+    """The gradient cases of a layer of one head, with and without a learned scale."""
     sizes = "b2h1q5k9d8v6/e8.8.6.6"
     return (
         Ask(f"{operator}/pad/mha/f32/{sizes}"),

@@ -21,7 +21,7 @@ import numpy as np
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, choice, flag
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
@@ -77,7 +77,7 @@ def validate(case: Case) -> None:
         raise ValueError(f"{case.operator} needs at least one part (k): {case.id}")
 
 
-DRAWN = drawn(
+DRAWN = covering_of(
     "merge",
     {
         "sizes": (

@@ -91,11 +91,11 @@ def sizes_of(shape: str) -> Sizes:
 def id_of(row: Row) -> str:
     """The id of one row of the covering array."""
     shape = str(row["shape"])
-    sizes, (_, widths, own) = sizes_of(shape), SHAPES[shape]
+    sizes, (_, widths, is_one_tensor) = sizes_of(shape), SHAPES[shape]
     parts = ["multi-head", str(row["mask"]), sizes.heads, str(row["dtype"]), sizes.token, widths]
     parts += [f"bias.{row['bias']}"] if row["bias"] != "none" else []
     parts += ["nobias"] if cast(bool, row["without_biases"]) else []
-    parts += ["self"] if own else []
+    parts += ["self"] if is_one_tensor else []
     parts += [str(row["returned"])] if row["returned"] != "none" else []
     return "/".join(parts + (["dense"] if row["form"] == "dense" else []))
 
@@ -238,14 +238,14 @@ def outputs(case: Case) -> Axes:
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
     kind = case.option("kind")
-    own = layers.needs(case, arrays, sizes, widths) | {
+    common = layers.needs(case, arrays, sizes, widths) | {
         "one-head": kind == "self-attention",
         "gate": kind == "gated",
         "qk-norm": "query_gain" in arrays,
     }
     if kind == "self-attention":  # the size of the head is the width of the output
-        return own
-    return own | {
+        return common
+    return common | {
         "value-size": sizes.D != sizes.Dv,
         "output-width": widths.output != widths.query,
         "head-width": sizes.H * sizes.D != widths.query,

@@ -200,6 +200,6 @@ BATCH_NORM = replace(
             ),
         ),
     ),
-    options=options("without_affine", "plain", ADDED, AVERAGED, trains=True),
+    options=options("without_affine", "plain", ADDED, AVERAGED, training_differs=True),
     array_kinds=ArrayKinds(statistics=STATISTICS),
 )

@@ -34,7 +34,7 @@ from attention_conformance.suite.spec.operator import (
     Questions,
     choice,
 )
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.recipes import DRAWS
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -61,7 +61,7 @@ LENGTHS = r"seg(\d+(?:\.\d+)*(?:x\d+(?:\.\d+)*)?)"
 """
 
 ALIGNMENTS = ("all", "causal", "causalbr")
-"""The keys of its segment that a query attends.
+"""Which keys of its segment a query attends.
 
 - all: all keys.
 - causal: keys up to its own position (top-left).
@@ -72,13 +72,13 @@ Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def lengths(text: str) -> Lengths:
-    """Lengths of queries and of keys by segment, from "5.7.12" or "2.0.3x9.4.7"."""
+    """The numbers of queries and of keys of each segment, from "5.7.12" or "2.0.3x9.4.7"."""
     queries, _, keys = text.partition("x")
     read = [tuple(int(n) for n in part.split(".")) for part in (queries, keys or queries)]
     return read[0], read[1]
 
 
-def written(pair: Lengths) -> str:
+def token_of_lengths(pair: Lengths) -> str:
     """The token of lengths in an id."""
     queries, keys = (".".join(map(str, part)) for part in pair)
     return f"seg{queries}" if queries == keys else f"seg{queries}x{keys}"
@@ -103,7 +103,8 @@ def allowed_pairs(queries: int, keys: int, alignment: str) -> np.ndarray:
 
 
 def parts(case: Case) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """Of each segment: its queries, its keys, and its mask (queries, keys), True attends."""
+    """Yields the query slice, the key slice and the mask (queries, keys) of each segment; True
+    attends."""
     alignment = case.option("alignment")
     for rows, keys in segments(case):
         yield rows, keys, allowed_pairs(rows.stop - rows.start, keys.stop - keys.start, alignment)
@@ -132,8 +133,8 @@ def axes(case: Case) -> Axes:
 
 def packed_operands(case: Case, rng: np.random.Generator) -> list[np.ndarray]:
     """Query (Lq, H, D), key (Lk, Hkv, D) and value (Lk, Hkv, Dv) of the case's recipe."""
-    one = replace(case.sizes, B=1)
-    drawn = DRAWS[case.recipe](rng, one, case.dtype)
+    one_sample = replace(case.sizes, B=1)
+    drawn = DRAWS[case.recipe](rng, one_sample, case.dtype)
     return [np.ascontiguousarray(array[0].transpose(1, 0, 2)) for array in drawn]
 
 
@@ -145,12 +146,12 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     """The inputs with some of their segments, in this order."""
-    places = list(segments(inputs.case))
+    slices = list(segments(inputs.case))
     queries, keys = ([part[n] for n in order] for part in inputs.case.option("segments"))
     arrays = {
-        "query": np.concatenate([inputs.query[places[n][0]] for n in order]),
-        "key": np.concatenate([inputs.key[places[n][1]] for n in order]),
-        "value": np.concatenate([inputs.value[places[n][1]] for n in order]),
+        "query": np.concatenate([inputs.query[slices[n][0]] for n in order]),
+        "key": np.concatenate([inputs.key[slices[n][1]] for n in order]),
+        "value": np.concatenate([inputs.value[slices[n][1]] for n in order]),
         "query_lengths": np.asarray(queries, np.float64),
         "key_lengths": np.asarray(keys, np.float64),
     }
@@ -176,10 +177,10 @@ def validate_lengths(case: Case, part: str) -> None:
     pair, s = case.option("segments"), case.sizes
     if pair is None:
         raise ValueError(f"{case.operator} needs lengths of {part}s, as in seg5.7.12: {case.id}")
-    for what, lengths, total in zip(("queries", "keys"), pair, (s.Lq, s.Lk), strict=True):
+    for side, lengths, total in zip(("queries", "keys"), pair, (s.Lq, s.Lk), strict=True):
         if (len(lengths), sum(lengths)) != (s.B, total):
             raise ValueError(
-                f"{case.operator} has b {part}s whose lengths add up to the number of {what}: "
+                f"{case.operator} has b {part}s whose lengths add up to the number of {side}: "
                 f"expected {s.B} with {total}, got {len(lengths)} with {sum(lengths)}: {case.id}"
             )
     if not (s.Lq and s.Lk):
@@ -194,21 +195,21 @@ def validate(case: Case) -> None:
         raise ValueError(
             f"with equal numbers of queries and keys write causal, not causalbr: {case.id}"
         )
-    for count, of in zip(queries, keys, strict=True):
-        if alignment == "causalbr" and of < count:
+    for count, key_count in zip(queries, keys, strict=True):
+        if alignment == "causalbr" and key_count < count:
             raise ValueError(f"with causalbr every query needs a key: {case.id}")
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """Random segments. An even count of numbers is read as pairs: the smaller number for queries, the
-    larger for keys. An odd count is for both."""
+    """Sizes and segments of a random case. Of an even count of numbers each pair is a segment: the
+    smaller number its queries, the larger its keys. Of an odd count each number is both."""
     queries = keys = tuple(numbers)
     if len(numbers) % 2 == 0:
         pairs = tuple(zip(numbers[::2], numbers[1::2], strict=True))
         queries = tuple(min(pair) for pair in pairs)
         keys = tuple(max(pair) for pair in pairs)
-    own = replace(sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
-    return own, {"segments": (queries, keys)}
+    new_sizes = replace(sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
+    return new_sizes, {"segments": (queries, keys)}
 
 
 AXES_OF_CASES = {
@@ -229,12 +230,12 @@ AXES_OF_CASES = {
 
 
 def has_two_answers(row: Row) -> bool:
-    """True if a segment has other numbers of queries than of keys beside a causal flag: interfaces align
-    it at the first or at the last query."""
+    """True for causal segments with different numbers of queries and keys: some interfaces align the
+    flag at the first query, and some at the last."""
     return row.get("alignment") == "causal" and "x" in str(row.get("sizes", ""))
 
 
-DRAWN = drawn("packed", AXES_OF_CASES, left_out=has_two_answers)
+DRAWN = covering_of("packed", AXES_OF_CASES, is_excluded=has_two_answers)
 
 PATHS = (
     # decoding: one query per segment, over several keys
@@ -288,7 +289,7 @@ PACKED = Operator(
         ),
     ),
     options=(
-        Option("segments", LENGTHS, lengths, written),
+        Option("segments", LENGTHS, lengths, token_of_lengths),
         choice("alignment", ALIGNMENTS),
         SCALE,
     ),

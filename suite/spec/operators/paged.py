@@ -40,12 +40,12 @@ from attention_conformance.suite.spec.operator import (
     choice,
 )
 from attention_conformance.suite.spec.operators import in_pages
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.in_pages import (
     numbers,
     owned_pages,
+    pool_axes,
     pool_of,
-    pooled,
 )
 from attention_conformance.suite.spec.operators.layers import FACTORS, PASSES
 from attention_conformance.suite.spec.operators.packed import (
@@ -54,9 +54,9 @@ from attention_conformance.suite.spec.operators.packed import (
     lengths,
     packed_operands,
     segments,
+    token_of_lengths,
     validate_lengths,
     with_lengths,
-    written,
 )
 from attention_conformance.suite.spec.sizes import Sizes
 
@@ -76,7 +76,7 @@ PAGE = Option("page_size", r"page(\d+)", int, lambda size: f"page{size}", 4, (1,
 
 
 def page_counts(case: Case) -> tuple[np.ndarray, int]:
-    """The number of pages of each sample, (B,), and how many of them are shared by all samples with keys:
+    """The number of pages of each sample, (B,), and the number of pages that all samples with keys share:
     the full pages of the shortest one. Raises ValueError if the case has no lengths."""
     if case.option("segments") is None:
         raise ValueError(f"{case.operator} needs lengths of samples, as in seg1.3x7.12: {case.id}")
@@ -87,29 +87,33 @@ def page_counts(case: Case) -> tuple[np.ndarray, int]:
 
 def pool(case: Case) -> dict[str, int]:
     """The numbers of pages, of slots and of entries of the table, by letter."""
-    return in_pages.letters_of(*page_counts(case), case.option("page_size"))
+    return in_pages.sizes_by_letter(*page_counts(case), case.option("page_size"))
 
 
 def with_pages_of(case: Case, size: int) -> Case:
-    """The case with pages of another size, of which every sample has as many as before, full or not.
+    """The case with pages of another size. Every sample keeps its number of pages, and its last page
+    stays full or partly filled.
 
-    Whole prompts stay whole prompts. Where all samples have Lk keys the number of pages changes.
+    Samples with as many queries as keys stay so. A case without lengths keeps its keys, not its pages.
     """
     if case.option("segments") is None:
         return case.with_options(page_size=size)
-    old, (queries, keys) = case.option("page_size"), case.option("segments")
-    if size == old:
+    old_size, (queries, keys) = case.option("page_size"), case.option("segments")
+    if size == old_size:
         return case
-    grown = tuple(n // old * size + (n % old and max(1, min(n % old, size - 1))) for n in keys)
-    rows = tuple(
-        new if count == of else min(count, new)
-        for count, of, new in zip(queries, keys, grown, strict=True)
+    pages_and_rest = [divmod(n, old_size) for n in keys]
+    new_keys = tuple(
+        n * size + (rest and max(1, min(rest, size - 1))) for n, rest in pages_and_rest
     )
-    return with_lengths(case, rows, grown, page_size=size).with_options()
+    new_queries = tuple(
+        keys_after if count == keys_before else min(count, keys_after)
+        for count, keys_before, keys_after in zip(queries, keys, new_keys, strict=True)
+    )
+    return with_lengths(case, new_queries, new_keys, page_size=size).with_options()
 
 
 def samples(inputs: Inputs) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Of each sample: its queries, its slots in the order of its keys as numbers page * S + slot, and its
+    """Yields the query slice of each sample, the slots of its keys as numbers page * S + slot, and its
     mask (queries, keys), True attends."""
     case, size = inputs.case, inputs.case.option("page_size")
     for (rows, keys, attended), pages in zip(parts(case), inputs.arrays["page_table"], strict=True):
@@ -117,7 +121,7 @@ def samples(inputs: Inputs) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
 
 
 def parts(case: Case) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """As `packed.parts`, for samples."""
+    """Yields the query slice, the key slice and the mask (queries, keys) of each sample; True attends."""
     for rows, keys in segments(case):
         yield rows, keys, allowed(case, rows.stop - rows.start, keys.stop - keys.start)
 
@@ -155,7 +159,7 @@ def refuse_malformed(
 
 def axes_of_pools(case: Case) -> tuple[str, str]:
     """The axis letters of the pools of keys and of values."""
-    return pooled(case, "bgkd"), pooled(case, "bgkv")
+    return pool_axes(case, "bgkd"), pool_axes(case, "bgkv")
 
 
 def axes(case: Case) -> Axes:
@@ -172,11 +176,11 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     table = draw_table(case, rng)
     arrays = {"query": query}
     large = case.dtype.large * (-1.0) ** np.arange(n["p"] * n["s"])
-    for name, of in zip(("key", "value"), tokens, strict=True):
-        slots = np.empty((n["p"] * n["s"], s.Hkv, of.shape[-1]))
+    for name, token in zip(("key", "value"), tokens, strict=True):
+        slots = np.empty((n["p"] * n["s"], s.Hkv, token.shape[-1]))
         slots[:] = large[:, None, None]
         for (_, keys), pages in zip(segments(case), table, strict=True):
-            slots[numbers(pages, n["s"], keys.stop - keys.start)] = of[keys]
+            slots[numbers(pages, n["s"], keys.stop - keys.start)] = token[keys]
         arrays[name] = pool_of(case, slots)
     counts = (np.asarray(part, np.float64) for part in case.option("segments"))
     arrays |= zip(("query_lengths", "key_lengths"), counts, strict=True)
@@ -184,7 +188,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def draw_table(case: Case, rng: np.random.Generator) -> np.ndarray:
-    """Page numbers (B, T): in any order, or ascending."""
+    """A page table (B, T), with pages in random order, or ascending with the option `order`."""
     n, (counts, shared) = pool(case), page_counts(case)
     order = owned_pages(n["p"], rng)
     if case.option("order") == "ascending":
@@ -229,7 +233,7 @@ def validate(case: Case) -> None:
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
     causal = case.option("alignment") != "all"
-    if any(count > (of if causal else count * of) for count, of in zip(*pair, strict=True)):
+    if any(n > (of_keys if causal else n * of_keys) for n, of_keys in zip(*pair, strict=True)):
         raise ValueError(f"every query needs a key: {case.id}")
     if case.option("left") is not None and not causal:
         raise ValueError(f"a window is causal: write win4/causal: {case.id}")
@@ -255,9 +259,9 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
         *([(numbers[-1], 0)] * (len(numbers) % 2)),
     ]
     queries = tuple(count for count, _ in pairs)
-    keys = tuple(count + more for count, more in pairs)
-    own = replace(sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
-    return own, {"segments": (queries, keys)}
+    keys = tuple(count + earlier_keys for count, earlier_keys in pairs)
+    new_sizes = replace(sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
+    return new_sizes, {"segments": (queries, keys)}
 
 
 MIXED = "paged/none/gqa2/{dt}/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10"
@@ -289,7 +293,7 @@ AXES_OF_CASES = {
     "scale": ("", "scale0.3", "scale-0.2"),
     "recipe": ("", "large", "tiny"),
 }  # fmt: skip
-DRAWN = drawn("paged", AXES_OF_CASES)
+DRAWN = covering_of("paged", AXES_OF_CASES)
 
 DESIGNED = (
     f"{COMMON}/win3/cap2.0",
@@ -328,7 +332,7 @@ PAGED = Operator(
         ),
     ),
     options=(
-        Option("segments", LENGTHS, lengths, written),
+        Option("segments", LENGTHS, lengths, token_of_lengths),
         PAGE,
         in_pages.SHARED,
         choice("order", ("any", "ascending")),

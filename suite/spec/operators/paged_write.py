@@ -33,14 +33,14 @@ from attention_conformance.suite.spec.operator import (
     choice,
     flag,
 )
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.in_pages import LAYOUT, numbers
 from attention_conformance.suite.spec.operators.packed import (
     LENGTHS,
     lengths,
     segments,
+    token_of_lengths,
     with_lengths,
-    written,
 )
 from attention_conformance.suite.spec.operators.paged import (
     PAGE,
@@ -89,13 +89,13 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     tokens = {name: x[0].transpose(1, 0, 2) for name, x in (("key", key), ("value", value))}
     shape = {"p": n["p"], "s": n["s"], "g": s.Hkv, "d": s.D, "v": s.Dv}
     caches = {
-        f"{name}_cache": rng.standard_normal([shape[x] for x in of])
-        for name, of in zip(("key", "value"), axes_of_pools(case), strict=True)
+        f"{name}_cache": rng.standard_normal([shape[x] for x in array_axes])
+        for name, array_axes in zip(("key", "value"), axes_of_pools(case), strict=True)
     }
     slots: list[int] = []
     for (rows, keys), pages in zip(segments(case), draw_table(case, rng), strict=True):
-        of = keys.stop - keys.start
-        slots += numbers(pages, n["s"], of)[of - (rows.stop - rows.start) :].tolist()
+        count = keys.stop - keys.start
+        slots += numbers(pages, n["s"], count)[count - (rows.stop - rows.start) :].tolist()
     mapping = np.array(slots, np.float64)
     if case.option("shuffled"):
         mapping = rng.permutation(mapping)
@@ -107,33 +107,32 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     """The inputs with the tokens of some samples, in this order. The pools stay as they are."""
-    rows, (_, keys) = rows_of(inputs.case), inputs.case.option("segments")
-    return with_tokens(inputs, [rows[n] for n in order], [keys[n] for n in order])
+    rows, (_, keys) = token_ids(inputs.case), inputs.case.option("segments")
+    return with_token_ids(inputs, [rows[n] for n in order], [keys[n] for n in order])
 
 
-def rows_of(case: Case) -> list[np.ndarray]:
-    """The numbers of the tokens that each sample writes."""
+def token_ids(case: Case) -> list[np.ndarray]:
+    """The indices of the tokens that each sample writes."""
     return [np.arange(rows.start, rows.stop) for rows, _ in segments(case)]
 
 
-def with_tokens(inputs: Inputs, rows: Sequence[np.ndarray], keys: Sequence[int]) -> Inputs:
-    """The inputs with these tokens of each sample, which has so many keys after the call. The pools stay
-    as they are."""
+def with_token_ids(inputs: Inputs, rows: Sequence[np.ndarray], keys: Sequence[int]) -> Inputs:
+    """The inputs with the tokens `rows` (indices) of each sample, which has `keys` keys after the call.
+    The pools stay as they are."""
     case, tokens = with_lengths(inputs.case, [*map(len, rows)], keys), np.concatenate(rows)
     chosen = {name: inputs.arrays[name][tokens] for name in ("key", "value", "slot_mapping")}
     return replace(inputs, case=case, arrays={**inputs.arrays, **chosen}, sizes=case.sizes)
 
 
 def in_turn(inputs: Inputs) -> tuple[Inputs, Inputs]:
-    """The write in two calls: of each sample's tokens the first half, and then the rest, whose call has
-    the pools as they are before both. Raises ValueError for tokens in another order."""
+    """The inputs of two calls: the first writes the first half of each sample's tokens, the second the
+    other half; both have the pools before any write. Raises ValueError for shuffled tokens."""
     if inputs.case.option("shuffled"):
         raise ValueError(f"tokens of a sample stand together: {inputs.case.id}")
-    rows, (_, keys) = rows_of(inputs.case), inputs.case.option("segments")
-    halves = [np.split(own, [len(own) // 2]) for own in rows]
-    between = [of - len(later) for of, (_, later) in zip(keys, halves, strict=True)]
-    first = with_tokens(inputs, [early for early, _ in halves], between)
-    return first, with_tokens(inputs, [later for _, later in halves], keys)
+    rows, (_, keys) = token_ids(inputs.case), inputs.case.option("segments")
+    first, last = zip(*(np.split(tokens, [len(tokens) // 2]) for tokens in rows), strict=True)
+    keys_between = [total - len(tokens) for total, tokens in zip(keys, last, strict=True)]
+    return with_token_ids(inputs, first, keys_between), with_token_ids(inputs, last, keys)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
@@ -146,7 +145,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
     }
 
 
-DRAWN = drawn(
+DRAWN = covering_of(
     "paged-write",
     {
         "sizes": (
@@ -187,7 +186,7 @@ PAGED_WRITE = Operator(
         ),
     ),
     options=(
-        Option("segments", LENGTHS, lengths, written),
+        Option("segments", LENGTHS, lengths, token_of_lengths),
         PAGE,
         choice("order", ("any", "ascending")),
         LAYOUT,

@@ -53,7 +53,7 @@ from attention_conformance.suite.spec.operators import in_pages
 from attention_conformance.suite.spec.operators.layers import FACTORS, PASSES
 from attention_conformance.suite.spec.operators.packed import allowed_pairs
 from attention_conformance.suite.spec.operators.quantized_cases import ASKS, IN_PAGES
-from attention_conformance.suite.spec.operators.tiles import TILES, by_tile, counted, untiled
+from attention_conformance.suite.spec.operators.tiles import TILES, tile_counts, to_tiles, untiled
 from attention_conformance.suite.spec.recipes import DRAWS
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -88,7 +88,7 @@ OPTIONS = (choice("codes", CODES), choice("scales", GRANULES), flag("zero", "zer
 
 KINDS = ("key", "value")
 
-KEPT = ("key_output", "value_output")
+WRITTEN_CODES = ("key_output", "value_output")
 """Codes that come back from a call that writes."""
 
 
@@ -110,30 +110,32 @@ def scale_axes(case: Case) -> Axes:
     }
 
 
-def spread(array: np.ndarray, axes: str, of: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """An array with `axes` in a shape that broadcasts with arrays with the axes `of`. Numbers of tiles
-    become numbers of components."""
-    if axes[-1:] == TILES[of[-1]]:
-        return untiled(array, sizes[of[-1]])
+def expand(array: np.ndarray, axes: str, to_axes: str, sizes: Mapping[str, int]) -> np.ndarray:
+    """Scales or zero points with `axes` in a shape that broadcasts with arrays with `to_axes`. A
+    number of a tile is repeated for its components. `sizes` are by letter."""
+    if axes[-1:] == TILES[to_axes[-1]]:
+        return untiled(array, sizes[to_axes[-1]])
     shape = iter(array.shape)
-    return array.reshape([next(shape) if letter in axes else 1 for letter in of])
+    return array.reshape([next(shape) if letter in axes else 1 for letter in to_axes])
 
 
 def broadcast(inputs: Inputs, name: str) -> np.ndarray:
     """A scale or zero point in a shape that broadcasts with its keys or values."""
-    of = axes_of(name.partition("_")[0])
-    of = of if inputs.case.option("page_size") is None else in_pages.pooled(inputs.case, of)
-    return spread(inputs.arrays[name], inputs.axes(name), of, inputs.letters)
+    axes = axes_of(name.partition("_")[0])
+    if inputs.case.option("page_size") is not None:
+        axes = in_pages.pool_axes(inputs.case, axes)
+    return expand(inputs.arrays[name], inputs.axes(name), axes, inputs.letters)
 
 
 def argument(inputs: Inputs, name: str) -> np.ndarray:
-    """A scale or zero point as an implementation gets it: `broadcast`, but one number for a tile."""
-    tiled = inputs.case.option("scales") == "pertile"
-    return inputs.arrays[name] if tiled else broadcast(inputs, name)
+    """A scale or zero point as implementations get it: as `broadcast` returns it, but one number for each
+    tile."""
+    has_tiles = inputs.case.option("scales") == "pertile"
+    return inputs.arrays[name] if has_tiles else broadcast(inputs, name)
 
 
-def varied(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Keys or values of another size in every granule of the scales.
+def vary_sizes(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Keys or values times a random size for every scale, of an element's granule.
 
     Values are larger than keys. With zero points most numbers are positive. The first token is tiny, so
     that its floating-point codes are subnormal, unless it has scales of its own.
@@ -141,31 +143,32 @@ def varied(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generator) 
     axes = scale_axes(case)[f"{name}_scale"]
     sizes = 0.5 + 1.5 * rng.random([case.letters[letter] for letter in axes])
     sizes *= 3.0 if name == "value" else 1.0
-    size = spread(sizes, axes, axes_of(name), case.letters)
-    varied = (tokens + case.option("zero")) * size
+    size = expand(sizes, axes, axes_of(name), case.letters)
+    scaled = (tokens + case.option("zero")) * size
     if not CODES[case.option("codes")].is_whole and "k" not in axes:
-        varied[:, :, 0] *= 2.0**-14
-    return varied
+        scaled[:, :, 0] *= 2.0**-14
+    return scaled
 
 
 def draw_scales(case: Case, tokens: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Scales, with which the largest number of every granule takes the last code, and zero points, with
-    which the lowest takes the first code."""
-    last = CODES[case.option("codes")].max
+    """Scales and zero points of `tokens` by name. With its scale the largest number of every granule
+    takes the largest code; with its zero point the lowest number takes the lowest code."""
+    largest_code = CODES[case.option("codes")].max
     if not case.option("beyond"):
-        last = min(last, CODES["e4m3"].max)  # e5m2 reaches too far for scales in float16
+        # e5m2 reaches too far for scales in float16
+        largest_code = min(largest_code, CODES["e4m3"].max)
     scales, zeros = {}, {}
     for name, x in tokens.items():
-        axes, of = scale_axes(case)[f"{name}_scale"], axes_of(name)
-        if axes[-1:] == TILES[of[-1]]:
-            x, of = by_tile(x), of[:-1] + axes[-1] + of[-1]
-        away = tuple(n for n, letter in enumerate(of) if letter not in axes)
-        lowest, largest = x.min(away, initial=0.0), x.max(away, initial=0.0)
+        axes, token_axes = scale_axes(case)[f"{name}_scale"], axes_of(name)
+        if axes[-1:] == TILES[token_axes[-1]]:
+            x, token_axes = to_tiles(x), token_axes[:-1] + axes[-1] + token_axes[-1]
+        reduced_axes = tuple(n for n, letter in enumerate(token_axes) if letter not in axes)
+        lowest, largest = x.min(reduced_axes, initial=0.0), x.max(reduced_axes, initial=0.0)
         if case.option("zero"):
-            scale = scales[f"{name}_scale"] = (largest - lowest) / (2 * last)
-            zeros[f"{name}_zero"] = np.rint(-last - lowest / scale)
+            scale = scales[f"{name}_scale"] = (largest - lowest) / (2 * largest_code)
+            zeros[f"{name}_zero"] = np.rint(-largest_code - lowest / scale)
         else:
-            scales[f"{name}_scale"] = np.maximum(largest, -lowest) / last
+            scales[f"{name}_scale"] = np.maximum(largest, -lowest) / largest_code
     return scales | zeros
 
 
@@ -183,7 +186,7 @@ def outputs(case: Case) -> Axes:
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     drawn = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
-    tokens = {name: varied(case, name, drawn[name], rng) for name in KINDS}
+    tokens = {name: vary_sizes(case, name, drawn[name], rng) for name in KINDS}
     if case.option("writes"):
         for x in tokens.values():
             x[:, :, -case.sizes.Lq :] *= 4.0
@@ -191,12 +194,12 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     scales, code = draw_scales(case, tokens), CODES[case.option("codes")]
     if case.recipe == "level":
         tokens["key"] = drawn["key"]
-        whole = np.abs(drawn["key"]).max() / 32  # scales and codes that give back such keys
-        scales["key_scale"] = whole / rng.integers(1, 3, scales["key_scale"].shape)
+        unit = np.abs(drawn["key"]).max() / 32  # scales and codes that give back such keys
+        scales["key_scale"] = unit / rng.integers(1, 3, scales["key_scale"].shape)
     arrays = {"query": drawn["query"]}
     for name, x in tokens.items():
         scale, zero = (
-            spread(scales[n], scale_axes(case)[n], axes_of(name), case.letters)
+            expand(scales[n], scale_axes(case)[n], axes_of(name), case.letters)
             if n in scales
             else 0.0
             for n in (f"{name}_scale", f"{name}_zero")
@@ -205,19 +208,21 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         arrays[f"{name}_codes"] = np.where(codes < 0.5 - code.max, code.least, codes)
     if case.option("writes"):
         for name, x in tokens.items():
-            codes, new = arrays[f"{name}_codes"], slice(-case.sizes.Lq, None)
-            codes[:, :, new] = rng.permuted(codes[:, :, new])
-            scales[name] = x[:, :, new]
+            codes, new_tokens = arrays[f"{name}_codes"], slice(-case.sizes.Lq, None)
+            codes[:, :, new_tokens] = rng.permuted(codes[:, :, new_tokens])
+            scales[name] = x[:, :, new_tokens]
     return arrays | scales
 
 
 def newest(array: Any, tokens: int) -> Any:
-    """Scales or zero points (., ., Lk, .) of the last tokens; (., ., 1, .) are those of all tokens."""
+    """Scales or zero points of the last `tokens` tokens: the end of (., ., Lk, .), all of (., ., 1,
+    .)."""
     return array[:, :, -tokens:] if array.shape[2] > 1 else array
 
 
 def dequantized(inputs: Inputs, name: str) -> np.ndarray:
-    """The keys or values, exact in float64 (in extended precision in float64 cases)."""
+    """The exact keys or values: codes times scales in float64 (in float64 cases in extended
+    precision)."""
     wide = np.longdouble if inputs.dtype.name == "f64" else np.float64
     codes = inputs.arrays[f"{name}_codes"].astype(wide)
     if inputs.case.option("zero"):
@@ -226,26 +231,27 @@ def dequantized(inputs: Inputs, name: str) -> np.ndarray:
 
 
 def allowed(inputs: Inputs) -> np.ndarray | None:
-    """The mask (1 or B, 1, Lq, Lk) over the tokens of all samples, or of those that pages hold (see
-    `in_pages.gathered`), True attends; None if all pairs attend."""
-    own, s = in_pages.masked(inputs).mask_array, inputs.sizes
+    """The mask (1 or B, 1, Lq, Lk), with pages over the keys that `in_pages.gathered` returns; True
+    attends. None if all pairs attend."""
+    page_mask, s = in_pages.masked(inputs).mask_array, inputs.sizes
     if inputs.case.option("alignment") == "all":
-        return own
-    attended = allowed_pairs(s.Lq, s.Lk, "causalbr")[None, None]
-    return attended if own is None else attended & own
+        return page_mask
+    causal = allowed_pairs(s.Lq, s.Lk, "causalbr")[None, None]
+    return causal if page_mask is None else causal & page_mask
 
 
 def work(inputs: Inputs, direction: str) -> Work:
     """2 P (D + Dv) operations for P pairs. Codes and scales of attended tokens are read once."""
-    s, of, mask = inputs.sizes, in_pages.gathered(inputs), allowed(inputs)
-    seen = np.broadcast_to(True if mask is None else mask, (s.B, 1, s.Lq, s.Lk))
-    pairs, share = s.H * int(seen.sum()), seen.any(2).mean()
-    moved = s.B * s.H * s.Lq * s.Dv * inputs.dtype.itemsize
-    for name, array in of.arrays.items():
-        read = array.size * of.case.dtype_of(name).itemsize
-        moved += int(read * share) if in_pages.is_pooled(of.axes(name)) else read
+    s, gathered, mask = inputs.sizes, in_pages.gathered(inputs), allowed(inputs)
+    attended = np.broadcast_to(True if mask is None else mask, (s.B, 1, s.Lq, s.Lk))
+    pairs, share = s.H * int(attended.sum()), attended.any(2).mean()
+    byte_count = s.B * s.H * s.Lq * s.Dv * inputs.dtype.itemsize
+    for name, array in gathered.arrays.items():
+        array_bytes = array.size * gathered.case.dtype_of(name).itemsize
+        read_share = share if in_pages.is_pooled(gathered.axes(name)) else 1
+        byte_count += int(array_bytes * read_share)
     flops = 2.0 * pairs * (s.D + s.Dv) * FACTORS[direction]
-    return Work(flops, moved * PASSES[direction])
+    return Work(flops, byte_count * PASSES[direction])
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
@@ -301,7 +307,7 @@ def validate(case: Case) -> None:
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """Random sizes, with a query and at least as many keys."""
+    """The sizes with at least one sample and query, and at least as many keys as queries."""
     queries = max(min(sizes.Lq, sizes.Lk), 1)
     return replace(sizes, B=max(sizes.B, 1), Lq=queries, Lk=max(sizes.Lq, sizes.Lk)), {}
 
@@ -316,7 +322,7 @@ QUANTIZED = Operator(
         "new-tokens": "tokens that a call writes as codes and attends",
     },
     axes=axes,
-    draw=partial(in_pages.drawn, draw),
+    draw=partial(in_pages.draw_paged, draw),
     outputs=outputs,
     needs=needs,
     validate=validate,
@@ -335,11 +341,11 @@ QUANTIZED = Operator(
         elections=("minus-one-behind-last-page",), well_formed=IN_PAGES[0].format(dt="f32")
     ),
     array_kinds=ArrayKinds(
-        letters=lambda case: {**counted(case.sizes.letters), **in_pages.letters(case)},
+        letters=lambda case: {**tile_counts(case.sizes.letters), **in_pages.letters(case)},
         integers=in_pages.TABLE,
         statistics=("key_scale", "value_scale", "key", "value"),
         wide=("key_scale", "value_scale"),
-        codes=("key_codes", "value_codes", "key_zero", "value_zero", *KEPT),
+        codes=("key_codes", "value_codes", "key_zero", "value_zero", *WRITTEN_CODES),
     ),
     packing=Packing(completed=completed, choose=choose),
     work=work,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 
 PLAIN = "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal"
 """A chunk behind a cache, whose heads have scales of their own."""
@@ -42,7 +42,7 @@ AXES = {
 }  # fmt: skip
 """Sizes: few heads of few components, and those people run."""
 
-DRAWN = drawn("quantized", AXES)
+DRAWN = covering_of("quantized", AXES)
 
 ASKS = Asks(
     plain=PLAIN,

@@ -24,7 +24,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, flag
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.quantized import (
     KINDS,
     OPTIONS,
@@ -34,10 +34,10 @@ from attention_conformance.suite.spec.operators.quantized import (
     needs_of_codes,
     scale_axes,
     validate_codes,
-    varied,
+    vary_sizes,
 )
 from attention_conformance.suite.spec.operators.quantized import WORDS as OF_CODES
-from attention_conformance.suite.spec.operators.tiles import counted
+from attention_conformance.suite.spec.operators.tiles import tile_counts
 from attention_conformance.suite.spec.recipes import DRAWS
 from attention_conformance.suite.spec.sizes import Sizes
 
@@ -63,7 +63,8 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     drawn = dict(zip(KINDS, DRAWS[case.recipe](rng, case.sizes, case.dtype)[1:], strict=True))
     growth = 1.0 + 3.0 * np.arange(case.sizes.Lk)[:, None] / case.sizes.Lk
     tokens = {
-        name: round_to(growth * varied(case, name, x, rng), case.dtype) for name, x in drawn.items()
+        name: round_to(growth * vary_sizes(case, name, x, rng), case.dtype)
+        for name, x in drawn.items()
     }
     scales = draw_scales(case, tokens)
     if case.option("beyond"):
@@ -79,7 +80,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
     }
 
 
-DRAWN = drawn(
+DRAWN = covering_of(
     "quantized-write",
     {
         "sizes": (
@@ -112,7 +113,7 @@ QUANTIZED_WRITE = Operator(
     options=(*OPTIONS, flag("beyond", "beyond")),
     recipes=("normal", "large"),
     array_kinds=ArrayKinds(
-        letters=lambda case: counted(case.sizes.letters),
+        letters=lambda case: tile_counts(case.sizes.letters),
         statistics=("key_scale", "value_scale"),
         wide=("key_scale", "value_scale"),
         codes=("output", "value_output", "key_zero", "value_zero"),

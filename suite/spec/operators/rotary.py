@@ -27,7 +27,7 @@ from attention_conformance.suite.spec.operator import (
     flag,
     number,
 )
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
@@ -146,7 +146,7 @@ def scaling_parameters(rotation: Rotation) -> dict[str, Any] | None:
     """The scaled variant as in model configurations (`rope_scaling` of transformers), or None."""
     if rotation.scaling == "none":
         return None
-    words: dict[str, dict[str, Any]] = {
+    by_variant: dict[str, dict[str, Any]] = {
         "linear": {"rope_type": "linear", "factor": FACTOR},
         "ntk": {"rope_type": "dynamic", "factor": FACTOR},
         "llama3": {
@@ -162,13 +162,13 @@ def scaling_parameters(rotation: Rotation) -> dict[str, Any] | None:
             "long_factor": rotation.long_factors().tolist(),
         },
     }  # fmt: skip
-    more: dict[str, Any] = {}
+    factors: dict[str, Any] = {}
     if rotation.scaling == "yarn-mscale":
-        more = {"mscale": MSCALE, "mscale_all_dim": MSCALE_ALL_DIM}
+        factors = {"mscale": MSCALE, "mscale_all_dim": MSCALE_ALL_DIM}
     elif rotation.attention is not None:
-        more = {"attention_factor": rotation.attention}
+        factors = {"attention_factor": rotation.attention}
     length = {"original_max_position_embeddings": ORIGINAL_LENGTH}
-    return {**words[rotation.variant], **length, **more}
+    return {**by_variant[rotation.variant], **length, **factors}
 
 
 def table_length(case: Case) -> int:
@@ -216,7 +216,7 @@ def validate(case: Case) -> None:
         raise ValueError(f"ntk scaling needs at least two frequencies: {case.id}")
 
 
-DRAWN = drawn(
+DRAWN = covering_of(
     "rotary",
     {
         "sizes": (

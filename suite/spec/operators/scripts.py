@@ -48,31 +48,31 @@ class Contents:
         return np.asarray((self.positions >= 0).sum(1))
 
     def newest(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
-        """The index of a chunk's tokens (b, count) in these arrays, after the chunk has joined."""
-        own = np.array(chunk.own)[:, None]
-        return own, self.lengths[own] - chunk.count + np.arange(chunk.count)
+        """The index (samples, slots) of a chunk's tokens in these arrays, each broadcastable to (b,
+        count), after the chunk has joined the cache."""
+        sample_ids = np.array(chunk.own)[:, None]
+        return sample_ids, self.lengths[sample_ids] - chunk.count + np.arange(chunk.count)
 
 
 def actions(case: Case) -> tuple[Action, ...]:
-    """The actions of `played`, also of a script that cannot be played."""
+    """The actions that `played` returns with `lenient`, for scripts that may be invalid."""
     return tuple(action for action, _ in played(case, lenient=True))
 
 
 def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Contents], ...]:
-    """Each action of a script, and the cache after it; the arrays are read-only. Tokens that are in the
-    cache before the script begins are a first chunk.
+    """Each action of a script, with the contents of the cache after it (read-only). Tokens that are in
+    the cache before the script begins are a first chunk.
 
-    Raises ValueError for a script that cannot be played, unless `lenient`: then all tokens go back if
-    there are fewer than a rollback has, samples that do not exist are left out, and a history that does
-    not exist is that of the nearest sample.
+    Raises ValueError for an invalid script. With `lenient`, a rollback of too many tokens removes all,
+    samples that do not exist are left out, and a history that does not exist is the nearest sample's.
     """
     prompts = tuple(map(tuple, paddings(case).tolist()))
-    what = case.option("script"), case.sizes.Lk - case.sizes.Lq, prompts
+    arguments = case.option("script"), case.sizes.Lk - case.sizes.Lq, prompts
     try:
-        return _played(*what)
+        return _played(*arguments)
     except ValueError as error:
         if lenient:
-            return _played(*what, lenient=True)
+            return _played(*arguments, lenient=True)
         raise ValueError(f"{error}: {case.id}") from None
 
 
@@ -88,46 +88,47 @@ def _played(
 ) -> tuple[tuple[Action, Contents], ...]:
     B, history = len(prompts), list[tuple[Action, Contents]]()
     tokens, arrived = [np.zeros((4, 0), int)] * B, [0] * B  # the arrays of `Contents`
-    later = [iter(own) for own in prompts]
-    padding = [next(own) for own in later]
+    later_prompts = [iter(own_paddings) for own_paddings in prompts]
+    padding = [next(own_paddings) for own_paddings in later_prompts]
     tree: Chunk | None = None  # the last chunk, while it is a tree of which no path is kept
 
-    def expect(right: bool, message: str) -> None:
-        if not right and not lenient:
+    def expect(is_valid: bool, message: str) -> None:
+        if not is_valid and not lenient:
             raise ValueError(message)
 
     for action in (Chunk(before), *script) if before else script:
         samples = range(B) if action.samples is None else action.samples
-        own = [b for b in samples if 0 <= b < B]
-        expect(len(own) == len(samples), f"samples are numbers below {B}")
-        expect(isinstance(action, Pick) or len({*own}) == len(own), "a sample steps once at a time")
-        right = tree is None or _may_follow(tree, action, own)
-        expect(right, "after a tree stands keep, reset, or a rollback of all its nodes")
+        chosen = [b for b in samples if 0 <= b < B]
+        expect(len(chosen) == len(samples), f"samples are numbers below {B}")
+        is_valid = isinstance(action, Pick) or len({*chosen}) == len(chosen)
+        expect(is_valid, "a sample steps once at a time")
+        is_valid = tree is None or _may_follow_tree(tree, action, chosen)
+        expect(is_valid, "after a tree stands keep, reset, or a rollback of all its nodes")
         match action:
             case Chunk(count=count, documents=documents):
-                action = replace(action, starts=tuple(arrived[b] for b in own), before=before)
+                action = replace(action, starts=tuple(arrived[b] for b in chosen), before=before)
                 ends, depths = (*documents, count), action.depths
-                right = count > 0 and len({*ends}) == len(ends)
-                expect(right, "a chunk has one token or more in each document")
-                for b in own:
+                is_valid = count > 0 and len({*ends}) == len(ends)
+                expect(is_valid, "a chunk has one token or more in each document")
+                for b in chosen:
                     length, begin = tokens[b].shape[1], padding[b]
                     expect(action.tree is None or length >= begin, PADDED)
                     begins = np.full(count, tokens[b][3, -1] if length else begin)
                     for first in documents:
                         begins[first:] = length + first
-                    places = arrived[b] + np.arange(count)
-                    new = [np.full(count, b), places, length + depths, begins]
+                    token_ids = arrived[b] + np.arange(count)
+                    new = [np.full(count, b), token_ids, length + depths, begins]
                     tokens[b], arrived[b] = np.concatenate([tokens[b], new], 1), arrived[b] + count
             case Crop(count=count):
-                for b in own:
-                    rest = tokens[b].shape[1] - count
-                    right = count >= 0 and rest >= padding[b]
-                    expect(right, f"there are not {count} tokens to take back")
-                    tokens[b] = tokens[b][:, : max(rest, 0)]
+                for b in chosen:
+                    remaining = tokens[b].shape[1] - count
+                    is_valid = count >= 0 and remaining >= padding[b]
+                    expect(is_valid, f"there are not {count} tokens to take back")
+                    tokens[b] = tokens[b][:, : max(remaining, 0)]
             case Reset():
-                for b in own:
+                for b in chosen:
                     expect(not tokens[b].shape[1] <= padding[b] > 0, PADDED)
-                    tokens[b], padding[b] = tokens[b][:, :0], next(later[b], 0)
+                    tokens[b], padding[b] = tokens[b][:, :0], next(later_prompts[b], 0)
             case Pick(samples=order):
                 expect(len(order) == B, f"pick has a number for each of {B} samples")
                 nearest = [min(max(n, 0), B - 1) for n in order]
@@ -144,27 +145,30 @@ def _played(
     return tuple(history)
 
 
-def _may_follow(tree: Chunk, action: Action, samples: Collection[int]) -> bool:
-    """True if an action of these samples may follow a tree."""
+def _may_follow_tree(tree: Chunk, action: Action, samples: Collection[int]) -> bool:
+    """True if an action of these samples may follow a tree of which no path is kept yet."""
     if isinstance(action, Pick):
         return tree.samples is None
-    whole = isinstance(action, Reset) or (isinstance(action, Crop) and action.count >= tree.count)
-    return isinstance(action, Keep) or (whole and {*samples} >= {*tree.own})
+    is_rollback = isinstance(action, Crop) and action.count >= tree.count
+    removes_tree = (isinstance(action, Reset) or is_rollback) and {*samples} >= {*tree.own}
+    return isinstance(action, Keep) or removes_tree
 
 
 def _with_paths(keep: Keep, chunk: Chunk | None) -> Keep:
-    """Keep with the paths of its nodes. Raises ValueError unless the chunk is a tree that has them."""
+    """The action `keep` with the paths of its nodes in the tree `chunk`. Raises ValueError if the chunk
+    is no tree, or lacks a node."""
     if chunk is not None and chunk.tree is not None:
         nodes = keep.nodes * (len(chunk.own) if len(keep.nodes) == 1 else 1)
         if len(nodes) == len(chunk.own) and max(nodes) < chunk.count:
-            each = chunk.tree.paths(chunk.count)
-            paths = (np.flatnonzero(each[n]).tolist() if n >= 0 else () for n in nodes)
+            paths_of_nodes = chunk.tree.paths(chunk.count)
+            paths = (np.flatnonzero(paths_of_nodes[n]).tolist() if n >= 0 else () for n in nodes)
             return Keep(keep.nodes, tuple(map(tuple, paths)), chunk.count, chunk.samples)
     raise ValueError(f"keep has a node of the tree before it for each sample: {keep}")
 
 
 def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
-    """The tokens (4, n) of samples as one array (4, B, longest), with positions of -1 behind."""
+    """The tokens (4, n) of each sample as one array (4, B, longest), with the position -1 behind the last
+    token of a sample."""
     longest = max((x.shape[1] for x in tokens), default=0)
     out = np.zeros((4, len(tokens), longest), int)
     out[2] = -1
@@ -175,35 +179,35 @@ def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) -> Any:
-    """The rows of chunks as one array, with samples along axis 0 and rows along `axis`: the rows of every
-    sample in the order of its own chunks."""
+    """The rows of all chunks as one array, with samples along axis 0, and along `axis` the rows of each
+    sample in the order of its chunks. `parts` has the rows of each chunk."""
     if all(chunk.samples is None for chunk, _ in parts):
         return concat([rows for _, rows in parts], axis)
     samples = sorted({b for chunk, _ in parts for b in chunk.own})
     rows_of = [
-        [rows[n : n + 1] for chunk, rows in parts for n, of in enumerate(chunk.own) if of == b]
+        [rows[n : n + 1] for chunk, rows in parts for n, s in enumerate(chunk.own) if s == b]
         for b in samples
     ]
-    return concat([concat(own, axis) for own in rows_of], 0)
+    return concat([concat(sample_rows, axis) for sample_rows in rows_of], 0)
 
 
 def most_tokens(case: Case) -> int:
-    """The largest number of tokens of a sample in the cache, as if nothing left the window."""
+    """The largest number of tokens that a sample has in the cache, if no window removes tokens."""
     return max(after.positions.shape[1] for _, after in played(case, lenient=True))
 
 
-def differ(case: Case) -> bool:
-    """True if some samples step alone, or if samples differ in their number of tokens."""
+def samples_differ(case: Case) -> bool:
+    """True if an action is of some samples only, or if samples differ in their number of tokens."""
     history = played(case, lenient=True)
-    alone = any(
+    some_step_alone = any(
         action.samples is not None and not isinstance(action, Pick) for action, _ in history
     )
-    return alone or any(len({*after.lengths.tolist()}) > 1 for _, after in history)
+    return some_step_alone or any(len({*after.lengths.tolist()}) > 1 for _, after in history)
 
 
 def paddings(case: Case) -> np.ndarray:
-    """The left padding (B, prompts) of each sample: of its first prompt, of that after its first reset,
-    and so on. Later prompts have none."""
+    """The left padding (B, prompts) of each sample: of its first prompt, of the prompt after its first
+    reset, and so on. Later prompts have no padding."""
     samples = case.sizes.B
     return np.array(case.option("padding") or (0,) * samples).reshape(-1, samples).T
 
@@ -215,7 +219,7 @@ def rotation(case: Case) -> Rotation | None:
 
 
 def with_other_options(inputs: Inputs) -> Inputs:
-    """The inputs with twice each number among the options, and half of each array that is no operand."""
+    """The inputs with all float options doubled, and all arrays but query, key and value halved."""
     case = inputs.case
     numbers = {option.name: case.option(option.name) for option in inputs.operator.options}
     doubled = {name: 2 * number for name, number in numbers.items() if isinstance(number, float)}
@@ -230,28 +234,28 @@ def has_documents(case: Case) -> bool:
 
 def capacity(case: Case) -> int:
     """The number of slots of the cache."""
-    given: int | None = case.option("capacity")
-    return most_tokens(case) + SPARE if given is None else given
+    slots: int | None = case.option("capacity")
+    return most_tokens(case) + SPARE if slots is None else slots
 
 
 def unwritten(case: Case, *shape: int) -> np.ndarray:
-    """What lies in slots that no token was written into: large numbers of both signs."""
+    """An array for slots that no token was written into: large numbers of both signs."""
     return np.resize(case.dtype.large * np.array([1.0, -1.0, -1.0]), shape)
 
 
 def is_ring(case: Case) -> bool:
-    """True if there are fewer slots than tokens."""
+    """True if the cache has fewer slots than a sample has tokens."""
     return capacity(case) < most_tokens(case)
 
 
 def freed(case: Case) -> np.ndarray:
-    """The tokens that leave the cache by an operation, boolean (B, Lk)."""
+    """Boolean (B, Lk): tokens that a rollback, a reset or `keep` removes from the cache."""
     s = case.sizes
-    gone, before = np.zeros((s.B, s.Lk), bool), None
+    is_freed, earlier = np.zeros((s.B, s.Lk), bool), None
     for action, after in played(case):
-        if before is not None and not isinstance(action, Chunk | Pick):
-            for cache, left in ((before, True), (after, False)):
+        if earlier is not None and not isinstance(action, Chunk | Pick):
+            for cache, has_left in ((earlier, True), (after, False)):
                 sample, slot = np.nonzero(cache.positions >= 0)
-                gone[cache.samples[sample, slot], cache.places[sample, slot]] = left
-        before = after
-    return gone
+                is_freed[cache.samples[sample, slot], cache.places[sample, slot]] = has_left
+        earlier = after
+    return is_freed

@@ -55,20 +55,21 @@ def asked_features(case: Case) -> list[Feature]:
 
 
 def axes(case: Case) -> Axes:
-    more = {f.name: f.axes for f in asked_features(case) if f.axes}
-    return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **more}
+    feature_axes = {f.name: f.axes for f in asked_features(case) if f.axes}
+    return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **feature_axes}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     arrays = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
-    draws = {f.name: f.draw for f in asked_features(case)}
-    arrays |= {name: of(case.sizes, rng) for name, of in draws.items() if of is not None}
+    for feature in asked_features(case):
+        if feature.draw is not None:
+            arrays[feature.name] = feature.draw(case.sizes, rng)
     return arrays
 
 
 def outputs(case: Case) -> Axes:
-    more = {name: x for f in asked_features(case) for name, x in f.outputs.items()}
-    return {"output": "bhqv", **more}
+    feature_outputs = {name: x for f in asked_features(case) for name, x in f.outputs.items()}
+    return {"output": "bhqv", **feature_outputs}
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
@@ -91,20 +92,20 @@ def validate(case: Case) -> None:
 
 
 def group(case: Case) -> str:
-    """The row of the conformance table that counts a case: its operator; for plain attention a feature,
-    a bias (including ALiBi), or the kind of mask."""
+    """The row of the conformance table that counts a case: its operator; for plain attention its last
+    feature, "bias" (including ALiBi), or the kind of its mask."""
     if not case.operator.is_default:
         return case.operator.name
     groups = [feature.group for feature in asked_features(case) if feature.group]
-    others = [name for name in groups if name != "bias"]
-    if others:
-        return others[-1]
-    biased = groups or case.option("bias") != "none"
-    return "bias" if biased else re.sub(r"[^a-z].*", "", case.mask_token)
+    unbiased_groups = [name for name in groups if name != "bias"]
+    if unbiased_groups:
+        return unbiased_groups[-1]
+    has_bias = groups or case.option("bias") != "none"
+    return "bias" if has_bias else re.sub(r"[^a-z].*", "", case.mask_token)
 
 
 def pairs(inputs: Inputs) -> int:
-    """Attending pairs of query and key, over samples and heads. A bias of -inf hides pairs, too."""
+    """The number of attending pairs, over samples and heads. A bias of -inf hides pairs, too."""
     s = inputs.sizes
     if inputs.bias is not None and np.isneginf(inputs.bias).any():
         return int(inputs.attends.sum())

@@ -84,8 +84,8 @@ AXES: dict[str, tuple[object, ...]] = {
 def mask_fits_form(row: Row) -> bool:
     """True if a mask has its form: one without a flag is passed densely; no mask has no dense form."""
     mask = str(row.get("mask"))
-    only = "native" if mask == "none" else "dense" if mask.startswith("bool") else None
-    return only is None or row.get("form", only) == only
+    only_form = "native" if mask == "none" else "dense" if mask.startswith("bool") else None
+    return only_form is None or row.get("form", only_form) == only_form
 
 
 def valid(row: Row) -> bool:
@@ -98,9 +98,9 @@ def valid(row: Row) -> bool:
     """
     if row.get("recipe") in FIXED_SCALE and row.get("scale") is not None:
         return False
-    hides = row.get("bias") in HIDING
-    alone = row.get("mask", "none") == "none" and row.get("form", "native") == "native"
-    return mask_fits_form(row) and (alone or not hides)
+    bias_hides = row.get("bias") in HIDING
+    has_no_mask = row.get("mask", "none") == "none" and row.get("form", "native") == "native"
+    return mask_fits_form(row) and (has_no_mask or not bias_hides)
 
 
 def id_of(row: Row) -> str:
@@ -112,8 +112,10 @@ def id_of(row: Row) -> str:
     parts += [f"bias.{row['bias']}"] if row["bias"] != "none" else []
     parts += [f"scale{row['scale']!r}"] if row["scale"] is not None else []
     parts += [f"cap{row['softcap']!r}"] if row["softcap"] is not None else []
-    plain = {"recipe": "normal", "axis_order": "bhld", "form": "native"}
-    return "/".join([*parts, *(str(row[n]) for n, default in plain.items() if row[n] != default)])
+    defaults = {"recipe": "normal", "axis_order": "bhld", "form": "native"}
+    return "/".join(
+        [*parts, *(str(row[n]) for n, default in defaults.items() if row[n] != default)]
+    )
 
 
 COVERING = Covering(AXES, valid, ("mask", "shape", "heads", "dtype"), id_of)

@@ -24,7 +24,7 @@ from typing import cast
 from attention_conformance.suite.spec.covering import Covering, Row, each_value
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.levels import Ask
-from attention_conformance.suite.spec.operators.drawn import drawn
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.sizes import Sizes
 
 LENGTHS = {
@@ -79,7 +79,7 @@ def size_of(row: Mapping[str, object]) -> Sizes:
     return Sizes(B, H, Hkv, Lq, Lk, D, D)
 
 
-def small(row: Mapping[str, object]) -> bool:
+def is_small(row: Mapping[str, object]) -> bool:
     """True if the problem of a row is within `SCORES` and `NUMBERS`."""
     s = size_of(row)
     numbers = s.B * s.D * (s.H * s.Lq + 2 * s.Hkv * s.Lk)
@@ -87,27 +87,28 @@ def small(row: Mapping[str, object]) -> bool:
 
 
 def with_members(
-    rows: Iterable[Row], classes: Mapping[str, Mapping[str, tuple[object, ...]]], beside: str
+    rows: Iterable[Row], classes: Mapping[str, Mapping[str, tuple[object, ...]]], kind_axis: str
 ) -> list[Row]:
-    """The rows with a member in place of each class.
+    """The rows with a member of a class in place of each class name.
 
-    Only members that keep the problem small are used, if there are any. Of these, the member that the
-    row's value of `beside` has used least is taken, and the largest if several are equal.
+    Members that keep the problem small are preferred. Of these, the member that rows with the same value
+    of `kind_axis` have used least is taken, and the largest of several such members.
     """
-    used: Counter[tuple[object, ...]] = Counter()
-    out: list[Row] = []
+    use_counts: Counter[tuple[object, ...]] = Counter()
+    new_rows: list[Row] = []
     names = list(classes)
     for row in rows:
         chosen = row | {name: classes[name][str(row[name])][0] for name in classes}
         names = [*names[1:], names[0]]  # by turns each axis takes the first choice
         for name in names:
             members = classes[name][str(row[name])]
-            fitting = [m for m in members if small(chosen | {name: m})] or [chosen[name]]
-            least = min(used[name, m, row[beside]] for m in fitting)
-            chosen[name] = [m for m in fitting if used[name, m, row[beside]] == least][-1]
-            used[name, chosen[name], row[beside]] += 1
-        out.append(chosen)
-    return out
+            candidates = [m for m in members if is_small(chosen | {name: m})] or [chosen[name]]
+            fewest = min(use_counts[name, m, row[kind_axis]] for m in candidates)
+            least_used = [m for m in candidates if use_counts[name, m, row[kind_axis]] == fewest]
+            chosen[name] = least_used[-1]
+            use_counts[name, chosen[name], row[kind_axis]] += 1
+        new_rows.append(chosen)
+    return new_rows
 
 
 def id_of(row: Row) -> str:
@@ -146,7 +147,7 @@ RUN = (
 )  # fmt: skip
 """Sizes that people run; the last two are decoding."""
 
-FEATURED = drawn(
+FEATURED = covering_of(
     "sdpa",
     {
         "sizes": RUN,
@@ -154,9 +155,9 @@ FEATURED = drawn(
         "mask": ("none", "causal"),
         "order": ("", "blhd"),
     },
-    more=[("sizes", "feature", "mask")],
+    triples=[("sizes", "feature", "mask")],
 )
-MASKED = drawn(
+MASKED = covering_of(
     "sdpa",
     {
         "sizes": RUN,
@@ -164,7 +165,7 @@ MASKED = drawn(
         "order": ("", "blhd"),
     },
 )
-DERIVED = drawn(
+DERIVED = covering_of(
     "sdpa",
     {
         "sizes": RUN[:5],
@@ -175,14 +176,14 @@ DERIVED = drawn(
 )
 
 
-def ids(direction: str, few: bool = False) -> list[str]:
-    """The ids of one direction: "forward" for values, "backward" for gradients. `few`: a selection with
-    every class."""
-    classes = [row for row in BY_MASK.rows if row["direction"] == direction]
-    asked = each_value(classes) if few else classes
+def ids(direction: str, smoke_only: bool = False) -> list[str]:
+    """The ids of one direction: "forward" for values, "backward" for gradients. `smoke_only`: only a few
+    ids with every class."""
+    direction_rows = [row for row in BY_MASK.rows if row["direction"] == direction]
+    class_rows = each_value(direction_rows) if smoke_only else direction_rows
     members = with_members(BY_MASK.rows, CLASSES, "mask")
-    rows = [row for of, row in zip(BY_MASK.rows, members, strict=True) if of in asked]
-    return [id_of(row) for row in rows]
+    pairs = zip(BY_MASK.rows, members, strict=True)
+    return [id_of(row) for classes, row in pairs if classes in class_rows]
 
 
 WINDOWS = tuple(f"win{keys - 1}.0" for keys in (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65))
@@ -211,12 +212,12 @@ TOGETHER = {"forward": (), "backward": ("sdpa/none/gqa2/f32/b1h4q16k32d128/bias.
 
 FORWARD, BACKWARD = (
     (
-        Ask(*RUNS[way], dtypes="array", since="standard", why="sizes that people run"),
-        Ask(*SMOKE[way], partial(ids, way, few=True), why=WHY),
-        Ask(partial(ids, way), since="standard", why=WHY),
+        Ask(*RUNS[direction], dtypes="array", since="standard", why="sizes that people run"),
+        Ask(*SMOKE[direction], partial(ids, direction, smoke_only=True), why=WHY),
+        Ask(partial(ids, direction), since="standard", why=WHY),
         Ask(*NARROW, dtypes="float32", since="standard", why="windows around the sizes of tiles"),
-        Ask(*TOGETHER[way], since="standard", why="two at once"),
+        Ask(*TOGETHER[direction], since="standard", why="two at once"),
     )
-    for way in ("forward", "backward")
+    for direction in ("forward", "backward")
 )
 """Cases for values, and cases for derivatives."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from attention_conformance.suite.spec.masks import Tree
 
-OF = r"(?:of\d+)?"
-ACTION = rf"(?:\d+(?:\+\d+)*{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+{OF}|keep[\dx]+)"
+SUFFIX = r"(?:of\d+)?"
+ACTION = rf"(?:\d+(?:\+\d+)*{SUFFIX}|back\d+{SUFFIX}|reset{SUFFIX}|pick\d+|tree[1-9]+{SUFFIX}|keep[\dx]+)"
 
 Samples = tuple[int, ...] | None
 """Some samples; None for all."""
@@ -21,31 +21,31 @@ Samples = tuple[int, ...] | None
 Concat = Callable[[list[Any], int], Any]
 
 
-class Written:
-    """An action. Its representation is its word in an id, since digests of inputs contain options."""
+class IdWord:
+    """Base class of actions: `repr` is the word in an id, since digests of inputs contain options."""
 
     def __repr__(self) -> str:
         return repr(str(self))
 
 
 def digits(numbers: Iterable[int]) -> str:
-    """Numbers below 10 without anything between them, x for -1."""
+    """The text of numbers below 10, one digit each; x for -1."""
     return "".join("x" if n < 0 else str(n) for n in numbers)
 
 
-def suffix(samples: Samples) -> str:
-    """The samples of an action, as at the end of its word."""
+def samples_suffix(samples: Samples) -> str:
+    """The end of an action's word that names its samples, as "of02"; "" for all samples."""
     return "" if samples is None else f"of{digits(samples)}"
 
 
 @dataclass(frozen=True, repr=False)
-class Chunk(Written):
+class Chunk(IdWord):
     """Tokens that arrive, `count` for each of the samples, and their queries.
 
     - `documents`: the numbers, within the chunk, of tokens that begin a document.
     - `tree`: the mask of the tokens if they are a tree.
-    - `starts`, `before`: the first token of each of the samples, and the tokens of every sample that have
-      no query. Only chunks that are played have them.
+    - `starts`, `before`: the index of the first token of each of the samples, and the number of tokens of
+      every sample without a query. Only `scripts.played` sets them.
     """
 
     count: int
@@ -58,11 +58,11 @@ class Chunk(Written):
     def __str__(self) -> str:
         counts = (last - first for first, last in pairwise((0, *self.documents, self.count)))
         body = "+".join(map(str, counts)) if self.tree is None else self.tree.token
-        return body + suffix(self.samples)
+        return body + samples_suffix(self.samples)
 
     @property
     def asked(self) -> bool:
-        """True if the chunk's rows are asked."""
+        """True if the chunk has queries, and so rows in the output."""
         return min(self.starts) >= self.before
 
     @property
@@ -72,12 +72,13 @@ class Chunk(Written):
 
     @property
     def depths(self) -> np.ndarray:
-        """The positions of the tokens (count,), counted from the first one."""
+        """The positions of the tokens, relative to the first token, (count,): depths in a tree."""
         return np.arange(self.count) if self.tree is None else self.tree.depths(self.count)
 
     @property
     def rows(self) -> np.ndarray:
-        """The rows of the output (b, count); negative for tokens without a query."""
+        """The index of each token's row in the output, (b, count); negative for tokens without a
+        query."""
         return np.array(self.starts)[:, None] - self.before + np.arange(self.count)
 
     def biases(self, bias: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -86,45 +87,47 @@ class Chunk(Written):
         The columns of the bias are positions. Negative positions and tokens without a query have any
         numbers.
         """
-        of = np.array(self.own)[:, None] if bias.shape[0] > 1 else 0
-        own = np.moveaxis(bias[of, :, np.maximum(self.rows, 0)], 2, 1)
-        return np.take_along_axis(own, np.maximum(keys, 0)[:, None, None], 3)
+        sample_ids = np.array(self.own)[:, None] if bias.shape[0] > 1 else 0
+        chunk_bias = np.moveaxis(bias[sample_ids, :, np.maximum(self.rows, 0)], 2, 1)
+        return np.take_along_axis(chunk_bias, np.maximum(keys, 0)[:, None, None], 3)
 
     def cut(self, array: Any, concat: Concat, axis: int = 2, queries: bool = False) -> Any:
-        """The chunk's tokens, or their queries, in an array with samples along axis 0 and tokens along
-        `axis`."""
+        """The part of an array that belongs to the chunk. The array has samples along axis 0, and along
+        `axis` tokens, or with `queries` only tokens with a query."""
         starts = [start - self.before * queries for start in self.starts]
         samples = slice(len(starts))
-        parts = [(samples, *(slice(None),) * (axis - 1), slice(n, n + self.count)) for n in starts]
+        indices = [
+            (samples, *(slice(None),) * (axis - 1), slice(n, n + self.count)) for n in starts
+        ]
         if self.samples is None and len(set(starts)) == 1:
-            return array[parts[0]]
-        of = zip(self.own, parts, strict=True)
-        return concat([array[b : b + 1][part] for b, part in of], 0)
+            return array[indices[0]]
+        sample_parts = zip(self.own, indices, strict=True)
+        return concat([array[b : b + 1][part] for b, part in sample_parts], 0)
 
 
 @dataclass(frozen=True, repr=False)
-class Crop(Written):
+class Crop(IdWord):
     """The last `count` tokens leave the cache."""
 
     count: int
     samples: Samples = None
 
     def __str__(self) -> str:
-        return f"back{self.count}{suffix(self.samples)}"
+        return f"back{self.count}{samples_suffix(self.samples)}"
 
 
 @dataclass(frozen=True, repr=False)
-class Reset(Written):
+class Reset(IdWord):
     """All tokens leave the cache."""
 
     samples: Samples = None
 
     def __str__(self) -> str:
-        return f"reset{suffix(self.samples)}"
+        return f"reset{samples_suffix(self.samples)}"
 
 
 @dataclass(frozen=True, repr=False)
-class Pick(Written):
+class Pick(IdWord):
     """Sample n goes on with the history of sample `samples[n]`."""
 
     samples: tuple[int, ...]
@@ -134,12 +137,12 @@ class Pick(Written):
 
 
 @dataclass(frozen=True, repr=False)
-class Keep(Written):
-    """Of a tree each sample keeps a node and its ancestors.
+class Keep(IdWord):
+    """Each sample of a tree keeps one node with its ancestors; all other nodes leave the cache.
 
-    - `nodes`: the node of every sample, or that of each of the samples of the tree; -1 for none.
-    - `paths`, `count`, `samples`: what each of the samples keeps of the last `count` tokens. Only actions
-      that are played have them.
+    - `nodes`: one node for all samples, or a node for each sample of the tree; -1 for no node.
+    - `paths`, `count`, `samples`: the nodes that each of the samples keeps, of the last `count` tokens.
+      Only `scripts.played` sets them.
     """
 
     nodes: tuple[int, ...]
@@ -157,7 +160,7 @@ class Keep(Written):
 
     @property
     def table(self) -> np.ndarray:
-        """The nodes (b, longest path), int32, with -1 behind shorter paths."""
+        """The kept nodes of each sample, int32 (b, longest path), with -1 behind shorter paths."""
         longest = max(map(len, self.paths))
         padded = [(*path, *(-1,) * (longest - len(path))) for path in self.paths]
         return np.array(padded, np.int32).reshape(len(self.paths), longest)
@@ -169,21 +172,21 @@ Action = Chunk | Crop | Reset | Pick | Keep
 @lru_cache(maxsize=1024)
 def action_of(word: str) -> Action:
     """The action of a word in an id, such as "back2of1"."""
-    body, _, of = word.partition("of")
-    samples = tuple(map(int, of)) or None
+    body, _, sample_digits = word.partition("of")
+    samples = tuple(map(int, sample_digits)) or None
     name = body.rstrip("0123456789x+")
     numbers = body.removeprefix(name)
     if not name:
-        *ends, count = accumulate(map(int, numbers.split("+")))
-        return Chunk(count, samples, tuple(ends))
+        *document_starts, count = accumulate(map(int, numbers.split("+")))
+        return Chunk(count, samples, tuple(document_starts))
     if name == "reset":
         return Reset(samples)
     if name == "back":
         return Crop(int(numbers), samples)
-    each = tuple(-1 if n == "x" else int(n) for n in numbers)
+    node_numbers = tuple(-1 if n == "x" else int(n) for n in numbers)
     if name == "tree":
-        return Chunk(len(each), samples, tree=Tree(each))
-    return Pick(each) if name == "pick" else Keep(each)
+        return Chunk(len(node_numbers), samples, tree=Tree(node_numbers))
+    return Pick(node_numbers) if name == "pick" else Keep(node_numbers)
 
 
 def script_of(text: str) -> tuple[Action, ...]:
@@ -192,6 +195,6 @@ def script_of(text: str) -> tuple[Action, ...]:
 
 
 def arrivals(script: Iterable[Action], samples: int) -> list[int]:
-    """The number of tokens that each sample takes in a script."""
+    """The number of tokens that arrive for each sample in a script."""
     chunks = [action for action in script if isinstance(action, Chunk)]
     return [sum(x.count for x in chunks if b in (x.samples or (b,))) for b in range(samples)]

@@ -17,12 +17,12 @@ TILES = {"d": "m", "v": "n", "r": "l"}
 """The letter of the axis of tiles, by the letter of the components."""
 
 
-def counted(sizes: Mapping[str, int]) -> dict[str, int]:
+def tile_counts(sizes: Mapping[str, int]) -> dict[str, int]:
     """The numbers of tiles by letter, for sizes by letter."""
     return {TILES[x]: -(-n // TILE) for x, n in sizes.items() if x in TILES}
 
 
-def by_tile(x: np.ndarray) -> np.ndarray:
+def to_tiles(x: np.ndarray) -> np.ndarray:
     """An array (..., size) as (..., tiles, 128), with zeros behind the last component."""
     tiles = -(-x.shape[-1] // TILE)
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, tiles * TILE - x.shape[-1])])

@@ -1,4 +1,4 @@
-"""What the chunks of a script see: tokens, positions and masks."""
+"""Views: for each chunk of a script the tokens that it may attend, their positions, and the mask."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from attention_conformance.suite.spec.operators.steps import Chunk
 
 @dataclass(frozen=True)
 class View:
-    """What one chunk sees.
+    """The tokens in the cache that one chunk may attend.
 
-    - `samples`, `places`, `positions` (b, n): the tokens as in `Contents`, the chunk's own ones last,
-      with positions of -1 before shorter ones.
+    - `samples`, `places`, `positions` (b, n): the tokens as in `Contents`, with the chunk's tokens last.
+      Samples with fewer tokens have positions of -1 in front.
     - `mask` (b, rows, n): True attends.
     """
 
@@ -34,13 +34,13 @@ class View:
         return self.chunk.tree
 
     @property
-    def of(self) -> np.ndarray:
+    def own_samples(self) -> np.ndarray:
         """The samples of the chunk (b,)."""
         return np.array(self.chunk.own)
 
     @property
     def rows(self) -> np.ndarray:
-        """Their rows of the output (b, rows)."""
+        """The index of each of the chunk's rows in the output, (b, rows)."""
         return self.chunk.rows
 
     @property
@@ -53,20 +53,20 @@ class View:
         return None if bias is None else self.chunk.biases(bias, self.positions)
 
     def gathered(self, array: np.ndarray) -> np.ndarray:
-        """The keys or values (b, Hkv, n, .) that the chunk sees."""
+        """The tokens (b, Hkv, n, .) of the view, from keys or values (B, Hkv, Lk, .)."""
         return np.moveaxis(array[self.samples, :, self.places], 1, 2)
 
     def queries(self, array: np.ndarray) -> np.ndarray:
         """The chunk's rows (b, H, rows, .) of an array (B, H, Lq, .)."""
-        return np.moveaxis(array[self.of[:, None], :, self.rows], 1, 2)
+        return np.moveaxis(array[self.own_samples[:, None], :, self.rows], 1, 2)
 
     def put(self, array: np.ndarray, rows: np.ndarray) -> None:
         """Write the chunk's rows (b, H, rows, .) into an array (B, H, Lq, .)."""
-        array[self.of[:, None], :, self.rows] = np.moveaxis(rows, 2, 1)
+        array[self.own_samples[:, None], :, self.rows] = np.moveaxis(rows, 2, 1)
 
     def features(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The features of a call of plain attention for the chunk: of a tree the slopes are a bias (b, H,
-        rows, tokens), since its positions are depths."""
+        """The features, by name, of a call of plain attention for the chunk. For a tree the slopes become
+        a bias (b, H, rows, tokens), since positions of nodes are depths."""
         slopes = values.get("alibi_slopes")
         if self.tree is None or slopes is None:
             return values
@@ -75,34 +75,34 @@ class View:
 
 
 def views(case: Case) -> Iterator[View]:
-    """What each chunk sees, in the order of the script."""
+    """Yields the view of each chunk with queries, in the order of the script."""
     for action, contents in played(case):
         if isinstance(action, Chunk) and action.asked:
-            own = np.array(action.own)
-            lengths = contents.lengths[own]
+            sample_ids = np.array(action.own)
+            lengths = contents.lengths[sample_ids]
             longest = int(lengths.max())
-            back = np.arange(longest) - (longest - lengths)[:, None]  # the last token at the end
+            slots = np.arange(longest) - (longest - lengths)[:, None]  # the last token at the end
             samples, places, positions = (
-                x[own[:, None], np.maximum(back, 0)]
+                x[sample_ids[:, None], np.maximum(slots, 0)]
                 for x in (contents.samples, contents.places, contents.positions)
             )
-            positions, newest = np.where(back < 0, -1, positions), contents.newest(action)
-            rows = contents.positions[newest], contents.begins[newest]
-            mask = allowed(case, *rows, positions, action.tree)
+            positions, newest = np.where(slots < 0, -1, positions), contents.newest(action)
+            row_positions = contents.positions[newest], contents.begins[newest]
+            mask = allowed(case, *row_positions, positions, action.tree)
             yield View(samples, places, positions, mask, action)
 
 
 def allowed(
     case: Case, rows: np.ndarray, begins: np.ndarray, keys: np.ndarray, tree: Tree | None = None
 ) -> np.ndarray:
-    """The mask (B, rows, keys) for positions of rows (B, rows), the first positions (B, rows) that they
-    attend, and positions of keys (keys,) or (B, keys). True attends. Negative positions of keys are no
-    keys. Of a tree the last keys are the nodes."""
+    """The mask (B, rows, keys), True attends, for positions of `rows` (B, rows), the first positions that
+    they attend, `begins` (B, rows), and positions of `keys` (keys,) or (B, keys). Keys at negative
+    positions are hidden. With a tree the last keys are its nodes."""
     keys = np.atleast_2d(keys)
-    behind, left = rows[:, :, None] - keys[:, None], case.option("left")
-    attends = (behind >= 0) & (keys >= 0)[:, None]
+    distance, left = rows[:, :, None] - keys[:, None], case.option("left")
+    attends = (distance >= 0) & (keys >= 0)[:, None]
     if left is not None:
-        attends &= behind <= left
+        attends &= distance <= left
     if tree is not None:
         count = rows.shape[1]
         attends[:, :, keys.shape[1] - count :] &= tree.paths(count)
@@ -110,17 +110,17 @@ def allowed(
 
 
 def pairs(case: Case) -> np.ndarray:
-    """The tokens that each row attends, boolean (B, Lq, Lk): those of all histories by their places. Left
-    padding attends no token."""
+    """Boolean (B, Lq, Lk): the row attends token k of some sample, its own or one whose history it has.
+    Left padding attends no token."""
     return np.asarray(attended(case).any(2))
 
 
 def attended(case: Case) -> np.ndarray:
-    """The tokens that each row attends, boolean (B, Lq, B, Lk): row (b, q) and token (c, k)."""
+    """Boolean (B, Lq, B, Lk): row q of sample b attends token k of sample c."""
     s = case.sizes
-    seen = np.zeros((s.B, s.Lq, s.B, s.Lk), bool)
+    attended_pairs = np.zeros((s.B, s.Lq, s.B, s.Lk), bool)
     for view in views(case):
         sample, row, key = np.nonzero(view.mask)
-        of = view.samples[sample, key], view.places[sample, key]
-        seen[view.of[sample], view.rows[sample, row], of[0], of[1]] = True
-    return seen
+        token = view.samples[sample, key], view.places[sample, key]
+        attended_pairs[view.own_samples[sample], view.rows[sample, row], token[0], token[1]] = True
+    return attended_pairs
