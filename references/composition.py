@@ -56,8 +56,8 @@ class Problem:
     def scale(self) -> np.floating:
         """The given scale, or 1 / sqrt(D), or 1 if D is 0."""
         precision = self.arrays["query"].dtype.type
-        given, default = self.inputs.scale, 1 / np.sqrt(precision(self.inputs.depth or 1))
-        scale: np.floating = default if given is None else precision(given)
+        option, default = self.inputs.scale, 1 / np.sqrt(precision(self.inputs.depth or 1))
+        scale: np.floating = default if option is None else precision(option)
         return scale
 
     def optional_leaf(self, name: str) -> Leaf | None:

@@ -77,8 +77,7 @@ class InPages(Reference):
 
 
 def outputs_in_pools(inputs: Inputs, outputs: Outputs, axes: Axes) -> Outputs:
-    """The outputs of the problem without pages, which have these axes, put into pools if the inputs have
-    pages."""
+    """The outputs of the problem without pages (with `axes`), put into pools if the inputs have pages."""
     if "page_table" not in inputs.arrays:
         return outputs
     arrays, slot, case = dict(outputs.arrays), slots(inputs), inputs.case
@@ -105,9 +104,8 @@ def with_new_tokens(inputs: Inputs, outputs: Outputs) -> Outputs:
 
 
 def pool_gradients(inputs: Inputs, outputs: Outputs, axes: Axes, u: Roundoffs) -> Outputs:
-    """The gradients of the problem without pages, which have these axes, put into pools if the inputs
-    have pages. A slot that several samples share has the sum of their gradients, and every partial sum is
-    stored."""
+    """The gradients of the problem without pages (with `axes`), put into pools if the inputs have pages.
+    A slot that several samples share has the sum of their gradients, and every partial sum is stored."""
     if "page_table" not in inputs.arrays:
         return outputs
     arrays, slot, case = dict(outputs.arrays), slots(inputs), inputs.case

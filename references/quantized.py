@@ -185,9 +185,9 @@ def all_codes(problem: Problem, name: str) -> Bounded:
     return with_new_tokens(old, unrounded_codes(problem.inputs, name, problem.u))
 
 
-def with_new_tokens(old: Bounded, new: Bounded) -> Bounded:
-    """`old` (B, Hkv, Lk, .) with the tokens `new` (B, Hkv, Lq, .) in place of its last ones."""
-    return old[:, :, : old.shape[2] - new.shape[2]].concatenated(new, 2)
+def with_new_tokens(tokens: Bounded, new_tokens: Bounded) -> Bounded:
+    """`tokens` (B, Hkv, Lk, .) with `new_tokens` (B, Hkv, Lq, .) in place of the last Lq tokens."""
+    return tokens[:, :, : tokens.shape[2] - new_tokens.shape[2]].concatenated(new_tokens, 2)
 
 
 reference = CodesReference(compose)

@@ -86,7 +86,7 @@ class Terms:
         size = np.abs(output).astype(np.float64)
         average = average_error(
             u, (self.summed + self.has_zero_key)[..., None], growth(peak[..., None]),
-            moved=self._per_summand(u) * self.accumulate + u.score * self.score + u.step * self.shift,
+            by_score=self._per_summand(u) * self.accumulate + u.score * self.score + u.step * self.shift,
             mass=self.value,
             size=size,
             reach=self.underflow,
@@ -239,7 +239,7 @@ class Collector:
             t.peak_accumulate[:, :, rows] = (a * relevant).max(-1)
             t.peak_score[:, :, rows] = (c * relevant).max(-1)
             t.peak_shift[:, :, rows] = (distance * relevant).max(-1)
-        moved = np.square(distance) + 1.0 if self.variance else None
+        step_squares = np.square(distance) + 1.0 if self.variance else None
         a *= weight
         c *= weight
         distance *= weight
@@ -257,14 +257,14 @@ class Collector:
             if attended is not keys:
                 t.summed[:, :, rows] = attended.sum(-1)
             t.underflow[:, :, rows] = unit * (attended.astype(self.dtype) @ self.abs_v)
-        if square is not None and moved is not None:
+        if square is not None and step_squares is not None:
             square += np.square(final)
             # In float64: the square of a small weight beside a sink underflows in float32.
             squared = np.square(p.astype(np.float64))
             t.value_var[:, :, rows] = unit * unit * (squared @ self.square_v)
             if has_scores is not None:
                 squared *= has_scores
-            for array, factor in ((t.score_var, square), (t.step_var, moved)):
+            for array, factor in ((t.score_var, square), (t.step_var, step_squares)):
                 array[:, :, rows] = unit * unit * self._spread_around(factor * squared, o)
         if self.zero_key is not None:
             self._add_zero_key(self.zero_key, block, unit * abs_o)

@@ -136,7 +136,7 @@ def average_error(
     u: Roundoffs,
     n: np.ndarray,
     factor: np.ndarray,
-    moved: np.ndarray,
+    by_score: np.ndarray,
     mass: np.ndarray,
     size: np.ndarray,
     reach: np.ndarray,
@@ -144,12 +144,12 @@ def average_error(
     """The bound of an average o = sum_j p_j v_j of exact values, before the store.
 
     n, factor             (..., 1): number of weights of a row, and A for the largest relevant d_j
-    moved                 (..., Dv): sum_j p_j d_j (|v_j| + |o|)
+    by_score              (..., Dv): sum_j p_j d_j (|v_j| + |o|)
     mass, size, reach     (..., Dv): sum_j p_j |v_j|, |o|, sum_j |v_j|
     """
     products = gamma(n + 4, u.accumulate)
     return (
-        factor * moved
+        factor * by_score
         + u.exp_error * (mass + size)
         + u.part * mass
         + (u.floor if u.part else 0.0)
@@ -205,11 +205,9 @@ def recomputed_weights(
     d = score_error(error, softmax.distance, u) + u.accumulate * lse + u.exp_error
     weight = p.astype(np.float64)
     d = np.where(allowed & (weight != 0), d, 0.0)  # 0 expm1(inf) is NaN
-    moved = weight * np.expm1(d)
+    p_d = weight * np.expm1(d)
     least_total = (weight * np.exp(-d)).sum(-1, keepdims=True)
-    error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(
-        least_total == 0, 1, least_total
-    )
+    error = (p_d + weight * p_d.sum(-1, keepdims=True)) / np.where(least_total == 0, 1, least_total)
     underflow = u.weight_underflow + u.exp_underflow
     if errors_are_random():
         with_errors = Bounded(p, np.where(allowed, error + underflow, 0.0))
@@ -267,17 +265,17 @@ def attend(
     d = np.where(empty | (weight == 0), 0.0, d)
     peak = np.where(weight > NEGLIGIBLE_WEIGHT, d, 0.0).max(-1, initial=0.0, keepdims=True)
     is_negligible = (weight <= NEGLIGIBLE_WEIGHT) & (d <= 5.0)
-    moved, factor = weight * np.where(is_negligible, np.expm1(np.minimum(d, 5.0)), d), growth(peak)
+    p_d, factor = weight * np.where(is_negligible, np.expm1(np.minimum(d, 5.0)), d), growth(peak)
 
     if errors_are_random():
         p = _drawn_weights(Bounded(p, (d + 2 * u.exp_error) * weight), n, u)
-        weight, moved = magnitude(p), np.zeros_like(moved)
+        weight, p_d = magnitude(p), np.zeros_like(p_d)
         u = replace(u, weight=0.0, step=0.0, exp_error=0.0)
     output = p @ value.value
     size, v = magnitude(output), magnitude(value.value)
     total = average_error(
         u, n, factor,
-        moved=moved @ v + moved.sum(-1, keepdims=True) * size,
+        by_score=p_d @ v + p_d.sum(-1, keepdims=True) * size,
         mass=weight @ value.size,
         size=size,
         reach=attended.astype(np.float64) @ v,
@@ -286,7 +284,7 @@ def attend(
     out = stored(Bounded(output, total), u.results)
     if empty_rows == "zeros":
         out = out.where(~empty)
-    weights = Bounded(p, _weight_errors(weight, moved, attended, n, factor, u))
+    weights = Bounded(p, _weight_errors(weight, p_d, attended, n, factor, u))
     if empty_rows == "nan":
         weights = Bounded(np.where(empty, np.nan, p), weights.error)
         out = Bounded(np.where(empty, np.nan, out.value), out.error)
@@ -294,11 +292,11 @@ def attend(
 
 
 def _weight_errors(
-    weight: np.ndarray, moved: np.ndarray, attended: np.ndarray, n: np.ndarray, factor: np.ndarray,
+    weight: np.ndarray, p_d: np.ndarray, attended: np.ndarray, n: np.ndarray, factor: np.ndarray,
     u: Roundoffs,
 ) -> np.ndarray:  # fmt: skip
-    """The bound of the returned weights p_j, stored in the case's dtype; `moved` is p_j d_j."""
-    error = factor * (moved + weight * moved.sum(-1, keepdims=True))
+    """The bound of the returned weights p_j, stored in the case's dtype; `p_d` is p_j d_j."""
+    error = factor * (p_d + weight * p_d.sum(-1, keepdims=True))
     error += (weight_rounding(n, u) + 2 * u.exp_error + u.output) * weight
     underflow = np.where(attended, u.weight_underflow + u.exp_underflow + u.floor, 0.0)
     return np.where(weight == 0, underflow, error + underflow)

@@ -151,7 +151,7 @@ class Ask:
     ) -> None:  # fmt: skip
         self.ids, self.dtypes, self.since, self.why = ids, dtypes, since, why
 
-    def at(self, level: str, in_all_dtypes: Callable[[str, str], bool]) -> dict[str, str]:
+    def ids_at(self, level: str, in_all_dtypes: Callable[[str, str], bool]) -> dict[str, str]:
         """The ids that a level adds, with reasons.
 
         `in_all_dtypes(kind, pattern)` is True if standard asks a pattern in all dtypes.

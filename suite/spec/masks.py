@@ -358,7 +358,7 @@ def is_causal(mask: Mask | None) -> bool:
 
 
 def without_right_sides(mask: Mask) -> Mask:
-    """A mask whose windows have no right side."""
+    """The mask with its windows unbounded to the right."""
     parts = (replace(p, right=None) if isinstance(p, Window) else p for p in mask.parts)
     return reduce(and_, parts)
 

@@ -88,9 +88,9 @@ def flag(name: str, word: str, rare: bool = False) -> Option:
 
 def choice(name: str, words: Iterable[str], prefix: str = "") -> Option:
     """An option with one of `words`. The first one is the default and has no token."""
-    default, *others = words
-    pattern = f"{prefix.replace('.', chr(92) + '.')}({'|'.join(others)})"
-    return Option(name, pattern, str, lambda value: f"{prefix}{value}", default, tuple(others))
+    default, *tokens = words
+    pattern = f"{prefix.replace('.', chr(92) + '.')}({'|'.join(tokens)})"
+    return Option(name, pattern, str, lambda value: f"{prefix}{value}", default, tuple(tokens))
 
 
 def number(name: str, prefix: str, *values: float) -> Option:

@@ -43,7 +43,7 @@ class Sizes:
 
     @property
     def pairs(self) -> int:
-        """Pairs of query and key, over samples and heads."""
+        """The number of pairs of query and key, over samples and heads."""
         return self.B * self.H * self.Lq * self.Lk
 
     @property

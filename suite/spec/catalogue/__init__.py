@@ -45,7 +45,7 @@ class Selection:
 
     def where(self, keep: Callable[[Case], bool]) -> Selection:
         """The cases for which `keep` is True."""
-        return Selection(lambda at: {case: why for case, why in self.why(at).items() if keep(case)})
+        return Selection(lambda level: {c: why for c, why in self.why(level).items() if keep(c)})
 
     def share(self, name: str) -> Selection:
         """The cases that belong to the share named `name` (`SHARES`)."""
@@ -56,8 +56,8 @@ class Selection:
             smoke_cases = {*smoke}
             in_dtypes = [case for case in smoke if case.dtype.name in share.dtypes]
             chosen = one_in(share.smoke, in_dtypes, by_dtype=True)
-            for at in levels_up_to(level)[1:]:
-                later_cases = (case for case in self(at) if case not in smoke_cases)
+            for later_level in levels_up_to(level)[1:]:
+                later_cases = (case for case in self(later_level) if case not in smoke_cases)
                 chosen += one_in(share.smoke_again, smoke)
                 chosen += one_in(share.later_cases, later_cases, layers=share.layers)
             selected, reason = {*chosen}, f"share {name}: {share.why}"
@@ -113,9 +113,9 @@ def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
     def select(level: str) -> dict[Case, str]:
         reasons: dict[str, str] = {}
         for asks in groups():
-            for at in levels_up_to(level):
+            for each_level in levels_up_to(level):
                 for ask in asks:
-                    for text, why in ask.at(at, in_all_dtypes).items():
+                    for text, why in ask.ids_at(each_level, in_all_dtypes).items():
                         reasons.setdefault(text, why)
         return {Case.parse(text): why for text, why in reasons.items()}
 
@@ -160,12 +160,13 @@ def in_pages() -> tuple[str, ...]:
 def with_plain(
     *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
 ) -> Selection:
-    """The cases of `asked`, and from standard on the plain cases of all operators that `asks` lack.
+    """The cases of `asked`, and from standard on the plain cases of operators that `asks` do not name.
 
     `dtypes` is the row of `DTYPES_AT` for the plain cases; only those for which `keep` is True are added.
     """
 
     def plain_patterns() -> list[str]:
+        """The plain patterns of operators that `asks` do not name, and of all further kinds."""
         texts = (
             text for ask in asks for text in ([ask] if isinstance(ask, str) else ask.patterns())
         )

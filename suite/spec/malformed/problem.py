@@ -62,7 +62,7 @@ class MalformedCase:
 
     @property
     def must(self) -> str:
-        """What an implementation must do."""
+        """The predicate of a sentence: "must raise", and if so, which answers are right, too."""
         return "must raise" + (", or answer without memory of others" if self.contained else "")
 
     def describe(self) -> str:

@@ -82,8 +82,8 @@ def heads_first(case: Case, array_axes: str) -> bool:
 
 
 def slots_first(case: Case, pool: np.ndarray, array_axes: str = "g") -> np.ndarray:
-    """A pool as (P, S, ...), or such an array as a pool: swaps slots and heads if heads stand first. For
-    the axes of the array without pages."""
+    """A pool as (P, S, ...), from the axes of its array without pages: slots and heads are exchanged if
+    heads stand first. Its own inverse."""
     return pool.swapaxes(1, 2) if heads_first(case, array_axes) else pool
 
 
@@ -224,8 +224,8 @@ def owned_pages(pages: int, rng: np.random.Generator) -> np.ndarray:
 def numbers(table: np.ndarray, size: int, keys: int) -> np.ndarray:
     """The slot of each key as a number page * S + slot: (B, keys) for a table, (keys,) for one of its
     rows."""
-    at = np.arange(keys)
-    return np.asarray(table.astype(int)[..., at // size] * size + at % size)
+    positions = np.arange(keys)
+    return np.asarray(table.astype(int)[..., positions // size] * size + positions % size)
 
 
 def slots_of(table: np.ndarray, counts: np.ndarray, size: int, keys: int) -> np.ndarray:
@@ -251,10 +251,10 @@ def slots(inputs: Inputs) -> np.ndarray:
     return slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
 
 
-def readable(at: np.ndarray) -> np.ndarray:
-    """The slots `at` (`slots_of`) with every -1 replaced by a slot of the same sample, or by 0, so that
+def readable(ids: np.ndarray) -> np.ndarray:
+    """The slots `ids` (`slots_of`) with every -1 replaced by a slot of the same sample, or by 0, so that
     all can be read."""
-    return np.where(at < 0, at.max(1, keepdims=True, initial=0), at)
+    return np.where(ids < 0, ids.max(1, keepdims=True, initial=0), ids)
 
 
 def tokens_first(x: np.ndarray, array_axes: str) -> np.ndarray:
@@ -262,17 +262,19 @@ def tokens_first(x: np.ndarray, array_axes: str) -> np.ndarray:
     return np.moveaxis(x, (array_axes.index("b"), array_axes.index("k")), (0, 1))
 
 
-def take_tokens(case: Case, pool: np.ndarray, at: np.ndarray, array_axes: str) -> np.ndarray:
-    """The tokens in the slots `at` (B, Lk) of a pool of the case, with the axes `array_axes`."""
-    tokens = flat_slots(case, pool, array_axes)[readable(at)]
+def take_tokens(case: Case, pool: np.ndarray, ids: np.ndarray, array_axes: str) -> np.ndarray:
+    """The tokens in the slots `ids` (B, Lk) of a pool of the case, with the axes `array_axes`."""
+    tokens = flat_slots(case, pool, array_axes)[readable(ids)]
     return np.moveaxis(tokens, (0, 1), (array_axes.index("b"), array_axes.index("k")))
 
 
-def put(case: Case, pool: np.ndarray, at: np.ndarray, x: np.ndarray, array_axes: str) -> np.ndarray:
-    """A copy of a pool of the case, with tokens (axes `array_axes`) in the slots `at` (B, Lk) that are
+def put(
+    case: Case, pool: np.ndarray, ids: np.ndarray, x: np.ndarray, array_axes: str
+) -> np.ndarray:
+    """A copy of a pool of the case, with tokens (axes `array_axes`) in the slots `ids` (B, Lk) that are
     not negative. Of several tokens for a slot the last one stays."""
     copy = slots_first(case, pool, array_axes).copy()
-    copy.reshape(-1, *copy.shape[2:])[at[at >= 0]] = tokens_first(x, array_axes)[at >= 0]
+    copy.reshape(-1, *copy.shape[2:])[ids[ids >= 0]] = tokens_first(x, array_axes)[ids >= 0]
     return np.ascontiguousarray(slots_first(case, copy, array_axes))
 
 
@@ -286,8 +288,8 @@ def stored(inputs: Inputs) -> Inputs:
     """The inputs after new tokens are stored in their slots."""
     case, names, array_axes = inputs.case, stores(inputs.case), flat(inputs.case).axes
     slot_ids = slots(inputs)[:, -inputs.sizes.Lq :]
-    new = {name: inputs.arrays[f"{NEW}{name}"] for name in names}
-    pools = {n: put(case, inputs.arrays[n], slot_ids, new[n], array_axes[n]) for n in names}
+    new_tokens = {name: inputs.arrays[f"{NEW}{name}"] for name in names}
+    pools = {n: put(case, inputs.arrays[n], slot_ids, new_tokens[n], array_axes[n]) for n in names}
     return inputs.replace(writes=False, **pools, **{f"{NEW}{name}": None for name in names})
 
 

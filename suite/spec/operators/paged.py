@@ -101,9 +101,9 @@ def with_pages_of(case: Case, size: int) -> Case:
     old_size, (queries, keys) = case.option("page_size"), case.option("segments")
     if size == old_size:
         return case
-    pages_and_rest = [divmod(n, old_size) for n in keys]
+    pages_and_tail = [divmod(n, old_size) for n in keys]
     new_keys = tuple(
-        n * size + (rest and max(1, min(rest, size - 1))) for n, rest in pages_and_rest
+        n * size + (tail and max(1, min(tail, size - 1))) for n, tail in pages_and_tail
     )
     new_queries = tuple(
         keys_after if count == keys_before else min(count, keys_after)

@@ -98,7 +98,7 @@ def axes_of(name: str) -> str:
 
 
 def scale_axes(case: Case) -> Axes:
-    """The axes of scales and zero points."""
+    """The axes of scales and zero points, by array name."""
     granule = GRANULES[case.option("scales")]
     kinds = ("scale", "zero") if case.option("zero") else ("scale",)
     return {
