@@ -121,6 +121,7 @@ def attention(
     collector = Collector(q, k, v, scale, zero_key, variance) if terms else None
 
     def block(rows: slice) -> None:
+        """Writes output, log-sum-exp, largest score and terms of a block of rows."""
         qb = q[:, :, rows]
         scaled = (qb @ kt) * scale  # (B, H, rows, Lk)
         s, applied = scaled, []

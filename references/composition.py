@@ -48,6 +48,7 @@ class Problem:
         return self._leaf(name, lambda array, u: Bounded.exact(array))
 
     def _leaf(self, name: str, bounded: Callable[[np.ndarray, Roundoffs], Bounded]) -> Leaf:
+        """The leaf of an array, one for all uses; `bounded` gives the array its error."""
         if name not in self._leaves:
             self._leaves[name] = Leaf(self.u, bounded(self.arrays[name], self.u), name)
         return self._leaves[name]
@@ -159,6 +160,7 @@ class Reference:
 
 
 def _outputs(inputs: Inputs, composition: Composition, arrays: Mapping[str, Bounded]) -> Outputs:
+    """`Outputs` of a composition with these arrays, in which a bound of NaN is infinite."""
     keys = composition.keys
     if keys is None:
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)

@@ -51,6 +51,7 @@ def compose(problem: Problem) -> Composition:
     w_uk, w_uv = problem.leaf("w_uk"), problem.leaf("w_uv")
 
     def scores(query: Node, key: Node, rope: Node) -> Node:
+        """The scores of queries and keys plus those of the rotary parts; `rope`: rotary keys."""
         parts = ((query, key), (problem.leaf("query_rope"), rope))
         plain_part, rotary_part = (Scores(u, q, k, problem.scale, pairs) for q, k in parts)
         score_sum = ScoreSum(plain_part, rotary_part)

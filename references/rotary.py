@@ -81,6 +81,7 @@ def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
 
 
 def _variant_frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
+    """`frequencies` with the factor on sine and cosine that the variant has by default."""
     size, base, f, n = rotation.size, rotation.base, FACTOR, ORIGINAL_LENGTH
     exponent = (2 * np.arange(size // 2)).astype(position.dtype) / size
     length = float(position.max(initial=0)) + 1

@@ -20,7 +20,7 @@ from attention_conformance.suite.spec.operators import OPERATORS
 
 @dataclass(frozen=True)
 class Question:
-    """One question, with the answers seen in the field and the dtypes in which it is asked.
+    """One question, with the answers of released implementations and the dtypes in which it is asked.
 
     - `options`: the answers.
     - `layer_dtypes`: the dtypes for layers, if other ones.
@@ -31,7 +31,7 @@ class Question:
     - `any_error`: every error is the answer "raises", of a user's function, too: writing beyond an array
       raises whatever the framework's indexing raises.
 
-    A call that gives none of the answers fails: each is that of a released implementation.
+    Each answer is that of a released implementation. A call that gives none of the answers fails.
     """
 
     name: str

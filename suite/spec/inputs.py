@@ -117,7 +117,7 @@ class Inputs:
 
     @property
     def features(self) -> dict[str, Any]:
-        """The features of `suite.spec.features` that are used, by name, with their values."""
+        """The values of the features (`suite.spec.features`) that the inputs use, by name."""
         values = {name: self.feature(name) for name in FEATURES}
         return {n: value for n, value in values.items() if value is not None and value is not False}
 

@@ -260,6 +260,7 @@ class Tree(Mask):
 
 @lru_cache(maxsize=64)
 def _paths(parents: tuple[int, ...]) -> np.ndarray:
+    """`Tree.paths` for the parents of the nodes, -1 for none; read-only."""
     paths = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -364,13 +365,14 @@ def without_right_sides(mask: Mask) -> Mask:
 
 
 def part_features(mask: Mask, form: str) -> list[str]:
-    """The features that the parts of a mask need one by one, in the form they are passed in."""
+    """The features that the parts of a mask need, each by itself, in a form (`Case.form`)."""
     if form == "flag":
         return ["causal" if isinstance(part, Causal) else _feature(part) for part in mask.parts]
     return [_feature(part) if form == "native" else "mask" for part in mask.parts]
 
 
 def _feature(mask: Mask) -> str:
+    """The feature of one part of a mask that is passed natively."""
     if isinstance(mask, Causal) and not mask.bottom_right:
         return "causal"
     if isinstance(mask, Window):

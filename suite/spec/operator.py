@@ -132,7 +132,7 @@ class Asks:
     """The cases of an operator (see `suite.spec.levels.Ask`).
 
     - `cases`: values are judged. `gradients`: derivatives are judged.
-    - `compiled`, `compiled_gradients`: the same in compiled mode.
+    - `compiled`, `compiled_gradients`: cases and gradients of compiled mode.
     - `pages`: ids with {dt} of cases with a page table; checks of pages use them, and an election the
       first one.
     - `plain`: id with {dt} of a case without a mask; checks of memory layouts and state use it.
@@ -152,7 +152,7 @@ class Asks:
 
     @property
     def common_sizes(self) -> tuple[str, ...]:
-        """The sizes with which patterns are asked in every dtype at standard: those of `plain`, and
+        """The tokens of sizes with which standard asks patterns in every dtype: that of `plain`, and
         `also_common`."""
         return (part(self.plain, "SIZES"), *self.also_common)
 
@@ -162,7 +162,7 @@ class Questions:
     """The elections of an operator, and the ids they start from.
 
     - `probe`, `gradient_probe`: ids with {mask} and {dt} for mask and dtype.
-    - `well_formed`: id of the problem that malformed problems are made of.
+    - `well_formed`: id of the well-formed problem that malformed problems change.
     - `trials`: ids with {dt} of sizes that most kernels accept; user functions are tried on them, too.
     - `large_scores(inputs)`: inputs with scores above 65504 (largest float16) for the election
       large-scores.
@@ -222,11 +222,11 @@ class Packing:
 class Operator:
     """What implementations compute, described as data.
 
-    - `words`: words for required features that only such operators need, with their meanings.
+    - `words`: the features that only cases of this operator need, with their meanings.
     - `axes`: the arrays of a case by name; `draw`: their values before rounding to the case's dtype, in
       the same order; `outputs`: the outputs of a case. All may depend on the options.
-    - `needs(case, arrays, sizes, widths)`: the required features besides those of masks and biases, for
-      a case or a variation of it.
+    - `needs(case, arrays, sizes, widths)`: the required features, except masks and biases, of a case or a
+      variation of it.
     - `ties(options)`: axes of equal size under these options, as strings of letters; "1" means size 1.
     - `validate`: raises ValueError for a case that is invalid for another reason.
     - `topic`: the column of the matrix that counts its cells, and what the column is about.

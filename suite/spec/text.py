@@ -71,6 +71,7 @@ class PrintableStream:
 
     @contextlib.contextmanager
     def _while_read(self) -> Iterator[None]:
+        """A context that raises SystemExit if the stream cannot be written."""
         try:
             yield
         except OSError as error:

@@ -21,7 +21,7 @@ STEPS = {
     "mask": "pairs that do not attend",
     "output": "a further output",
 }
-"""What features reduce to, in the order of the computation."""
+"""The steps that features reduce to, in the order of the computation."""
 
 
 def per_head(x: np.ndarray, rows: int, keys: int) -> np.ndarray:
@@ -33,7 +33,7 @@ def per_head(x: np.ndarray, rows: int, keys: int) -> np.ndarray:
 class Reduction:
     """The step of plain attention that a feature reduces to, and the roundings that the step adds.
 
-    - `to`: the step, one of `STEPS`.
+    - `to`: the name of the step in `STEPS`.
     - `accumulate`, `score`: roundings in the accumulator and stores of scores. They are relative to the
       new scores, to the added bias, or to |x| + |m| + log n for a key of score x beside n keys with the
       maximum m.

@@ -34,6 +34,7 @@ def covering_of(
     tokens = [name for name in axes if name not in ("dtype", "mask", *size_axes)]
 
     def text_of(row: Row) -> str:
+        """The id of a row, completed by the first values of all other axes; options in any order."""
         row = defaults | row
         heads, sizes, *further = sizes_of(row).split("/")
         mask, *form = str(row.get("mask", "none")).split("/")
@@ -50,6 +51,7 @@ def covering_of(
             return ""
 
     def valid(row: Row) -> bool:
+        """True if the id of the row, or of the row with a value of one more axis, is valid."""
         longer_rows = (row | {n: value} for n in axes if n not in row for value in axes[n])
         dtype = {"dtype": defaults["dtype"]}  # an id is valid in every dtype or in none
         rows = (r for r in chain([row], longer_rows) if not is_excluded(r))

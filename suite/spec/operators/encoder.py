@@ -23,7 +23,7 @@ from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Ques
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.layers import draw_parameters, draw_sequences
-from attention_conformance.suite.spec.operators.norms import ADDED
+from attention_conformance.suite.spec.operators.norms import NORM_EPSILON
 from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
@@ -126,7 +126,7 @@ ENCODER = Operator(
         choice("activation", ACTIVATIONS),
         flag("self_attention", "self"),
         flag("squeezed", "single"),
-        ADDED,
+        NORM_EPSILON,
     ),
     questions=Questions(
         elections=("fully-masked-row", "padded-sample"),

@@ -230,7 +230,7 @@ def numbers(table: np.ndarray, size: int, keys: int) -> np.ndarray:
 
 def slots_of(table: np.ndarray, counts: np.ndarray, size: int, keys: int) -> np.ndarray:
     """The slots (B, keys) of keys as numbers page * S + slot, -1 in front of the first key of a sample.
-    The last key of every sample is the last one of its row."""
+    The last key of a sample stands at the end of its row."""
     place = np.arange(keys) - (keys - counts.astype(int)[:, None])
     entries = np.take_along_axis(table.astype(int), np.maximum(place, 0) // size, 1)
     return np.where(place < 0, -1, entries * size + place % size)

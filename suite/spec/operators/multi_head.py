@@ -34,7 +34,7 @@ from attention_conformance.suite.spec.operators.layers import (
     options,
     projections_work,
 )
-from attention_conformance.suite.spec.operators.norms import ADDED
+from attention_conformance.suite.spec.operators.norms import NORM_EPSILON
 from attention_conformance.suite.spec.operators.sdpa_cases import mask_fits_form
 from attention_conformance.suite.spec.sizes import Sizes
 
@@ -255,7 +255,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
 
 
 def validate(case: Case) -> None:
-    if case.option("epsilon") != ADDED.default and not case.option("qk_norm"):
+    if case.option("epsilon") != NORM_EPSILON.default and not case.option("qk_norm"):
         raise ValueError(f"{case.operator} has an epsilon only with qknorm: {case.id}")
 
 
@@ -283,7 +283,7 @@ MULTI_HEAD = Operator(
         compiled_gradients=(Ask("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12", since="standard"),),
         also_common=(*(sizes_of(shape).token for shape in SHAPES), "b2h1q7k7d5v6"),
     ),
-    options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED, KIND),
+    options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), NORM_EPSILON, KIND),
     questions=Questions(
         elections=(
             "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row",

@@ -38,10 +38,10 @@ it out, or adding it after the root, is seen."""
 TINY = 2.0**-6
 """The factor of x in the recipe "tiny"."""
 
-ADDED = Option(
+NORM_EPSILON = Option(
     "epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON, limits=(0.0, 1.0)
 )
-"""Another epsilon. Each framework's default is asked as a path."""
+"""The option of another epsilon. Each framework's default is tested as a path."""
 
 GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
 
@@ -124,7 +124,7 @@ LAYER_NORM = Operator(
             Ask("layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self", since="standard"),
         ),
     ),
-    options=options("without_affine", "plain", ADDED),
+    options=options("without_affine", "plain", NORM_EPSILON),
     recipes=RECIPES,
     is_layer=True,
     has_keys=False,
@@ -136,8 +136,8 @@ STATISTICS = ("mean", "variance")
 """Parameters that are running averages: they have no gradient."""
 
 AVERAGED = replace(number("averaged", "averaged"), limits=(1.0, 2.0))
-"""The layer made the statistics itself, as running averages over two batches: the query times numbers
-up to this one."""
+"""The largest factor of the query in two batches, of which the layer itself computes its statistics as
+running averages."""
 
 
 def batch_axes(case: Case) -> Axes:
@@ -200,6 +200,6 @@ BATCH_NORM = replace(
             ),
         ),
     ),
-    options=options("without_affine", "plain", ADDED, AVERAGED, training_differs=True),
+    options=options("without_affine", "plain", NORM_EPSILON, AVERAGED, training_differs=True),
     array_kinds=ArrayKinds(statistics=STATISTICS),
 )

@@ -122,7 +122,7 @@ class Rotation:
 
     @property
     def variant(self) -> str:
-        """The scaled variant without what is given in addition."""
+        """The scaled variant without its suffix: "yarn" for "yarn-mscale"."""
         return self.scaling.partition("-")[0]
 
     @property

@@ -86,6 +86,7 @@ def _played(
     prompts: tuple[tuple[int, ...], ...],
     lenient: bool = False,
 ) -> tuple[tuple[Action, Contents], ...]:
+    """`played` for a script, after `before` tokens; `prompts` has the left paddings of each sample."""
     B, history = len(prompts), list[tuple[Action, Contents]]()
     tokens, arrived = [np.zeros((4, 0), int)] * B, [0] * B  # the arrays of `Contents`
     later_prompts = [iter(own_paddings) for own_paddings in prompts]

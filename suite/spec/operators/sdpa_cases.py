@@ -82,7 +82,7 @@ AXES: dict[str, tuple[object, ...]] = {
 
 
 def mask_fits_form(row: Row) -> bool:
-    """True if a mask has its form: one without a flag is passed densely; no mask has no dense form."""
+    """True if the form suits the mask: masks without a flag are passed densely, no mask natively."""
     mask = str(row.get("mask"))
     only_form = "native" if mask == "none" else "dense" if mask.startswith("bool") else None
     return only_form is None or row.get("form", only_form) == only_form
@@ -91,7 +91,7 @@ def mask_fits_form(row: Row) -> bool:
 def valid(row: Row) -> bool:
     """True if the values of a row, or of a part of one, make sense together.
 
-    - A mask has its form.
+    - The form suits the mask.
     - Recipes that set the size of scores use the default scale.
     - A bias that hides keys has no mask beside it, because a row emptied by both would belong to two
       elections.

@@ -82,9 +82,9 @@ SIZES = (
 
 
 def derivable(row: Row) -> bool:
-    """`valid`, with one head count per shape: grouped heads have Dv = D, which every kernel supports;
-    equal head counts have Dv != D. Each dtype is in one of the shapes, float32 in both; all in both at
-    full."""
+    """True for `valid` rows with one head count per shape: grouped heads with Dv = D, which every kernel
+    supports; equal head counts with Dv != D. A dtype has one of the shapes, float32 both; at full every
+    dtype has both."""
     first = {row[name] == GRADIENT_AXES[name][0] for name in ("shape", "heads") if name in row}
     dtype = row.get("dtype", "f32")
     if len(first) > 1 or (dtype != "f32" and not first <= {dtype != "f16"}):
