@@ -153,7 +153,7 @@ def decoded(x: Bounded, u: Roundoffs) -> Bounded:
 
 
 def compose(problem: Problem) -> Composition:
-    """Raises NotImplementedError: derivatives are not asked."""
+    """Raises NotImplementedError: attention with a cache has no derivatives."""
     raise NotImplementedError(f"{problem.inputs.operator} is forward only")
 
 

@@ -94,12 +94,13 @@ class ByParts(Reference):
         return Outputs({"output": output}, np.ones((1, 1, inputs.sizes.Lq), int), deviation)
 
 
-def _tokens(problem: Problem) -> tuple[SharedTensor, SharedTensor]:
+def _key_and_value(problem: Problem) -> tuple[SharedTensor, SharedTensor]:
+    """The nodes of packed keys and values."""
     return Packed(problem.leaf("key")), Packed(problem.leaf("value"))
 
 
 reference = ByParts(
-    lambda inputs: parts(inputs.case), _tokens, lambda inputs: (inputs.key, inputs.value)
+    lambda inputs: parts(inputs.case), _key_and_value, lambda inputs: (inputs.key, inputs.value)
 )
 
 

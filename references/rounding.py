@@ -117,17 +117,17 @@ class Roundoffs:
 
     @property
     def results(self) -> Store:
-        """Results stored in the case's dtype."""
+        """The store of a result in the case's dtype."""
         return Store(self.output, self.floor)
 
     @property
     def scores(self) -> Store:
-        """Stored scores."""
+        """The store of a score."""
         return Store(self.score, self.score_floor)
 
     @property
     def scaled_scores(self) -> Store:
-        """Products that are stored like scores."""
+        """The product and the store of a number that is stored like a score."""
         return Store(self.score + self.accumulate, self.score_floor)
 
     @property
@@ -227,10 +227,6 @@ class Bounded:
     def where(self, condition: np.ndarray) -> Bounded:
         """The array with exact zeros where `condition` is False."""
         return Bounded(np.where(condition, self.value, 0), np.where(condition, self.error, 0.0))
-
-    def sum(self, axes: int | tuple[int, ...]) -> Bounded:
-        """The sum over axes, which are removed, without rounding."""
-        return Bounded(self.value.sum(axes), self.error.sum(axes))
 
 
 def magnitude(x: np.ndarray) -> np.ndarray:

@@ -255,7 +255,7 @@ def _sum_unit(n: int, u: Roundoffs) -> float:
 
 
 def _step_unit(u: Roundoffs) -> float:
-    """The unit roundoff of a step of a norm."""
+    """The unit roundoff of a step of a norm: u_acc, or u_e if every step is stored."""
     return max(u.accumulate, u.step)
 
 

@@ -164,7 +164,7 @@ class Case:
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        """All options of the operator by name."""
+        """The value of every option of the operator, by name."""
         return {o.name: o.default for o in self.operator.options} | dict(self.options)
 
     @property

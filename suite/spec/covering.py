@@ -65,7 +65,8 @@ def covering_array(
         return tuple((name, row[name]) for name in target)
 
     def extended(row: Row, name: str) -> Row:
-        """The row with the best valid value of one more axis. Raises ValueError if there is none."""
+        """The row with the valid value of one more axis that covers most uncovered tuples. Raises
+        ValueError if no value is valid."""
         assigned = {*row, name}
         complete = [t for t in targets if name in t and assigned.issuperset(t)]
 

@@ -63,7 +63,7 @@ class DType:
 
     @property
     def large(self) -> float:
-        """A large number whose products with usual ones are finite."""
+        """A large number, whose products with unit normals are finite."""
         return 100.0 if self.name == "f16" else 1e4
 
     @property
@@ -100,7 +100,7 @@ class Code(DType):
 
     @property
     def is_whole(self) -> bool:
-        """True for whole numbers."""
+        """True if the codes are whole numbers."""
         return self.carrier == "int8"
 
     @property

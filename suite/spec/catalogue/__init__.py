@@ -44,7 +44,7 @@ class Selection:
         return self._by_level[key]
 
     def where(self, keep: Callable[[Case], bool]) -> Selection:
-        """The cases for which `keep` is True."""
+        """The selection of only those cases for which `keep` is True."""
         return Selection(lambda level: {c: why for c, why in self.why(level).items() if keep(c)})
 
     def share(self, name: str) -> Selection:

@@ -303,13 +303,13 @@ def pools(inputs: Inputs) -> dict[str, str]:
 
 
 def read_entries(inputs: Inputs) -> np.ndarray:
-    """The entries of the table that name a page with a key of their sample, boolean (B, T)."""
+    """Boolean (B, T): entries of the page table that name a page with a key of their sample."""
     counts, n = inputs.arrays["key_lengths"], inputs.letters
     return np.asarray(np.arange(n["t"]) * n["s"] < counts[:, None])
 
 
 def owned(inputs: Inputs) -> np.ndarray:
-    """The slots that hold a key of some sample, boolean (P, S)."""
+    """Boolean (P, S): slots that hold a key of some sample."""
     n, table, counts = inputs.letters, *(inputs.arrays[name] for name in TABLE)
     is_owned = np.zeros((n["p"], n["s"]), bool)
     for row, count in zip(table, counts, strict=True):

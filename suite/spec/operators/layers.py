@@ -181,7 +181,7 @@ def moved_bytes(inputs: Inputs) -> int:
 
 
 def projections_work(inputs: Inputs, direction: str) -> Work:
-    """Forward operations of four projections and the attention between them."""
+    """The work of four projections and the attention between them, in a direction."""
     s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
     projected = s.Lq * w.query * s.H * s.D + s.Lk * w.key * s.Hkv * s.D
     projected += s.Lk * w.value * s.Hkv * s.Dv + s.Lq * s.H * s.Dv * w.output

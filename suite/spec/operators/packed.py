@@ -79,7 +79,7 @@ def lengths(text: str) -> Lengths:
 
 
 def token_of_lengths(pair: Lengths) -> str:
-    """The token of lengths in an id."""
+    """The token of the numbers of queries and of keys, in an id."""
     queries, keys = (".".join(map(str, part)) for part in pair)
     return f"seg{queries}" if queries == keys else f"seg{queries}x{keys}"
 

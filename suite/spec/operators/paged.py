@@ -176,11 +176,11 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     table = draw_table(case, rng)
     arrays = {"query": query}
     large = case.dtype.large * (-1.0) ** np.arange(n["p"] * n["s"])
-    for name, token in zip(("key", "value"), tokens, strict=True):
-        slots = np.empty((n["p"] * n["s"], s.Hkv, token.shape[-1]))
+    for name, array in zip(("key", "value"), tokens, strict=True):
+        slots = np.empty((n["p"] * n["s"], s.Hkv, array.shape[-1]))
         slots[:] = large[:, None, None]
         for (_, keys), pages in zip(segments(case), table, strict=True):
-            slots[numbers(pages, n["s"], keys.stop - keys.start)] = token[keys]
+            slots[numbers(pages, n["s"], keys.stop - keys.start)] = array[keys]
         arrays[name] = pool_of(case, slots)
     counts = (np.asarray(part, np.float64) for part in case.option("segments"))
     arrays |= zip(("query_lengths", "key_lengths"), counts, strict=True)

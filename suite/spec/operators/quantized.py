@@ -135,7 +135,7 @@ def argument(inputs: Inputs, name: str) -> np.ndarray:
 
 
 def vary_sizes(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Keys or values times a random size for every scale, of an element's granule.
+    """Keys or values, each granule of them (the elements that share a scale) times a random size.
 
     Values are larger than keys. With zero points most numbers are positive. The first token is tiny, so
     that its floating-point codes are subnormal, unless it has scales of its own.

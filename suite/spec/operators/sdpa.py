@@ -97,9 +97,9 @@ def group(case: Case) -> str:
     if not case.operator.is_default:
         return case.operator.name
     groups = [feature.group for feature in asked_features(case) if feature.group]
-    unbiased_groups = [name for name in groups if name != "bias"]
-    if unbiased_groups:
-        return unbiased_groups[-1]
+    feature_groups = [name for name in groups if name != "bias"]
+    if feature_groups:
+        return feature_groups[-1]
     has_bias = groups or case.option("bias") != "none"
     return "bias" if has_bias else re.sub(r"[^a-z].*", "", case.mask_token)
 

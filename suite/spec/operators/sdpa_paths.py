@@ -73,7 +73,7 @@ SCORES, NUMBERS = 2**14, 2**15
 
 
 def size_of(row: Mapping[str, object]) -> Sizes:
-    """The sizes of a row of members."""
+    """The sizes of a row that has a member of each class (`with_members`)."""
     B, Lq, Lk, D = (int(str(row[name])) for name in ("B", "Lq", "Lk", "D"))
     H, Hkv = cast(tuple[int, int], row["heads"])
     return Sizes(B, H, Hkv, Lq, Lk, D, D)
@@ -112,7 +112,7 @@ def with_members(
 
 
 def id_of(row: Row) -> str:
-    """The id of a row of members."""
+    """The id of a row that has a member of each class (`with_members`)."""
     sizes = size_of(row)
     mask = str(row.get("mask", "none"))
     parts = ["sdpa", mask, sizes.heads, str(row["dtype"]), sizes.token]
