@@ -1,4 +1,4 @@
-"""Operators whose tokens lie in pages: the reference of what a page table takes from the pools.
+"""References of operators whose tokens lie in pages: the tokens are taken from the pools first.
 
 Taking and storing tokens rounds nothing, so bounds are those of the operator without pages. A slot that
 no token takes keeps its bits, and has the gradient 0.

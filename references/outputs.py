@@ -1,4 +1,4 @@
-"""What every reference takes and returns: arrays in the reference's precision, and `Outputs`."""
+"""The arrays that every reference takes, in its precision, and the `Outputs` that it returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims: what users may declare about their function, as its attributes or by `claims`.
+"""Claims: properties that users may declare of their function, as its attributes or by `claims`.
 
     from attention_conformance.suite.spec.claims import claims
 

@@ -1,4 +1,4 @@
-"""Levels: the table of what is asked at which level, and why.
+"""Levels: which cases are tested at which level, and why.
 
 An operator or a check lists patterns of ids, with {dt} for the dtype. Each list (`Ask`) names the first
 level that asks it and a row of `DTYPES_AT`. A level includes all levels before it.
@@ -115,7 +115,7 @@ function that is called as one program runs no Python."""
 
 
 class Share(NamedTuple):
-    """The share of the cases that is asked of a check, per operator.
+    """The share of the cases that a check tests, per operator.
 
     - smoke: one in `smoke` of the smoke cases, in each of `dtypes`.
     - standard: also one in `smoke_again` of the smoke cases, and one in `later_cases` of the cases that
@@ -142,8 +142,8 @@ SHARES: Mapping[str, Share] = {
 
 
 class Ask:
-    """Ids for a level: patterns, functions that return patterns, or covering arrays; a row of
-    `DTYPES_AT`; the first level; and what the ids have in common, for `list --why`."""
+    """Cases to be tested, by `ids` (patterns, functions that return patterns, or covering arrays).
+    `dtypes` is a row of `DTYPES_AT`, `since` the first level, `why` the reason for `list --why`."""
 
     def __init__(
         self, *ids: str | Callable[[], Iterable[str]] | Covering,
@@ -202,7 +202,7 @@ def postponed(
 ) -> str:
     """The reason of `POSTPONED` why a level does not ask a cell yet, or "" if it does.
 
-    - `postponed_kinds`: what the implementation postpones.
+    - `postponed_kinds`: keys of `POSTPONED`, and dtypes, that the implementation postpones.
     - `variation`: True if the check runs variations of the case.
     - `in_smoke`: True if smoke has the case.
     """

@@ -1,4 +1,4 @@
-"""What a package holds: its modules, and the values that they define."""
+"""The modules of a package, and the functions and classes that they define."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class Packing:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """What implementations compute, described as data.
+    """An operator that implementations compute, described as data.
 
     - `words`: the features that only cases of this operator need, with their meanings.
     - `axes`: the arrays of a case by name; `draw`: their values before rounding to the case's dtype, in

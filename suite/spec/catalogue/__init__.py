@@ -108,7 +108,7 @@ def _pool_of_operators(pool: str) -> Selection:
 
 
 def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
-    """The cases of groups of asks: group by group, earlier levels first."""
+    """The cases of groups of `Ask`s, with reasons: group by group, earlier levels first."""
 
     def select(level: str) -> dict[Case, str]:
         reasons: dict[str, str] = {}

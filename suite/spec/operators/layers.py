@@ -1,4 +1,4 @@
-"""What layers share: options, parameters, draws and needs.
+"""The options, parameters, draws and needs that all layers share.
 
 A layer takes sequences (B, L, width) and parameters. It returns an output (B, Lq, width) and, if
 requested, weights.
