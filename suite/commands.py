@@ -26,7 +26,7 @@ from attention_conformance.suite.spec.catalogue import (
     Selection,
     everything,
     find,
-    replaced,
+    original_of,
 )
 from attention_conformance.suite.spec.claims import CLAIMS
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -34,7 +34,7 @@ from attention_conformance.suite.spec.elections import QUESTIONS
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.levels import POSTPONED
 from attention_conformance.suite.spec.operators import WORDS
-from attention_conformance.suite.spec.text import printed
+from attention_conformance.suite.spec.text import printable_output
 from attention_conformance.suite.spec.vocabulary import KINDS, LEVELS, NUMERICS, STATUSES
 from attention_conformance.suite.sweep import add_sweep_parser
 from attention_conformance.suite.vectors.command import add_vectors_parser
@@ -45,7 +45,7 @@ CATALOGUE = "attention_conformance.suite.deviations:mutants"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Usage errors, and records that cannot be written, exit
     with 2."""
-    with printed():
+    with printable_output():
         chosen = parsed(arguments)
         try:
             return chosen.run(chosen)
@@ -156,7 +156,7 @@ def _unlisted(case: AnyCase) -> str:
     from attention_conformance.suite.checks import all_checks
 
     listed = (c for check in all_checks().values() for c in check.cases("full"))
-    instead = replaced(case, listed)
+    instead = original_of(case, listed)
     if instead is None:
         return "no check asks it: --case of search and bench does"
     return f"asked in place of {instead}, if a function's signature or claims exclude that case"

@@ -18,7 +18,7 @@ from attention_conformance.suite.spec.catalogue import Ask, asked
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached_cases import PLAIN
-from attention_conformance.suite.spec.operators.scripts import actions, freed
+from attention_conformance.suite.spec.operators.scripts import actions, freed_tokens
 from attention_conformance.suite.spec.operators.steps import Chunk
 from attention_conformance.suite.spec.operators.views import attended
 from attention_conformance.suite.test_invariance import expect_within
@@ -113,7 +113,7 @@ def test_tokens_apart(cell: Cell) -> None:
         after = cell.run(inputs.replace(**arrays)).values
         expect_same(cell, after, before, judged[:, None, :, None], f"large numbers in {what}")
     rows = read & unpoisoned(inputs)
-    if freed(inputs.case).any() and cell.elected("nan-in-freed-slot") == "blocked":
+    if freed_tokens(inputs.case).any() and cell.elected("nan-in-freed-slot") == "blocked":
         after = cell.run(poisoned(inputs)).values
         expect_same(
             cell, after, before, rows[:, None, :, None], "NaN in tokens that left the cache"

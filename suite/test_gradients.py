@@ -253,7 +253,7 @@ def expect_unmoved(
     )  # fmt: skip
     if not nowhere:
         return
-    for name in cell.inputs.keyed:
+    for name in cell.inputs.key_operands:
         places = np.broadcast_to(slots_of(cell.inputs, name, slots), before[name].shape)
         if (before[name][places] != 0).any() or (after[name][places] != 0).any():
             raise Deviation("leak", f"a hidden {name} has a nonzero gradient")

@@ -36,7 +36,7 @@ def rows_that_see(inputs: Inputs, rows: slice = slice(None)) -> np.ndarray:
     If keys have no head axis: number of rows that attend the slot in some head, (B, 1, Lk).
     """
     s, attends = inputs.sizes, inputs.attends[:, :, rows]
-    if "g" not in inputs.axes(inputs.keyed[0]):
+    if "g" not in inputs.axes(inputs.key_operands[0]):
         return attends.any(1, keepdims=True).sum(2)
     return attends.sum(2).reshape(s.B, s.Hkv, s.group, s.Lk).sum(2)
 
@@ -69,7 +69,7 @@ def with_slots(
     If query, key and value are one tensor, the query changes, too.
     """
     arrays = {}
-    for name in inputs.keyed:
+    for name in inputs.key_operands:
         array, new = inputs.arrays[name], value if name == "value" else key
         other = np.where(slots_of(inputs, name, slots), new(array) if callable(new) else new, array)
         arrays[name] = round_to(other, inputs.dtype)

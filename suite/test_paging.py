@@ -15,7 +15,7 @@ from attention_conformance.suite.spec.catalogue import asked, in_pages
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import filled, owned, pools, read_entries
 from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRITTEN
-from attention_conformance.suite.spec.operators.paged_write import in_turn
+from attention_conformance.suite.spec.operators.paged_write import split_write
 from attention_conformance.suite.test_invariance import expect_within
 from attention_conformance.suite.test_masking import expect_same
 
@@ -62,7 +62,7 @@ def test_written_in_turn(cell: Cell) -> None:
     second call has the pools that the first one returned."""
     inputs = cell.inputs
     whole = {name: array.copy() for name, array in cell.run(inputs).arrays.items()}
-    first, second = in_turn(inputs)
+    first, second = split_write(inputs)
     half = {name: array.copy() for name, array in cell.run(first).arrays.items()}
     pools = {"key_cache": half["output"], "value_cache": half["value_output"]}
     for name, array in cell.run(second.replace(**pools)).arrays.items():

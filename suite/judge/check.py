@@ -14,7 +14,7 @@ from typing import Any
 from attention_conformance.backends.protocol import Declared, Implementation
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.spec.catalogue import AnyCase
-from attention_conformance.suite.spec.levels import postponed
+from attention_conformance.suite.spec.levels import postponement_reason
 
 CasesOf = Callable[[str], Iterable[AnyCase]]
 """The cases of a level."""
@@ -56,7 +56,7 @@ class Check:
         """The cells of the level, case by case, for the implementations of the case's operator.
 
         If a case is beyond the declared limits of an implementation, the nearest supported case is
-        asked, too. `suite.spec.levels.postponed` says which cells wait for a later level.
+        asked, too. `suite.spec.levels.postponement_reason` says which cells wait for a later level.
         """
         of_these = [i for i in implementations if self.applies_to(i.declared)]
         eager = [i for i in of_these if i.mode == "eager"]
@@ -81,7 +81,7 @@ class Check:
                     continue
                 if case.id not in builtin and not implementation.declared.is_user_code:
                     continue
-                if postponed(
+                if postponement_reason(
                     level, later[implementation], case.dtype.name, not self.single_answer,
                     case.id in smoke,
                 ):  # fmt: skip

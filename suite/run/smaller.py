@@ -55,7 +55,7 @@ def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
     D and Dv, and a width that the heads split."""
     s, ties = (
         case.sizes,
-        case.operator.tied({o.name: case.option(o.name) for o in case.operator.options}),
+        case.operator.all_ties({o.name: case.option(o.name) for o in case.operator.options}),
     )
     widths = (
         {} if case.widths is None else dict(zip("xyzo", vars(case.widths).values(), strict=True))

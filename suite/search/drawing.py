@@ -78,7 +78,7 @@ def sizes_of(
     n |= {letter: upto(1, 24) for letter in "xyzo" if layer}
     # The heads of most layers split one width.
     split = layer and not one_in(3, random)
-    ties = (*operator.tied(options), *(("xyzo", "dv") if split else ()))
+    ties = (*operator.all_ties(options), *(("xyzo", "dv") if split else ()))
     n = tied(n, ties)
     if n["q"] * n["k"] > most:
         n = tied(n | dict.fromkeys("qk", int(most**0.5)), ties)

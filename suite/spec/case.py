@@ -169,8 +169,8 @@ class Case:
 
     @property
     def ties(self) -> tuple[str, ...]:
-        """Axes of equal size in this case (see `Operator.tied`)."""
-        return self.operator.tied(self._values)
+        """Axes of equal size in this case (see `Operator.all_ties`)."""
+        return self.operator.all_ties(self._values)
 
     @cached_property
     def id(self) -> str:

@@ -128,7 +128,7 @@ class Inputs:
         return tuple(name for name in named if name in self.arrays) or tuple(self.arrays)
 
     @property
-    def keyed(self) -> tuple[str, ...]:
+    def key_operands(self) -> tuple[str, ...]:
         """The names of operands with an axis of keys: key and value, or latents and rotary keys."""
         return tuple(name for name in self.operands if "k" in self.axes(name))
 

@@ -197,7 +197,7 @@ def levels_up_to(level: str) -> tuple[str, ...]:
     return LEVELS[: LEVELS.index(level) + 1]
 
 
-def postponed(
+def postponement_reason(
     level: str, postponed_kinds: Collection[str], dtype: str, variation: bool, in_smoke: bool
 ) -> str:
     """The reason of `POSTPONED` why a level does not ask a cell yet, or "" if it does.

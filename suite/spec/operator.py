@@ -294,7 +294,7 @@ class Operator:
         """The names that are learned parameters of a layer; empty for other operators."""
         return tuple(name for name in names if self.is_layer and name not in UNLEARNED)
 
-    def tied(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def all_ties(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The ties under these options, and the squeezed axis as one of size 1."""
         left_out = (f"1{self.squeezed_axis}",) if options.get("squeezed") else ()
         return (*self.ties(options), *left_out)

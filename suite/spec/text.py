@@ -87,7 +87,7 @@ class PrintableStream:
 
 
 @contextlib.contextmanager
-def printed() -> Iterator[None]:
+def printable_output() -> Iterator[None]:
     """A context with standard output and standard error as `PrintableStream`s."""
     out, err = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -10,7 +10,7 @@ import numpy as np
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.scripts import actions, freed
+from attention_conformance.suite.spec.operators.scripts import actions, freed_tokens
 from attention_conformance.suite.spec.operators.steps import Chunk, Crop
 from attention_conformance.suite.spec.operators.views import attended, views
 
@@ -40,14 +40,14 @@ The rollbacks are for the reference alone."""
 
 def poisoned(inputs: Inputs) -> Inputs:
     """The inputs with NaN in the tokens that leave the cache."""
-    gone = freed(inputs.case)[:, None, :, None]
+    gone = freed_tokens(inputs.case)[:, None, :, None]
     arrays = {name: np.where(gone, np.nan, inputs.arrays[name]) for name in ("key", "value")}
     return inputs.replace(**arrays)
 
 
 def unpoisoned(inputs: Inputs) -> np.ndarray:
     """The rows (B, Lq) that attend no token that leaves the cache, and came in no chunk with one."""
-    gone = freed(inputs.case)
+    gone = freed_tokens(inputs.case)
     rows = ~np.asarray((attended(inputs.case) & gone).any((2, 3)))
     before = inputs.sizes.Lk - inputs.sizes.Lq
     for view in views(inputs.case):

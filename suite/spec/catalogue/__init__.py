@@ -209,7 +209,7 @@ _LIMITED = ("Hkv", "heads", "Lq", "Lk", "D", "Dv", "scale", "page_size", "axis_o
 """The facts of a case that limits of a function can change."""
 
 
-def replaced(case: AnyCase, among: Iterable[AnyCase]) -> Case | None:
+def original_of(case: AnyCase, among: Iterable[AnyCase]) -> Case | None:
     """The case of `among` for which `case` is the nearest supported case of a function whose limits
     exclude it (`Implementation.nearest_supported`): of several the most similar one, or None."""
 
@@ -229,6 +229,6 @@ def replaced(case: AnyCase, among: Iterable[AnyCase]) -> Case | None:
 
 __all__ = [
     "AnyCase", "Ask", "Selection", "asked", "cases", "compiled_cases", "compiled_gradient_cases",
-    "everything", "find", "gradient_cases", "has_axes", "in_pages", "of_operator", "one_in", "parsed",
-    "plain", "replaced", "with_plain",
+    "everything", "find", "gradient_cases", "has_axes", "in_pages", "of_operator", "one_in",
+    "original_of", "parsed", "plain", "with_plain",
 ]  # fmt: skip

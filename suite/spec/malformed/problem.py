@@ -61,13 +61,13 @@ class MalformedCase:
         return draw(Case.parse(self.operator.questions.well_formed), seed)
 
     @property
-    def must(self) -> str:
+    def requirement(self) -> str:
         """The predicate of a sentence: "must raise", and if so, which answers are right, too."""
         return "must raise" + (", or answer without memory of others" if self.contained else "")
 
     def describe(self) -> str:
         """A description of the malformed problem in a few lines."""
-        return f"{self.id}\n  {self.text}; an implementation {self.must}"
+        return f"{self.id}\n  {self.text}; an implementation {self.requirement}"
 
     def __str__(self) -> str:
         return self.id

@@ -124,7 +124,7 @@ def with_token_ids(inputs: Inputs, rows: Sequence[np.ndarray], keys: Sequence[in
     return replace(inputs, case=case, arrays={**inputs.arrays, **chosen}, sizes=case.sizes)
 
 
-def in_turn(inputs: Inputs) -> tuple[Inputs, Inputs]:
+def split_write(inputs: Inputs) -> tuple[Inputs, Inputs]:
     """The inputs of two calls: the first writes the first half of each sample's tokens, the second the
     other half; both have the pools before any write. Raises ValueError for shuffled tokens."""
     if inputs.case.option("shuffled"):

@@ -249,7 +249,7 @@ def is_ring(case: Case) -> bool:
     return capacity(case) < most_tokens(case)
 
 
-def freed(case: Case) -> np.ndarray:
+def freed_tokens(case: Case) -> np.ndarray:
     """Boolean (B, Lk): tokens that a rollback, a reset or `keep` removes from the cache."""
     s = case.sizes
     is_freed, earlier = np.zeros((s.B, s.Lk), bool), None
