@@ -36,6 +36,8 @@ CASES = (
     *plain("multi-head", "additive", "dot", "rotary"),
     "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097",
     *plain("packed", "paged", "cached", "latent", "quantized", "quantized-write"),
+    # samples that have equal numbers of queries, and other numbers of keys
+    "packed/none/mha/f32/b3h4q9k24d8/seg3.3.3x5.12.7",
 )
 """Sizes of other checks, with a mask and a bias, which kernels may cache."""
 

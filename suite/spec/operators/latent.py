@@ -312,6 +312,7 @@ LATENT = Operator(
         gradients=(
             Ask("latent/causalbr/mha/{dt}/b2h3q4k9d8v6", dtypes="float32 first"),
             Ask(PLAIN, "latent/pad/mha/{dt}/b3h4q1k9d8v6", dtypes="two", since="standard"),
+            Ask("latent/none/mha/{dt}/b1h20q5k12d16", dtypes="float32", since="standard"),
         ),
     ),
     options=(

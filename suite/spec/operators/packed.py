@@ -237,6 +237,8 @@ def has_two_answers(row: Row) -> bool:
 
 DRAWN = covering_of("packed", AXES_OF_CASES, is_excluded=has_two_answers)
 
+MANY_SEGMENTS = f"packed/none/mha/{{dt}}/b20h2q40k40d8/seg{'.'.join(['2'] * 20)}"
+
 PATHS = (
     # decoding: one query per segment, over several keys
     "packed/none/gqa2/{dt}/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
@@ -269,6 +271,7 @@ PACKED = Operator(
                 "packed/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
             ),
             Ask(DRAWN, dtypes="array"),
+            Ask(MANY_SEGMENTS, since="standard"),
         ),
         gradients=(
             Ask("packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12", dtypes="float32 first"),
@@ -283,6 +286,7 @@ PACKED = Operator(
             Ask(
                 *PATHS,
                 "packed/none/gqa4/{dt}/b2h16q48k48d128/seg16.32/causal",
+                "packed/none/gqa2/{dt}/b4h4q10k24d8/seg3.0.6.1x5.11.7.1",
                 dtypes="float32",
                 since="standard",
             ),

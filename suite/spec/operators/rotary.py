@@ -235,6 +235,7 @@ DRAWN = covering_of(
 DESIGNED = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
     "rotary/none/mha/f32/b2h3q17k1d16/gathered",
+    "rotary/none/mha/f32/b2h3q17k1d16/interleaved/gathered",
     "rotary/none/mha/f32/b2h3q17k1d16/base500000.0/at1000000",
     "rotary/none/mha/f32/b2h3q17k1d16/rot8/at100003",
     "rotary/none/mha/f32/b2h3q17k1d16/ntk",

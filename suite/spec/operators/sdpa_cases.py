@@ -283,6 +283,8 @@ def _designed() -> list[str]:
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/bf16/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale0.0",
+        # scores whose spread exceeds the largest exponent, so that the sign of the scale matters
+        "sdpa/none/mha/f32/b2h3q17k65d64/scale-4.0",
         "sdpa/none/mha/f32/b0h1q1k1d1/bias.qk",
     ]
     return ids

@@ -52,8 +52,9 @@ DESIGNED_GRADIENTS = (
     # as many keys as queries over several tiles, without a causal flag
     "sdpa/none/mha/{dt}/b1h2q33k33d8/bias.bhqk",
     "sdpa/none/mqa/{dt}/b2h5q1k65d16",
-    # a bias that the queries share
+    # a bias that the queries share, of one tile and of several
     "sdpa/none/mha/{dt}/b2h3q5k13d8v10/bias.alibikeys",
+    "sdpa/none/mha/{dt}/b1h2q129k33d8/bias.alibikeys",
     "sdpa/none/mha/{dt}/b2h3q5k7d8/scale0.0",
     # subnormal weights, after exp and after the division
     "sdpa/none/mqa/{dt}/b1h8q11k30d96/bias.bhqk/scale2.5/bhdl",

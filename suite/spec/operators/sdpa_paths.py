@@ -207,8 +207,18 @@ WHY = "classes of sizes, joined in threes with masks, direction and memory order
 
 RUNS = {"forward": (FEATURED, MASKED), "backward": (DERIVED,)}
 
-TOGETHER = {"forward": (), "backward": ("sdpa/none/gqa2/f32/b1h4q16k32d128/bias.bhqk/cap2.0",)}
-"""Two features at once, at a size that people run."""
+SINGLE = ("", "bias.bhqk", "scale0.3", "cap2.0", "sinks", "lse", "slopes", "logitscale")
+TWO_FEATURES = covering_of(
+    "sdpa",
+    {"sizes": ("gqa2/b1h4q16k32d128",), "feature": SINGLE, "second": SINGLE},
+)
+"""Every two features, at a size that people run."""
+
+MASKED_WINDOWS = tuple(
+    f"sdpa/win6.0+bool.b1qk/{heads}/{{dt}}/{sizes}"
+    for heads, sizes in (size.split("/") for size in RUN[:5])
+)
+"""A boolean mask beside a window, at sizes that people run."""
 
 FORWARD, BACKWARD = (
     (
@@ -216,7 +226,8 @@ FORWARD, BACKWARD = (
         Ask(*SMOKE[direction], partial(ids, direction, smoke_only=True), why=WHY),
         Ask(partial(ids, direction), since="standard", why=WHY),
         Ask(*NARROW, dtypes="float32", since="standard", why="windows around the sizes of tiles"),
-        Ask(*TOGETHER[direction], since="standard", why="two at once"),
+        Ask(TWO_FEATURES, dtypes="float32", since="standard", why="two features at once"),
+        Ask(*MASKED_WINDOWS, since="standard", why="a mask beside a window"),
     )
     for direction in ("forward", "backward")
 )
