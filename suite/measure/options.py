@@ -9,7 +9,7 @@ from attention_conformance.backends import registry
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.flags import number, option, whole
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.run.options import OF_CELLS, Options, shared
+from attention_conformance.suite.run.options import CELL_OPTIONS, Options, shared
 from attention_conformance.suite.spec.catalogue.workloads import QUICK, Workload, named
 from attention_conformance.suite.spec.dtypes import dtype
 from attention_conformance.suite.spec.vocabulary import DIRECTIONS
@@ -31,7 +31,7 @@ class BenchOptions(Options):
     workloads of training. `threads` 0 means one thread per CPU.
     """
 
-    fixed = OF_CELLS
+    fixed = CELL_OPTIONS
 
     backend: tuple[str, ...] = shared(
         "backend",

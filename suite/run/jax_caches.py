@@ -39,16 +39,16 @@ def compilations_in(folder: str | Path) -> dict[str, str]:
     set already."""
     if FOLDER in os.environ:
         return {}
-    wanted = {
+    variables = {
         FOLDER: str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
 def forget(judged: int) -> None:
-    """Forget caches if that is due after so many judged cells."""
+    """Forget lowered modules or programs if that is due after so many `judged` cells."""
     if judged % FORGET_EVERY == 0:
         forget_lowered()
     if judged % COUNT_EVERY == 0 and "jax" in sys.modules and areas() > AREAS:

@@ -22,7 +22,7 @@ from attention_conformance.suite.records.coverage import shortfalls
 from attention_conformance.suite.records.diagnoses import LINE, NO_REPORT
 from attention_conformance.suite.records.files import new_file, remove_empty
 from attention_conformance.suite.records.lines import RecordError, Writer
-from attention_conformance.suite.run.options import ALLOWS, NAMES, Options
+from attention_conformance.suite.run.options import FORBID_ADVICE, NAMES, Options
 from attention_conformance.suite.run.recorded import crashed, header
 from attention_conformance.suite.run.suggestions import suggestions, together
 from attention_conformance.suite.run.terminal import FAILED, Terminal
@@ -96,7 +96,7 @@ class RunLog:
         called = by_default and any(cell.kind == "forbidden" for cell in self.cells)
         return [
             *self._notes,
-            *([ALLOWS] if called else []),
+            *([FORBID_ADVICE] if called else []),
             *suggestions(self.cells, self.functions),
             *together(self.cells, self.report.diagnoses, self.functions),
         ]

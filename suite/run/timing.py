@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from attention_conformance.suite.run.options import OF_CELLS, Options
+from attention_conformance.suite.run.options import CELL_OPTIONS, Options
 from attention_conformance.suite.run.process import run_module
 from attention_conformance.suite.run.verdict import RunVerdict
 
@@ -24,7 +24,7 @@ def timed(
 ) -> tuple[tuple[dict[str, Any], ...], list[str]]:
     """The times of the functions of a run on these workloads, forward and in float32
     (`RunVerdict.times`), and the reasons why a time is missing, as sentences."""
-    left_out = {name: getattr(Options, name) for name in (*OF_CELLS, "dtype", "mode")}
+    left_out = {name: getattr(Options, name) for name in (*CELL_OPTIONS, "dtype", "mode")}
     words = [
         *replace(options, **left_out).command_line(every=True),
         f"--mode={options.mode}",
