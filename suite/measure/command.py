@@ -68,28 +68,28 @@ def run(arguments: argparse.Namespace) -> int:
     from attention_conformance.suite.measure.gate import NOTHING, GateError
     from attention_conformance.suite.measure.pool import NothingToMeasure
     from attention_conformance.suite.measure.verdict import of_bench
-    from attention_conformance.suite.run.verdict import Door
+    from attention_conformance.suite.run.verdict import VerdictOutput
 
     try:
-        door = Door(arguments.verdict, arguments.verdict_fd)
+        output = VerdictOutput(arguments.verdict, arguments.verdict_fd)
     except ValueError as error:
         print(error, file=sys.stderr)
         return NOTHING
-    said = ""
+    error_text = ""
     try:
         options = options_of(arguments)
         verdict = _gate(options) if options.against else _measure(options)
     except (UsageError, NothingToMeasure, GateError) as error:
-        said = str(error)
+        error_text = str(error)
     except FileExistsError:
-        said = f"{arguments.results} exists, and nothing is overwritten; name a new file"
-    if said:
-        print(said, file=sys.stderr)
-        verdict = of_bench(NOTHING, reasons=(said,))
-    if unwritten := door.write(verdict):
-        print(unwritten, file=sys.stderr)
+        error_text = f"{arguments.results} exists, and nothing is overwritten; name a new file"
+    if error_text:
+        print(error_text, file=sys.stderr)
+        verdict = of_bench(NOTHING, reasons=(error_text,))
+    if write_error := output.write(verdict):
+        print(write_error, file=sys.stderr)
         return NOTHING
-    if not said and options.seed in SECRET_SEEDS:
+    if not error_text and options.seed in SECRET_SEEDS:
         _say(f"seed {options.seed}; --seed={options.seed} repeats the run")
     return verdict.exit_code
 

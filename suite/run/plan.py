@@ -35,7 +35,7 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.process import limited
 from attention_conformance.suite.run.recorded import record_key
 from attention_conformance.suite.run.steps import expected, inherited, overflow
-from attention_conformance.suite.run.suggestions import of_triton
+from attention_conformance.suite.run.suggestions import triton_hint
 from attention_conformance.suite.run.varied import varied
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import dtype
@@ -62,7 +62,7 @@ class Plan:
         try:
             return cls._load(options, user, on_death)
         except UsageError as error:
-            hint = of_triton(error, options.backends, options.device)
+            hint = triton_hint(error, options.backends, options.device)
             raise UsageError(f"{error}{hint}") from error
 
     @classmethod

@@ -194,7 +194,7 @@ def search(options: SearchOptions, board: Board | None = None) -> int:
 def tell(search: Search, failure: Failure) -> None:
     """Print a failure with its script."""
     cell, verdict = failure.cell, failure.verdict
-    again = search_command(record(cell, verdict), search.plan.options, saved=False)
+    again = search_command(record(cell, verdict), search.plan.options, with_script=False)
     print(
         f"\n{verdict.status}: {verdict.kind}, {cell.check.name} of {cell.implementation}\n"
         f"  case    {cell.case.id}\n  drawn   shrunk from {failure.drawn.id}\n  {verdict.message}\n"

@@ -21,7 +21,7 @@ from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import header, record
-from attention_conformance.suite.run.terminal import MOST, groups, why
+from attention_conformance.suite.run.terminal import MOST, failure_lines, groups
 from attention_conformance.suite.spec.vocabulary import BROKEN
 from attention_conformance.suite.vectors.asked import problems_of
 from attention_conformance.suite.vectors.files import VectorsError, encoded, read_index, sha256
@@ -88,10 +88,11 @@ def judge_answers(folder: Path, asked: JudgeOptions) -> int:
 
     missing = shortfalls(run.cells, (), filtered=plan.filtered)
     failing, full = groups(run), asked.verbose
+    limits = (len(failing), commands, len(failing)) if full else (MOST, commands)
     print(
         *(summary.tables(run) if full else summary.statuses(run)),
         summary.verdict(run, missing),
-        *why(run, failing, *((len(failing), commands, len(failing)) if full else (MOST, commands))),
+        *failure_lines(run, failing, *limits),
         "",
         *summary.facts(run.cells, {}),
         *([] if full else [summary.HIDDEN]),
