@@ -21,12 +21,12 @@ from attention_conformance.backends.profiler import Step
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.measure.seen import arrays_of, plain_copies
-from attention_conformance.suite.run.isolation.link import Place
+from attention_conformance.suite.run.isolation.link import HostPath
 from attention_conformance.suite.run.isolation.remote import Remote
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 
-THERE, SYNC = Place(("backend",)), Place(("backend", "profiler", "sync"))
+CHILD_BACKEND, CHILD_SYNC = HostPath(("backend",)), HostPath(("backend", "profiler", "sync"))
 """The backend in a child, and what waits there until outputs are computed."""
 
 TRIPS = 9
@@ -123,15 +123,15 @@ class RemoteClock(Clock):
         self.link, self.trip = backend.link, trip
 
     def _turned(self, *fields: Any) -> Any:
-        return self.link.ask(Turned, THERE, *fields)
+        return self.link.ask(Turned, CHILD_BACKEND, *fields)
 
     def plain(self, out: Any) -> Any:
-        return self.link.ask(plain_copies, out, THERE)
+        return self.link.ask(plain_copies, out, CHILD_BACKEND)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """The time is at least that of the answer, less an empty sample."""
         start = protocol.now()
-        said, out = self.link.ask(protocol.timed, call, SYNC, inner, slow)
+        said, out = self.link.ask(protocol.timed, call, CHILD_SYNC, inner, slow)
         waited = protocol.now() - start
         own = said * inner if type(said) is float and 0 <= said * inner <= waited else 0.0
         if isinstance(call, Rotation):
@@ -147,5 +147,5 @@ def clock_of(backend: Backend, trip: float) -> Clock:
 def round_trip(backend: Remote) -> float:
     """Seconds of an empty sample in the child. Ask before the child imports the user's file, which may
     slow empty samples."""
-    clock, empty = RemoteClock(backend, 0.0), Place(("begin",))
+    clock, empty = RemoteClock(backend, 0.0), HostPath(("begin",))
     return statistics.median(clock.timed(empty, 0)[0] for _ in range(TRIPS))

@@ -165,7 +165,7 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     from attention_conformance.suite.judge.fitting import fit
     from attention_conformance.suite.measure.clock import round_trip
     from attention_conformance.suite.measure.own import OwnCode
-    from attention_conformance.suite.run.isolation.remote import forbids_own, isolated
+    from attention_conformance.suite.run.isolation.remote import forbids_native, isolated
     from attention_conformance.suite.run.loading import user_function
 
     # Conformance runs judge ignored parameters.
@@ -173,11 +173,11 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     home, trip, notes = backend, 0.0, tuple[str, ...]()
     if options.isolates:
         home = isolated(options, text)
-        trip, notes = round_trip(home), tuple(f"{text}: {one}" for one in home.link.open)
+        trip, notes = round_trip(home), tuple(f"{text}: {one}" for one in home.link.unenforced)
     function, _ = user_function(home, text, options)
     fit(function)
     notes += tuple(f"{text}: {one}" for one in function.remarks if one.startswith("binding: "))
-    watched = function if options.claims.get("forbid") or forbids_own(options) else None
+    watched = function if options.claims.get("forbid") or forbids_native(options) else None
     return function.unwatched, OwnCode(trip, watched, notes)
 
 

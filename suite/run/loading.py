@@ -140,7 +140,7 @@ def load_backend(
     if options.isolates:
         with importing(options):
             backends = [isolated(options, text) for text in options.function]
-            backend = backends[0].apart
+            backend = backends[0].without_user_code
     assert backend is not None
     quick_backend = backend.compilers.quick() if options.compiles_quickly else None
     quick_natives = None if options.function else quick_backend
@@ -172,7 +172,7 @@ def load_backend(
             f"importing {text} left {change}; cells are judged with what was" for change in changes
         ]
         if isinstance(own_backend, Remote):
-            notes += [f"{function}: {open_way}" for open_way in own_backend.link.open]
+            notes += [f"{function}: {sentence}" for sentence in own_backend.link.unenforced]
         manifest_files += [path for path in files if path not in manifest_files]
     judged = functions + (natives if options.implementation or not options.function else [])
     compiled = [] if options.mode == "eager" else compiled_forms(backend, judged)
