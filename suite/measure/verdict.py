@@ -23,7 +23,9 @@ CELL_FIELDS = (
 )  # fmt: skip
 """Fields of a record that the verdict shows of a refused time and of the worst answer."""
 
-TIME_FIELDS = CELL_FIELDS[:8]
+TIME_FIELDS = (
+    "workload", "case", "backend", "implementation", "mode", "dtype", "direction", "status",
+)  # fmt: skip
 """Fields of a record that the verdict shows with its time."""
 
 

@@ -51,5 +51,5 @@ def time_line(time: dict[str, Any]) -> str:
     """A line for people: implementation, workload, median and interval, from one of the times."""
     low, high = (f"{(time[name] or 0) * 1e3:.4g}" for name in ("low", "high"))
     interval = f", 99 % interval {low} to {high} ms" if time["low"] is not None else ""
-    function = f"{time['backend']}:{time['function']}"
+    function = f"{time['backend']}:{time['implementation']}"
     return f"{function} on {time['workload']}: median {time['seconds'] * 1e3:.4g} ms{interval}"
