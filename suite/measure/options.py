@@ -16,11 +16,11 @@ from attention_conformance.suite.spec.vocabulary import DIRECTIONS
 
 QUICK_SAMPLES = 5
 
-UNSTORED = (
+UNSTORED_OPTIONS = (
     "level", "shard", "audit", "optimized", "quick", "against", "seconds", "results", "verdict",
     "verdict_fd",
 )  # fmt: skip
-"""Options that do not affect a measurement; records leave them out."""
+"""Options without effect on a measurement, which the header of records leaves out."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class BenchOptions(Options):
         """The workloads that `workload` names (default: all), each once. Raises UsageError for an unknown
         name."""
         try:
-            every = [w for text in self.workload or ("all",) for w in named(text)]
+            workloads = [workload for text in self.workload or ("all",) for workload in named(text)]
         except ValueError as error:
             raise UsageError(str(error)) from error
-        return list({w.name: w for w in every}.values())
+        return list({workload.name: workload for workload in workloads}.values())
 
     @property
     def directions(self) -> list[str]:
@@ -109,7 +109,7 @@ class BenchOptions(Options):
         return list(dict.fromkeys(dtype(name).name for name in self.dtype or ("f32",)))
 
     @property
-    def count(self) -> int:
+    def sample_count(self) -> int:
         """Samples of each call."""
         return self.samples or (QUICK_SAMPLES if self.quick else protocol.SAMPLES)
 
