@@ -237,14 +237,14 @@ def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:
     """The text of an outcome, with the gate's error rates; `mine` and `other` are labels of the sides."""
     from attention_conformance.suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
 
-    words = {
+    word = {
         REGRESSION: "REGRESSION",
         WRONG: "WRONG ANSWER",
         NOTHING: "NOT MEASURED",
         NOISY: "NOISY",
     }
     lines = [
-        f"{words.get(outcome.code, 'ok')}: {outcome.workload} {outcome.direction}, {mine} against {other}",
+        f"{word.get(outcome.code, 'ok')}: {outcome.workload} {outcome.direction}, {mine} against {other}",
         f"  case      {outcome.case}",
     ]
     if outcome.ratio is not None:

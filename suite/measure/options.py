@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.registry import UsageError
-from attention_conformance.suite.flags import number, option, whole
+from attention_conformance.suite.flags import number, option, whole_number
 from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.run.options import CELL_OPTIONS, Options, shared
 from attention_conformance.suite.spec.catalogue.workloads import QUICK, Workload, named
@@ -73,7 +73,7 @@ class BenchOptions(Options):
         checked=True,
     )
     samples: int | None = option(
-        f"samples of each call; default {protocol.SAMPLES}", "N", default=None, kind=whole
+        f"samples of each call; default {protocol.SAMPLES}", "N", default=None, kind=whole_number
     )
     quick: bool = option(f"take {QUICK_SAMPLES} samples of each call", switch=True)
     against: str = option(

@@ -26,7 +26,7 @@ from attention_conformance.suite.flags import (
     flags,
     number,
     option,
-    whole,
+    whole_number,
 )
 from attention_conformance.suite.spec.claims import CLAIMS
 from attention_conformance.suite.spec.dtypes import DTYPES, dtype
@@ -264,7 +264,7 @@ class Options(CommandOptions):
         "every CPU, divided among workers",
         "N",
         1,
-        kind=whole,
+        kind=whole_number,
     )
     cell_timeout: float = option(
         "seconds after which a cell has failed, 0 for no limit",
