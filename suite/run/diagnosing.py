@@ -170,18 +170,15 @@ def _of_one(
     passing = _cells(implementation, [r for r in records if r.status == "pass"][:MOST_PASSING])
     check_of = {cell.case.id: cell.check.name for cell in sorted(failing, key=place, reverse=True)}
     diagnosis_records = []
-    diagnoses = _diagnoses_by_advice(implementation, failing)
+    diagnoses = _advice_diagnoses(implementation, failing)
     if diagnoses:
         failing = [cell for cell in failing if not _advice_applies(cell, implementation)]
     diagnoses += _of_state(plan, implementation, failing) or diagnose(
         implementation.backend, implementation, failing, passing, seconds
     )
     for diagnosis in diagnoses:
-        values = {
-            f.name: getattr(diagnosis, f.name)
-            for f in fields(diagnosis)
-            if f.name not in ("source", "key")
-        }
+        names = [f.name for f in fields(diagnosis) if f.name not in ("source", "key")]
+        values = {name: getattr(diagnosis, name) for name in names}
         diagnosis_records.append(
             DiagnosisRecord(
                 implementation.backend.name, implementation.name, origin=diagnosis.source,
@@ -191,9 +188,7 @@ def _of_one(
     return diagnosis_records
 
 
-def _diagnoses_by_advice(
-    implementation: Implementation, failing: Sequence[Cell]
-) -> list[Diagnosis]:
+def _advice_diagnoses(implementation: Implementation, failing: Sequence[Cell]) -> list[Diagnosis]:
     """The advice of the trial calls as a diagnosis; none if no cell fails to which the advice applies."""
     cells = [cell for cell in failing if _advice_applies(cell, implementation)]
     if not cells:

@@ -43,11 +43,8 @@ def script(cell: Cell, verdict: Verdict) -> str:
         raise NoScript("assert_attention_close judges no elected gradients of fully masked rows")
     if inputs.dense_mask is not None and "bias" in gradients:
         raise NoScript("a mask may be merged into the bias, whose gradient then has other axes")
-    parts = [
-        *_call(cell, prepared, gradients, dialect),
-        _assertion(cell, prepared, gradients),
-    ]
-    body = "\n\n".join(parts)
+    call = _call(cell, prepared, gradients, dialect)
+    body = "\n\n".join([*call, _assertion(cell, prepared, gradients)])
     versions = ", ".join(f"{n} {v}" for n, v in backend.versions.items())
     failure = f"{verdict.kind}: {verdict.message}".replace("\\", "/").replace('"""', "'''")
     imports = "import base64\nimport zlib\n\n" if "zlib." in body else ""
@@ -75,10 +72,7 @@ def _call(cell: Cell, prepared: PreparedCall, gradients: list[str], dialect: Dia
         text = dialect.array.format(values=literal(values), dtype=dtype, device=device)
         lines.append(f"{name} = {text}")
     names = ", ".join([prepared.argument(name) for name in gradients] or OPERANDS)
-    passed = [
-        *OPERANDS,
-        *(f"{n}={text}" for n, text in texts.items() if n not in OPERANDS),
-    ]
+    passed = [*OPERANDS, *(f"{n}={text}" for n, text in texts.items() if n not in OPERANDS)]
     call = f"\ndef call({names}):\n    return function({', '.join(passed)})\n"
     compiled_text = f"\n\ncall = {prepared.through}" if prepared.through else ""
     run = dialect.gradients.format(names=names) if gradients else f"output = call({names})"
