@@ -217,7 +217,7 @@ class Versions:
 class Conformance:
     """Number of cells of the check `values` at level smoke by status, over all attention functions.
 
-    Each framework's module defines its own `setup_cache`, which returns `counted(self.backend)`: asv
+    Each framework's module defines its own `setup_cache`, which returns `count_cells(self.backend)`: asv
     identifies `setup_cache` by file and line, so a shared one would give all frameworks the same counts.
     """
 

@@ -198,7 +198,7 @@ class TimedCall:
             return self.backend.profiler.peak_bytes(self.calls, self.prepared)
 
     def kernels(self) -> str:
-        """The framework's names of the kernels that ran; empty if the framework does not tell."""
+        """The framework's names of the kernels that ran; "" if the framework does not name them."""
         try:
             with leaks.quiet():
                 return self.backend.profiler.kernels(self.prepared)
@@ -211,12 +211,13 @@ class TimedCall:
         return implementation.differentiable(inputs)
 
     def _sample_seconds(self, inner: int) -> float:
+        """Seconds of one call, averaged over `inner` calls; records the answer of the last one."""
         seconds, out = self._timed(self.calls, inner, self.slowdown)
         self.record(out)
         return seconds
 
     def _timed(self, call: Any, inner: int = 1, slow: float = 0.0) -> tuple[float, Any]:
-        """`Clock.timed`. Raises RefusedTime if a call raises."""
+        """The seconds and the output of `Clock.timed`. Raises RefusedTime if a call raises."""
         return self._attempt(lambda: self.clock.timed(call, inner, slow))
 
     def _set_count(self) -> int:

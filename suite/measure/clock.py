@@ -98,6 +98,7 @@ class Clock:
         return partial(signed_call, signs), inputs.replace(**{name: array * signs})
 
     def _make_signed(self, *fields: Any) -> Any:
+        """A `SignedCall` in the process that makes calls; `fields` are those after `backend`."""
         return SignedCall(self.backend, *fields)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
@@ -150,7 +151,7 @@ def clock_of(backend: Backend, round_trip: float) -> Clock:
 
 
 def measure_round_trip(backend: Remote) -> float:
-    """Seconds of an empty sample in the child. Ask before the child imports the user's file, which may
-    slow empty samples."""
+    """Seconds of an empty sample in the child. Call this before the child imports the user's file, which
+    may slow empty samples."""
     clock, empty = RemoteClock(backend, 0.0), HostPath(("begin",))
     return statistics.median(clock.timed(empty, 0)[0] for _ in range(TRIPS))

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def options_of(arguments: argparse.Namespace) -> BenchOptions:
-    """The options of the command line; without --workload those of a quick run.
+    """The options of the command line; without --workload the options of a quick run.
 
     Raises UsageError for invalid options, FileExistsError if the results file exists.
     """

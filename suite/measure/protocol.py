@@ -39,7 +39,7 @@ SETS, SETS_BYTES = 8, 2**28
 
 JUDGED_SHARE = 1 / 3
 """Share of the sets whose answers are judged. They are drawn after the timing by the system's random
-numbers, which no seed tells."""
+numbers, so that no seed predicts them."""
 
 NEW_SETS = 3
 """Sets of new inputs of a trial after the timing."""
@@ -48,13 +48,13 @@ EXTRA_CALLS, EXTRA_SECONDS = 100, 0.3
 """Number of calls after the timing whose answers are recorded, and the greatest seconds for them."""
 
 STALE_RATIO, STALE_SAMPLE_RATIO, STALE_SECONDS = 1.5, 2.0, 1e-4
-"""A time is stale if the fastest call with new inputs takes this many times as long as the fastest one
-with known inputs beside them, or this many times the median of the samples, and this many seconds more.
+"""A time is stale if in a trial the fastest call with new inputs takes `STALE_RATIO` times as long as the
+fastest one with old inputs, or `STALE_SAMPLE_RATIO` times the median sample, and `STALE_SECONDS` more.
 The answer of the fastest call is judged."""
 
 CLOCK_RATIO, CLOCK_SECONDS = 3.0, 1.0
-"""Greatest time of all samples by the clock of the parent process, in times of what the worker says, and
-seconds more: a worker runs a person's code, which may stop its clock."""
+"""Greatest time of all samples by the clock of the parent process: the worker's seconds times
+`CLOCK_RATIO`, and `CLOCK_SECONDS` more. A worker runs user code, which may stop its clock."""
 
 READING_SHARE = 0.25
 """Greatest extra time of reading an output at once over reading it after a wait, and of reading an output
@@ -135,9 +135,9 @@ class Readings:
     - `computing`: of each trial, the seconds in which an output was computed as it was read
     - `plain`: the seconds of all readings of plain arrays
 
-    All three kinds follow a call: reading is slower then. A trial decides if readings of plain arrays
-    vary less than the limit. Otherwise the median of the differences over several trials does, by its
-    interval: reading many bytes from a device may vary by more than the whole call takes.
+    Every reading is made after a call, which slows readings. One trial decides if readings of plain
+    arrays vary less than the limit. Otherwise the interval of the median over several trials decides:
+    reading many bytes from a device may vary by more than the whole call takes.
     """
 
     uncertainty: float = 0.0

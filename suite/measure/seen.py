@@ -69,7 +69,7 @@ def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:
 
 
 def plain_copies(out: Any, backend: Backend) -> list[Any]:
-    """New arrays with the values and dtypes of an output's arrays. Raises what reading raises."""
+    """New arrays with the values and dtypes of an output's arrays. Raises the errors of reading them."""
     formats = {fmt.long_name: fmt for fmt in DTYPES.values()}
     copies = [
         backend.array(backend.to_numpy(array), formats.get(backend.dtype_name(array)))

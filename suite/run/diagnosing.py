@@ -165,7 +165,7 @@ def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> lis
 def _of_one(
     plan: Plan, implementation: Implementation, records: Sequence[CellRecord], seconds: float
 ) -> list[DiagnosisRecord]:
-    """The diagnoses of one implementation."""
+    """The diagnoses of one implementation from its records, within `seconds` of processor time."""
     failing = _cells(implementation, filter(_is_wrong_answer, records))
     passing = _cells(implementation, [r for r in records if r.status == "pass"][:MOST_PASSING])
     check_of = {cell.case.id: cell.check.name for cell in sorted(failing, key=place, reverse=True)}

@@ -56,7 +56,7 @@ def forget(judged: int) -> None:
 
 
 def areas() -> int:
-    """The number of memory areas of this process; 0 if the system does not tell."""
+    """The number of memory areas of this process; 0 if the system does not list them."""
     try:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
@@ -64,7 +64,7 @@ def areas() -> int:
 
 
 def forget_programs() -> None:
-    """Have JAX forget what it traced and compiled, by its public function. A program that is called
+    """Have JAX forget traced and compiled programs, by its public function. A program that is called
     again is traced again, and then found on disk."""
     sys.modules["jax"].clear_caches()
 

@@ -1,6 +1,6 @@
 """Loading: backends, implementations and user functions, from the names that the options give.
 
-Everything that is wrong with the names is a UsageError that lists what would be right.
+An invalid name is a UsageError that lists the valid ones.
 """
 
 from __future__ import annotations

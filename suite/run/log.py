@@ -1,4 +1,4 @@
-"""The log of a run: the cells that a run owes, the verdict of each, and the file of records.
+"""The log of a run: the cells that must get a verdict, their verdicts, and the file of records.
 
 The file is opened before any cell is judged, by a path that no kernel can change. If a plugin repeats a
 test, the worst of the cell's verdicts counts. An error that pytest reports before or after the verdict

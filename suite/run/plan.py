@@ -1,4 +1,4 @@
-"""The plan of a run: which cells the options ask for, and by which policy they are judged."""
+"""The plan of a run: the cells that the options select, and the policy by which each is judged."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ code in that process survives this, so another process watches.
 
 - `limited` raises TimeOver at a time limit. Soon after, a watchdog outside Python's threads ends a
   process that did not react to the exception.
-- A `Board` is memory that outlives the process: the process writes there what it does.
+- A `Board` is memory that outlives the process, which writes facts about its progress there.
 - `run_in_fork` forks: the child does the work, the parent sees how the child ended.
 - `run_module` runs a command in a child to its end.
 """

@@ -1,4 +1,4 @@
-"""Progress: the done part of a run, and the expected time of the rest."""
+"""Progress of a run: the number of judged cells, and the expected time of the remaining cells."""
 
 from __future__ import annotations
 

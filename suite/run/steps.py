@@ -1,9 +1,9 @@
-"""Steps: what reads the verdict of a cell once the check has answered (see `suite.judge.judge.Policy`).
+"""Steps: functions that may replace the verdict of a check on a cell (see `suite.judge.judge.Policy`).
 
 - `overflow`: a failure of a user function in float16 names the numbers of its code that are infinite
   there.
 - `expected`: a failure that the manifest expects is `known`; another failure or a pass there fails.
-- `inherited`: a user function is not blamed for what its framework does wrong.
+- `inherited`: a failure of a user function that its framework has too is `known`.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def overflowing(function: Callable[..., Any]) -> tuple[float, ...]:
 
 
 def _code_objects(function: Callable[..., Any]) -> Iterator[CodeType]:
-    """The code of a function, or of a class and its bases, and of what they call in the same module."""
+    """The code objects of a function or class, and of functions in the same module that it names."""
     queue: list[Any] = [function]
     visited: set[int] = set()
     while queue:

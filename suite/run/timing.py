@@ -1,7 +1,7 @@
 """Times of a judged function, for the verdict of its run (`--time`).
 
-Cells are called once each, so they have no time of the function. The command `bench` times it in
-a child, by its own protocol, and judges what it times.
+A cell calls the function once, which gives no time. So the command `bench` times the function in a
+child, by its protocol, and judges the timed answers.
 """
 
 from __future__ import annotations

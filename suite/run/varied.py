@@ -34,10 +34,10 @@ def drawn(case: Case, seed: int) -> Sizes:
     stay equal."""
     random, s = generator(f"{case.id}/sizes", seed), case.sizes
 
-    def near(size: int) -> int:
+    def near_size(size: int) -> int:
         return size if size < 2 else int(random.integers(max(2, size // 2), 2 * size + 1))
 
-    batch, heads, queries, keys, width, values = map(near, (s.B, s.Hkv, s.Lq, s.Lk, s.D, s.Dv))
+    batch, heads, queries, keys, width, values = map(near_size, (s.B, s.Hkv, s.Lq, s.Lk, s.D, s.Dv))
     return Sizes(
         batch, heads * s.group, heads, queries, queries if s.Lq == s.Lk else keys,
         width, width if s.D == s.Dv else values,

@@ -1,7 +1,7 @@
 """Random cases: options, recipes, sizes and axis orders of every operator, and masks.
 
-Sizes and masks are those of the covering arrays, and others. A drawn case has an id that can be parsed
-and a known right answer.
+Sizes and masks are drawn from the covering arrays, and beyond them. A drawn case has a valid id and a
+known right answer.
 """
 
 from __future__ import annotations

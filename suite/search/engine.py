@@ -1,4 +1,4 @@
-"""The search: draw cases, judge them with the checks, shrink failures as `pytest suite` does, and tell
+"""The search: draw cases, judge them with the checks, shrink failures as `pytest suite` does, and print
 them. The seed of a case is the search's seed and the number of the draw."""
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Search:
         return Failure(drawn, cell, Verdict("pass") if is_pass else verdict)
 
     def _count(self, failure: Failure) -> None:
-        """Count a cell; shrink and tell its failure if it is new."""
+        """Count a cell; shrink and print its failure if it is new."""
         cell, verdict = failure.cell, failure.verdict
         known_entry = ""
         if verdict.status == "fail" and cell.implementation not in self.plan.functions:

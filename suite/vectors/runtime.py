@@ -71,7 +71,7 @@ class StoredBackend(NumpyEngine):
 
     @property
     def expectations(self) -> Path:
-        """NAME.toml beside the answers."""
+        """The manifest of expected failures: NAME.toml in the folder of the answers."""
         return self.folder / f"{self.name}.toml"
 
     def implementations(self) -> list[Implementation]:
@@ -137,7 +137,7 @@ class Stored(Implementation):
 
     def _answer(self, inputs: Inputs) -> dict[str, Rounded]:
         """The tensors of the answer to these inputs. Raises Deviation "type" (no safetensors file, other
-        tensors than those asked for), "dtype" (narrower) and "shape"."""
+        tensors than the expected ones), "dtype" (narrower) and "shape"."""
         problem = self.backend.answered.get(inputs.digest)
         if problem is None:
             raise HarnessError(f"the vectors do not have this variation of {inputs.case.id}")

@@ -1,7 +1,7 @@
 """The child of the isolated judge: `python -m ...suite.run.isolation.child DESCRIPTOR`.
 
 The child limits itself, loads the backend, imports the user's file, and answers requests of its parent
-through the socket DESCRIPTOR. It judges nothing. All that it says is a claim: the user's code shares its
+through the socket DESCRIPTOR. It judges nothing. All answers are claims: the user's code shares its
 memory and can change every line here. So this file serves honest code, and protects no verdict.
 """
 

@@ -1,4 +1,4 @@
-"""A backend, and a user's function or layer, in the parent, by what the child says of them."""
+"""Facts that a child sends about its backend, function or layer, and objects that stand for them here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The link to the child: requests, and what is taken from the answers.
+"""The link to the child: requests, and the values of answers.
 
-Nothing that the child says is executed, unpickled, or printed unescaped. Objects stay in the child; the
-parent has handles with what the child claims of them. Values are read as bytes.
+Nothing in an answer is executed, unpickled, or printed unescaped. Objects stay in the child; the parent
+has handles with facts that the child claims. Values are read as bytes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def delegated(*names: str) -> Callable[[Part], Part]:
 
 @delegated("overwrite", "transpose", "view", "alias", "within", "operand")
 class RemoteMemory(ChildPart, Memory):
-    """Memory of the child's arrays."""
+    """`Memory`, whose operations on arrays are made in the child."""
 
     path = ("backend", "memory")
 
@@ -91,7 +91,7 @@ class RemoteCompilers(ChildPart, Compilers):
 
 @delegated("threads", "at_once", "step", "compilations")
 class RemoteProfiler(ChildPart, Profiler):
-    """Threads and kernels of the child's calls."""
+    """`Profiler`, which observes threads and kernels of the child's calls."""
 
     path = ("backend", "profiler")
 

@@ -1,7 +1,7 @@
 """Backend and implementation in the parent, whose calls the child makes.
 
 `Remote` is a backend: arrays, calls and contexts are handles of the child, and facts about the framework
-are what the child says before it imports the user's file. `remote_function` lets the child make the
+are sent by the child before it imports the user's file. `remote_function` lets the child make the
 calls of the user's function, and `RemoteNative` is an implementation of the framework. Checks and judge
 know none of them. This process never imports the framework.
 """
