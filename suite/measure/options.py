@@ -109,7 +109,7 @@ class BenchOptions(Options):
         return list(dict.fromkeys(dtype(name).name for name in self.dtype or ("f32",)))
 
     @property
-    def sample_count(self) -> int:
+    def count(self) -> int:
         """Samples of each call."""
         return self.samples or (QUICK_SAMPLES if self.quick else protocol.SAMPLES)
 

@@ -26,7 +26,7 @@ def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
     return SpeedHeader(
         versions=versions,
         options={n: value for n, value in asdict(options).items() if n not in UNSTORED_OPTIONS}
-        | {"samples": options.sample_count},
+        | {"samples": options.count},
         **machine.origin(),
     )
 
@@ -181,7 +181,7 @@ def _time_group(
             Measurement(worker, f"{backend}:{offer.name}", identity, seed=options.seed)
         )
     while measurements:
-        _sample(measurements, options.sample_count, steps)
+        _sample(measurements, options.count, steps)
         measurement = measurements.pop(0)
         yield measurement.finish()
         _reset_lost(measurement.worker, measurements)
