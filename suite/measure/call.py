@@ -236,6 +236,7 @@ class TimedCall:
                 break
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
+        """The result of `call()`. Raises RefusedTime and UnsupportedCall in place of its errors."""
         try:
             return self.cell.attempt(call)
         except NotApplicable as error:
@@ -244,6 +245,7 @@ class TimedCall:
             raise RefusedTime(error.kind, error.message) from error
 
     def _cotangent(self, number: int) -> Any:
+        """The cotangent for the inputs of set `number`, as a native array; None for a forward call."""
         if self.direction == "forward":
             return None
         values = native_cotangent(self._cotangent_values(number), self.cell.inputs, self.prepared)

@@ -196,6 +196,7 @@ class Gate:
 
     @staticmethod
     def _open(worker: Worker, side: Side, case: str, direction: str, seed: int) -> None:
+        """Have a worker prepare the call of a side. Raises WorkerFailure."""
         names = [offer.name for offer in worker.offers]
         if side.implementation not in names:
             valid = ", ".join(names)

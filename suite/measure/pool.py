@@ -98,6 +98,7 @@ class Worker:
         return self._request(request, self.options.cell_timeout, request["do"])
 
     def _request(self, request: dict[str, Any], seconds: float, method: str) -> dict[str, Any]:
+        """`ask` with a time limit, 0 for none; `method` names the request in the error of the limit."""
         stdin, stdout, exceeded = self._process.stdin, self._process.stdout, list[float]()
         assert stdin is not None
         assert stdout is not None

@@ -222,6 +222,7 @@ def main() -> None:
 
 
 def _failure(error: Exception) -> Fields:
+    """The answer to a request that raised; `failed` is a status of speed records, or "usage"."""
     from attention_conformance.backends.protocol import BackendUnavailable
     from attention_conformance.backends.registry import UsageError
     from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall

@@ -354,6 +354,7 @@ def _as_usage_error(action: Any) -> Any:
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
+    """`Plan.identity` with the numbers of cells by backend, made once in a process."""
     if "identity" not in _STATE:
         _STATE["identity"] = plan.identity() | {"owed": _STATE["owed"]}
     return _STATE["identity"]

@@ -117,6 +117,7 @@ def _alike_natives(cell: Cell, natives: Sequence[Implementation]) -> Iterator[Im
 
 
 def _compiler(implementation: Implementation) -> str:
+    """The name of the compiler of a compiled form; "" for an eager implementation."""
     return implementation.name.partition(THROUGH)[2]
 
 

@@ -21,7 +21,7 @@ def varied(cells: Iterable[Cell]) -> Iterator[Cell]:
         if cell.check.unsupported(implementation, case) is not None:
             continue
         try:
-            other_case = Case.parse(replace(case, sizes=drawn(case, cell.seed)).id)
+            other_case = Case.parse(replace(case, sizes=drawn_sizes(case, cell.seed)).id)
         except ValueError:
             continue  # for example a mask that names lengths
         other_case = implementation.nearest_supported(other_case) or other_case
@@ -29,7 +29,7 @@ def varied(cells: Iterable[Cell]) -> Iterator[Cell]:
             yield Cell(cell.check, other_case, implementation, cell.seed)
 
 
-def drawn(case: Case, seed: int) -> Sizes:
+def drawn_sizes(case: Case, seed: int) -> Sizes:
     """Sizes for a case: half to twice its own. Sizes of 0 and 1 stay, and equal lengths and head sizes
     stay equal."""
     random, s = generator(f"{case.id}/sizes", seed), case.sizes

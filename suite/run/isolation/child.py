@@ -74,7 +74,7 @@ class Host:
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
         self.last_number = 0
-        self.array_bytes: bytes | memoryview = b""
+        self.raw: bytes | memoryview = b""
         self.begin()
 
     def load(self) -> wire.Loaded:
@@ -131,7 +131,7 @@ class Host:
     def read(self, array: Any) -> None:
         """Put the values of an array into the answer. Raises the errors of reading it."""
         name = self.backend.dtype_name(array)
-        self.array_bytes = wire.to_bytes(self.backend.to_numpy(array), name)
+        self.raw = wire.to_bytes(self.backend.to_numpy(array), name)
 
     def keep(self, living: Iterable[int]) -> None:
         """Forget all objects but those whose numbers are in `living`: the parent has handles of these."""
@@ -222,7 +222,7 @@ class Request(pickle.Unpickler):
 
 def answer(host: Host, text: bytes) -> wire.Answer:
     """The answer to a request: a value, or an error."""
-    host.array_bytes = b""
+    host.raw = b""
     try:
         target, arguments, keywords = Request(text, host).load()
         return wire.Answer(host.encoded(target(*arguments, **keywords)))
@@ -249,7 +249,7 @@ def serve(channel: BinaryIO, host: Host) -> None:
             reply = pool.submit(answer, host, text).result()
         if os.getpid() != own_pid:  # a fork that returned from a call
             end_fork()
-        wire.send(channel, msgpack.encode(reply), host.array_bytes)
+        wire.send(channel, msgpack.encode(reply), host.raw)
 
 
 def main() -> None:
