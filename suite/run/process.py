@@ -257,16 +257,16 @@ def _work_and_exit(work: Callable[[Board], int], board: Board, stacks_writer: in
     except BaseException:
         traceback.print_exc()
     finally:
-        _flush()
+        _flush_output()
         board.say(code=int(code))
         # Threads of frameworks end with their process; how long that takes changes no outcome.
         faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=stacks_writer)
         atexit._run_exitfuncs()
-        _flush()
+        _flush_output()
         os._exit(int(code))
 
 
-def _flush() -> None:
+def _flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

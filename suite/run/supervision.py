@@ -189,19 +189,19 @@ class InWorker:
         implementation share programs: they are sorted by implementation first. Tests that are no cells
         stay in front.
         """
-        ranks: dict[object, int] = {}
+        orders: dict[object, int] = {}
 
-        def rank(key: object) -> int:
-            return ranks.setdefault(key, len(ranks))
+        def order_of(key: object) -> int:
+            return orders.setdefault(key, len(orders))
 
         def sort_key(item: pytest.Item) -> tuple[int, int]:
             callspec = getattr(item, "callspec", None)
             cell = callspec.params.get("cell") if callspec else None
             if not isinstance(cell, Cell):
                 return -1, -1
-            case = rank(cell.case.id)
+            case = order_of(cell.case.id)
             compiles = cell.implementation.backend.compilers.compiles_shapes
-            return rank(str(cell.implementation)) if compiles else case, case
+            return order_of(str(cell.implementation)) if compiles else case, case
 
         items.sort(key=sort_key)
 

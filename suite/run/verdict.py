@@ -37,7 +37,7 @@ class RunVerdict:
     - `first_failure`: the first cell that fails, in the order of the run
     - `worst`: the cell with the greatest error ratio
     - `diagnoses`: sentences, the best first; `refusals`: the number of refused cells by message
-    - `times`: what `attention-conformance bench` timed, alone or for --time (see `suite.measure.verdict`)
+    - `times`: times of `attention-conformance bench`, alone or for --time (see `suite.measure.verdict`)
     """
 
     verdict: str

@@ -29,7 +29,7 @@ from attention_conformance.suite.vectors.options import Selection
 
 
 def export(selection: Selection, folder: Path) -> str:
-    """Write vectors to a new or empty folder, the index last; returns a line that says so. Raises
+    """Write vectors to a new or empty folder, the index last; returns a line for people. Raises
     FileExistsError, and VectorsError without cases or without float64 on this machine."""
     problems, entries, size = problems_of(selection), [], 0
     if not problems:
@@ -56,9 +56,7 @@ def contents(problem: StoredProblem) -> dict[str, np.ndarray]:
     inputs, arrays = problem.inputs(), problem.arrays()
     if inputs.has_empty_rows:
         arrays["fully_masked_rows"] = typed(inputs.fully_masked_rows, "BOOL")
-    last_bounds: dict[
-        str, np.ndarray
-    ] = {}  # a wider class with an equal bound has no tensor of its own
+    last_bounds: dict[str, np.ndarray] = {}  # a class with an equal bound has no tensor of its own
     for numerics in NUMERICS:
         try:
             bounded = expected(problem, Rounding(numerics))
