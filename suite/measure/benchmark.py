@@ -61,8 +61,8 @@ def unit(label: str) -> Callable[[F], F]:
 
 
 class Benchmark:
-    """Base class of benchmarks. A framework's module sets `backend`, and `cases` and `implementations`
-    for benchmarks without their own; so its classes name the benchmark as the first base."""
+    """Base class of benchmarks. A framework's base class sets `backend`, and defaults of `cases` and
+    `implementations`. It is the second base of a class, so that values of the benchmark come first."""
 
     backend = ""
     direction = "forward"

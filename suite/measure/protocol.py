@@ -103,7 +103,7 @@ def timed(
     call: Callable[[], Any], sync: Callable[[Any], None], inner: int, slow: float = 0.0
 ) -> tuple[float, Any]:
     """Seconds of one call, averaged over `inner` calls, and the output of the last call; 0 and None
-    without calls. After the calls the fraction `slow` of their time is waited, too."""
+    without calls. The time includes a wait of the fraction `slow` of the calls' time."""
     out = None
     start = now()
     for _ in range(inner):

@@ -12,7 +12,7 @@ FORGET_EVERY = 20
 COUNT_EVERY = 40
 """The number of cells after which `forget` counts areas of memory."""
 
-AREAS = 45_000
+MOST_AREAS = 45_000
 """The number of memory areas of a process above which `forget_programs` is called. An XLA program has
 some 25 areas, and Linux allows 65,530 (vm.max_map_count): beyond them LLVM says "Cannot allocate
 memory", and the process dies. A run at smoke has 24,000 areas, a run at standard would have 100,000.
@@ -51,7 +51,7 @@ def forget(judged: int) -> None:
     """Forget lowered modules or programs if that is due after so many `judged` cells."""
     if judged % FORGET_EVERY == 0:
         forget_lowered()
-    if judged % COUNT_EVERY == 0 and "jax" in sys.modules and areas() > AREAS:
+    if judged % COUNT_EVERY == 0 and "jax" in sys.modules and areas() > MOST_AREAS:
         forget_programs()
 
 

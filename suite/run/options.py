@@ -46,7 +46,7 @@ LAYERS = tuple(
 """The values of --like, besides `PLAIN`."""
 
 PLAIN = "masked"
-"""A value of --like that stands for no layer: attention with parameters for two masks is plain."""
+"""A value of --like that means the same as no --like: plain attention with parameters for two masks."""
 
 
 @dataclass

@@ -290,6 +290,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write diagnoses, times, records and verdict, and set the exit status; a worker sends its plan."""
     log = session.config.stash.get(RUN_LOG, None)
     if log is None:
         plan = _STATE.get("plan")

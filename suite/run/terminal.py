@@ -252,7 +252,7 @@ def search_command(cell: CellRecord, options: Options, with_script: bool = True)
 
 
 def failure_text(cell: CellRecord, node: str, options: Options) -> str:
-    """The text of a failing cell."""
+    """The text that pytest shows for the test of a failing cell."""
     worst = "" if cell.error_ratio is None else f"\n  error ratio {cell.error_ratio:.3g}"
     return printable(
         f"{cell.status}: {cell.kind}\n"

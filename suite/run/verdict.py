@@ -95,7 +95,7 @@ def worst(records: Sequence[Any]) -> Any:
 
 
 def fields_of(record: Any, names: Sequence[str] = CELL_FIELDS) -> dict[str, Any] | None:
-    """The fields of these names of a record; None for no record."""
+    """The fields of a record that have these names, by name; None if there is no record."""
     return None if record is None else {name: getattr(record, name) for name in names}
 
 
