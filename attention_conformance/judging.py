@@ -21,7 +21,7 @@ from attention_conformance.suite.run.loading import UserCode
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import header, record
-from attention_conformance.suite.run.suggestions import suggestions, together
+from attention_conformance.suite.run.suggestions import joint_suggestions, suggestions
 from attention_conformance.suite.spec.claims import CLAIMS
 from attention_conformance.suite.spec.text import did_you_mean
 
@@ -86,7 +86,7 @@ def check_attention(
     missing = shortfalls(judged, names, allow_refusals=plan.options.allow_refusals)
     failures = diagnose_run(plan, judged, None)
     run = Run(head, judged, diagnoses=failures.diagnoses)
-    advice = (*suggestions(judged, names), *together(judged, failures.diagnoses, names))
+    advice = (*suggestions(judged, names), *joint_suggestions(judged, failures.diagnoses, names))
     report = Report(run, (*plan.notes, *failures.notes, *advice), tuple(missing))
     if raises and not report.passed:
         raise AttentionFailure(report)

@@ -13,9 +13,9 @@ from attention_conformance.suite.spec.modules import defined_in
 @lru_cache(maxsize=1)
 def all_checks() -> Mapping[str, Check]:
     """Every check by name, in the order of modules and of definition. Imports no framework."""
-    found = (
+    checks = (
         CHECKS[value]
         for value in defined_in("attention_conformance.suite", "test_")
         if value in CHECKS
     )
-    return MappingProxyType({check.name: check for check in found})
+    return MappingProxyType({check.name: check for check in checks})

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read a command line: the options of a command, and the function `run` that runs it."""
+    """Parse a command line; the attribute `run` of the result is the function that runs the command."""
     parser = argparse.ArgumentParser(
         prog="attention-conformance",
         description="Attention conformance: cases, search, reports, expectations, the kill table. "
@@ -116,7 +116,7 @@ def _list(arguments: argparse.Namespace) -> int:
             return 2
         return 0
     if arguments.words:
-        print(_words())
+        print(_words_text())
         return 0
     if arguments.checks:
         for check in all_checks().values():
@@ -132,38 +132,38 @@ def _list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _why(asked: AnyCase) -> str:
-    """The checks that ask a case, the first level of each, and the reasons."""
+def _why(wanted: AnyCase) -> str:
+    """The text of `list --why`: the checks of a case, the first level of each, and the reasons."""
     from attention_conformance.suite.checks import all_checks
 
-    case_id = asked.id
+    case_id = wanted.id
     lines = [case_id]
     for check in all_checks().values():
         for name, cases in ((check.name, check.cases), (f"{check.name}, compiled", check.compiled)):
-            levels = [at for at in LEVELS if cases and any(c.id == case_id for c in cases(at))]
+            levels = [n for n in LEVELS if cases and any(c.id == case_id for c in cases(n))]
             if cases and levels:
                 case = next(case for case in cases(levels[0]) if case.id == case_id)
                 reasons = cases.why(levels[0]) if isinstance(cases, Selection) else {}
-                why = reasons[case] if isinstance(case, Case) else case.why
-                lines.append(f"  {name:28} since {levels[0]:9} {why}")
-    lines += [] if len(lines) > 1 else [f"  {_unlisted(asked)}"]
+                reason = reasons[case] if isinstance(case, Case) else case.why
+                lines.append(f"  {name:28} since {levels[0]:9} {reason}")
+    lines += [] if len(lines) > 1 else [f"  {_unlisted(wanted)}"]
     lines += ["Implementations that say so are asked later:"]
-    return "\n".join([*lines, *(f"  {what:28} {why}" for what, why in POSTPONED.items())])
+    return "\n".join([*lines, *(f"  {what:28} {reason}" for what, reason in POSTPONED.items())])
 
 
 def _unlisted(case: AnyCase) -> str:
-    """What asks a case that no check lists."""
+    """A text for a case that no check lists: how it can be judged all the same."""
     from attention_conformance.suite.checks import all_checks
 
-    listed = (c for check in all_checks().values() for c in check.cases("full"))
-    instead = original_of(case, listed)
-    if instead is None:
+    cases = (listed for check in all_checks().values() for listed in check.cases("full"))
+    replaced_id = original_of(case, cases)
+    if replaced_id is None:
         return "no check asks it: --case of search and bench does"
-    return f"asked in place of {instead}, if a function's signature or claims exclude that case"
+    return f"asked in place of {replaced_id}, if a function's signature or claims exclude that case"
 
 
-def _words() -> str:
-    """Every word that a declaration or a claim can use, with its meaning."""
+def _words_text() -> str:
+    """The text of `list --words`: every word of declarations and claims, with its meaning."""
     tables = {
         "features": WORDS,
         "elections": {q.name: f"{q.text}: {' | '.join(q.options)}" for q in QUESTIONS.values()},
@@ -175,8 +175,9 @@ def _words() -> str:
     }
     lines = []
     for title, words in tables.items():
-        wide = max(map(len, words))
-        lines += [title, *(f"  {word:{wide}}  {text}".rstrip() for word, text in words.items()), ""]
+        width = max(map(len, words))
+        lines += [title, *(f"  {word:{width}}  {text}".rstrip() for word, text in words.items())]
+        lines.append("")
     return "\n".join(lines[:-1])
 
 
@@ -197,7 +198,7 @@ def _describe(arguments: argparse.Namespace) -> int:
             )
             return 2
         try:
-            facts = _facts(case)
+            facts = _facts_text(case)
         except (MemoryError, ValueError) as error:
             print(f"{text} cannot be drawn here: {error}", file=sys.stderr)
             return 2
@@ -206,8 +207,8 @@ def _describe(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(case: AnyCase) -> str:
-    """Facts of a case's drawn inputs and of its oracle, as lines of text."""
+def _facts_text(case: AnyCase) -> str:
+    """Lines about a case: its checks, the attending pairs of its inputs, the bounds of its oracle."""
     import numpy as np
 
     from attention_conformance.suite.checks import all_checks
@@ -219,15 +220,15 @@ def _facts(case: AnyCase) -> str:
     lines = [f"  checks  {', '.join(checks) or _unlisted(case)}"]
     if isinstance(case, Case) and case.sizes.B and case.sizes.Lq:
         inputs = draw(case)
-        pairs, empty = inputs.attends, int(inputs.fully_masked_rows.sum())
+        pairs, empty_rows = inputs.attends, int(inputs.fully_masked_rows.sum())
         if case.operator.takes_masks:
             lines.append(
-                f"  pairs   {int(pairs.sum())} of {pairs.size} attend, {empty} rows without keys"
+                f"  pairs   {int(pairs.sum())} of {pairs.size} attend, {empty_rows} rows without keys"
             )
         for numerics in NUMERICS:
-            limit = Oracle.forward(inputs, Rounding(numerics)).bound()
+            bound = Oracle.forward(inputs, Rounding(numerics)).bound()
             lines.append(
-                f"  bound   {numerics:8} median {np.median(limit):.3g}, max {limit.max():.3g}"
+                f"  bound   {numerics:8} median {np.median(bound):.3g}, max {bound.max():.3g}"
             )
     return "\n".join(lines) + "\n"
 
@@ -266,9 +267,9 @@ def _expect(arguments: argparse.Namespace) -> int:
     for backend in dict.fromkeys(c.backend for c in failing):
         names = registry.modules(backend) or tuple(run.header.versions)
         versions = {n: v for n, v in run.header.versions.items() if n in names}
-        mine = [c for c in failing if c.backend == backend]
-        sentences = [one for one in run.diagnoses if one.backend == backend]
-        text += f"# {backend}.toml\n\n{draft(mine, versions, sentences)}\n"
+        cells_of_backend = [c for c in failing if c.backend == backend]
+        sentences = [diagnosis for diagnosis in run.diagnoses if diagnosis.backend == backend]
+        text += f"# {backend}.toml\n\n{draft(cells_of_backend, versions, sentences)}\n"
     if arguments.output:
         try:
             write_new(arguments.output, text)
@@ -299,13 +300,13 @@ def _findings(arguments: argparse.Namespace) -> int:
     from attention_conformance.suite.records.findings import manifests, pages, reports
 
     try:
-        made = pages(manifests(), [load(path) for path in arguments.results])
+        texts = pages(manifests(), [load(path) for path in arguments.results])
         if arguments.output:
-            _write_pages(arguments.output, made)
+            _write_pages(arguments.output, texts)
         if arguments.reports:
             _write_pages(arguments.reports, reports(manifests()))
         if not arguments.output and not arguments.reports:
-            print("\n".join(made.values()), end="")
+            print("\n".join(texts.values()), end="")
     except (OSError, RecordError, ExpectationError) as error:
         print(error, file=sys.stderr)
         return 2

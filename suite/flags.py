@@ -11,10 +11,10 @@ from reprlib import repr as brief
 from typing import Any, ClassVar, Self
 
 LARGEST = 10**18
-"""The bound of every number that an option takes. 64-bit fields hold it."""
+"""The largest number that an option takes; it fits into 64 bits."""
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """A whole number of an option. Raises ArgumentTypeError."""
     return _bounded(int, "a whole number", text)
 
@@ -24,8 +24,8 @@ def number(text: str) -> float:
     return _bounded(float, "a number", text)
 
 
-def given(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`kind`, which raises ArgumentTypeError for an empty text, as an unset variable of a shell gives."""
+def non_empty(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A converter like `kind` that refuses "", the value of an unset shell variable."""
 
     @wraps(kind)
     def read(text: str) -> Any:
@@ -37,6 +37,7 @@ def given(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _bounded(kind: Callable[[str], Any], what: str, text: str) -> Any:
+    """The number in a text, at most `LARGEST` in magnitude. Raises ArgumentTypeError; `what` names it."""
     try:
         value = kind(text)
     except ValueError:
@@ -94,7 +95,7 @@ class Flag:
         common |= {"required": True} if self.required else {}
         if self.many:
             several = {"action": "extend", "nargs": "+"} if self.several else {"action": "append"}
-            return common | several | {"default": [], "type": given(self.kind)}
+            return common | several | {"default": [], "type": non_empty(self.kind)}
         if self.default not in ("", None) and "default" not in self.help:
             number = isinstance(self.default, float)
             common["help"] += (
@@ -103,13 +104,13 @@ class Flag:
         # argparse would convert the default "", too: None stands for it.
         return common | {
             "default": None if self.default == "" else self.default,
-            "type": given(self.kind),
+            "type": non_empty(self.kind),
         }
 
 
-def option(help: str, *details: Any, **more: Any) -> Any:
-    """A field of a class of options, with its flag."""
-    flag = Flag(help, *details, **more)
+def option(help: str, *details: Any, **named_details: Any) -> Any:
+    """A dataclass field for a class of options, with a `Flag` of these fields."""
+    flag = Flag(help, *details, **named_details)
     return field(default=flag.initial, metadata={"flag": flag})
 
 
@@ -122,14 +123,14 @@ def flags(options: type[CommandOptions]) -> dict[str, Flag]:
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """The options of a command, as plain data. Each field says its flag (`option`, `shared`)."""
+    """The options of a command, as plain data. A field's metadata has its flag (`option`, `shared`)."""
 
     fixed: ClassVar[tuple[str, ...]] = ()
     """Fields that keep their defaults: the command has no flag for them."""
 
     @classmethod
     def of(cls, lookup: Callable[[str], Any]) -> Self:
-        """The options that `lookup(name)` returns by the names of fields; for None the default."""
+        """The options with the values `lookup(name)` of their fields, and defaults in place of None."""
         values: dict[str, Any] = {f.name: lookup(f.name) for f in fields(cls)}
         known: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
@@ -148,20 +149,20 @@ class CommandOptions:
             add(*filter(None, [flag.short]), f"--{name}", **flag.arguments)
 
     def command_line(self, every: bool = False) -> list[str]:
-        """The command line that makes the run, if `every`; else the part of it that judges one cell
-        again."""
-        many, switches, values = [], [], []
+        """The flags of all options that are not initial values, if `every`; else of those that a command
+        needs which judges one cell again."""
+        repeated, switches, values = [], [], []
         for name, flag in flags(type(self)).items():
             value = self._value(name)
             if not (flag.for_rerun or every) or value == flag.initial:
                 continue
             if flag.many:
-                many += [f"--{name}={each}" for each in value]
+                repeated += [f"--{name}={item}" for item in value]
             elif flag.switch:
                 switches.append(f"--no-{name}" if flag.initial else f"--{name}")
             else:
                 values.append(f"--{name}={value}")
-        return many + switches + values
+        return repeated + switches + values
 
     def _value(self, name: str) -> Any:
         """The value of an option by the name of its flag."""

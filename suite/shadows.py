@@ -10,19 +10,19 @@ PACKAGES = ("numpy", "scipy", "torch", "tensorflow", "keras", "jax", "flax", "ms
 def refuse_shadows(code: int) -> None:
     """End the process with exit code `code` if a file of the current folder is imported instead of an
     installed package. One sentence on standard error names both."""
-    here = Path.cwd()
-    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
+    current = Path.cwd()
+    other_paths = [entry for entry in sys.path if Path(entry or ".").resolve() != current]
     for name in PACKAGES:
-        for file in (here / f"{name}.py", here / name / "__init__.py"):
-            if not file.is_file():
+        for shadow in (current / f"{name}.py", current / name / "__init__.py"):
+            if not shadow.is_file():
                 continue
-            spec, other = PathFinder.find_spec(name), PathFinder.find_spec(name, elsewhere)
-            if other is None or spec is None or spec.origin is None or other.origin is None:
+            spec, installed = PathFinder.find_spec(name), PathFinder.find_spec(name, other_paths)
+            if installed is None or spec is None or spec.origin is None or installed.origin is None:
                 continue
-            if Path(spec.origin).resolve() == file.resolve() != Path(other.origin).resolve():
+            if Path(spec.origin).resolve() == shadow.resolve() != Path(installed.origin).resolve():
                 print(
-                    f"{file} is imported instead of the package {name} ({other.origin}): rename it, or "
-                    "start in another folder",
+                    f"{shadow} is imported instead of the package {name} ({installed.origin}): rename "
+                    "it, or start in another folder",
                     file=sys.stderr,
                 )
                 sys.exit(code)

@@ -44,7 +44,7 @@ GREEN, FAILED, USAGE, UNFINISHED = 0, 1, 2, 3
 SUITE = "attention_conformance.suite"
 
 # -n 1: if a cell ends its process, the run continues in a new one.
-JUDGE = f"pytest -q -n1 -p {SUITE}.plugin -p no:cacheprovider --pyargs {SUITE}"
+JUDGE_COMMAND = f"pytest -q -n1 -p {SUITE}.plugin -p no:cacheprovider --pyargs {SUITE}"
 
 
 class Kind(NamedTuple):
@@ -58,16 +58,17 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "judge": Kind(JUDGE, Options, cells.FILE_SCHEMA, 4),
+    "judge": Kind(JUDGE_COMMAND, Options, cells.FILE_SCHEMA, 4),
     "search": Kind(f"{SUITE} search", SearchOptions, searches.FILE_SCHEMA, 2),
 }
 
-PLURAL = {"backends": "backend", "implementations": "implementation", "dtypes": "dtype"}
+PLURALS = {"backends": "backend", "implementations": "implementation", "dtypes": "dtype"}
 """Options that a plan names in the plural."""
 
 
 class Task(NamedTuple):
-    """A command: its words after `python -m`, without `--results`; a release, and its pins."""
+    """A command with the options of one run or search: `words` follow `python -m`, without --results;
+    `pins` are the requirements of `release`."""
 
     kind: str
     title: str
@@ -83,7 +84,7 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a task ended: exit code, last lines of the output, text of the result file."""
+    """The result of a task: exit code, last lines of its output, text of its result file."""
 
     code: int
     said: str
@@ -115,27 +116,29 @@ def tasks(plan: Mapping[str, Any]) -> list[Task]:
 
 def _tasks(kind: str, table: Mapping[str, Any]) -> Iterator[Task]:
     """The tasks of a table: its fields are options, seeds, releases and, for runs, shards."""
-    command, made_of, *_ = KINDS[kind]
-    fields = {PLURAL.get(name, name): value for name, value in table.items()}
+    command, options_type, *_ = KINDS[kind]
+    fields = {PLURALS.get(name, name): value for name, value in table.items()}
     seeds, releases = seeds_of(fields.pop("seeds", 0)), fields.pop("releases", [INSTALLED])
     shards = fields.pop("shards", 1) if kind == "judge" else 1
-    own = {"seed", "shard", "results"}  # of each task
-    if unknown := fields.keys() - ({name.replace("-", "_") for name in flags(made_of)} - own):
+    set_by_tasks = {"seed", "shard", "results"}
+    valid = {name.replace("-", "_") for name in flags(options_type)} - set_by_tasks
+    if unknown := fields.keys() - valid:
         raise ValueError(
-            f"[[{kind}]]: unknown field {', '.join(sorted(unknown))}; valid: {', '.join(PLURAL)}, seeds, "
-            "releases, shards (of [[judge]]), and the other options of the command"
+            f"[[{kind}]]: unknown field {', '.join(sorted(unknown))}; valid: {', '.join(PLURALS)}, "
+            "seeds, releases, shards (of [[judge]]), and the other options of the command"
         )
-    options = made_of.of(fields.get)
+    options = options_type.of(fields.get)
     options.check()
     options = replace(options, backend=tuple(options.backends))
     title = [kind, *options.backend, options.level if kind == "judge" else "", options.mode]
-    parts = [f"{n}/{shards}" if shards > 1 else "" for n in range(1, shards + 1)]
-    for name, seed, part in product(releases, seeds, parts):
-        words = *command.split(), *replace(options, seed=seed, shard=part).command_line(every=True)
-        of_task = filter(None, [*title, name, f"seed {seed}", part and f"part {part}"])
+    shards_of_run = [f"{number}/{shards}" if shards > 1 else "" for number in range(1, shards + 1)]
+    for name, seed, shard in product(releases, seeds, shards_of_run):
+        of_one = replace(options, seed=seed, shard=shard)
+        words = *command.split(), *of_one.command_line(every=True)
+        title_words = filter(None, [*title, name, f"seed {seed}", shard and f"part {shard}"])
         lock = None if name == INSTALLED else read(name)
         release, pins = (f"{lock.name}-{lock.version}", lock.pins) if lock else (INSTALLED, ())
-        yield Task(kind, " ".join(of_task), words, release, pins)
+        yield Task(kind, " ".join(title_words), words, release, pins)
 
 
 def seeds_of(value: int | str) -> range:
@@ -148,26 +151,26 @@ def seeds_of(value: int | str) -> range:
 
 
 def carry_out(words: Sequence[str]) -> Outcome:
-    """Run a task in a child process, on the machine that Ray chose. Raises ChildDied."""
+    """Run the command of a task in a child process, on the machine that Ray chose. Raises ChildDied."""
     with tempfile.TemporaryDirectory(prefix="attention-") as folder:
         results = Path(folder, "records.jsonl")
-        compiled = compilations_in(Path(tempfile.gettempdir(), "attention-conformance-jax"))
-        code, said = run_module([*words, f"--results={results}"], Path(folder), compiled)
+        variables = compilations_in(Path(tempfile.gettempdir(), "attention-conformance-jax"))
+        code, output = run_module([*words, f"--results={results}"], Path(folder), variables)
         records = results.read_text(encoding="utf-8") if results.is_file() else ""
     assert code is not None, "there is no time limit"
     if code < 0:
         raise ChildDied(f"the child {how_it_ended(code)}")
-    last = [line for line in said.splitlines() if line.strip()][-12:]
-    return Outcome(code, "\n".join(last), records)
+    last_lines = [line for line in output.splitlines() if line.strip()][-12:]
+    return Outcome(code, "\n".join(last_lines), records)
 
 
 @contextmanager
-def ray_cluster(where: str) -> Iterator[Submit]:
-    """A context with the function that starts a task on Ray, which is where --cluster says. Raises
-    UsageError without Ray and without a cluster."""
+def ray_cluster(address: str) -> Iterator[Submit]:
+    """A context that connects to Ray at an address of --cluster, and gives the function that starts a
+    task there. Raises UsageError without Ray or without a cluster."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Without a token a local Ray writes one into the home folder.
-    os.environ |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)} if where == "local" else {}
+    os.environ |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)} if address == "local" else {}
     try:
         import ray
     except ImportError as error:
@@ -176,23 +179,23 @@ def ray_cluster(where: str) -> Iterator[Submit]:
     # Not below the results folder: paths of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         options: dict[str, Any] = {"runtime_env": {"working_dir": folder}}
-        if where == "local":
+        if address == "local":
             options = {"include_dashboard": False, "_temp_dir": folder}
         else:
-            name, unread = "attention_conformance", shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, Path(folder, name), ignore=unread)
+            name, ignored = "attention_conformance", shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=ignored)
         try:
-            ray.init(where, log_to_driver=False, logging_level=logging.ERROR, **options)
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UsageError(f"--cluster={where}: no cluster of Ray: {error}") from error
+            raise UsageError(f"--cluster={address}: no cluster of Ray: {error}") from error
         remote: Any = ray.remote(carry_out)
-        often = {"num_cpus": 1, "max_retries": 3, "retry_exceptions": [ChildDied]}
+        task_options = {"num_cpus": 1, "max_retries": 3, "retry_exceptions": [ChildDied]}
 
         def submit(task: Task) -> Future[Outcome]:
             pins = {"packages": [*task.pins], "pip_check": False}
             environment = {"pip": pins} if task.pins else {}
-            named = remote.options(**often, name=task.title, runtime_env=environment)
-            return named.remote(task.words).future()
+            named_task = remote.options(**task_options, name=task.title, runtime_env=environment)
+            return named_task.remote(task.words).future()
 
         try:
             yield submit
@@ -200,20 +203,20 @@ def ray_cluster(where: str) -> Iterator[Submit]:
             ray.shutdown()  # this ends the tasks that still run
 
 
-def sweep(every: Sequence[Task], folder: Path, submit: Submit, hours: float = 0.0) -> int:
+def sweep(tasks: Sequence[Task], folder: Path, submit: Submit, hours: float = 0.0) -> int:
     """Run the tasks that have no result file, for at most `hours` (0: no limit); returns the exit code.
     Raises UsageError if a task refuses its arguments, BlockingIOError for a second driver, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        codes = {task: _recorded(folder / task.file, task) for task in every}
-        left = [task for task, code in codes.items() if code is None]
-        say(f"{len(codes)} tasks, {len(codes) - len(left)} of them recorded")
-        futures = {submit(task): task for task in left}
+        codes = {task: _recorded_code(folder / task.file, task) for task in tasks}
+        unrecorded = [task for task, code in codes.items() if code is None]
+        say(f"{len(codes)} tasks, {len(codes) - len(unrecorded)} of them recorded")
+        futures = {submit(task): task for task in unrecorded}
         try:
             for count, future in enumerate(as_completed(futures, 3600 * hours or None), 1):
                 task = futures[future]
-                codes[task], how = _keep(folder / task.file, task, future)
-                say(f"{count}/{len(left)} {task.title}: {how}")
+                codes[task], result = _write_result(folder / task.file, task, future)
+                say(f"{count}/{len(unrecorded)} {task.title}: {result}")
         except TimeoutError:
             say(f"--hours={hours:g} is reached")
     if lost := [*codes.values()].count(None):
@@ -223,35 +226,35 @@ def sweep(every: Sequence[Task], folder: Path, submit: Submit, hours: float = 0.
     return FAILED if FAILED in codes.values() else GREEN
 
 
-def _recorded(path: Path, task: Task) -> int | None:
-    """The exit code of a task that has a result file. A file that cannot be read is renamed."""
+def _recorded_code(path: Path, task: Task) -> int | None:
+    """The exit code of a task from its result file; None without one. An unreadable file is renamed."""
     try:
         return _code(path, task) if path.is_file() else None
     except lines.RecordError as error:
-        aside = path.replace(path.with_suffix(".damaged"))
-        say(f"{error}\nrenamed to {aside.name}; {task.title} runs again")
+        renamed = path.replace(path.with_suffix(".damaged"))
+        say(f"{error}\nrenamed to {renamed.name}; {task.title} runs again")
         return None
 
 
-def _keep(path: Path, task: Task, future: Future[Outcome]) -> tuple[int | None, str]:
-    """Write the result file of a task; returns its exit code, None without a whole file, and what people
-    are told."""
+def _write_result(path: Path, task: Task, future: Future[Outcome]) -> tuple[int | None, str]:
+    """Write the result file of a task. Returns its exit code, None if the file is not complete, and a
+    text for people."""
     try:
-        code, said, records = future.result()
+        code, output, records = future.result()
     except Exception as error:  # Ray's own, after its last attempt
         return None, f"not recorded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    how = f"exit code {code}; its last lines:\n{said}"
+    result = f"exit code {code}; its last lines:\n{output}"
     if not records and code == KINDS[task.kind].refused:
-        raise UsageError(f"{task.title}: {how}")
-    new = path.with_suffix(".new")
-    new.write_text(of_release(records, task.release), encoding="utf-8")
+        raise UsageError(f"{task.title}: {result}")
+    new_path = path.with_suffix(".new")
+    new_path.write_text(of_release(records, task.release), encoding="utf-8")
     with suppress(lines.RecordError):
         # A red run without a failed cell: no record says why, so its output is shown.
-        if code == _code(new, task):
-            new.replace(path)
+        if code == _code(new_path, task):
+            new_path.replace(path)
             return code, f"recorded, exit code {code}"
-    new.unlink()
-    return None, f"not recorded: {how}"
+    new_path.unlink()
+    return None, f"not recorded: {result}"
 
 
 def _code(path: Path, task: Task) -> int:
@@ -285,9 +288,9 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Run `sweep`; returns the exit code."""
     try:
-        every = load(arguments.plan)
+        tasks = load(arguments.plan)
         with ray_cluster(arguments.cluster) as submit:
-            return sweep(every, arguments.results, submit, arguments.hours)
+            return sweep(tasks, arguments.results, submit, arguments.hours)
     except (UsageError, BlockingIOError) as error:
         print(uncoloured(str(error)), file=sys.stderr)
         return USAGE

@@ -296,7 +296,7 @@ def test_a_child_that_dies_or_hangs_costs_one_cell() -> None:
 
 def held(**facts: Any) -> dict[str, Any]:
     """An answer with an object of the child."""
-    return {"value": {"type": "Held", "number": 1, "kind": ["a", "b"]} | facts}
+    return {"value": {"type": "Reference", "number": 1, "kind": ["a", "b"]} | facts}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 protocol  length and number of samples, and when a time is refused
 clock     times calls in this process, or in the child of a user function
-own       what is asked of a user's function beside its time
+function_facts  facts about a user's function: its form that watches forbidden calls, the round trip
 call      one implementation's call: prepared, timed and judged
 worker    the process that holds timed calls
 pool      starts, asks and ends workers

@@ -50,19 +50,19 @@ def version_of(cases: Sequence[str]) -> str:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def unit(text: str) -> Callable[[F], F]:
+def unit(label: str) -> Callable[[F], F]:
     """Set asv's axis label for benchmarks that do not return a time."""
 
-    def mark(function: F) -> F:
-        function.__dict__["unit"] = text
+    def set_unit(function: F) -> F:
+        function.__dict__["unit"] = label
         return function
 
-    return mark
+    return set_unit
 
 
 class Benchmark:
-    """Base class of benchmarks. A framework's module sets `backend`, and `cases` and `implementations`
-    for benchmarks without their own; so its classes name the benchmark as the first base."""
+    """Base class of benchmarks. A framework's base class sets `backend`, and defaults of `cases` and
+    `implementations`. It is the second base of a class, so that values of the benchmark come first."""
 
     backend = ""
     direction = "forward"
@@ -76,7 +76,7 @@ class Benchmark:
     repeat = (3, 20, 2.0)
     number = 1
     warmup_time = 0
-    last: Any = None
+    last_output: Any = None
 
     def __init_subclass__(cls) -> None:
         cls.params = [list(cls.cases), list(cls.implementations)]
@@ -88,8 +88,8 @@ class Benchmark:
         )
 
     def _call(self) -> None:
-        self.last = self.timed.calls()
-        self.timed.backend.profiler.sync(self.last)
+        self.last_output = self.timed.calls()
+        self.timed.backend.profiler.sync(self.last_output)
 
     def _median(self) -> float:
         """The median of five samples."""
@@ -103,9 +103,9 @@ class Benchmark:
 
     def teardown(self, case: str, implementation: str) -> None:
         """Judge the last answer. Raises RefusedTime."""
-        if self.last is not None:
-            self.timed.look(self.last)
-            self.timed.judge_seen()
+        if self.last_output is not None:
+            self.timed.record(self.last_output)
+            self.timed.judge_recorded()
 
 
 class Forward(Benchmark):
@@ -133,9 +133,9 @@ class Decode(Forward):
 
     @unit("share of a copy")
     def track_share_of_copy(self, case: str, implementation: str) -> float:
-        moved = self._work(case).bytes
-        rate = rate_of_copy(self.timed.backend, moved, self.timed.case.dtype)
-        return moved / self._median() / rate
+        moved_bytes = self._work(case).bytes
+        rate = rate_of_copy(self.timed.backend, moved_bytes, self.timed.case.dtype)
+        return moved_bytes / self._median() / rate
 
 
 class DecodePaged(Decode):
@@ -217,7 +217,7 @@ class Versions:
 class Conformance:
     """Number of cells of the check `values` at level smoke by status, over all attention functions.
 
-    Each framework's module defines its own `setup_cache`, which returns `counted(self.backend)`: asv
+    Each framework's module defines its own `setup_cache`, which returns `count_cells(self.backend)`: asv
     identifies `setup_cache` by file and line, so a shared one would give all frameworks the same counts.
     """
 
@@ -232,7 +232,7 @@ class Conformance:
         return counts.get(status, 0)
 
 
-def counted(backend: str) -> dict[str, int]:
+def count_cells(backend: str) -> dict[str, int]:
     """Number of cells of the check `values` at level smoke by status, with manifests, without layers."""
     from collections import Counter
 
@@ -273,15 +273,15 @@ def resolved(backend: str, case: str, implementation: str, direction: str) -> Ti
     Raises NotImplementedError (asv: "no value") if the implementation declares the case unsupported,
     UsageError with the valid names for an unknown implementation, ValueError for an unknown case.
     """
-    every, problem = loaded(backend), Case.parse(case)
-    named = every.get(implementation)
-    if named is None or named.operator is not problem.operator:
-        valid = ", ".join(n for n, i in every.items() if i.operator is problem.operator)
+    by_name, parsed = loaded(backend), Case.parse(case)
+    chosen = by_name.get(implementation)
+    if chosen is None or chosen.operator is not parsed.operator:
+        valid = ", ".join(n for n, i in by_name.items() if i.operator is parsed.operator)
         raise UsageError(
-            f"unknown implementation {implementation!r} of {problem.operator.name} in {backend}; "
+            f"unknown implementation {implementation!r} of {parsed.operator.name} in {backend}; "
             f"valid: {valid or 'none'}"
         )
     try:
-        return TimedCall(named, problem, direction)
+        return TimedCall(chosen, parsed, direction)
     except UnsupportedCall as error:
         raise NotImplementedError(str(error)) from error

@@ -27,7 +27,7 @@ from attention_conformance.suite.judge.derivative import (
 from attention_conformance.suite.judge.verdict import Deviation, Measured, NotApplicable
 from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.measure.clock import Rotation, clock_of
-from attention_conformance.suite.measure.own import OwnCode
+from attention_conformance.suite.measure.function_facts import FunctionFacts
 from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall
 from attention_conformance.suite.measure.seen import Seen, digest_of
 from attention_conformance.suite.spec.case import Case
@@ -72,8 +72,8 @@ class Reading:
 class TimedCall:
     """One implementation's call of a case in one of `suite.spec.vocabulary.DIRECTIONS`.
 
-    A backward pass computes the gradients of the arrays `wrt`. `own` says what else is asked of a user's
-    function. Raises UnsupportedCall if the implementation declares the case unsupported.
+    A backward pass computes the gradients of the arrays `wrt`. `own` has facts about a user's function.
+    Raises UnsupportedCall if the implementation declares the case unsupported.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class TimedCall:
         case: Case,
         direction: str = "forward",
         seed: int = 0,
-        own: OwnCode | None = None,
+        own: FunctionFacts | None = None,
     ) -> None:
         self.implementation, self.case, self.direction = implementation, case, direction
-        self.backend, self.own = implementation.backend, own or OwnCode()
-        self.clock = clock_of(self.backend, self.own.trip)
+        self.backend, self.own = implementation.backend, own or FunctionFacts()
+        self.clock = clock_of(self.backend, self.own.round_trip)
         self.cell = Cell(_CHECK, case, implementation, seed)
         if implementation.operator is not case.operator:
             raise UnsupportedCall(f"computes {implementation.operator}, not {case.operator}")
@@ -94,9 +94,9 @@ class TimedCall:
         reason = implementation.unsupported(case) or implementation.missing(needs)
         if reason is not None:
             raise UnsupportedCall(reason)
-        self.compiled = False
+        self.has_compiled = False
         self.samples: list[float] = []
-        self.slow = 0.0
+        self.slowdown = 0.0
 
     @property
     def wrt(self) -> list[str]:
@@ -111,30 +111,31 @@ class TimedCall:
 
     def prepare(self) -> Preparation:
         """Make the arrays, call once, and warm up. Raises RefusedTime if the call raises."""
-        self.prepared = self._prepared(self.implementation, self.cell.inputs)
+        self.prepared = self._prepare(self.implementation, self.cell.inputs)
         self.backend.profiler.sync(list(self.prepared.arguments.values()))
         with leaks.quiet():
             step = self.backend.profiler.step
             self.step = self._attempt(lambda: step(self.prepared, self.direction, self.wrt))
             start = protocol.now()
             cotangent = self._cotangent(0)
-            ready = self._attempt(lambda: self.step(self.prepared.arguments, cotangent))
-            self._timed(ready)
-            first = protocol.now() - start
-            others = [self._arguments(self._fresh(n)) for n in range(1, self._sets())]
-            calls = [ready, *(self.step(arguments, cotangent) for arguments in others)]
+            call = self._attempt(lambda: self.step(self.prepared.arguments, cotangent))
+            self._timed(call)
+            first_call = protocol.now() - start
+            new_sets = map(self._inputs, range(1, self._set_count()))
+            new_arguments = [self._arguments(inputs) for inputs in new_sets]
+            calls = [call, *(self.step(arguments, cotangent) for arguments in new_arguments)]
             self.calls = Rotation(calls)
-            self.seen = [Seen[Reading](self.cell.seed + n) for n in range(len(calls))]
-            again, _ = self._timed(self.calls)
-            self.inner, settled, _ = protocol.warm(self._seconds, again)
-        return Preparation(first, self.inner, settled, self.work)
+            self.recorded = [Seen[Reading](self.cell.seed + n) for n in range(len(calls))]
+            seconds, _ = self._timed(self.calls)
+            self.inner, settled, _ = protocol.warm(self._sample_seconds, seconds)
+        return Preparation(first_call, self.inner, settled, self.work)
 
     def sample(self, inner: int | None = None) -> float:
         """Time one sample: seconds of one call, averaged over `inner` calls."""
         before = self.backend.profiler.compilations(self.prepared)
         with leaks.quiet():
-            seconds = self._seconds(inner or self.inner)
-        self.compiled |= before != self.backend.profiler.compilations(self.prepared)
+            seconds = self._sample_seconds(inner or self.inner)
+        self.has_compiled |= before != self.backend.profiler.compilations(self.prepared)
         self.samples.append(seconds)
         return seconds
 
@@ -151,42 +152,42 @@ class TimedCall:
         - "stale": new inputs take much longer than known inputs
         """
         with leaks.quiet():
-            if self.compiled:
+            if self.has_compiled:
                 raise RefusedTime("compiled", "the framework compiled during a sample")
-            self.look(self._judge_sync())
-            self._call_on()
-            measured = self.judge_seen()
-            self._judge_fresh()
+            self.record(self._judge_readings())
+            self._record_extra_calls()
+            measured = self.judge_recorded()
+            self._judge_new_inputs()
             if self.own.watched is not None:
-                for number in range(self._sets()):
-                    self._attempt(self.own.watched.prepare(self._fresh(number)))
+                for number in range(self._set_count()):
+                    self._attempt(self.own.watched.prepare(self._inputs(number)))
             return measured.error_ratio
 
-    def judge_seen(self) -> Measured:
-        """Judge answers that `look` kept: those to the first set of inputs, to a random part of the other
-        sets, and to sets with several answers. Raises RefusedTime.
+    def judge_recorded(self) -> Measured:
+        """Judge recorded answers: those to the first set of inputs, to a random part of the other sets,
+        and to sets with several different answers. Raises RefusedTime.
 
         The figures are those of the first set: they do not depend on chance.
         """
-        recorded = [number for number, seen in enumerate(self.seen) if seen.counts]
-        part = SystemRandom().sample(recorded, math.ceil(len(recorded) * protocol.JUDGED))
-        several = [number for number in recorded if len(self.seen[number].counts) > 1]
+        called = [number for number, answers in enumerate(self.recorded) if answers.counts]
+        sample = SystemRandom().sample(called, math.ceil(len(called) * protocol.JUDGED_SHARE))
+        varying = [number for number in called if len(self.recorded[number].counts) > 1]
         measured = None
         with leaks.quiet():
-            for number in dict.fromkeys((*recorded[:1], *part, *several)):
+            for number in dict.fromkeys((*called[:1], *sample, *varying)):
                 self.cell.measured = Measured()
-                seen = self.seen[number]
-                for count, reading in seen.answers():
-                    of = f" (in {count} of {seen.counts.total()} recorded calls)"
-                    of = of if len(seen.counts) > 1 else ""
-                    self._hold(reading, self._fresh(number), 0, of)
+                answers = self.recorded[number]
+                for count, reading in answers.answers():
+                    suffix = f" (in {count} of {answers.counts.total()} recorded calls)"
+                    suffix = suffix if len(answers.counts) > 1 else ""
+                    self._judge_reading(reading, self._inputs(number), 0, suffix)
                 measured = measured or self.cell.measured
         return measured or Measured()
 
-    def look(self, out: Any) -> None:
-        """Record an answer of the last call for `judge_seen`. Raises RefusedTime if the answer cannot be
-        read."""
-        self.seen[self.calls.turn].take(
+    def record(self, out: Any) -> None:
+        """Record the answer of the last call for `judge_recorded`. Raises RefusedTime if the answer
+        cannot be read."""
+        self.recorded[self.calls.turn].take(
             self._attempt(lambda: digest_of(out, self.backend)),
             lambda: self._read(out, self.cell.inputs, self.prepared),
         )
@@ -197,43 +198,45 @@ class TimedCall:
             return self.backend.profiler.peak_bytes(self.calls, self.prepared)
 
     def kernels(self) -> str:
-        """The framework's names of the kernels that ran; empty if the framework does not tell."""
+        """The framework's names of the kernels that ran; "" if the framework does not name them."""
         try:
             with leaks.quiet():
                 return self.backend.profiler.kernels(self.prepared)
         except Exception:
             return ""
 
-    def _prepared(self, implementation: Implementation, inputs: Inputs) -> PreparedCall:
+    def _prepare(self, implementation: Implementation, inputs: Inputs) -> PreparedCall:
         if self.direction == "forward":
             return implementation.timed(inputs)
         return implementation.differentiable(inputs)
 
-    def _seconds(self, inner: int) -> float:
-        seconds, out = self._timed(self.calls, inner, self.slow)
-        self.look(out)
+    def _sample_seconds(self, inner: int) -> float:
+        """Seconds of one call, averaged over `inner` calls; records the answer of the last one."""
+        seconds, out = self._timed(self.calls, inner, self.slowdown)
+        self.record(out)
         return seconds
 
     def _timed(self, call: Any, inner: int = 1, slow: float = 0.0) -> tuple[float, Any]:
-        """`Clock.timed`. Raises RefusedTime if a call raises."""
+        """The seconds and the output of `Clock.timed`. Raises RefusedTime if a call raises."""
         return self._attempt(lambda: self.clock.timed(call, inner, slow))
 
-    def _sets(self) -> int:
+    def _set_count(self) -> int:
         """The number of sets of inputs."""
         size = (
             sum(array.size for array in self.cell.inputs.arrays.values()) * self.case.dtype.itemsize
         )
         return max(2, min(protocol.SETS, protocol.SETS_BYTES // max(size, 1)))
 
-    def _call_on(self) -> None:
-        """Record the answers of more calls. Otherwise an error in one call of twenty is often missed."""
-        end = protocol.now() + protocol.MORE_SECONDS
-        for _ in range(protocol.MORE):
-            self.look(self._timed(self.calls)[1])
+    def _record_extra_calls(self) -> None:
+        """Record the answers of more calls: an error in one call of twenty would often be missed."""
+        end = protocol.now() + protocol.EXTRA_SECONDS
+        for _ in range(protocol.EXTRA_CALLS):
+            self.record(self._timed(self.calls)[1])
             if protocol.now() > end:
                 break
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
+        """The result of `call()`. Raises RefusedTime and UnsupportedCall in place of its errors."""
         try:
             return self.cell.attempt(call)
         except NotApplicable as error:
@@ -242,6 +245,7 @@ class TimedCall:
             raise RefusedTime(error.kind, error.message) from error
 
     def _cotangent(self, number: int) -> Any:
+        """The cotangent for the inputs of set `number`, as a native array; None for a forward call."""
         if self.direction == "forward":
             return None
         values = native_cotangent(self._cotangent_values(number), self.cell.inputs, self.prepared)
@@ -250,37 +254,37 @@ class TimedCall:
     def _cotangent_values(self, number: int) -> np.ndarray:
         return draw_cotangent(self.case, self.cell.seed + FRESH_SEED * number)
 
-    def _fresh(self, number: int) -> Inputs:
-        """Inputs of the case with a query, key and value of their own; those of the case for 0."""
+    def _inputs(self, number: int) -> Inputs:
+        """The inputs of set `number`: of set 0 the case's, of other sets with new operands."""
         if not number:
             return self.cell.inputs
-        other = draw(self.case, self.cell.seed + FRESH_SEED * number)
-        return self.cell.inputs.replace(**{name: other.arrays[name] for name in other.operands})
+        drawn = draw(self.case, self.cell.seed + FRESH_SEED * number)
+        return self.cell.inputs.replace(**{name: drawn.arrays[name] for name in drawn.operands})
 
-    def _judge_sync(self) -> Any:
+    def _judge_readings(self) -> Any:
         """The answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished when the
         clock stops, and "lazy" if an answer is read more slowly than a plain array."""
-        readings = protocol.Readings(self.clock.unsure)
+        readings = protocol.Readings(self.clock.uncertainty)
         samples = self.samples or [self._timed(self.calls)[0]]
 
-        def called() -> Any:
+        def call() -> Any:
             return self.clock.timed(self.calls, 1)[1]
 
         def read_later(out: Any) -> float:
-            protocol.wait(max(protocol.PAUSE, 2 * protocol.allowed(max(samples))))
+            protocol.wait(max(protocol.READING_PAUSE, 2 * protocol.allowed_extra(max(samples))))
             return self.clock.reading(out)
 
-        def trial() -> Any:
-            at_once = self.clock.reading(called())
-            later = read_later(last := called())
-            plain, last = self.clock.plain(last), called()
-            again = (self.clock.reading(plain) for _ in range(1, protocol.COPIES))
-            readings.take(at_once, later, [read_later(plain), *again])
+        def read_trial() -> Any:
+            seconds_at_once = self.clock.reading(call())
+            later_seconds = read_later(last := call())
+            copies, last = self.clock.plain_copies(last), call()
+            repeated = (self.clock.reading(copies) for _ in range(1, protocol.COPIES))
+            readings.take(seconds_at_once, later_seconds, [read_later(copies), *repeated])
             return last
 
-        last = self._attempt(trial)
+        last = self._attempt(read_trial)
         while not readings.accepted(samples):
-            last = self._attempt(trial)
+            last = self._attempt(read_trial)
         return last
 
     def _arguments(self, inputs: Inputs) -> Any:
@@ -289,65 +293,69 @@ class TimedCall:
         if isinstance(implementation, Compiled):
             # Only the arguments are new: the compiled program must be the one that is timed.
             return implementation.inner.prepare(inputs).arguments
-        return self._prepared(implementation, inputs).arguments
+        return self._prepare(implementation, inputs).arguments
 
-    def _judge_fresh(self) -> None:
-        """Compare times of new inputs with known ones, and judge the fastest answer. Raises RefusedTime.
+    def _judge_new_inputs(self) -> None:
+        """Compare the times of calls with new and old inputs, and judge the answer of the fastest call to
+        new inputs. Raises RefusedTime.
 
         A machine that is busy slows some calls and trials; reused results show in every one.
         """
-        usual, first = statistics.median(self.samples or [math.inf]), protocol.SETS
-        unsure = protocol.STALE_SECONDS + self.clock.unsure
+        median, first = statistics.median(self.samples or [math.inf]), protocol.SETS
+        margin = protocol.STALE_SECONDS + self.clock.uncertainty
         # The framework may compile the product with the signs.
-        call, _ = self._new(self.cell.inputs, self.prepared.arguments, self._cotangent(0))
+        call, _ = self._call_with(self.cell.inputs, self.prepared.arguments, self._cotangent(0))
         self._timed(call)
         for trial in range(protocol.TRIALS):
             if trial:
                 protocol.pause(protocol.TRIAL_PAUSE * 2 ** (trial - 1))
-            numbers = range(first + trial * protocol.FRESH, first + (trial + 1) * protocol.FRESH)
-            times = [self._times(number) for number in numbers]
-            known, new = (min(seconds) for seconds in list(zip(*times, strict=True))[:2])
-            beyond = new > protocol.STALE * known or new > protocol.STALE_SAMPLE * usual
-            if not beyond or new - min(known, usual) <= unsure:
+            times = [self._time_inputs(first + n) for n in range(protocol.NEW_SETS)]
+            first += protocol.NEW_SETS
+            old_time, new_time = (min(seconds) for seconds in list(zip(*times, strict=True))[:2])
+            limits = protocol.STALE_RATIO * old_time, protocol.STALE_SAMPLE_RATIO * median
+            is_slow = new_time > min(limits)
+            if not is_slow or new_time - min(old_time, median) <= margin:
                 return min(times, key=lambda one: one[1])[2]()
         raise RefusedTime(
             "stale",
-            f"calls with new inputs take {new * 1e3:.3g} ms, calls with known inputs "
-            f"{known * 1e3:.3g} ms, samples took {usual * 1e3:.3g} ms: the timed calls reused earlier "
-            "results",
+            f"calls with new inputs take {new_time * 1e3:.3g} ms, calls with known inputs "
+            f"{old_time * 1e3:.3g} ms, samples took {median * 1e3:.3g} ms: the timed calls reused "
+            "earlier results",
         )
 
-    def _times(self, number: int) -> tuple[float, float, Callable[[], None]]:
-        """Seconds of calls with known and with new inputs, and what judges the answer to new ones."""
-        drawn = self._fresh(number)
+    def _time_inputs(self, number: int) -> tuple[float, float, Callable[[], None]]:
+        """Seconds of a call with old inputs and of one with new inputs, and a function that judges the
+        answer to the new inputs."""
+        drawn = self._inputs(number)
         arguments, cotangent = self._arguments(drawn), self._cotangent(number)
-        (warm, _), (call, inputs) = (self._new(drawn, arguments, cotangent) for _ in range(2))
+        warm_up, _ = self._call_with(drawn, arguments, cotangent)
+        call, inputs = self._call_with(drawn, arguments, cotangent)
         compilations = self.backend.profiler.compilations(self.prepared)
         # Drawing inputs evicted the CPU caches, which were warm for the timed calls.
         if inputs is not drawn:
-            self._timed(warm)
+            self._timed(warm_up)
         self._timed(self.calls)
-        known, _ = self._timed(self.calls)
-        new, out = self._timed(call)
+        old_time, _ = self._timed(self.calls)
+        new_time, output = self._timed(call)
         if compilations != self.backend.profiler.compilations(self.prepared):
             raise RefusedTime("compiled", "inputs of the same shapes were compiled for anew")
 
         def judge() -> None:
             prepared = replace(self.prepared, arguments=arguments)
             self.cell.measured = Measured()
-            read = self._read(out, inputs, prepared)
-            self._hold(read, inputs, number, " (fresh inputs)")
+            reading = self._read(output, inputs, prepared)
+            self._judge_reading(reading, inputs, number, " (fresh inputs)")
 
-        return known, new, judge
+        return old_time, new_time, judge
 
-    def _new(self, inputs: Inputs, arguments: Any, cotangent: Any) -> tuple[Any, Inputs]:
-        """A call with new arguments, and the inputs that it answers (`Clock.turned`). A backward pass
-        alone answers those that are given, as do calls without an operand among their arguments."""
+    def _call_with(self, inputs: Inputs, arguments: Any, cotangent: Any) -> tuple[Any, Inputs]:
+        """A call with these arguments, and the inputs that it answers: they have other signs, drawn by
+        `Clock.signed_call`, unless the call is a backward pass or its operand is no array argument."""
         name, prepared = inputs.operands[0], replace(self.prepared, arguments=arguments)
-        whole = name in inputs.operator.array_kinds.integers
-        if self.direction == "backward" or whole or prepared.argument(name) not in arguments:
+        is_integer = name in inputs.operator.array_kinds.integers
+        if self.direction == "backward" or is_integer or prepared.argument(name) not in arguments:
             return self._attempt(lambda: self.step(arguments, cotangent)), inputs
-        return self.clock.turned(inputs, name, self.step, prepared, cotangent)
+        return self.clock.signed_call(inputs, name, self.step, prepared, cotangent)
 
     def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> Reading:
         """Copies of the values that a call returned."""
@@ -359,16 +367,16 @@ class TimedCall:
             else:
                 output, native = out
                 answer = None if output is None else read_output(cell, output, inputs, prepared)
-                read = read_gradients(cell, native, inputs, prepared, self.wrt)
-                gradients = {name: array.copy() for name, array in read.items()}
+                values = read_gradients(cell, native, inputs, prepared, self.wrt)
+                gradients = {name: array.copy() for name, array in values.items()}
         except (Deviation, NotApplicable) as error:
             return Reading(failure=error)
         if answer is not None:
             answer = Answer({n: array.copy() for n, array in answer.arrays.items()}, None)
         return Reading(answer, gradients)
 
-    def _hold(self, reading: Reading, inputs: Inputs, number: int, of: str) -> None:
-        """Judge a reading by the oracle. Raises RefusedTime; `of` ends its message and names the call."""
+    def _judge_reading(self, reading: Reading, inputs: Inputs, number: int, suffix: str) -> None:
+        """Judge a reading by the oracle. Raises RefusedTime, whose message ends with `suffix`."""
         cell = self.cell
         try:
             if reading.failure is not None:
@@ -381,4 +389,4 @@ class TimedCall:
             raise UnsupportedCall(str(error)) from error
         except Deviation as error:
             ratio = cell.measured.error_ratio
-            raise RefusedTime(error.kind, error.message + of, ratio) from error
+            raise RefusedTime(error.kind, error.message + suffix, ratio) from error

@@ -21,13 +21,13 @@ from attention_conformance.backends.profiler import Step
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.measure.seen import arrays_of, plain_copies
-from attention_conformance.suite.run.isolation.link import Place
+from attention_conformance.suite.run.isolation.link import HostPath
 from attention_conformance.suite.run.isolation.remote import Remote
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 
-THERE, SYNC = Place(("backend",)), Place(("backend", "profiler", "sync"))
-"""The backend in a child, and what waits there until outputs are computed."""
+CHILD_BACKEND, CHILD_SYNC = HostPath(("backend",)), HostPath(("backend", "profiler", "sync"))
+"""The backend in a child, and the function there that waits until outputs are computed."""
 
 TRIPS = 9
 """Number of empty samples of a child, before it imports the user's file."""
@@ -45,16 +45,16 @@ class Rotation:
     turn: int = 0
 
     def __call__(self) -> Any:
-        self.pass_by(1)
+        self.count_calls(1)
         return self.calls[self.turn]()
 
-    def pass_by(self, count: int) -> None:
-        """Count calls that were made elsewhere."""
+    def count_calls(self, count: int) -> None:
+        """Advance the turn by calls that were made in another process."""
         self.turn = (self.turn + count) % len(self.calls)
 
 
 @dataclass
-class Turned:
+class SignedCall:
     """A call whose operand `name`, numbers of `dtype`, is multiplied by signs (D,).
 
     A process that gets to know the signs as it makes the call cannot have computed the answer before.
@@ -69,42 +69,45 @@ class Turned:
 
     def __call__(self, signs: Sequence[float]) -> Any:
         array = self.prepared.arguments[self.prepared.argument(self.name)]
-        turned = array * self.backend.array(np.array(signs), self.dtype)
-        return self.step(self.prepared.with_operands({self.name: turned}), self.cotangent)()
+        signed = array * self.backend.array(np.array(signs), self.dtype)
+        return self.step(self.prepared.with_operands({self.name: signed}), self.cotangent)()
 
 
 class Clock:
-    """Times calls of a backend in this process. `trip` are the seconds of `round_trip`, if calls are made
-    in another one, and `unsure` those by which the time of a single call may be off."""
+    """Times calls of a backend in this process. `round_trip` is 0, or for calls in another process the
+    seconds of an empty sample; `uncertainty` are seconds by which the time of one call may be off."""
 
-    trip = 0.0
+    round_trip = 0.0
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
     @property
-    def unsure(self) -> float:
-        return 2 * self.trip
+    def uncertainty(self) -> float:
+        return 2 * self.round_trip
 
-    def turned(self, inputs: Inputs, name: str, *call: Any) -> tuple[Any, Inputs]:
-        """A call whose operand `name` is multiplied by signs that are drawn now, by the system's random
-        numbers, and told as the call is made; and the inputs that it answers. `call` are the first fields
-        of `Turned` behind the backend."""
+    def signed_call(self, inputs: Inputs, name: str, *call: Any) -> tuple[Any, Inputs]:
+        """A call whose operand `name` is multiplied by signs, and the inputs that it answers.
+
+        The signs are drawn now, by the system's random numbers, and passed as the call is made. `call`
+        are the fields `step`, `prepared` and `cotangent` of `SignedCall`.
+        """
         array = inputs.arrays[name]
         signs = SystemRandom().choices((-1.0, 1.0), k=array.shape[-1])
-        turned = self._turned(*call, name, inputs.dtype)
-        return partial(turned, signs), inputs.replace(**{name: array * signs})
+        signed_call = self._make_signed(*call, name, inputs.dtype)
+        return partial(signed_call, signs), inputs.replace(**{name: array * signs})
 
-    def _turned(self, *fields: Any) -> Any:
-        return Turned(self.backend, *fields)
+    def _make_signed(self, *fields: Any) -> Any:
+        """A `SignedCall` in the process that makes calls; `fields` are those after `backend`."""
+        return SignedCall(self.backend, *fields)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """The result of `protocol.timed`."""
         return protocol.timed(call, self.backend.profiler.sync, inner, slow)
 
-    def plain(self, out: Any) -> Any:
-        """New arrays with the values of an output, made where the output is: a copy that goes through
-        this process changes its memory, and with it the seconds of the next reading."""
+    def plain_copies(self, out: Any) -> Any:
+        """New arrays with the values of an output, made in the output's process: a copy through another
+        process changes that one's memory, and with it the seconds of the next reading."""
         return plain_copies(out, self.backend)
 
     def reading(self, out: Any) -> float:
@@ -118,34 +121,37 @@ class Clock:
 class RemoteClock(Clock):
     """Times calls in the child of a backend."""
 
-    def __init__(self, backend: Remote, trip: float) -> None:
+    def __init__(self, backend: Remote, round_trip: float) -> None:
         super().__init__(backend)
-        self.link, self.trip = backend.link, trip
+        self.link, self.round_trip = backend.link, round_trip
 
-    def _turned(self, *fields: Any) -> Any:
-        return self.link.ask(Turned, THERE, *fields)
+    def _make_signed(self, *fields: Any) -> Any:
+        return self.link.ask(SignedCall, CHILD_BACKEND, *fields)
 
-    def plain(self, out: Any) -> Any:
-        return self.link.ask(plain_copies, out, THERE)
+    def plain_copies(self, out: Any) -> Any:
+        return self.link.ask(plain_copies, out, CHILD_BACKEND)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
-        """The time is at least that of the answer, less an empty sample."""
+        """The result of `protocol.timed` in the child, with at least the seconds of the request less
+        those of an empty sample."""
         start = protocol.now()
-        said, out = self.link.ask(protocol.timed, call, SYNC, inner, slow)
-        waited = protocol.now() - start
-        own = said * inner if type(said) is float and 0 <= said * inner <= waited else 0.0
+        seconds, out = self.link.ask(protocol.timed, call, CHILD_SYNC, inner, slow)
+        parent_seconds = protocol.now() - start
+        is_possible = type(seconds) is float and 0 <= seconds * inner <= parent_seconds
+        child_seconds = seconds * inner if is_possible else 0.0
         if isinstance(call, Rotation):
-            call.pass_by(inner)
-        return max(own, waited - self.trip, protocol.LEAST) / max(inner, 1), out
+            call.count_calls(inner)
+        total = max(child_seconds, parent_seconds - self.round_trip, protocol.LEAST_SECONDS)
+        return total / max(inner, 1), out
 
 
-def clock_of(backend: Backend, trip: float) -> Clock:
-    """The clock of calls of a backend; `trip` is `round_trip` of a child."""
-    return RemoteClock(backend, trip) if isinstance(backend, Remote) else Clock(backend)
+def clock_of(backend: Backend, round_trip: float) -> Clock:
+    """The clock of calls of a backend; `round_trip` is the result of `measure_round_trip`."""
+    return RemoteClock(backend, round_trip) if isinstance(backend, Remote) else Clock(backend)
 
 
-def round_trip(backend: Remote) -> float:
-    """Seconds of an empty sample in the child. Ask before the child imports the user's file, which may
-    slow empty samples."""
-    clock, empty = RemoteClock(backend, 0.0), Place(("begin",))
+def measure_round_trip(backend: Remote) -> float:
+    """Seconds of an empty sample in the child. Call this before the child imports the user's file, which
+    may slow empty samples."""
+    clock, empty = RemoteClock(backend, 0.0), HostPath(("begin",))
     return statistics.median(clock.timed(empty, 0)[0] for _ in range(TRIPS))

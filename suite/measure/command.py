@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from attention_conformance.suite.records.speed import SpeedRecord
     from attention_conformance.suite.run.verdict import RunVerdict
 
-BESIDE = 5
-"""Columns (workloads) of a table."""
+TABLE_COLUMNS = 5
+"""The most workloads, which are columns, of a printed table."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,34 +68,34 @@ def run(arguments: argparse.Namespace) -> int:
     from attention_conformance.suite.measure.gate import NOTHING, GateError
     from attention_conformance.suite.measure.pool import NothingToMeasure
     from attention_conformance.suite.measure.verdict import of_bench
-    from attention_conformance.suite.run.verdict import Door
+    from attention_conformance.suite.run.verdict import VerdictOutput
 
     try:
-        door = Door(arguments.verdict, arguments.verdict_fd)
+        output = VerdictOutput(arguments.verdict, arguments.verdict_fd)
     except ValueError as error:
         print(error, file=sys.stderr)
         return NOTHING
-    said = ""
+    error_text = ""
     try:
         options = options_of(arguments)
         verdict = _gate(options) if options.against else _measure(options)
     except (UsageError, NothingToMeasure, GateError) as error:
-        said = str(error)
+        error_text = str(error)
     except FileExistsError:
-        said = f"{arguments.results} exists, and nothing is overwritten; name a new file"
-    if said:
-        print(said, file=sys.stderr)
-        verdict = of_bench(NOTHING, reasons=(said,))
-    if unwritten := door.write(verdict):
-        print(unwritten, file=sys.stderr)
+        error_text = f"{arguments.results} exists, and nothing is overwritten; name a new file"
+    if error_text:
+        print(error_text, file=sys.stderr)
+        verdict = of_bench(NOTHING, reasons=(error_text,))
+    if write_error := output.write(verdict):
+        print(write_error, file=sys.stderr)
         return NOTHING
-    if not said and options.seed in SECRET_SEEDS:
+    if not error_text and options.seed in SECRET_SEEDS:
         _say(f"seed {options.seed}; --seed={options.seed} repeats the run")
     return verdict.exit_code
 
 
 def options_of(arguments: argparse.Namespace) -> BenchOptions:
-    """The options of the command line; without --workload those of a quick run.
+    """The options of the command line; without --workload the options of a quick run.
 
     Raises UsageError for invalid options, FileExistsError if the results file exists.
     """
@@ -126,7 +126,7 @@ def _measure(options: BenchOptions) -> RunVerdict:
         try:
             for record in measure(options, pool, _say):
                 records.append(record)
-                print(line(record), flush=True)
+                print(record_line(record), flush=True)
                 if writer:
                     writer.write(record)
             finished = True
@@ -151,17 +151,17 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def line(record: SpeedRecord) -> str:
+def record_line(record: SpeedRecord) -> str:
     """One record as a line: implementation, time, share of the limits, tokens per second, error ratio,
     memory."""
-    who = f"{record.backend}:{record.implementation}"
-    head = f"{record.workload:24} {who:28} {record.direction:16} {record.dtype:4}"
+    implementation = f"{record.backend}:{record.implementation}"
+    begin = f"{record.workload:24} {implementation:28} {record.direction:16} {record.dtype:4}"
     seconds = record.seconds
     if seconds is None:
-        return f"{head} {record.status} {record.kind}: {record.message}"
+        return f"{begin} {record.status} {record.kind}: {record.message}"
     parts = [f"{seconds * 1e3:9.3f} ms"]
-    for share, what in ((record.share_of_gemm, "gemm"), (record.share_of_copy, "copy")):
-        parts.append(f"{share:6.1%} {what}" if share is not None else " " * 11)
+    for share, limit in ((record.share_of_gemm, "gemm"), (record.share_of_copy, "copy")):
+        parts.append(f"{share:6.1%} {limit}" if share is not None else " " * 11)
     if record.tokens_per_second is not None:
         parts.append(f"{record.tokens_per_second:.4g} tokens/s")
     parts.append(f"error ratio {record.error_ratio:.2g}")
@@ -169,7 +169,7 @@ def line(record: SpeedRecord) -> str:
         parts.append(f"{record.peak_bytes / 2**20:.1f} MiB")
     if record.status != "timed":
         parts.append(record.status)
-    return f"{head} {'  '.join(parts)}"
+    return f"{begin} {'  '.join(parts)}"
 
 
 def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
@@ -181,20 +181,20 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
     from attention_conformance.suite.report.render import aligned
 
     for direction, dtype in dict.fromkeys((r.direction, r.dtype) for r in records):
-        mine = [r for r in records if (r.direction, r.dtype) == (direction, dtype)]
+        of_table = [r for r in records if (r.direction, r.dtype) == (direction, dtype)]
         cells = {
             (f"{r.backend}:{r.implementation}", r.workload): r.status
             if r.seconds is None
             else f"{'~' if r.status == 'unsettled' else ''}{r.seconds * 1e3:.3f}"
-            for r in mine
+            for r in of_table
         }
         workloads = list(dict.fromkeys(workload for _, workload in cells))
-        for first in range(0, len(workloads), BESIDE):
-            columns = workloads[first : first + BESIDE]
-            rows = dict.fromkeys(who for who, workload in cells if workload in columns)
+        for first in range(0, len(workloads), TABLE_COLUMNS):
+            columns = workloads[first : first + TABLE_COLUMNS]
+            rows = dict.fromkeys(name for name, workload in cells if workload in columns)
             table = [[f"ms {direction} {dtype}", *columns]]
             table += [
-                [who, *(cells.get((who, workload), "") for workload in columns)] for who in rows
+                [name, *(cells.get((name, workload), "") for workload in columns)] for name in rows
             ]
             yield from ("", *aligned(table, [False, *(True for _ in columns)]))
     yield ""
@@ -234,7 +234,7 @@ def _gate(options: BenchOptions) -> RunVerdict:
 
 
 def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:
-    """The text of an outcome, with its error rates."""
+    """The text of an outcome, with the gate's error rates; `mine` and `other` are labels of the sides."""
     from attention_conformance.suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
 
     word = {

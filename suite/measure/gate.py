@@ -34,7 +34,7 @@ MARGIN = 0.01
 FALSE_ALARMS, MISSES = 0.05, 0.2
 """Greatest rates of false alarms and misses; beyond them the machine is too noisy."""
 
-RESAMPLED = 2000
+RESAMPLES = 2000
 LEAST_ROUNDS = 8
 """Fewest rounds per half; a round gives two pairs of each kind."""
 
@@ -46,7 +46,7 @@ OK, REGRESSION, WRONG, NOTHING, NOISY = range(5)
 
 
 class GateError(Exception):
-    """The candidate or the baseline cannot be found; the message says what was expected."""
+    """The candidate or the baseline cannot be found; the message names what was expected."""
 
 
 @dataclass(frozen=True)
@@ -99,48 +99,50 @@ def sides(
     - the function's file in another commit, extracted into `folder`: "commit:REV"
     """
     candidate = Side(options, backend, implementation, implementation)
-    kind, _, rest = against.partition(":")
+    kind, _, name = against.partition(":")
     if kind == "venv":
         try:
-            label, python = f"{implementation} in {rest}", interpreter(rest)
+            label, python = f"{implementation} in {name}", interpreter(name)
         except ValueError as error:
             raise GateError(str(error)) from error
         return candidate, replace(candidate, label=label, python=python)
     if kind == "commit":
-        functions = tuple(_as_of(rest, text, folder) for text in options.function)
+        functions = tuple(_function_at_commit(name, text, folder) for text in options.function)
         if not functions:
             raise GateError(
                 "commit:REV compares versions of a --function=PATH.py:NAME: name a --function"
             )
-        label, before = f"{implementation} as of {rest}", replace(options, function=functions)
-        return candidate, replace(candidate, options=before, label=label)
-    if rest:
-        return candidate, Side(replace(options, function=()), kind, rest, against)
+        baseline, label = replace(options, function=functions), f"{implementation} as of {name}"
+        return candidate, replace(candidate, options=baseline, label=label)
+    if name:
+        return candidate, Side(replace(options, function=()), kind, name, against)
     return candidate, Side(options, backend, against, against)
 
 
-def _as_of(revision: str, function: str, folder: Path) -> str:
+def _function_at_commit(revision: str, function: str, folder: Path) -> str:
+    """Extract a commit into `folder`; returns PATH.py:NAME of a function there. Raises GateError."""
     place, _, name = function.rpartition(":")
     path = Path(place)
     if path.suffix != ".py" or not path.is_file():
         raise GateError(f"commit:REV needs --function=PATH.py:NAME, got {function!r}")
 
     def git(*words: str) -> bytes:
-        done = subprocess.run(["git", "-C", str(path.parent or "."), *words], capture_output=True)
-        if done.returncode:
-            raise GateError(f"git {' '.join(words)}: {done.stderr.decode().strip()}")
-        return done.stdout
+        command = ["git", "-C", str(path.parent or "."), *words]
+        process = subprocess.run(command, capture_output=True)
+        if process.returncode:
+            raise GateError(f"git {' '.join(words)}: {process.stderr.decode().strip()}")
+        return process.stdout
 
-    top = Path(git("rev-parse", "--show-toplevel").decode().strip())
+    root = Path(git("rev-parse", "--show-toplevel").decode().strip())
     # --end-of-options keeps a revision that begins with a dash from being read as an option.
     commit = git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-    archive = git("-C", str(top), "archive", commit.decode().strip())
+    archive = git("-C", str(root), "archive", commit.decode().strip())
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
-    there = folder / path.resolve().relative_to(top.resolve())
-    if not there.is_file():
-        raise GateError(f"{revision} has no {there.relative_to(folder)}")
-    return f"{there}:{name}"
+    extracted = folder / path.resolve().relative_to(root.resolve())
+    if not extracted.is_file():
+        raise GateError(f"{revision} has no {extracted.relative_to(folder)}")
+    return f"{extracted}:{name}"
 
 
 class Gate:
@@ -177,7 +179,7 @@ class Gate:
                         self._open(workers[who], self.sides[who], case, direction, seed)
                     who = "pair"
                     self.say(f"{where}: pairs for {self.seconds / len(ORDERS):.3g} s")
-                    self._pairs(workers, pairs, times)
+                    self._take_pairs(workers, pairs, times)
                     self.say(f"{where}: judging the timed answers")
                     for who in order:
                         workers[who].ask(do="judge", key="it")
@@ -194,6 +196,7 @@ class Gate:
 
     @staticmethod
     def _open(worker: Worker, side: Side, case: str, direction: str, seed: int) -> None:
+        """Have a worker prepare the call of a side. Raises WorkerFailure."""
         names = [offer.name for offer in worker.offers]
         if side.implementation not in names:
             valid = ", ".join(names)
@@ -205,26 +208,28 @@ class Gate:
             direction=direction, seed=seed,
         )  # fmt: skip
 
-    def _pairs(
+    def _take_pairs(
         self,
         workers: dict[str, Worker],
         pairs: dict[str, list[float]],
         times: dict[str, list[float]],
     ) -> None:
-        def taken(kind: str, other: str, slow: float = 0.0) -> None:
-            for own, its in ping_pong(workers, other, slow):
+        """Add log-ratios of pairs to `pairs`, by kind, and seconds to `times`, for the time of a half."""
+
+        def take(kind: str, other: str, slowdown: float = 0.0) -> None:
+            for mine, theirs in ping_pong(workers, other, slowdown):
                 # Twin over candidate: the slowed twin must be the slower side.
-                ratio = own / its if kind == "verdict" else its / own
+                ratio = mine / theirs if kind == "verdict" else theirs / mine
                 pairs[kind].append(math.log(ratio))
                 if kind == "verdict":
-                    times["candidate"].append(own)
-                    times["baseline"].append(its)
+                    times["candidate"].append(mine)
+                    times["baseline"].append(theirs)
 
         start, rounds = time.perf_counter(), 0
         while rounds < LEAST_ROUNDS or time.perf_counter() - start < self.seconds / len(ORDERS):
-            taken("verdict", "baseline")
-            taken("twin", "twin")
-            taken("injected", "twin", INJECTED)
+            take("verdict", "baseline")
+            take("twin", "twin")
+            take("injected", "twin", INJECTED)
             rounds += 1
 
 
@@ -242,10 +247,10 @@ def ping_pong(
         return answer["seconds"]
 
     sample("candidate")
-    first, mine = sample(other, slow), sample("candidate")
+    other_first, candidate_first = sample(other, slow), sample("candidate")
     sample(other, slow)
-    again, theirs = sample("candidate"), sample(other, slow)
-    return [(mine, first), (again, theirs)]
+    candidate_second, other_second = sample("candidate"), sample(other, slow)
+    return [(candidate_first, other_first), (candidate_second, other_second)]
 
 
 def judge(
@@ -261,8 +266,8 @@ def judge(
     )
     outcome.twin_ratio = math.exp(float(np.median(pairs["twin"])))
     outcome.injected_ratio = math.exp(float(np.median(pairs["injected"])))
-    outcome.alarms = regressions(pairs["twin"])
-    outcome.missed = 1.0 - regressions(pairs["injected"])
+    outcome.alarms = regression_share(pairs["twin"])
+    outcome.missed = 1.0 - regression_share(pairs["injected"])
     if outcome.alarms > FALSE_ALARMS or outcome.missed > MISSES:
         outcome.code = NOISY
         outcome.message = (
@@ -279,24 +284,24 @@ def judge(
     return outcome
 
 
-def is_regression(logs: Sequence[float]) -> bool:
+def is_regression(log_ratios: Sequence[float]) -> bool:
     """True if the whole interval of the median exceeds `MARGIN`."""
-    return protocol.interval(logs)[0] > math.log1p(MARGIN)
+    return protocol.interval(log_ratios)[0] > math.log1p(MARGIN)
 
 
-def regressions(logs: Sequence[float]) -> float:
-    """The share of resamples of the pairs that are called a regression."""
-    return float((lower_limits(logs, len(logs)) > math.log1p(MARGIN)).mean())
+def regression_share(log_ratios: Sequence[float]) -> float:
+    """The share of bootstrap resamples of the pairs that `is_regression` would call a regression."""
+    return float((lower_limits(log_ratios, len(log_ratios)) > math.log1p(MARGIN)).mean())
 
 
-def lower_limits(logs: Sequence[float], count: int, draws: int = RESAMPLED) -> np.ndarray:
+def lower_limits(log_ratios: Sequence[float], count: int, draws: int = RESAMPLES) -> np.ndarray:
     """The lower limits of the intervals of bootstrap resamples (Efron 1979), each of `count` pairs; -inf
     if an interval of so few pairs has no limits. A fixed seed makes the limits reproducible."""
     low, _ = protocol.interval(range(count))
     if math.isinf(low):
         return np.full(draws, low)
-    drawn = np.random.default_rng(0).choice(np.asarray(logs), (draws, count))
-    return np.partition(drawn, int(low), axis=1)[:, int(low)]
+    resamples = np.random.default_rng(0).choice(np.asarray(log_ratios), (draws, count))
+    return np.partition(resamples, int(low), axis=1)[:, int(low)]
 
 
 def worst(outcomes: Sequence[GateOutcome]) -> int:

@@ -7,20 +7,20 @@ from pathlib import Path
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.registry import UsageError
-from attention_conformance.suite.flags import number, option, whole
+from attention_conformance.suite.flags import number, option, whole_number
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.run.options import OF_CELLS, Options, shared
+from attention_conformance.suite.run.options import CELL_OPTIONS, Options, shared
 from attention_conformance.suite.spec.catalogue.workloads import QUICK, Workload, named
 from attention_conformance.suite.spec.dtypes import dtype
 from attention_conformance.suite.spec.vocabulary import DIRECTIONS
 
 QUICK_SAMPLES = 5
 
-UNSTORED = (
+UNSTORED_OPTIONS = (
     "level", "shard", "audit", "optimized", "quick", "against", "seconds", "results", "verdict",
     "verdict_fd",
 )  # fmt: skip
-"""Options that do not affect a measurement; records leave them out."""
+"""Options without effect on a measurement, which the header of records leaves out."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class BenchOptions(Options):
     workloads of training. `threads` 0 means one thread per CPU.
     """
 
-    fixed = OF_CELLS
+    fixed = CELL_OPTIONS
 
     backend: tuple[str, ...] = shared(
         "backend",
@@ -73,7 +73,7 @@ class BenchOptions(Options):
         checked=True,
     )
     samples: int | None = option(
-        f"samples of each call; default {protocol.SAMPLES}", "N", default=None, kind=whole
+        f"samples of each call; default {protocol.SAMPLES}", "N", default=None, kind=whole_number
     )
     quick: bool = option(f"take {QUICK_SAMPLES} samples of each call", switch=True)
     against: str = option(
@@ -94,10 +94,10 @@ class BenchOptions(Options):
         """The workloads that `workload` names (default: all), each once. Raises UsageError for an unknown
         name."""
         try:
-            every = [w for text in self.workload or ("all",) for w in named(text)]
+            workloads = [workload for text in self.workload or ("all",) for workload in named(text)]
         except ValueError as error:
             raise UsageError(str(error)) from error
-        return list({w.name: w for w in every}.values())
+        return list({workload.name: workload for workload in workloads}.values())
 
     @property
     def directions(self) -> list[str]:

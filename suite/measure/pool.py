@@ -74,7 +74,7 @@ class Worker:
             raise WorkerFailure("usage", "", f"{self.python} cannot be started: {error}") from error
         request = {"backend": self.backend, "options": asdict(self.options), "cpus": self.cpus}
         try:
-            self.hello = self._answer(request, self.options.start_timeout, "start")
+            self.hello = self._request(request, self.options.start_timeout, "start")
         except BaseException:
             self.end()
             raise
@@ -95,15 +95,16 @@ class Worker:
     def ask(self, **request: Any) -> dict[str, Any]:
         """The worker's answer. Raises WorkerFailure with the status that the worker reports, or "error"
         if the worker died or exceeded the time limit."""
-        return self._answer(request, self.options.cell_timeout, request["do"])
+        return self._request(request, self.options.cell_timeout, request["do"])
 
-    def _answer(self, request: dict[str, Any], seconds: float, do: str) -> dict[str, Any]:
-        stdin, stdout, killed = self._process.stdin, self._process.stdout, list[float]()
+    def _request(self, request: dict[str, Any], seconds: float, method: str) -> dict[str, Any]:
+        """`ask` with a time limit, 0 for none; `method` names the request in the error of the limit."""
+        stdin, stdout, exceeded = self._process.stdin, self._process.stdout, list[float]()
         assert stdin is not None
         assert stdout is not None
 
         def kill() -> None:
-            killed.append(seconds)
+            exceeded.append(seconds)
             self._process.kill()
 
         timer = threading.Timer(seconds, kill)
@@ -122,12 +123,13 @@ class Worker:
                 raise WorkerFailure(answer["failed"], answer["kind"], answer["message"], ratio)
             return answer
         code = self._process.wait()
-        if killed:
-            late = f"the worker was ended: {do!r} took longer than {seconds:g} s"
-            raise WorkerFailure("error", "timeout", late)
+        if exceeded:
+            message = f"the worker was ended: {method!r} took longer than {seconds:g} s"
+            raise WorkerFailure("error", "timeout", message)
         self._errors.seek(0)
-        last = (self._errors.read().strip().splitlines() or ["no message"])[-1]
-        raise WorkerFailure("error", "crash", f"the worker ended with exit code {code}: {last}")
+        last_line = (self._errors.read().strip().splitlines() or ["no message"])[-1]
+        message = f"the worker ended with exit code {code}: {last_line}"
+        raise WorkerFailure("error", "crash", message)
 
     def end(self) -> None:
         """Close the process's standard input, and kill the process if it does not exit."""
@@ -174,26 +176,24 @@ class Pool:
             worker.end()
 
     def offers(self) -> list[tuple[str, Offer]]:
-        """The selected implementations with their backends: by name ("sdpa", "torch:sdpa"), else by mode,
-        and only user functions if there are any.
-
-        Raises NothingToMeasure for an unknown name, or if nothing is selected.
-        """
+        """The backend and the offer of each selected implementation: those of `options.implementation`
+        ("sdpa", "torch:sdpa"), else user functions of the mode, else all of the mode. Raises
+        NothingToMeasure for an unknown name, or if nothing is selected."""
         names, mode = self.options.implementation, self.options.mode
-        every = [(b, offer) for b, worker in self.workers.items() for offer in worker.offers]
-        called = {(b, o.name): {o.name, f"{b}:{o.name}"} for b, o in every}
-        if unknown := sorted(set(names) - set().union(*called.values())):
-            valid = ", ".join(f"{b}:{o.name}" for b, o in every)
+        offers = [(b, offer) for b, worker in self.workers.items() for offer in worker.offers]
+        names_of = {(b, o.name): {o.name, f"{b}:{o.name}"} for b, o in offers}
+        if unknown := sorted(set(names) - set().union(*names_of.values())):
+            valid = ", ".join(f"{b}:{o.name}" for b, o in offers)
             raise NothingToMeasure(f"unknown implementation {', '.join(unknown)}; valid: {valid}")
         if names:
-            return [(b, o) for b, o in every if called[b, o.name] & set(names)]
-        chosen = [(b, o) for b, o in every if mode in ("all", o.mode)]
+            return [(b, o) for b, o in offers if names_of[b, o.name] & set(names)]
+        selected = [(b, o) for b, o in offers if mode in ("all", o.mode)]
         if self.options.function:
-            own = self.options.function_names
-            chosen = [(b, o) for b, o in chosen if o.name.partition("@")[0] in own]
-        if not chosen:
+            functions = self.options.function_names
+            selected = [(b, o) for b, o in selected if o.name.partition("@")[0] in functions]
+        if not selected:
             raise NothingToMeasure(f"no implementation in mode {mode}")
-        return chosen
+        return selected
 
 
 def interpreter(place: str) -> str:

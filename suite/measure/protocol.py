@@ -29,7 +29,7 @@ WARM_LIMIT = 2.0
 """Greatest seconds of the warm-up, which has at least two batches."""
 
 SAMPLE_SECONDS = 0.01
-LEAST = 1e-9
+LEAST_SECONDS = 1e-9
 """The least seconds of a call."""
 
 SAMPLES = 20
@@ -37,42 +37,42 @@ SAMPLES = 20
 SETS, SETS_BYTES = 8, 2**28
 """Sets of inputs of the timed calls, and the most bytes of all sets. There are two sets at least."""
 
-JUDGED = 1 / 3
+JUDGED_SHARE = 1 / 3
 """Share of the sets whose answers are judged. They are drawn after the timing by the system's random
-numbers, which no seed tells."""
+numbers, so that no seed predicts them."""
 
-FRESH = 3
+NEW_SETS = 3
 """Sets of new inputs of a trial after the timing."""
 
-MORE, MORE_SECONDS = 100, 0.3
+EXTRA_CALLS, EXTRA_SECONDS = 100, 0.3
 """Number of calls after the timing whose answers are recorded, and the greatest seconds for them."""
 
-STALE, STALE_SAMPLE, STALE_SECONDS = 1.5, 2.0, 1e-4
-"""A time is stale if the fastest call with new inputs takes this many times as long as the fastest one
-with known inputs beside them, or this many times the median of the samples, and this many seconds more.
+STALE_RATIO, STALE_SAMPLE_RATIO, STALE_SECONDS = 1.5, 2.0, 1e-4
+"""A time is stale if in a trial the fastest call with new inputs takes `STALE_RATIO` times as long as the
+fastest one with old inputs, or `STALE_SAMPLE_RATIO` times the median sample, and `STALE_SECONDS` more.
 The answer of the fastest call is judged."""
 
-CLOCK, CLOCK_SECONDS = 3.0, 1.0
-"""Greatest time of all samples by the clock of the parent process, in times of what the worker says, and
-seconds more: a worker runs a person's code, which may stop its clock."""
+CLOCK_RATIO, CLOCK_SECONDS = 3.0, 1.0
+"""Greatest time of all samples by the clock of the parent process: the worker's seconds times
+`CLOCK_RATIO`, and `CLOCK_SECONDS` more. A worker runs user code, which may stop its clock."""
 
-UNSYNCED = 0.25
+READING_SHARE = 0.25
 """Greatest extra time of reading an output at once over reading it after a wait, and of reading an output
 over reading a plain array, as a share of a sample (see `Readings`)."""
 
-PAUSE = 1e-3
-"""Least seconds of that wait, ten times the least limit: what an unfinished call does in it shows."""
+READING_PAUSE = 1e-3
+"""Least seconds of that wait: ten times the least limit, so that a call which finishes in it is seen."""
 
-READINGS, COPIES, CERTAIN = 40, 3, 0.999
+READINGS, COPIES, READING_CONFIDENCE = 40, 3, 0.999
 """Greatest number of trials of readings, readings of a plain array in each, and the confidence of the
 interval beyond the limit. If the times of both readings are distributed alike, the interval is beyond in
 some trial with a probability of 0.2 %."""
 
 TRIALS, TRIAL_PAUSE = 7, 0.05
-"""Number of trials that must all exceed the limit `STALE`, and the seconds after the first. Each
+"""Number of trials that must all exceed the limit `STALE_RATIO`, and the seconds after the first. Each
 pause is twice the one before, 3 s together: other work keeps a machine busy for seconds."""
 
-OVER_CEILING = 1.05
+MOST_OF_LIMIT = 1.05
 """Greatest believable share of the measured limit, which is known to a few percent."""
 
 
@@ -89,11 +89,11 @@ class UnsupportedCall(Exception):
 
 
 now, pause = time.perf_counter, time.sleep
-"""The clock and the pause, bound before a file of a person is imported, which may replace them."""
+"""The clock and the pause, bound before a user's file is imported, which may replace them in `time`."""
 
 
 def wait(seconds: float) -> None:
-    """Wait without giving the processor away."""
+    """Wait in a loop, so that no other process gets the CPU."""
     end = now() + seconds
     while now() < end:
         pass
@@ -103,7 +103,7 @@ def timed(
     call: Callable[[], Any], sync: Callable[[Any], None], inner: int, slow: float = 0.0
 ) -> tuple[float, Any]:
     """Seconds of one call, averaged over `inner` calls, and the output of the last call; 0 and None
-    without calls. After the calls the fraction `slow` of their time is waited, too."""
+    without calls. The time includes a wait of the fraction `slow` of the calls' time."""
     out = None
     start = now()
     for _ in range(inner):
@@ -113,16 +113,16 @@ def timed(
     return (now() - start) / max(inner, 1), out
 
 
-def allowed(sample: float) -> float:
-    """The greatest extra seconds of a reading beside a sample of so many seconds."""
-    return max(UNSYNCED * sample, STALE_SECONDS)
+def allowed_extra(sample: float) -> float:
+    """The greatest extra seconds of a reading that are accepted, if a sample takes `sample` seconds."""
+    return max(READING_SHARE * sample, STALE_SECONDS)
 
 
-LATE = {
+READING_REFUSALS = {
     "not-synced": "the answer was complete only {} later",
     "lazy": "reading the answer takes {} more than a plain array",
 }
-"""What is said of a time that is refused for its readings."""
+"""By kind of refusal the end of its message, with {} for the seconds."""
 
 
 @dataclass
@@ -130,48 +130,48 @@ class Readings:
     """Seconds of readings: of an output at once, of an output after a wait, and of a plain array with the
     values of an output, several times.
 
-    - `unsure`: the seconds by which one reading may be off
-    - `waited`: of each trial, the seconds in which an output was completed after the clock had stopped
-    - `computed`: of each trial, the seconds in which an output was computed as it was read
+    - `uncertainty`: the seconds by which one reading may be off
+    - `completing`: of each trial, the seconds in which an output was completed after the clock stopped
+    - `computing`: of each trial, the seconds in which an output was computed as it was read
     - `plain`: the seconds of all readings of plain arrays
 
-    All three kinds follow a call: reading is slower then. A trial decides if readings of plain arrays
-    vary less than the limit. Otherwise the median of the differences over several trials does, by its
-    interval: reading many bytes from a device may vary by more than the whole call takes.
+    Every reading is made after a call, which slows readings. One trial decides if readings of plain
+    arrays vary less than the limit. Otherwise the interval of the median over several trials decides:
+    reading many bytes from a device may vary by more than the whole call takes.
     """
 
-    unsure: float = 0.0
-    waited: list[float] = field(default_factory=list)
-    computed: list[float] = field(default_factory=list)
+    uncertainty: float = 0.0
+    completing: list[float] = field(default_factory=list)
+    computing: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
 
     def take(self, at_once: float, later: float, plain: Sequence[float]) -> None:
-        """Add a trial."""
-        self.waited.append(at_once - later)
-        self.computed.append(later - plain[0])
+        """Add the readings of a trial: of an output at once, of one after a wait, and of plain arrays."""
+        self.completing.append(at_once - later)
+        self.computing.append(later - plain[0])
         self.plain += plain
 
     def accepted(self, samples: Sequence[float]) -> bool:
         """True if the seconds of `samples` are accepted, False if more trials decide. Raises RefusedTime
         "not-synced" or "lazy"."""
-        usual, slowest = statistics.median(samples), max(samples)
-        late = False
-        for kind, extra, limit in (
-            ("not-synced", self.waited, allowed(slowest) + self.unsure),
-            ("lazy", self.computed, allowed(usual) + self.unsure),
+        median, slowest = statistics.median(samples), max(samples)
+        exceeds = False
+        for kind, seconds, limit in (
+            ("not-synced", self.completing, allowed_extra(slowest) + self.uncertainty),
+            ("lazy", self.computing, allowed_extra(median) + self.uncertainty),
         ):
-            if interval(extra, CERTAIN)[0] > limit:
-                stopped = f"the clock stopped after {usual * 1e3:.3g} ms"
-                more = f"{statistics.median(extra) * 1e3:.3g} ms"
-                raise RefusedTime(kind, f"{stopped}, but {LATE[kind].format(more)}")
-            late |= extra[-1] > limit
-        vary = max(self.plain) - min(self.plain) > allowed(usual) + self.unsure
-        return not (vary or late) or len(self.waited) == READINGS
+            if interval(seconds, READING_CONFIDENCE)[0] > limit:
+                stop = f"the clock stopped after {median * 1e3:.3g} ms"
+                extra = f"{statistics.median(seconds) * 1e3:.3g} ms"
+                raise RefusedTime(kind, f"{stop}, but {READING_REFUSALS[kind].format(extra)}")
+            exceeds |= seconds[-1] > limit
+        varies = max(self.plain) - min(self.plain) > allowed_extra(median) + self.uncertainty
+        return not (varies or exceeds) or len(self.completing) == READINGS
 
 
 def calls_per_sample(seconds: float) -> int:
     """The number of calls of `seconds` each that fill a sample."""
-    return max(1, math.ceil(SAMPLE_SECONDS / max(seconds, LEAST)))
+    return max(1, math.ceil(SAMPLE_SECONDS / max(seconds, LEAST_SECONDS)))
 
 
 def warm(sample: Callable[[int], float], first: float) -> tuple[int, bool, int]:
@@ -186,11 +186,11 @@ def warm(sample: Callable[[int], float], first: float) -> tuple[int, bool, int]:
         calls += BATCH * inner
         batches.append(statistics.median(batch))
         inner = calls_per_sample(min(batch))
-        spent = now() - start
-        agree = len(batches) > 1 and abs(batches[-1] / batches[-2] - 1) <= SETTLED
-        if agree and calls >= WARM_CALLS and spent >= WARM_SECONDS:
+        seconds = now() - start
+        has_settled = len(batches) > 1 and abs(batches[-1] / batches[-2] - 1) <= SETTLED
+        if has_settled and calls >= WARM_CALLS and seconds >= WARM_SECONDS:
             return inner, True, calls
-        if len(batches) > 1 and spent > WARM_LIMIT:
+        if len(batches) > 1 and seconds > WARM_LIMIT:
             return inner, False, calls
 
 
@@ -204,8 +204,8 @@ def interval(values: Sequence[float], confidence: float = 0.99) -> tuple[float, 
     from scipy.special import bdtr
 
     n = len(values)
-    ordered = sorted(values)
+    sorted_values = sorted(values)
     k = int((bdtr(np.arange(n), n, 0.5) <= (1.0 - confidence) / 2.0).sum())
     if k == 0:
         return -math.inf, math.inf
-    return ordered[k - 1], ordered[n - k]
+    return sorted_values[k - 1], sorted_values[n - k]

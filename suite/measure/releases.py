@@ -53,7 +53,7 @@ def configuration(name: str, releases: Sequence[Release]) -> dict[str, Any]:
         raise ValueError(f"expected lock files of {name}, got {got or 'none'}")
     if not (ROOT / ".git").exists():
         raise ValueError(f"asv needs a checkout of this project with its git history, got {ROOT}")
-    alike = sorted(set.intersection(*({*release.pins} for release in releases)))
+    shared_pins = sorted(set.intersection(*({*release.pins} for release in releases)))
     return {
         "version": 1,
         "project": f"attention in releases of {name}",
@@ -62,7 +62,7 @@ def configuration(name: str, releases: Sequence[Release]) -> dict[str, Any]:
         "environment_type": "virtualenv",
         "matrix": {"req": {name: [release.version for release in releases]}},
         "build_command": [],
-        "install_command": [f"in-dir={{env_dir}} python -m pip install {' '.join(alike)}"],
+        "install_command": [f"in-dir={{env_dir}} python -m pip install {' '.join(shared_pins)}"],
         "uninstall_command": [],
         "install_timeout": 1800,
         "benchmark_dir": str(BENCHMARKS),

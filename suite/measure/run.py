@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.measure.options import UNSTORED, BenchOptions
+from attention_conformance.suite.measure.options import UNSTORED_OPTIONS, BenchOptions
 from attention_conformance.suite.measure.pool import Offer, Pool, Worker, WorkerFailure
 from attention_conformance.suite.records import machine
 from attention_conformance.suite.records.speed import SpeedHeader, SpeedRecord
@@ -25,7 +25,7 @@ def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
         versions |= worker.hello["versions"]
     return SpeedHeader(
         versions=versions,
-        options={n: value for n, value in asdict(options).items() if n not in UNSTORED}
+        options={n: value for n, value in asdict(options).items() if n not in UNSTORED_OPTIONS}
         | {"samples": options.count},
         **machine.origin(),
     )
@@ -33,7 +33,7 @@ def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
 
 @dataclass
 class Measurement:
-    """One measurement, from the first sample to the record.
+    """The measurement of one implementation on one case, from the first sample to the record.
 
     `identity` has the record's fields that are known before timing, `preparation` the fields of
     `suite.measure.call.Preparation`.
@@ -46,21 +46,21 @@ class Measurement:
     seed: int = 0
     failure: WorkerFailure | None = None
     samples: list[float] = field(default_factory=list)
-    said: float = 0.0
-    waited: float = 0.0
+    worker_seconds: float = 0.0
+    seconds_here: float = 0.0
     announced: bool = False
 
-    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+    def ask(self, do: str, **fields: Any) -> dict[str, Any]:
         """The worker's answer; {} after a failure, which is stored in `failure`."""
         try:
-            return self.worker.ask(do=do, key=self.key, **more)
+            return self.worker.ask(do=do, key=self.key, **fields)
         except WorkerFailure as error:
             self.failure = error
             return {}
 
     def open(self) -> None:
         """Have the worker prepare the call, after restarting a dead worker."""
-        self.samples, self.said, self.waited = [], 0.0, 0.0
+        self.samples, self.worker_seconds, self.seconds_here = [], 0.0, 0.0
         case, direction = self.identity["case"], self.identity["direction"]
         name, seed = self.identity["implementation"], self.seed
         try:
@@ -74,31 +74,32 @@ class Measurement:
         )
 
     def sample(self) -> None:
-        """Take one sample. `said` sums seconds of the worker's clock, `waited` those of this process."""
+        """Take one sample. `worker_seconds` adds up the worker's clock, `seconds_here` the clock here."""
         start = protocol.now()
         answer = self.ask("sample", inner=None, slow=0.0)
         if answer:
-            self.waited += protocol.now() - start
-            self.said += answer["seconds"] * (self.preparation["inner"] + 1)
+            self.seconds_here += protocol.now() - start
+            self.worker_seconds += answer["seconds"] * (self.preparation["inner"] + 1)
             self.samples.append(answer["seconds"])
 
     def finish(self) -> SpeedRecord:
         """Judge the timed answers, measure the machine's limits, and make the record."""
         fields: dict[str, Any] = dict(self.preparation.get("work") or {})
-        if self.waited > protocol.CLOCK * self.said + protocol.CLOCK_SECONDS:
-            text = f"the worker says {self.said:.3g} s, its samples took {self.waited:.3g} s"
+        if self.seconds_here > protocol.CLOCK_RATIO * self.worker_seconds + protocol.CLOCK_SECONDS:
+            claimed = f"the worker says {self.worker_seconds:.3g} s"
+            text = f"{claimed}, its samples took {self.seconds_here:.3g} s"
             self.failure = self.failure or WorkerFailure("refused", "clock", text)
         for do in ("judge", "facts"):
             if self.failure is None:
                 fields |= self.ask(do)
         if self.failure is None:
-            fields |= self._limit(fields)
+            fields |= self._measure_limits(fields)
         record = self._record(fields)
-        if _beyond(record):
+        if _exceeds_limit(record):
             # The measured limit may be too low: measure it once more.
-            fields |= self._limit(fields, again=True)
+            fields |= self._measure_limits(fields, again=True)
             record = self._record(fields)
-            if _beyond(record):
+            if _exceeds_limit(record):
                 text = f"{record.share_of_gemm:.0%} of the largest matrix product cannot be true"
                 self.failure = WorkerFailure("refused", "over-ceiling", text, record.error_ratio)
                 record = self._record(fields)
@@ -106,33 +107,34 @@ class Measurement:
             self.ask("close")
         return record
 
-    def _limit(self, fields: dict[str, Any], again: bool = False) -> dict[str, Any]:
+    def _measure_limits(self, fields: dict[str, Any], again: bool = False) -> dict[str, Any]:
         dtype = self.identity["dtype"]
         return self.ask("limit", dtype=dtype, bytes=fields.get("bytes", 0), again=again)
 
     def _record(self, fields: dict[str, Any]) -> SpeedRecord:
-        every = {**self.identity, **fields}
+        values = {**self.identity, **fields}
         if self.preparation:
-            every["first_call"] = self.preparation["first_call"]
+            values["first_call"] = self.preparation["first_call"]
         failure = self.failure
         if failure is not None:
-            every |= {"status": failure.status, "kind": failure.kind, "message": failure.message}
-            every["error_ratio"] = failure.error_ratio
-            return SpeedRecord(**every)
+            values |= {"status": failure.status, "kind": failure.kind, "message": failure.message}
+            values["error_ratio"] = failure.error_ratio
+            return SpeedRecord(**values)
         status = "timed" if self.preparation["settled"] else "unsettled"
-        return SpeedRecord(**every, samples=tuple(self.samples), status=status)
+        return SpeedRecord(**values, samples=tuple(self.samples), status=status)
 
 
 def decoded(case: Case) -> int:
-    """The tokens that a call computes, of all samples, if it is a step of decoding: it has fewer queries
-    than keys. 0 for other calls."""
+    """The number of tokens (batch size x queries) of a decoding step, which has fewer queries than keys;
+    0 for other cases."""
     if case.sizes.Lq >= case.sizes.Lk:
         return 0
     return math.prod(case.letters[axis] for axis in case.axes.get("query", "") if axis in "bq")
 
 
-def _beyond(record: SpeedRecord) -> bool:
-    return (record.share_of_gemm or 0.0) > protocol.OVER_CEILING
+def _exceeds_limit(record: SpeedRecord) -> bool:
+    """True if the call is faster than the machine can be, by its share of the fastest matrix product."""
+    return (record.share_of_gemm or 0.0) > protocol.MOST_OF_LIMIT
 
 
 def measure(
@@ -149,14 +151,15 @@ def measure(
     ]
     fitting = [[(b, o) for b, o in offers if o.operator is case.operator] for _, case, _ in groups]
     steps = Steps(sum(map(len, fitting)), say)
-    for (workload, case, direction), its in zip(groups, fitting, strict=True):
-        yield from _group(options, pool, workload, case, direction, its, steps)
+    for (workload, case, direction), group_offers in zip(groups, fitting, strict=True):
+        yield from _time_group(options, pool, workload, case, direction, group_offers, steps)
 
 
-def _group(
+def _time_group(
     options: BenchOptions, pool: Pool, workload: Workload, case: Case, direction: str,
     offers: Sequence[tuple[str, Offer]], steps: Steps,
 ) -> Iterator[SpeedRecord]:  # fmt: skip
+    """The records of a case in one direction, one for each offered implementation of a backend."""
     measurements = []
     for backend, offer in offers:
         worker = pool.workers[backend]
@@ -181,15 +184,15 @@ def _group(
         _sample(measurements, options.count, steps)
         measurement = measurements.pop(0)
         yield measurement.finish()
-        _forget_lost(measurement.worker, measurements)
+        _reset_lost(measurement.worker, measurements)
 
 
 def _sample(measurements: Sequence[Measurement], count: int, steps: Steps) -> None:
-    """Open the measurements, each of which is one of the `steps`, and take their samples in turn."""
+    """Open the measurements, and take `count` samples of each in turn; `steps` announces each once."""
     turn = 0
-    while left := [m for m in measurements if m.failure is None and len(m.samples) < count]:
+    while pending := [m for m in measurements if m.failure is None and len(m.samples) < count]:
         # Alternate directions, so that no measurement always follows the slowest one.
-        for measurement in left if turn % 2 == 0 else left[::-1]:
+        for measurement in pending if turn % 2 == 0 else pending[::-1]:
             if measurement.preparation:
                 measurement.sample()
             else:
@@ -201,11 +204,11 @@ def _sample(measurements: Sequence[Measurement], count: int, steps: Steps) -> No
                     )
                 measurement.announced = True
                 measurement.open()
-            _forget_lost(measurement.worker, measurements)
+            _reset_lost(measurement.worker, measurements)
         turn += 1
 
 
-def _forget_lost(worker: Worker, measurements: Sequence[Measurement]) -> None:
+def _reset_lost(worker: Worker, measurements: Sequence[Measurement]) -> None:
     """Reset the other measurements of a dead worker, so that they are opened again."""
     if worker.died:
         for measurement in measurements:

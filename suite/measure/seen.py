@@ -24,7 +24,7 @@ KEPT = 16
 
 
 class Seen(Generic[T]):
-    """Counts of the recorded answers by digest, and the values of up to `KEPT` answers."""
+    """The recorded answers to one set of inputs: counts by digest, and the values of up to `KEPT`."""
 
     def __init__(self, seed: int) -> None:
         self.counts: Counter[int] = Counter()
@@ -38,10 +38,10 @@ class Seen(Generic[T]):
             return
         if len(self._kept) == KEPT:
             # Each of n different answers is kept with the same probability (Vitter 1985, algorithm R).
-            place = self._random.randrange(len(self.counts))
-            if place >= KEPT:
+            index = self._random.randrange(len(self.counts))
+            if index >= KEPT:
                 return
-            del self._kept[list(self._kept)[place]]
+            del self._kept[list(self._kept)[index]]
         self._kept[digest] = read()
 
     def answers(self) -> list[tuple[int, T]]:
@@ -69,7 +69,7 @@ def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:
 
 
 def plain_copies(out: Any, backend: Backend) -> list[Any]:
-    """New arrays with the values and dtypes of an output's arrays. Raises what reading raises."""
+    """New arrays with the values and dtypes of an output's arrays. Raises the errors of reading them."""
     formats = {fmt.long_name: fmt for fmt in DTYPES.values()}
     copies = [
         backend.array(backend.to_numpy(array), formats.get(backend.dtype_name(array)))

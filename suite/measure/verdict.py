@@ -12,19 +12,21 @@ from attention_conformance.suite.measure import gate, protocol
 from attention_conformance.suite.measure.gate import GateOutcome
 from attention_conformance.suite.measure.options import BenchOptions
 from attention_conformance.suite.records.speed import SpeedRecord
-from attention_conformance.suite.run.verdict import NOT_JUDGED, RunVerdict, named, worst
+from attention_conformance.suite.run.verdict import NOT_JUDGED, RunVerdict, fields_of, worst
 
-WORDS = {gate.OK: "right", gate.WRONG: "wrong", gate.REGRESSION: "slower"}
+VERDICTS = {gate.OK: "right", gate.WRONG: "wrong", gate.REGRESSION: "slower"}
 """The verdicts by exit code; any other code is `NOT_JUDGED`."""
 
-NAMED = (
+CELL_FIELDS = (
     "workload", "case", "backend", "implementation", "mode", "dtype", "direction", "status", "kind",
     "message", "error_ratio",
 )  # fmt: skip
 """Fields of a record that the verdict shows of a refused time and of the worst answer."""
 
-BESIDE = ("workload", "case", "backend", "implementation", "mode", "dtype", "direction", "status")
-"""Fields of a record that stand beside a time."""
+TIME_FIELDS = (
+    "workload", "case", "backend", "implementation", "mode", "dtype", "direction", "status",
+)  # fmt: skip
+"""Fields of a record that the verdict shows with its time."""
 
 
 def of_bench(
@@ -35,15 +37,15 @@ def of_bench(
     reasons: tuple[str, ...] = (),
 ) -> RunVerdict:
     """The verdict of a run that timed `records`, or compared `outcomes`."""
-    failed = next((one for one in records if one.status in ("refused", "error")), None)
+    failure = next((one for one in records if one.status in ("refused", "error")), None)
     statuses = [one.status for one in records]
-    refused = [one.message for one in records if one.status == "unsupported"]
+    refusals = [one.message for one in records if one.status == "unsupported"]
     return RunVerdict(
-        WORDS.get(exit_code, NOT_JUDGED), exit_code, seed=options.seed if options else 0,
+        VERDICTS.get(exit_code, NOT_JUDGED), exit_code, seed=options.seed if options else 0,
         functions=options.function_names if options else (),
-        cells=dict(Counter(statuses)), first_failure=named(failed, NAMED),
-        worst=named(worst(records), NAMED),
-        refusals=dict(Counter(refused)),
+        cells=dict(Counter(statuses)), first_failure=fields_of(failure, CELL_FIELDS),
+        worst=fields_of(worst(records), CELL_FIELDS),
+        refusals=dict(Counter(refusals)),
         reasons=reasons or tuple(one.message for one in outcomes if one.code != gate.OK),
         times=(*map(_time, (r for r in records if r.samples)), *map(_ratio, outcomes)),
     )  # fmt: skip
@@ -53,15 +55,15 @@ def _time(record: SpeedRecord) -> dict[str, Any]:
     """The median seconds of a call, their 99 % interval, and the number of samples."""
     low, high = (_finite(limit) for limit in protocol.interval(record.samples))
     seconds = statistics.median(record.samples)
-    of = {name: getattr(record, name) for name in BESIDE}
-    return of | {"seconds": seconds, "low": low, "high": high, "samples": len(record.samples)}
+    fields = {name: getattr(record, name) for name in TIME_FIELDS}
+    return fields | {"seconds": seconds, "low": low, "high": high, "samples": len(record.samples)}
 
 
 def _ratio(outcome: GateOutcome) -> dict[str, Any]:
     """The times of candidate and baseline, and their ratio with its 99 % interval."""
     names = ("workload", "case", "direction", "message", "ratio", "low", "high")
-    of = {name: getattr(outcome, name) for name in names}
-    return of | {
+    fields = {name: getattr(outcome, name) for name in names}
+    return fields | {
         "seconds": outcome.candidate, "baseline": outcome.baseline,
         "samples": len(outcome.pairs.get("verdict", ())),
     }  # fmt: skip

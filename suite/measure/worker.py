@@ -35,7 +35,7 @@ class Server:
     def __init__(self, request: Fields) -> None:
         if request["cpus"]:
             os.sched_setaffinity(0, request["cpus"])
-        self.backend, self.implementations, self.own = loaded(
+        self.backend, self.implementations, self.function_facts = loaded(
             request["backend"], msgspec.convert(request["options"], Options)
         )
         self.calls: dict[str, Any] = {}
@@ -51,7 +51,7 @@ class Server:
             "implementations": offers,
             "versions": {name: str(text) for name, text in self.backend.versions.items()},
             "python": sys.version.split()[0],
-            "notes": [note for code in self.own.values() for note in code.notes],
+            "notes": [note for facts in self.function_facts.values() for note in facts.notes],
         }
 
     def open(self, request: Fields) -> Fields:
@@ -64,20 +64,20 @@ class Server:
             Case.parse(request["case"]),
             request["direction"],
             request["seed"],
-            self.own.get(request["implementation"].partition(THROUGH)[0]),
+            self.function_facts.get(request["implementation"].partition(THROUGH)[0]),
         )
         preparation = call.prepare()
         self.calls[request["key"]] = call
         return asdict(preparation)
 
     def sample(self, request: Fields) -> Fields:
-        """Time one sample; with `slow` the call is slowed down by that fraction (the injected slowdown of
-        a gate)."""
+        """Time one sample of `inner` calls, slowed down by the fraction `slow` (a gate's injected
+        slowdown)."""
         call = self.calls[request["key"]]
         # Another process used the CPU and its caches: the first call is not part of the sample.
-        call.slow = 0.0
+        call.slowdown = 0.0
         call.sample(1)
-        call.slow = request["slow"]
+        call.slowdown = request["slow"]
         return {"seconds": call.sample(request["inner"])}
 
     def judge(self, request: Fields) -> Fields:
@@ -105,9 +105,9 @@ class Server:
         if gemm not in self.limits or request["again"]:
             best = self.limits.get(gemm, 0.0)
             for size in GEMM_SIZES[device]:
-                rate, took = rate_of(self.backend, "gemm", size, fmt)
+                rate, seconds = rate_of(self.backend, "gemm", size, fmt)
                 best = max(best, rate)
-                if took > GEMM_SECONDS:
+                if seconds > GEMM_SECONDS:
                     break
             self.limits[gemm] = best
         if request["bytes"] and (copy not in self.limits or request["again"]):
@@ -116,18 +116,19 @@ class Server:
         return {"gemm": self.limits[gemm], "copy": self.limits.get(copy)}
 
 
-def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]:
-    """Operations or bytes per second of `Profiler.limit` in the best of five samples, and its seconds."""
-    call, amount = backend.profiler.limit(what, size, fmt)
+def rate_of(backend: Any, kind: str, size: int, fmt: Any) -> tuple[float, float]:
+    """Time a matrix product ("gemm") or a copy ("copy"). Returns its operations or bytes per second in
+    the best of five samples, and its seconds."""
+    call, amount = backend.profiler.limit(kind, size, fmt)
     for _ in range(2):
-        once, _ = protocol.timed(call, backend.profiler.sync, 1)
-    inner = protocol.calls_per_sample(once)
-    took = min(protocol.timed(call, backend.profiler.sync, inner)[0] for _ in range(5))
-    return amount / took, took
+        first, _ = protocol.timed(call, backend.profiler.sync, 1)
+    inner = protocol.calls_per_sample(first)
+    seconds = min(protocol.timed(call, backend.profiler.sync, inner)[0] for _ in range(5))
+    return amount / seconds, seconds
 
 
 def rate_of_copy(backend: Any, moved: int, fmt: Any) -> float:
-    """Bytes per second of a copy that moves so many bytes: half are read, half are written."""
+    """Bytes per second of a copy that moves `moved` bytes: half are read, half are written."""
     return rate_of(backend, "copy", max(1, moved // 2 // fmt.itemsize), fmt)[0]
 
 
@@ -135,50 +136,53 @@ def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
     """A backend and its implementations by name: the framework's, user functions, and compiled forms of
     both. Raises UsageError and BackendUnavailable.
     """
-    backend, every, _ = loaded(name, options)
-    return backend, every
+    backend, by_name, _ = loaded(name, options)
+    return backend, by_name
 
 
 def loaded(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """`implementations`, and the `OwnCode` of user functions by name."""
+    """A backend, its implementations by name (see `implementations`), and the facts of user functions by
+    name."""
     from attention_conformance.backends import registry
     from attention_conformance.backends.compilers import compiled_forms
 
     backend = registry.load(name, options.device)
-    codes = [_function(backend, options, text) for text in options.function]
-    every = [*registry.implementations(backend), *(function for function, _ in codes)]
+    functions = [_load_user_function(backend, options, text) for text in options.function]
+    implementations = [*registry.implementations(backend), *(function for function, _ in functions)]
     # Implementations that exist only to test a compiler's rewrites are not timed.
-    plain = list(every)
-    for compiled in compiled_forms(backend, plain):
-        if compiled.inner in plain and compiled.compiler in backend.compilers.timed:
-            every.append(compiled)
-    names = [i.name for i in every]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise registry.UsageError(f"two implementations of {backend.name} are called {twice!r}")
-    own = {function.name: code for function, code in codes}
-    return backend, dict(zip(names, every, strict=True)), own
+    eager = list(implementations)
+    for compiled in compiled_forms(backend, eager):
+        if compiled.inner in eager and compiled.compiler in backend.compilers.timed:
+            implementations.append(compiled)
+    names = [i.name for i in implementations]
+    if duplicate := next((name for name in names if names.count(name) > 1), ""):
+        raise registry.UsageError(f"two implementations of {backend.name} are called {duplicate!r}")
+    facts_by_name = {function.name: facts for function, facts in functions}
+    return backend, dict(zip(names, implementations, strict=True)), facts_by_name
 
 
-def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
-    """The user function named by `text`, in a child if the options say so, and its `OwnCode`. Raises
+def _load_user_function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
+    """The user function named by `text`, in a child if the options say so, and its facts. Raises
     UsageError."""
     from attention_conformance.suite.judge.fitting import fit
-    from attention_conformance.suite.measure.clock import round_trip
-    from attention_conformance.suite.measure.own import OwnCode
-    from attention_conformance.suite.run.isolation.remote import forbids_own, isolated
+    from attention_conformance.suite.measure.clock import measure_round_trip
+    from attention_conformance.suite.measure.function_facts import FunctionFacts
+    from attention_conformance.suite.run.isolation.remote import forbids_native, isolated
     from attention_conformance.suite.run.loading import user_function
 
     # Conformance runs judge ignored parameters.
     options = replace(options, allow_unused=True)
-    home, trip, notes = backend, 0.0, tuple[str, ...]()
+    own_backend, round_trip, notes = backend, 0.0, tuple[str, ...]()
     if options.isolates:
-        home = isolated(options, text)
-        trip, notes = round_trip(home), tuple(f"{text}: {one}" for one in home.link.open)
-    function, _ = user_function(home, text, options)
+        own_backend = isolated(options, text)
+        round_trip = measure_round_trip(own_backend)
+        notes = tuple(f"{text}: {sentence}" for sentence in own_backend.link.unenforced)
+    function, _ = user_function(own_backend, text, options)
     fit(function)
-    notes += tuple(f"{text}: {one}" for one in function.remarks if one.startswith("binding: "))
-    watched = function if options.claims.get("forbid") or forbids_own(options) else None
-    return function.unwatched, OwnCode(trip, watched, notes)
+    remarks = (remark for remark in function.remarks if remark.startswith("binding: "))
+    notes += tuple(f"{text}: {remark}" for remark in remarks)
+    watched = function if options.claims.get("forbid") or forbids_native(options) else None
+    return function.unwatched, FunctionFacts(round_trip, watched, notes)
 
 
 def cpus_for(threads: int) -> list[int]:
@@ -186,8 +190,8 @@ def cpus_for(threads: int) -> list[int]:
     no worker has a faster CPU."""
     if not hasattr(os, "sched_getaffinity"):
         return []
-    own = sorted(os.sched_getaffinity(0))
-    return own[-threads:] if threads else own
+    cpus = sorted(os.sched_getaffinity(0))
+    return cpus[-threads:] if threads else cpus
 
 
 def pin(threads: int) -> None:
@@ -218,6 +222,7 @@ def main() -> None:
 
 
 def _failure(error: Exception) -> Fields:
+    """The answer to a request that raised; `failed` is a status of speed records, or "usage"."""
     from attention_conformance.backends.protocol import BackendUnavailable
     from attention_conformance.backends.registry import UsageError
     from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall

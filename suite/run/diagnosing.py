@@ -48,37 +48,37 @@ from attention_conformance.suite.spec.vocabulary import SEARCHED, VALUES
 SECONDS = 5.0
 """Processor seconds for the diagnoses of a run and its smaller case."""
 
-COMPILING = 5
+COMPILING_FACTOR = 5
 """How many times as long diagnoses may take in frameworks that compile every call for its shapes."""
 
-SHRINKING = 1.5
-"""Processor seconds of these for the smaller case."""
+SHRINK_SECONDS = 1.5
+"""The part of `SECONDS` for the smaller case."""
 
-HANGING = 300.0
-"""Seconds after which a diagnosis is broken off, whatever it does and however busy the machine is."""
+HANG_SECONDS = 300.0
+"""Elapsed seconds after which a diagnosis is broken off, also on a busy machine."""
 
-LOADING = 300.0
+LOAD_SECONDS = 300.0
 """Seconds in which a child must have imported the framework and answered."""
 
-IMPLEMENTATIONS = 2
+MOST_IMPLEMENTATIONS = 2
 """The number of implementations that are diagnosed, those with the most failures."""
 
-ALONE = 3
-"""The number of failing cells that are asked as the first call of a function."""
+MOST_FIRST_CALLS = 3
+"""The number of failing cells that are judged again, each as the first call of a new import."""
 
-PASSES = 300
-"""The number of passing cells from which those to try are chosen."""
+MOST_PASSING = 300
+"""The number of passing cells that a diagnosis can choose from."""
 
-DECLARED = ("stale-claim", "unexpected-pass", "no-raise", "forbidden")
+NO_WRONG_ANSWER = ("stale-claim", "unexpected-pass", "no-raise", "forbidden")
 """Kinds of failures that are no wrong answers."""
 
 
 def diagnose_run(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> FailureReport:
-    """The diagnoses of the failures among `cells`, records of the plan, and the smaller case, whose
-    script is written into `folder`. Nothing is broken off if cells have no time limit. Raises nothing but
-    what ends the process."""
+    """Diagnose the failures among `cells`, the records of a run of the plan, and shrink one of them. The
+    script of the smaller case is written into `folder`. Without a time limit of cells there is none here.
+    Errors become notes of the report; only exceptions that end the process are raised."""
     try:
-        with limited(HANGING if plan.options.cell_timeout else 0.0, "the diagnosis"):
+        with limited(HANG_SECONDS if plan.options.cell_timeout else 0.0, "the diagnosis"):
             return _diagnosed(plan, cells, folder)
     except (Exception, TimeOver) as error:
         return FailureReport(notes=(f"no diagnosis: {first_line(error)}",))
@@ -87,68 +87,72 @@ def diagnose_run(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -
 def diagnose_in_child(
     options: Options, cells: Sequence[CellRecord], folder: Path | None
 ) -> FailureReport:
-    """What `diagnose_run` says, in a child that loads the plan of these options."""
-    if not any(map(_is_asked, cells)):
+    """Call `diagnose_run` in a child process that loads the plan of these options."""
+    if not any(map(_is_wrong_answer, cells)):
         return NO_REPORT
-    with TemporaryDirectory(prefix="attention-") as place:
-        path = Path(place) / "cells"
+    with TemporaryDirectory(prefix="attention-") as temporary:
+        path = Path(temporary) / "cells"
         path.write_bytes(pickle.dumps((sys.path, options, _few(cells), folder)))
-        _, said = run_module([__name__, str(path)], Path.cwd(), {}, LOADING)
+        _, output = run_module([__name__, str(path)], Path.cwd(), {}, LOAD_SECONDS)
         try:
             return msgspec.json.decode(path.read_bytes(), type=FailureReport)
         except msgspec.DecodeError:
-            last = (said.strip().splitlines() or ["it says nothing"])[-1]
-            return FailureReport(notes=(f"no diagnosis: {last}",))
+            last_line = (output.strip().splitlines() or ["it says nothing"])[-1]
+            return FailureReport(notes=(f"no diagnosis: {last_line}",))
 
 
-def _answer(path: Path) -> None:
-    """Answer the request of a file there, which this process trusts; the answer is plain data."""
+def _answer_request(path: Path) -> None:
+    """Replace the request in a file, a trusted pickle, by the JSON of the report."""
     sys.path[:], options, cells, folder = pickle.loads(path.read_bytes())
     path.write_bytes(msgspec.json.encode(diagnose_run(Plan.make(options), cells, folder)))
 
 
-def _is_asked(cell: CellRecord) -> bool:
-    return cell.status == "fail" and cell.kind not in DECLARED
+def _is_wrong_answer(cell: CellRecord) -> bool:
+    """True if the cell failed because of an answer: then it is diagnosed."""
+    return cell.status == "fail" and cell.kind not in NO_WRONG_ANSWER
 
 
 def _few(cells: Sequence[CellRecord]) -> list[CellRecord]:
-    """The failing cells, and passing cells of `VALUES` and of the checks that fail: first those with the
-    features that all failing ones have."""
-    failing = [cell for cell in cells if _is_asked(cell)]
-    checks = {VALUES, *(cell.check for cell in failing)}
-    names = {cell.implementation for cell in failing}
+    """The failing cells, then passing cells of `VALUES`, then those of other checks with failures. Of the
+    passing cells of a check the first ones have all features that the failing cells share."""
+    failing = [c for c in cells if _is_wrong_answer(c)]
+    checks = {VALUES, *(c.check for c in failing)}
+    names = {c.implementation for c in failing}
     passing = [
         c for c in cells if c.status == "pass" and c.check in checks and c.implementation in names
     ]
-    shared = set.intersection(*({*cell.features} for cell in failing)) if failing else set()
-    passing.sort(key=lambda cell: (cell.check != VALUES, not shared.issubset(cell.features)))
+    shared = set.intersection(*({*c.features} for c in failing)) if failing else set()
+    passing.sort(key=lambda c: (c.check != VALUES, not shared.issubset(c.features)))
     return [*failing, *passing]
 
 
 def _diagnosed(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> FailureReport:
-    judged = [one.optimized or one for one in plan.functions] or plan.implementations
-    by_name = {(one.backend.name, one.name): one for one in judged}
-    few = [cell for cell in _few(cells) if (cell.backend, cell.implementation) in by_name]
-    counts = Counter((c.backend, c.implementation) for c in few if _is_asked(c))
-    first = [by_name[name] for name, _ in counts.most_common(IMPLEMENTATIONS)]
-    if not first:
+    """The report of `diagnose_run`, which raises errors of the smaller case."""
+    implementations = [i.optimized or i for i in plan.functions] or plan.implementations
+    by_name = {(i.backend.name, i.name): i for i in implementations}
+    cells = [c for c in _few(cells) if (c.backend, c.implementation) in by_name]
+    counts = Counter((c.backend, c.implementation) for c in cells if _is_wrong_answer(c))
+    diagnosed = [by_name[name] for name, _ in counts.most_common(MOST_IMPLEMENTATIONS)]
+    if not diagnosed:
         return NO_REPORT
-    compiles = first[0].backend.compilers.compiles_shapes
-    seconds = SECONDS * (COMPILING if compiles else 1)
-    late = clock(seconds)
+    compiles = diagnosed[0].backend.compilers.compiles_shapes
+    seconds = SECONDS * (COMPILING_FACTOR if compiles else 1)
+    time_is_over = clock(seconds)
     diagnoses, notes = [], []
-    for implementation in first:
+    for implementation in diagnosed:
         try:
-            diagnoses += _of_one(plan, implementation, few, (seconds - SHRINKING) / len(first))
+            limit = (seconds - SHRINK_SECONDS) / len(diagnosed)
+            diagnoses += _of_one(plan, implementation, cells, limit)
         except ENDS:
             raise
         except Exception as error:
             notes.append(f"no diagnosis of {implementation}: {first_line(error)}")
-    reduced = _reduced(plan, first[0], few, folder, late)
-    return replace(reduced, diagnoses=tuple(diagnoses), notes=(*notes, *reduced.notes))
+    report = _with_smaller_case(plan, diagnosed[0], cells, folder, time_is_over)
+    return replace(report, diagnoses=tuple(diagnoses), notes=(*notes, *report.notes))
 
 
 def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> list[Cell]:
+    """The cells of an implementation among records, to be judged again."""
     checks = all_checks()
     return [
         Cell(checks[record.check], find(record.case), implementation, record.seed)
@@ -161,53 +165,52 @@ def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> lis
 def _of_one(
     plan: Plan, implementation: Implementation, records: Sequence[CellRecord], seconds: float
 ) -> list[DiagnosisRecord]:
-    """The diagnoses of one implementation."""
-    failing = _cells(implementation, filter(_is_asked, records))
-    passing = _cells(implementation, [r for r in records if r.status == "pass"][:PASSES])
+    """The diagnoses of one implementation from its records, within `seconds` of processor time."""
+    failing = _cells(implementation, filter(_is_wrong_answer, records))
+    passing = _cells(implementation, [r for r in records if r.status == "pass"][:MOST_PASSING])
     check_of = {cell.case.id: cell.check.name for cell in sorted(failing, key=place, reverse=True)}
-    found_records = []
-    found = _advised(implementation, failing)
-    if found:
-        failing = [cell for cell in failing if not _is_about(cell, implementation)]
-    found += _of_state(plan, implementation, failing) or diagnose(
+    diagnosis_records = []
+    diagnoses = _advice_diagnoses(implementation, failing)
+    if diagnoses:
+        failing = [cell for cell in failing if not _advice_applies(cell, implementation)]
+    diagnoses += _of_state(plan, implementation, failing) or diagnose(
         implementation.backend, implementation, failing, passing, seconds
     )
-    for one in found:
-        shared = {
-            f.name: getattr(one, f.name) for f in fields(one) if f.name not in ("source", "key")
-        }
-        found_records.append(
+    for diagnosis in diagnoses:
+        names = [f.name for f in fields(diagnosis) if f.name not in ("source", "key")]
+        values = {name: getattr(diagnosis, name) for name in names}
+        diagnosis_records.append(
             DiagnosisRecord(
-                implementation.backend.name, implementation.name, origin=one.source,
-                check=check_of.get(one.case, VALUES), **shared,
+                implementation.backend.name, implementation.name, origin=diagnosis.source,
+                check=check_of.get(diagnosis.case, VALUES), **values,
             )
         )  # fmt: skip
-    return found_records
+    return diagnosis_records
 
 
-def _advised(implementation: Implementation, failing: Sequence[Cell]) -> list[Diagnosis]:
-    """The advice of the trial calls, if cells that it is about fail."""
-    about = [cell for cell in failing if _is_about(cell, implementation)]
-    if not about:
+def _advice_diagnoses(implementation: Implementation, failing: Sequence[Cell]) -> list[Diagnosis]:
+    """The advice of the trial calls as a diagnosis; none if no cell fails to which the advice applies."""
+    cells = [cell for cell in failing if _advice_applies(cell, implementation)]
+    if not cells:
         return []
-    count, first = len(about), str(min(about, key=place).case.id)
+    count, first_case = len(cells), str(min(cells, key=place).case.id)
     sentence, _ = implementation.advice
-    return [Diagnosis(sentence, "", "masks", "measured", count, count, 0, first)]
+    return [Diagnosis(sentence, "", "masks", "measured", count, count, 0, first_case)]
 
 
-def _is_about(cell: Cell, implementation: Implementation) -> bool:
-    """True if the advice of the trial calls is about the case of a cell."""
+def _advice_applies(cell: Cell, implementation: Implementation) -> bool:
+    """True if the advice of the trial calls names a feature of the cell's case."""
     return not {*implementation.advice[1]}.isdisjoint(cell.case.needs)
 
 
 def _of_state(
     plan: Plan, implementation: Implementation, failing: Sequence[Cell]
 ) -> list[Diagnosis]:
-    """The diagnosis of a function that keeps something of earlier calls: values that fail in a run pass
-    alone, if the file of the function is imported anew before each."""
-    texts = zip(plan.options.function, plan.functions, strict=False)
-    text = next((text for text, f in texts if implementation in (f, f.optimized)), "")
-    cells = chosen([cell for cell in failing if cell.check.name == VALUES], ALONE)
+    """The diagnosis that answers depend on earlier calls: failing cells of `VALUES` pass if the file of
+    the function is imported anew before each. [] if a cell still fails, or for functions of no file."""
+    named_functions = zip(plan.options.function, plan.functions, strict=False)
+    text = next((text for text, f in named_functions if implementation in (f, f.optimized)), "")
+    cells = chosen([cell for cell in failing if cell.check.name == VALUES], MOST_FIRST_CALLS)
     if ".py:" not in text or not cells:
         return []
     # The diagnosis has a limit of its own.
@@ -216,46 +219,49 @@ def _of_state(
         optimized=True,
     )  # fmt: skip
     # Scripts import the function from the module that the run judged.
-    judged = {n: m for n, m in sys.modules.items() if n.rpartition(".")[2].startswith(JUDGED)}
+    modules = {n: m for n, m in sys.modules.items() if n.rpartition(".")[2].startswith(JUDGED)}
     try:
         for cell in cells:
-            anew = load_backend(implementation.backend, options).functions[0]
-            if judge(Cell(cell.check, cell.case, anew, cell.seed)).status != "pass":
+            new_import = load_backend(implementation.backend, options).functions[0]
+            if judge(Cell(cell.check, cell.case, new_import, cell.seed)).status != "pass":
                 return []
     except UsageError:
         return []
     finally:
-        sys.modules.update(judged)
+        sys.modules.update(modules)
     sentence = "Answers depend on earlier calls: what fails in the run is right as a first call."
     hint = "a mask, a buffer or a cache that is kept between calls under too short a key"
-    first = str(cells[0].case.id)
-    return [Diagnosis(sentence, hint, "state", "measured", len(cells), len(cells), 0, first)]
+    first_case = str(cells[0].case.id)
+    return [Diagnosis(sentence, hint, "state", "measured", len(cells), len(cells), 0, first_case)]
 
 
-def _reduced(
+def _with_smaller_case(
     plan: Plan, implementation: Implementation, records: Sequence[CellRecord], folder: Path | None,
-    late: Any,
+    time_is_over: Any,
 ) -> FailureReport:  # fmt: skip
-    """The smallest failing case that was reached from the group that is listed first, with its script."""
-    its = [r for r in records if _is_asked(r) and r.implementation == implementation.name]
-    groups = Counter((r.check, r.kind) for r in its if r.check in SEARCHED)
-    group = min(groups, key=lambda of: group_order(of[0], of[1], groups[of]), default=None)
-    searched = [r for r in its if (r.check, r.kind) == group]
-    first = chosen(_cells(implementation, searched), 1)
-    if not first or not isinstance(first[0].case, Case):
+    """A report with the smallest failing case that was reached from the first group of failures that the
+    terminal lists, and with the script of that case."""
+    failing = [
+        r for r in records if _is_wrong_answer(r) and r.implementation == implementation.name
+    ]
+    groups = Counter((r.check, r.kind) for r in failing if r.check in SEARCHED)
+    group = min(groups, key=lambda key: group_order(key[0], key[1], groups[key]), default=None)
+    of_group = [r for r in failing if (r.check, r.kind) == group]
+    chosen_cells = chosen(_cells(implementation, of_group), 1)
+    if not chosen_cells or not isinstance(chosen_cells[0].case, Case):
         return NO_REPORT
-    cell, kind = first[0], searched[0].kind
+    cell, kind = chosen_cells[0], of_group[0].kind
     policy = Policy(limit=partial(limited, plan.options.cell_timeout, "the cell"))
     verdicts: dict[str, Verdict] = {}
 
     def fails(case: Case) -> bool:
-        if late():
+        if time_is_over():
             return False
         smaller = Cell(cell.check, case, implementation, cell.seed)
         verdicts[case.id] = judge(smaller, policy)
         return verdicts[case.id].status == "fail" and verdicts[case.id].kind == kind
 
-    case = shrunk(first[0].case, fails)
+    case = shrunk(chosen_cells[0].case, fails)
     report = FailureReport(group=(cell.check.name, implementation.name, kind), smaller=case.id)
     verdict = verdicts.get(case.id)
     if folder is None or verdict is None:
@@ -270,4 +276,4 @@ def _reduced(
 
 
 if __name__ == "__main__":
-    _answer(Path(sys.argv[1]))
+    _answer_request(Path(sys.argv[1]))

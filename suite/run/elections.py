@@ -46,7 +46,7 @@ An implementation that a question does not name leaves its answer to be observed
 
 
 def declared(name: str) -> dict[str, dict[str, dict[str, str]]]:
-    """What a backend's implementations declare, as `Elected`. Raises what `registry.load` raises."""
+    """The answers that a backend's implementations declare. Raises the errors of `registry.load`."""
     elected: dict[str, dict[str, dict[str, str]]] = {}
     for implementation in registry.implementations(registry.load(name)):
         for case in ELECTION_CASES:
@@ -65,32 +65,32 @@ def page(elected: Elected) -> str:
 
 def section(question: Question, elected: Elected) -> str:
     """A question in Markdown: its answers, and a table of the implementations that elect each answer."""
-    answers = ", ".join(f"`{option}`" for option in question.options)
+    answers = ", ".join(f"`{answer}`" for answer in question.options)
     lines = [f"## {question.name}\n", f"{question.text}: {answers}.\n"]
-    voters = {option: _voters(question, option, elected) for option in question.options}
-    if any(voters.values()):
+    electing = {answer: _electing(question, answer, elected) for answer in question.options}
+    if any(electing.values()):
         lines += ["| answer | backend | implementations |", "|---|---|---|"]
         lines += [
-            f"| {option} | {backend} | {', '.join(names)} |"
-            for option, by_backend in voters.items()
+            f"| {answer} | {backend} | {', '.join(names)} |"
+            for answer, by_backend in electing.items()
             for backend, names in by_backend.items()
         ]
         lines.append("")
     return "\n".join(lines)
 
 
-def _voters(question: Question, option: str, elected: Elected) -> dict[str, list[str]]:
-    """The implementations that elect an answer, by backend; with dtypes if they elect other answers in
-    other dtypes."""
-    voters: dict[str, list[str]] = {}
-    for label, questions in elected.items():
+def _electing(question: Question, answer: str, declared: Elected) -> dict[str, list[str]]:
+    """The names of the implementations that elect an answer, by backend. A name has dtypes if the
+    implementation elects another answer in other dtypes."""
+    electing: dict[str, list[str]] = {}
+    for implementation, questions in declared.items():
         by_dtype = questions.get(question.name, {})
-        dtypes = [name for name, answer in by_dtype.items() if answer == option]
+        dtypes = [name for name, elected in by_dtype.items() if elected == answer]
         if dtypes:
-            backend, _, name = label.partition(":")
-            some = f" ({', '.join(dtypes)})" if len(dtypes) < len(by_dtype) else ""
-            voters.setdefault(backend, []).append(f"`{name}`{some}")
-    return voters
+            backend, _, name = implementation.partition(":")
+            suffix = f" ({', '.join(dtypes)})" if len(dtypes) < len(by_dtype) else ""
+            electing.setdefault(backend, []).append(f"`{name}`{suffix}")
+    return electing
 
 
 @dataclass(frozen=True)
@@ -114,22 +114,22 @@ def _elections(arguments: argparse.Namespace) -> int:
         if arguments.backend:
             print(json.dumps(declared(arguments.backend)))
         else:
-            print(page(_asked_apart(registry.installed())), end="")
+            print(page(_declared_in_processes(registry.installed())), end="")
     except (UsageError, BackendUnavailable, BrokenFramework) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _asked_apart(names: Iterable[str]) -> Elected:
-    """What several backends declare, each loaded in its own process. Raises UsageError if a process
-    fails."""
+def _declared_in_processes(names: Iterable[str]) -> Elected:
+    """The declared answers of several backends, each loaded in its own process. Raises UsageError if a
+    process fails."""
     elected: dict[str, Any] = {}
     for name in names:
-        code, said = run_module(
+        code, output = run_module(
             ["attention_conformance.suite", "elections", f"--backend={name}"], Path.cwd(), {}
         )
         if code:
-            raise UsageError(f"`elections --backend={name}` fails (exit code {code}):\n{said}")
-        elected |= json.loads(next(x for x in reversed(said.splitlines()) if x.startswith("{")))
+            raise UsageError(f"`elections --backend={name}` fails (exit code {code}):\n{output}")
+        elected |= json.loads(next(x for x in reversed(output.splitlines()) if x.startswith("{")))
     return elected

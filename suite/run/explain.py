@@ -37,26 +37,26 @@ from attention_conformance.suite.run.process import limited
 from attention_conformance.suite.spec.text import valid_names
 
 SECONDS = 8.0
-"""Time to read one function; what is not measured then is said to be so."""
+"""Processor seconds to read one function; facts that are missing then are shown as not measured."""
 
 WIDTH = 112
-"""Columns of a line."""
+"""The most characters of a line of the table."""
 
 DIFFERS = "!"
-"""Stands before a row in which columns differ."""
+"""The mark before a row in which columns differ."""
 
-TAKEN = (
+SHARED_OPTIONS = (
     "backend", "device", "numerics", "claim", "allow_unused", "threads", "cell_timeout",
     "implementation",
 )  # fmt: skip
-"""The options of a run that `explain` has, too."""
+"""The options of a run that `explain` has as well."""
 
 
 @dataclass(frozen=True)
 class ExplainOptions(Options):
     """The options of `explain`; `function` are its arguments."""
 
-    fixed = tuple(field.name for field in fields(Options) if field.name not in TAKEN)
+    fixed = tuple(field.name for field in fields(Options) if field.name not in SHARED_OPTIONS)
 
     implementation: tuple[str, ...] = shared(
         "implementation",
@@ -98,33 +98,34 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _read(implementation: Implementation, name: str, options: Options) -> dict[str, str]:
+    """The facts of an implementation by name. Raises TimeOver, with `name` in its message."""
     with limited(options.cell_timeout, f"reading {name}"):
         return facts.read(implementation, SECONDS)
 
 
 def _write(options: ExplainOptions) -> None:
-    """Write the facts to a new file, a line for each implementation once it is read."""
-    read = dict(named(options, every=True))
-    if len({one.name for one in read.values()}) < len(read):
+    """Write a new file of facts; the line of an implementation is written as soon as it is read."""
+    by_name = dict(named(options, every=True))
+    if len({one.name for one in by_name.values()}) < len(by_name):
         raise UsageError("functions of one name have one line in a file: write them to two files")
-    backend = next(iter(read.values())).backend
+    backend = next(iter(by_name.values())).backend
     versions = {name: str(text) for name, text in backend.versions.items()}
     file = records.writer(
         options.results, records.FactsHeader(**machine.origin(), versions=versions)
     )
-    done = False
+    finished = False
     try:
-        for name, one in read.items():
-            its = _read(one, name, options)
-            file.write(records.FactsRecord(backend.name, one.name, backend.device, its))
-        done = True
+        for name, one in by_name.items():
+            values = _read(one, name, options)
+            file.write(records.FactsRecord(backend.name, one.name, backend.device, values))
+        finished = True
     finally:
-        file.close(done)
+        file.close(finished)
 
 
 def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implementation]]:
-    """What is read, by the names that the command line gives; if it gives none and `every` is true,
-    all implementations of plain attention. Raises UsageError."""
+    """The implementations that the options name, with these names. If none is named and `every` is true,
+    all of the backend's implementations of plain attention. Raises UsageError."""
     if len(options.backends) != 1:
         raise UsageError(f"exactly one --backend is read, got {', '.join(options.backends)}")
     backend = registry.load(options.backends[0], options.device)
@@ -152,21 +153,21 @@ def table(columns: Mapping[str, Mapping[str, str]]) -> list[str]:
     """The lines of a table: a row for each fact, a column for each function, from facts by name. A row is
     marked if its columns differ."""
     rows = list(dict.fromkeys(name for facts_of in columns.values() for name in facts_of))
-    first = max(map(len, rows), default=0)
-    width = max((WIDTH - first - 2) // max(len(columns), 1) - 2, 24)
-    lines = _row(" ", "", list(columns), first, width)
+    name_width = max(map(len, rows), default=0)
+    width = max((WIDTH - name_width - 2) // max(len(columns), 1) - 2, 24)
+    lines = _row(" ", "", list(columns), name_width, width)
     for name in rows:
         cells = [facts_of.get(name, facts.NOT_TAKEN) for facts_of in columns.values()]
-        lines += _row(DIFFERS if len(set(cells)) > 1 else " ", name, cells, first, width)
+        lines += _row(DIFFERS if len(set(cells)) > 1 else " ", name, cells, name_width, width)
     return lines
 
 
-def _row(mark: str, name: str, cells: Sequence[str], first: int, width: int) -> list[str]:
-    """A row as lines, with long cells broken."""
-    broken = [wrap(cell, width) or [""] for cell in cells]
+def _row(mark: str, name: str, cells: Sequence[str], name_width: int, width: int) -> list[str]:
+    """The lines of a row: `mark`, `name` padded to `name_width`, and cells wrapped at `width`."""
+    wrapped = [wrap(cell, width) or [""] for cell in cells]
     lines = []
-    for place in range(max(map(len, broken), default=0)):
-        parts = [cell[place] if place < len(cell) else "" for cell in broken]
-        start = f"{mark} {name:{first}}" if place == 0 else " " * (first + 2)
-        lines.append("  ".join([start, *(f"{part:{width}}" for part in parts)]).rstrip())
+    for number in range(max(map(len, wrapped), default=0)):
+        texts = [cell[number] if number < len(cell) else "" for cell in wrapped]
+        begin = f"{mark} {name:{name_width}}" if number == 0 else " " * (name_width + 2)
+        lines.append("  ".join([begin, *(f"{text:{width}}" for text in texts)]).rstrip())
     return lines

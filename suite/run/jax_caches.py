@@ -12,7 +12,7 @@ FORGET_EVERY = 20
 COUNT_EVERY = 40
 """The number of cells after which `forget` counts areas of memory."""
 
-AREAS = 45_000
+MOST_AREAS = 45_000
 """The number of memory areas of a process above which `forget_programs` is called. An XLA program has
 some 25 areas, and Linux allows 65,530 (vm.max_map_count): beyond them LLVM says "Cannot allocate
 memory", and the process dies. A run at smoke has 24,000 areas, a run at standard would have 100,000.
@@ -39,24 +39,24 @@ def compilations_in(folder: str | Path) -> dict[str, str]:
     set already."""
     if FOLDER in os.environ:
         return {}
-    wanted = {
+    variables = {
         FOLDER: str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
 def forget(judged: int) -> None:
-    """Forget caches if that is due after so many judged cells."""
+    """Forget lowered modules or programs if that is due after so many `judged` cells."""
     if judged % FORGET_EVERY == 0:
         forget_lowered()
-    if judged % COUNT_EVERY == 0 and "jax" in sys.modules and areas() > AREAS:
+    if judged % COUNT_EVERY == 0 and "jax" in sys.modules and areas() > MOST_AREAS:
         forget_programs()
 
 
 def areas() -> int:
-    """The number of memory areas of this process; 0 if the system does not tell."""
+    """The number of memory areas of this process; 0 if the system does not list them."""
     try:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
@@ -64,7 +64,7 @@ def areas() -> int:
 
 
 def forget_programs() -> None:
-    """Have JAX forget what it traced and compiled, by its public function. A program that is called
+    """Have JAX forget traced and compiled programs, by its public function. A program that is called
     again is traced again, and then found on disk."""
     sys.modules["jax"].clear_caches()
 

@@ -20,7 +20,7 @@ from attention_conformance.suite.report.render import aligned
 @dataclass(frozen=True)
 class Kill:
     """The outcome of one mutant: `case`, `kind` and `message` of the first failing cell. A survivor has
-    no case, and its message counts its statuses."""
+    no case, and its message counts its cells by status."""
 
     fault: Deviation
     case: str
@@ -55,41 +55,42 @@ def kill(mutant: Implementation, checks: Iterable[Check], level: str, seed: int 
         statuses[verdict.status] += 1
         if verdict.status in ("error", "crash"):
             error = f"; {verdict.message}"
-    counted = ", ".join(f"{number} {status}" for status, number in statuses.items())
-    return Kill(fault, "", "", (counted or "no cases") + error)
+    counts = ", ".join(f"{number} {status}" for status, number in statuses.items())
+    return Kill(fault, "", "", (counts or "no cases") + error)
 
 
 def format_table(kills: Sequence[Kill]) -> str:
-    """The kill table in plain text: one line per mutant, survivors last, then the counts of each family
-    of faults, with the checks that kill them, and of each check."""
-    named = Counter(k.fault.killed_by for k in kills)
-    dead = Counter(k.fault.killed_by for k in kills if k.killed)
+    """The kill table in plain text: one line per mutant, survivors last; a line per family of faults,
+    with the checks that kill its mutants; a line per check with the number of mutants that it kills."""
+    mutants = Counter(k.fault.killed_by for k in kills)
+    killed = Counter(k.fault.killed_by for k in kills if k.killed)
     lines: list[str] = []
-    for heads, of in (
+    for header, are_killed in (
         (["mutant", "killed by", "kind", "first failing case", "fault"], True),
         (["survivor", "must be killed by", "", "statuses", "fault"], False),
     ):
         rows = [
             [k.fault.name, k.fault.killed_by, k.kind, k.case or k.message, k.fault.sentence]
-            for k in kills if k.killed == of
+            for k in kills if k.killed == are_killed
         ]  # fmt: skip
-        lines += [*aligned([heads, *rows], [False] * len(heads)), ""] if rows else []
+        lines += [*aligned([header, *rows], [False] * len(header)), ""] if rows else []
     lines += [*_by_family(kills), ""]
-    counts = [[name, f"{dead[name]} of {number}"] for name, number in named.most_common()]
+    counts = [[name, f"{killed[name]} of {number}"] for name, number in mutants.most_common()]
     lines += aligned([["check", "killed"], *counts], [False, True])
-    share = f" ({dead.total() / len(kills):.1%})" if kills else ""
-    return "\n".join([*lines, "", f"{dead.total()} of {len(kills)} mutants killed{share}"])
+    share = f" ({killed.total() / len(kills):.1%})" if kills else ""
+    return "\n".join([*lines, "", f"{killed.total()} of {len(kills)} mutants killed{share}"])
 
 
 def _by_family(kills: Sequence[Kill]) -> list[str]:
     """One line per family: how many of its mutants are killed, and by which checks."""
     rows = []
     for family in FAMILIES:
-        of = [kill for kill in kills if kill.fault.family == family]
-        checks = Counter(kill.fault.killed_by for kill in of if kill.killed)
-        by = ", ".join(f"{name} {number}" for name, number in checks.most_common())
-        if of:
-            rows.append([family, FAMILIES[family], f"{checks.total()} of {len(of)}", by])
+        kills_of_family = [kill for kill in kills if kill.fault.family == family]
+        checks = Counter(kill.fault.killed_by for kill in kills_of_family if kill.killed)
+        checks_text = ", ".join(f"{name} {number}" for name, number in checks.most_common())
+        if kills_of_family:
+            killed = f"{checks.total()} of {len(kills_of_family)}"
+            rows.append([family, FAMILIES[family], killed, checks_text])
     return aligned(
         [["family", "what is wrong", "killed", "by"], *rows], [False, False, True, False]
     )

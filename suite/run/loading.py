@@ -1,6 +1,6 @@
 """Loading: backends, implementations and user functions, from the names that the options give.
 
-Everything that is wrong with the names is a UsageError that lists what would be right.
+An invalid name is a UsageError that lists the valid ones.
 """
 
 from __future__ import annotations
@@ -42,25 +42,30 @@ from attention_conformance.suite.spec.text import valid_names
 
 @dataclass(frozen=True)
 class UserCode:
-    """Functions at hand by the names that the options call them, and what is claimed of functions besides
-    what the options claim (see `suite.spec.claims.CLAIMS`)."""
+    """User functions as Python objects.
+
+    - `callables`: the objects, by the names that the options use for them
+    - `claimed`: claims about them, in addition to those of the options (`suite.spec.claims.CLAIMS`)
+    """
 
     callables: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     claimed: Mapping[str, Any] = field(default_factory=dict)
 
 
-NO_CODE = UserCode()
-"""User functions are only those that the options name."""
+NO_USER_CODE = UserCode()
+"""No objects: the options name functions in files."""
 
 
 @dataclass(frozen=True)
 class LoadedBackend:
-    """A backend, and what of it is judged.
+    """A backend with its implementations and expected failures.
 
-    `implementations` are judged. Among them are user `functions`, with their compiled forms; they fail as
-    `of_functions` expects, all others as `manifest` expects. Beside user functions `natives` are the
-    framework's own implementations. `expect` are the files that `of_functions` was read from. `notes` are
-    for people.
+    - `implementations`: all that are judged
+    - `functions`: the user functions among them, with their compiled forms
+    - `natives`: the framework's own implementations if user functions are judged; else empty
+    - `manifest`: the expected failures of all implementations that are no user functions
+    - `of_functions`: the expected failures of user functions, read from the files `expect`
+    - `notes`: sentences for people
     """
 
     backend: Backend
@@ -78,19 +83,19 @@ class LoadedBackend:
 
 
 OnDeath = Callable[[str], object]
-"""Takes the sentence that is to be said if the process dies now."""
+"""A function that stores the sentence to print if the process dies from now on."""
 
 
 def ignore_death(death: str) -> None:
-    """No process says how it died."""
+    """Discard the sentence: no other process watches this one."""
 
 
 def load_backends(
     options: Options, user: UserCode, on_death: OnDeath
 ) -> tuple[list[LoadedBackend], dict[str, BackendUnavailable]]:
-    """Import the frameworks, find the implementations that the options ask for, and try user functions
-    out; returns besides those backends of "all" that cannot be loaded. Raises UsageError."""
-    by_name = {registry.canonical(name) for name in options.backend if name != "all"}
+    """Import the frameworks, select implementations, and try user functions out. Returns the backends,
+    and the errors of those backends of "all" that cannot be loaded, by name. Raises UsageError."""
+    required = {registry.canonical(name) for name in options.backend if name != "all"}
     loaded: list[LoadedBackend] = []
     unavailable: dict[str, BackendUnavailable] = {}
     for name in options.backends:
@@ -99,11 +104,11 @@ def load_backends(
                 backend = None if options.isolates else registry.load(name, options.device)
             loaded.append(load_backend(backend, options, user, on_death))
         except BackendUnavailable as error:
-            if name in by_name:
+            if name in required:
                 raise UsageError(f"backend {name} cannot be used: {error}") from error
             unavailable[name] = error
     if options.implementation:
-        loaded = _selected(loaded, options.implementation)
+        loaded = _only_named(loaded, options.implementation)
     if not any(one.implementations for one in loaded):
         reasons = {name: str(error) for name, error in unavailable.items()}
         raise UsageError(f"no implementation to judge; unavailable: {reasons}")
@@ -125,38 +130,38 @@ def importing(options: Options) -> Iterator[None]:
 def load_backend(
     backend: Backend | None,
     options: Options,
-    user: UserCode = NO_CODE,
+    user: UserCode = NO_USER_CODE,
     on_death: OnDeath = ignore_death,
 ) -> LoadedBackend:
-    """A backend's implementations, or instead of them the user functions, which are tried out. Isolated
-    functions have backends of their own, and `backend` is not read. Raises UsageError, and
-    BackendUnavailable if functions are isolated."""
+    """Load the user functions of the options and try them out; without user functions load the backend's
+    implementations. For isolated functions `backend` is ignored: each has its own in a child process.
+    Raises UsageError, and BackendUnavailable for isolated functions."""
     backends: list[Any] = [backend] * len(options.function)
     if options.isolates:
         with importing(options):
             backends = [isolated(options, text) for text in options.function]
-            backend = backends[0].apart
+            backend = backends[0].without_user_code
     assert backend is not None
-    quick = backend.compilers.quick() if options.compiles_quickly else None
-    quick_natives = None if options.function else quick
+    quick_backend = backend.compilers.quick() if options.compiles_quickly else None
+    quick_natives = None if options.function else quick_backend
     natives = registry.implementations(quick_natives or backend)
     if quick_natives is not None:
         for native, optimized in zip(natives, registry.implementations(backend), strict=True):
             native.optimized = optimized
     functions: list[Implementation] = []
     notes: list[str] = []
-    expect: list[Path] = []
-    for text, asked in zip(options.function, backends, strict=True):
+    manifest_files: list[Path] = []
+    for text, own_backend in zip(options.function, backends, strict=True):
         with leaks.quiet(), importing(options):
-            settings = leaks.Settings(asked)
+            settings = leaks.Settings(own_backend)
             try:
                 traced: Implementation | None = None
-                if quick is not None and options.mode == "eager" and ".py:" in text:
+                if quick_backend is not None and options.mode == "eager" and ".py:" in text:
                     # A module of its own: what the function stores while JAX traces it stays there.
-                    traced, _ = user_function(quick, text, options, user)
-                function, files = user_function(asked, text, options, user)
+                    traced, _ = user_function(quick_backend, text, options, user)
+                function, files = user_function(own_backend, text, options, user)
             finally:
-                left = settings.restore()
+                changes = settings.restore()
         try_out(text, function, options.cell_timeout, on_death)
         if isinstance(function, UserCallable) and isinstance(traced, UserCallable):
             function = function.quickly(traced)
@@ -164,96 +169,95 @@ def load_backend(
         notes += [f"{function}: {remark}" for remark in function.remarks]
         notes += parameters_found(function)
         notes += [
-            f"importing {text} left {change}; cells are judged with what was" for change in left
+            f"importing {text} left {change}; cells are judged with what was" for change in changes
         ]
-        if isinstance(asked, Remote):
-            notes += [f"{function}: {open_way}" for open_way in asked.link.open]
-        expect += [path for path in files if path not in expect]
+        if isinstance(own_backend, Remote):
+            notes += [f"{function}: {sentence}" for sentence in own_backend.link.unenforced]
+        manifest_files += [path for path in files if path not in manifest_files]
     judged = functions + (natives if options.implementation or not options.function else [])
     compiled = [] if options.mode == "eager" else compiled_forms(backend, judged)
     functions += [form for form in compiled if form.inner in functions]
     judged = [*(judged if options.mode != "compiled" else []), *compiled]
-    twice = [name for name, count in Counter(i.name for i in judged).items() if count > 1]
-    if twice:
-        raise UsageError(f"two implementations of {backend.name} are called {twice[0]!r}")
+    duplicates = [name for name, count in Counter(i.name for i in judged).items() if count > 1]
+    if duplicates:
+        raise UsageError(f"two implementations of {backend.name} are called {duplicates[0]!r}")
     try:
         entries = load(Path(backend.expectations))
         if not options.function:
             entries += [entry for path in options.expect for entry in load_named(path)]
-        of_functions = [entry for path in expect for entry in load_named(path)]
+        function_entries = [entry for path in manifest_files for entry in load_named(path)]
     except ExpectationError as error:
         raise UsageError(str(error)) from error
     return LoadedBackend(
         backend, tuple(judged), tuple(functions), tuple(natives if options.function else ()),
         Manifest(entries, backend.versions, backend.device),
-        Manifest(of_functions, backend.versions, backend.device), tuple(expect), tuple(notes),
+        Manifest(function_entries, backend.versions, backend.device), tuple(manifest_files), tuple(notes),
     )  # fmt: skip
 
 
 def user_function(
-    backend: Backend, text: str, options: Options, user: UserCode = NO_CODE
+    backend: Backend, text: str, options: Options, user: UserCode = NO_USER_CODE
 ) -> tuple[Implementation, Sequence[Path]]:
     """The user function that the options call `text`, and the manifests that it names. Raises
     UsageError."""
-    said = {**options.claims, **user.claimed}
+    claimed = {**options.claims, **user.claimed}
     if isinstance(backend, Remote):
-        function, claims = backend.load(text, said, options.like, options.untrusted)
+        function, claims = backend.load(text, claimed, options.like, options.untrusted)
     elif text in user.callables:
         function, claims = registry.callable_implementation(
-            backend, user.callables[text], text, said, options.like
+            backend, user.callables[text], text, claimed, options.like
         )
     else:
-        function, claims = registry.function_implementation(backend, text, said, options.like)
+        function, claims = registry.function_implementation(backend, text, claimed, options.like)
     return function, claims.expect
 
 
-def _selected(loaded: Sequence[LoadedBackend], names: Sequence[str]) -> list[LoadedBackend]:
-    """The backends with the implementations of these names ("sdpa" or "torch:sdpa") and every user
-    function alone. Raises UsageError for an unknown name."""
+def _only_named(loaded: Sequence[LoadedBackend], names: Sequence[str]) -> list[LoadedBackend]:
+    """The backends, reduced to user functions and the implementations of these names ("sdpa" or
+    "torch:sdpa"). Raises UsageError for an unknown name."""
 
-    def called(i: Implementation) -> set[str]:
-        return {i.name, str(i)} | (called(i.inner) if isinstance(i, Compiled) else set())
+    def names_of(i: Implementation) -> set[str]:
+        return {i.name, str(i)} | (names_of(i.inner) if isinstance(i, Compiled) else set())
 
-    every = [i for one in loaded for i in one.implementations]
-    unknown = sorted(set(names).difference(*map(called, every)))
+    implementations = [i for one in loaded for i in one.implementations]
+    unknown = sorted(set(names).difference(*map(names_of, implementations)))
     if unknown:
-        raise UsageError(
-            f"unknown implementation {', '.join(unknown)}{valid_names(unknown[0], map(str, every))}"
-        )
+        valid = valid_names(unknown[0], map(str, implementations))
+        raise UsageError(f"unknown implementation {', '.join(unknown)}{valid}")
     return [
         replace(one, implementations=tuple(
-            i for i in one.implementations if called(i) & set(names) or i in one.functions
+            i for i in one.implementations if names_of(i) & set(names) or i in one.functions
         ))
         for one in loaded
     ]  # fmt: skip
 
 
 def try_out(text: str, function: Implementation, seconds: float, on_death: OnDeath) -> None:
-    """Call the user function named by `text` on a few cases, for so many seconds each, and bind it as
-    they show. Raises UsageError if the function cannot be judged."""
-    who = f"function {text!r}"
+    """Make trial calls of the user function named by `text`, each for at most `seconds`, which also
+    settle how arguments are bound. Raises UsageError if the function cannot be judged."""
+    subject = f"function {text!r}"
 
     @contextmanager
     def calling(case: Case) -> Iterator[None]:
-        on_death(f"{who} killed the process in its trial call on {case.id}")
+        on_death(f"{subject} killed the process in its trial call on {case.id}")
         with limited(seconds, f"its trial call on {case.id}"):
             yield
         on_death("")
 
     reason = trial(function, calling, suggestion)
     if reason is not None:
-        raise UsageError(f"{who}: {reason}")
+        raise UsageError(f"{subject}: {reason}")
 
 
 def parameters_found(function: Implementation) -> list[str]:
-    """How the parameters of a user's layer are found, as a note for people."""
+    """A note for people that says how the parameters of a user's layer were found; [] for a function."""
     text = getattr(function, "parameters_found", "")
     return [f"{function}: {text}"] if text else []
 
 
 def lacking_parameters(function: Implementation, level: str) -> list[str]:
-    """How many cells of a level each parameter would add that a user layer lacks, the most first, as a
-    note for people; none if no parameter adds any."""
+    """A note for people: which missing parameters of a user's layer would make unsupported cells of a
+    level supported, and how many cells each; [] if none would."""
     if not isinstance(function, UserLayer):
         return []
     cells = [
@@ -262,13 +266,13 @@ def lacking_parameters(function: Implementation, level: str) -> list[str]:
         for cell in check.cells(level, [function])
         if check.unsupported(function, cell.case) is not None
     ]
-    more = Counter({
+    added_cells = Counter({
         name: sum(check.unsupported(layer, case) is None for check, case in cells)
         for name, layer in function.with_one_more().items()
     })  # fmt: skip
-    (name, count), *others = more.most_common()
-    added = [
+    (name, count), *others = added_cells.most_common()
+    texts = [
         f"a parameter {name} would add {count} cells",
-        *(f"{n} {c}" for n, c in others if c),
+        *(f"{other} {cells}" for other, cells in others if cells),
     ]
-    return [f"{function}: {', '.join(added)}"] if count else []
+    return [f"{function}: {', '.join(texts)}"] if count else []

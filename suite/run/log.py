@@ -1,4 +1,4 @@
-"""The log of a run: the cells that a run owes, the verdict of each, and the file of records.
+"""The log of a run: the cells that must get a verdict, their verdicts, and the file of records.
 
 The file is opened before any cell is judged, by a path that no kernel can change. If a plugin repeats a
 test, the worst of the cell's verdicts counts. An error that pytest reports before or after the verdict
@@ -22,12 +22,12 @@ from attention_conformance.suite.records.coverage import shortfalls
 from attention_conformance.suite.records.diagnoses import LINE, NO_REPORT
 from attention_conformance.suite.records.files import new_file, remove_empty
 from attention_conformance.suite.records.lines import RecordError, Writer
-from attention_conformance.suite.run.options import ALLOWS, NAMES, Options
+from attention_conformance.suite.run.options import FORBID_ADVICE, NAMES, Options
 from attention_conformance.suite.run.recorded import crashed, header
-from attention_conformance.suite.run.suggestions import suggestions, together
+from attention_conformance.suite.run.suggestions import joint_suggestions, suggestions
 from attention_conformance.suite.run.terminal import FAILED, Terminal
-from attention_conformance.suite.run.timing import timed
-from attention_conformance.suite.run.verdict import Door, of_run
+from attention_conformance.suite.run.timing import time_functions
+from attention_conformance.suite.run.verdict import VerdictOutput, of_run
 from attention_conformance.suite.spec.catalogue.workloads import named
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import BROKEN
@@ -35,37 +35,37 @@ from attention_conformance.suite.spec.vocabulary import BROKEN
 if TYPE_CHECKING:
     from attention_conformance.suite.run.plan import Plan
 
-CELLS = pytest.StashKey[str]()
-"""A file for the records of a run without --results, which another process reads if this one dies."""
+RECORDS_PATH = pytest.StashKey[str]()
+"""The path of the records if --results is not given: another process reads them if this one dies."""
 
 FILTERS = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
 """Options of pytest that leave out tests."""
 
 
-def cell_of(node: str) -> tuple[str, str] | None:
-    """Check and name of the cell of a test, by the test's id; None for a test that is no cell."""
-    check, _, parameter = node.partition("::test_")[2].partition("[")
+def check_and_cell(test_id: str) -> tuple[str, str] | None:
+    """The check, and the name of the cell, in the id of a test; None for a test that is no cell."""
+    check, _, parameter = test_id.partition("::test_")[2].partition("[")
     implementation, slash, _ = parameter.partition("/")
-    cell = slash and ":" in implementation and check in all_checks()
-    return (check, parameter.rpartition("]")[0]) if cell else None
+    is_cell = slash and ":" in implementation and check in all_checks()
+    return (check, parameter.rpartition("]")[0]) if is_cell else None
 
 
 class RunLog:
-    """The state of a run in the process that writes its records: the plan's identity, the records, the
-    open file."""
+    """The state of a run in the process that writes its records: the records, the open result file, and
+    the plan's identity (`Plan.identity`). `nodes` are the ids of tests by the keys of their records."""
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
         self.config, self.options = config, options
         self.results: str | None = config.getoption(NAMES.destination("results"))
         try:
-            self.door = Door(
+            self.verdict_output = VerdictOutput(
                 *(config.getoption(NAMES.destination(n)) for n in ("verdict", "verdict-fd"))
             )
         except ValueError as error:
             raise pytest.UsageError(str(error)) from error
         self.workloads = checked_workloads(config, options)
         self.times: tuple[dict[str, Any], ...] = ()
-        self._untimed: list[str] = []
+        self._missing_times: list[str] = []
         self.header: records.Header | None = None
         self.writer: Writer[records.Header, CellRecord] | None = None
         self.nodes: dict[tuple, str] = {}
@@ -76,40 +76,40 @@ class RunLog:
         self.functions: list[str] = []
         self.report = NO_REPORT
         self.terminal = Terminal(config, self)
-        self._keys: dict[str, tuple] = {}
-        self._cells: dict[tuple, CellRecord] = {}
-        self._owed: list[str] = []
-        self._owes_answers = True
-        self._corrected = False
+        self._key_by_test: dict[str, tuple] = {}
+        self._cell_by_key: dict[tuple, CellRecord] = {}
+        self._test_ids: list[str] = []
+        self._must_answer = True
+        self._has_corrections = False
         self._file: TextIO | None = None
 
     @property
     def cells(self) -> list[CellRecord]:
         """The records in order of arrival, each cell once."""
-        return list(self._cells.values())
+        return list(self._cell_by_key.values())
 
     @property
     def notes(self) -> list[str]:
-        """The notes of the plan; the option that allows forbidden calls, if any were made; the claims
-        that errors suggest, one by one; and what failures and diagnoses suggest together, a line."""
+        """The notes of the plan; how to allow forbidden calls, if any failed; a sentence per claim that
+        errors suggest; and a line per function with all options that failures and diagnoses suggest."""
         by_default = self.options.untrusted and not self.options.forbid
-        called = by_default and any(cell.kind == "forbidden" for cell in self.cells)
+        has_forbidden_call = by_default and any(c.kind == "forbidden" for c in self.cells)
         return [
             *self._notes,
-            *([ALLOWS] if called else []),
+            *([FORBID_ADVICE] if has_forbidden_call else []),
             *suggestions(self.cells, self.functions),
-            *together(self.cells, self.report.diagnoses, self.functions),
+            *joint_suggestions(self.cells, self.report.diagnoses, self.functions),
         ]
 
     @property
     def missing(self) -> list[str]:
         """The ids of tests that are cells and have no verdict."""
-        return [node for node in self._owed if node not in self._keys]
+        return [node for node in self._test_ids if node not in self._key_by_test]
 
-    def reserve(self) -> str:
-        """Open the file of --results or `CELLS`, and return its path; "" if there is none. Raises
-        pytest.UsageError."""
-        name = self.results or self.config.stash.get(CELLS, "")
+    def open_results(self) -> str:
+        """Open the new file of --results or `RECORDS_PATH`, and return its path; "" if neither is set.
+        Raises pytest.UsageError."""
+        name = self.results or self.config.stash.get(RECORDS_PATH, "")
         if not name:
             return ""
         path = self.config.invocation_params.dir / name
@@ -123,72 +123,70 @@ class RunLog:
             raise pytest.UsageError(
                 f"--results={self.results} cannot be opened: {error}"
             ) from error
-        self.config.add_cleanup(self._release)
+        self.config.add_cleanup(self._remove_if_empty)
         return str(path)
 
-    def say_verdict(self, exit_code: int, usage: str = "") -> None:
-        """Write the verdict to where --verdict and --verdict-fd say. If there is no room for it, the run
-        ends as one whose records cannot be written."""
-        if not self.door:
+    def write_verdict(self, exit_code: int, usage: str = "") -> None:
+        """Write the verdict to the file of --verdict and to the descriptor of --verdict-fd. An error of
+        writing ends the run. `usage` is the text of a usage error."""
+        if not self.verdict_output:
             return
-        ended = ["the run did not finish"] if exit_code == pytest.ExitCode.INTERRUPTED else []
-        reasons = [usage] if usage else [*ended, *self.failures(), *self.shortfalls()]
+        interrupted = ["the run did not finish"] if exit_code == pytest.ExitCode.INTERRUPTED else []
+        reasons = [usage] if usage else [*interrupted, *self.failures(), *self.shortfalls()]
         verdict = of_run(
             exit_code, self.cells, reasons, functions=tuple(self.functions), seed=self.options.seed,
             missing=len(self.missing), times=self.times,
             diagnoses=tuple(one.sentence for one in self.report.diagnoses),
         )  # fmt: skip
-        if said := self.door.write(verdict):
-            pytest.exit(said, int(pytest.ExitCode.INTERRUPTED))
+        if error := self.verdict_output.write(verdict):
+            pytest.exit(error, int(pytest.ExitCode.INTERRUPTED))
 
-    def _release(self) -> None:
-        """Close the file, and remove it if no cell was judged."""
+    def _remove_if_empty(self) -> None:
+        """Close and remove the result file if it has no header."""
         if self._file is not None and self.writer is None:
             self._file.close()
             remove_empty(self._file.name)
 
-    def owe(self, nodes: Iterable[str]) -> None:
-        """Take in the ids of the tests that will run."""
-        self._owed = [node for node in nodes if cell_of(node)]
+    def take_test_ids(self, nodes: Iterable[str]) -> None:
+        """Store the ids of the tests that will run: each must get a verdict."""
+        self._test_ids = [node for node in nodes if check_and_cell(node)]
 
     def take(self, cell: CellRecord, identity: dict[str, Any], node: str) -> None:
-        """Keep a record, and write it. The first record with the plan's identity begins the file.
-
-        The record of a crash has no identity, and waits for a record that has.
-        """
-        self._keys[node] = cell.key
-        if cell.key in self._cells:
-            self._correct(cell)
+        """Store a cell's record, and write it if the header is written. The first record with the plan's
+        `identity` writes the header; the record of a crash has no identity, and waits."""
+        self._key_by_test[node] = cell.key
+        if cell.key in self._cell_by_key:
+            self._keep_worse(cell)
             return
-        self._cells[cell.key] = cell
+        self._cell_by_key[cell.key] = cell
         self.nodes[cell.key] = node
         self.terminal.take(cell, identity.get("owed", {}))
         self.pending.append(cell)
         if identity:
-            self.begin(identity)
-        self._flush()
+            self.write_header(identity)
+        self._write_pending()
 
-    def take_failure(self, node: str, message: str) -> None:
-        """Put an error that pytest reports before or after a test's verdict into its record."""
-        key, of = self._keys.get(node), cell_of(node)
+    def take_error(self, node: str, message: str) -> None:
+        """Turn the record of a test into an error: pytest reported one before or after the verdict."""
+        key, names = self._key_by_test.get(node), check_and_cell(node)
         if key is not None:
-            before = self._cells[key]
-            if before.status not in BROKEN:
-                self._correct(
-                    replace(before, status="error", kind="harness", message=printable(message))
+            stored = self._cell_by_key[key]
+            if stored.status not in BROKEN:
+                self._keep_worse(
+                    replace(stored, status="error", kind="harness", message=printable(message))
                 )
-        elif of is not None:
-            cell = crashed(*of, "harness", printable(message), self.options)
+        elif names is not None:
+            cell = crashed(*names, "harness", printable(message), self.options)
             self.take(replace(cell, status="error"), {}, node)
 
-    def _correct(self, cell: CellRecord) -> None:
-        """Keep the worse of the two records of a cell."""
-        before = self._cells[cell.key]
-        if _severity(cell) > _severity(before):
-            self._cells[cell.key] = cell
-            self._corrected = True
+    def _keep_worse(self, cell: CellRecord) -> None:
+        """Replace the stored record of a cell if this one is worse."""
+        stored = self._cell_by_key[cell.key]
+        if _severity(cell) > _severity(stored):
+            self._cell_by_key[cell.key] = cell
+            self._has_corrections = True
 
-    def begin(self, identity: dict[str, Any]) -> None:
+    def write_header(self, identity: dict[str, Any]) -> None:
         """Make and write the header, once."""
         if self.header is not None:
             return
@@ -197,22 +195,22 @@ class RunLog:
         self.failed_imports = identity.get("failed_imports", [])
         self._notes = list(identity.get("notes", []))
         self.functions = list(identity.get("functions", []))
-        self._owes_answers = identity.get("owes_answers", True)
+        self._must_answer = identity.get("owes_answers", True)
         if self._file is not None:
-            with self._writing():
+            with self._ending_on_errors():
                 self.writer = records.writer(self._file.name, self.header, self._file)
 
-    def _flush(self) -> None:
-        """Write the waiting records, if a file is open."""
+    def _write_pending(self) -> None:
+        """Write pending records if a file is open."""
         if self.writer:
-            with self._writing():
+            with self._ending_on_errors():
                 for cell in self.pending:
                     self.writer.write(cell)
             self.pending = []
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """A context that ends the run in one sentence if the records cannot be written."""
+    def _ending_on_errors(self) -> Iterator[None]:
+        """A context that ends the run with one sentence if records cannot be written in it."""
         try:
             yield
         except RecordError as error:
@@ -220,8 +218,8 @@ class RunLog:
             pytest.exit(f"--results: {error}", returncode=pytest.ExitCode.INTERRUPTED)
 
     def diagnose(self, plan: Plan | None) -> None:
-        """Say what is wrong with implementations that fail, except in silent runs, and write it. With
-        workers, which have the backends, there is no `plan` here, and a child is asked."""
+        """Store and write the diagnoses of failing implementations, except in silent runs. Under
+        pytest-xdist `plan` is None, because only workers have backends: a child process diagnoses."""
         if self.config.getoption("verbose") < -1 or not self.options.backend:
             return
         from attention_conformance.suite.run.diagnosing import diagnose_in_child, diagnose_run
@@ -235,72 +233,72 @@ class RunLog:
         else:
             self.report = diagnose_run(plan, self.cells, folder)
         if self.writer:
-            with self._writing():
+            with self._ending_on_errors():
                 for one in self.report.diagnoses:
                     self.writer.remark(LINE, one)
 
-    def time(self) -> None:
-        """Time the functions on the workloads of --time if nothing is wrong with them."""
+    def time_functions(self) -> None:
+        """Time the functions on the workloads of --time if the run has no failure."""
         if self.workloads and not [*self.failures(), *self.shortfalls()]:
             folder = self.config.invocation_params.dir
-            self.times, self._untimed = timed(self.options, self.workloads, folder)
+            self.times, self._missing_times = time_functions(self.options, self.workloads, folder)
 
     def close(self, finished: bool) -> None:
-        """Write the waiting records and, if the run is `finished`, the footer. If records were
-        corrected, write the file anew."""
-        with self._writing():
+        """Write pending records and, if the run is `finished`, the footer. If records were replaced,
+        write the file anew."""
+        with self._ending_on_errors():
             self._close(finished)
 
     def _close(self, finished: bool) -> None:
         if self.header is None and self.pending:
-            self.begin({})
-        self._flush()
+            self.write_header({})
+        self._write_pending()
         if self.writer is None:
             return
-        self.writer.close(finished and not self._corrected)
-        if self._corrected:
+        self.writer.close(finished and not self._has_corrections)
+        if self._has_corrections:
             assert self.header is not None
             path = self.writer.path
-            again = records.writer(path.with_name(f"{path.name}.{os.getpid()}"), self.header)
+            corrected = records.writer(path.with_name(f"{path.name}.{os.getpid()}"), self.header)
             for cell in self.cells:
-                again.write(cell)
+                corrected.write(cell)
             for one in self.report.diagnoses:
-                again.remark(LINE, one)
-            again.close(finished)
-            again.path.replace(path)
+                corrected.remark(LINE, one)
+            corrected.close(finished)
+            corrected.path.replace(path)
 
     @property
     def _has_passed(self) -> bool:
         """True if any cell passed. In a shard a known failure is enough, too."""
         enough = {"pass", "known"} if self.options.shard else {"pass"}
-        return any(cell.status in enough for cell in self._cells.values())
+        return any(cell.status in enough for cell in self._cell_by_key.values())
 
     @property
-    def silence(self) -> str:
-        """The reason why a shard says nothing of any implementation; "" if it says something."""
-        if self.header is None or self._owes_answers:
+    def shard_note(self) -> str:
+        """A note that says why a shard judged no implementation; "" if it judged one."""
+        if self.header is None or self._must_answer:
             return ""
         return (
             f"part {self.options.shard} of the {self.header.cells} cells holds "
-            f"{len(self._cells) or 'none'}{', which nobody supports' if self._cells else ''}"
+            f"{len(self._cell_by_key) or 'none'}{', which nobody supports' if self._cell_by_key else ''}"
         )
 
     def failures(self) -> list[str]:
         """The reasons why a run fails although no test does."""
         reasons = [f"{name} is {self.unavailable[name]}" for name in self.failed_imports]
-        if any(cell.status in BROKEN for cell in self._cells.values()):
+        if any(cell.status in BROKEN for cell in self._cell_by_key.values()):
             reasons.append(FAILED)
-        if self._owes_answers and not self._has_passed:
+        if self._must_answer and not self._has_passed:
             reasons.append("no cell passed")
         if self.missing:
             reasons.append(
-                f"{len(self.missing)} of {len(self._owed)} cells have no verdict, the first is "
+                f"{len(self.missing)} of {len(self._test_ids)} cells have no verdict, the first is "
                 f"{self.missing[0]}"
             )
-        return reasons + self._untimed
+        return reasons + self._missing_times
 
     def shortfalls(self) -> list[str]:
-        """The reasons why a run without failures has not judged enough; empty if it has."""
+        """The reasons why a run without failures has judged too few cells; [] if it has judged enough."""
         return shortfalls(
             self.cells, self.functions, part=bool(self.options.shard), filtered=filtered(self.config),
             allow_refusals=self.options.allow_refusals,
@@ -330,6 +328,6 @@ def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -
 
 
 def filtered(config: pytest.Config) -> bool:
-    """True if options of pytest leave out cells."""
+    """True if arguments of pytest select tests, so that cells may be left out."""
     words = map(str, config.invocation_params.args)
     return any("::" in word or word.startswith(FILTERS) for word in words)

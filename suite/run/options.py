@@ -26,7 +26,7 @@ from attention_conformance.suite.flags import (
     flags,
     number,
     option,
-    whole,
+    whole_number,
 )
 from attention_conformance.suite.spec.claims import CLAIMS
 from attention_conformance.suite.spec.dtypes import DTYPES, dtype
@@ -46,13 +46,13 @@ LAYERS = tuple(
 """The values of --like, besides `PLAIN`."""
 
 PLAIN = "masked"
-"""A value of --like that stands for no layer: attention with parameters for two masks is plain."""
+"""A value of --like that means the same as no --like: plain attention with parameters for two masks."""
 
 
 @dataclass
 class Names:
-    """The names of the options in pytest: always with a prefix that no other plugin has, and if `short`
-    also without."""
+    """The names of the options in pytest: with the prefix `--attention-`, and if `short` is True also
+    without a prefix."""
 
     short: bool = True
 
@@ -65,7 +65,7 @@ class Names:
         return f"attention_{name.removeprefix('--').replace('-', '_')}"
 
     def in_pytest(self, words: Iterable[str]) -> list[str]:
-        """Words of a pytest command line, with the names that exist in this process."""
+        """The words of a command line, prefixed if this process has no short names."""
         return [*words] if self.short else [self.prefixed(word) for word in words]
 
 
@@ -73,7 +73,7 @@ NAMES = Names()
 """The names in this process."""
 
 
-WORDS = {"like": "layer", "numerics": "numerics class"}
+NOUNS = {"like": "layer", "numerics": "numerics class"}
 """The noun in messages for the value of a flag whose name is no noun."""
 
 OUTSIDE = {
@@ -90,29 +90,32 @@ OUTSIDE = {
     ),
     "case": Flag("judge this case alone; repeatable", "ID", many=True),
 }
-"""Flags that do not change what is run: the files of a run, and the cases of a command."""
+"""Flags of options that are no fields of `Options`: result files, workloads, and cases of a command."""
 
-OF_CELLS = (
+CELL_OPTIONS = (
     "level", "shard", "audit", "optimized", "elect", "drop_in", "allow_unused",
     "allow_refusals", "expect", "inherit_known",
 )  # fmt: skip
-"""Options about the cells of a run alone: no benchmark takes them."""
+"""Options that only runs of cells have; `bench` has none of them."""
 
 NOTHING = "nothing"
 """The value of --forbid that lets an untrusted function call the framework's own attention."""
 
-ALLOWS = f"--untrusted fails a call of the framework's own attention; --forbid={NOTHING} allows it"
-"""What a run says in which such a call failed."""
+FORBID_ADVICE = (
+    f"--untrusted fails a call of the framework's own attention; --forbid={NOTHING} allows it"
+)
+"""The note of a run in which a call of the framework's own attention failed."""
 
 SECRET = "secret"
-"""The value of --seed that draws a seed, which nobody knows before the run."""
+"""The value of --seed for a random seed, which is unknown before the run."""
 
 SECRET_SEEDS: set[int] = set()
 """The seeds that this process drew for --seed=secret."""
 
 
 def seed(text: str) -> int:
-    """The seed that an option says, or a new one of 64 bits for "secret". Raises ArgumentTypeError."""
+    """The number in the value of --seed; for "secret" a random one of 64 bits. Raises
+    ArgumentTypeError."""
     if text == SECRET:
         drawn = secrets.randbits(64)
         SECRET_SEEDS.add(drawn)
@@ -125,8 +128,8 @@ def seed(text: str) -> int:
 
 @dataclass(frozen=True)
 class Options(CommandOptions):
-    """The options of a run, as plain data; stored in the header of its records. The fields declare the
-    flags of pytest and of the commands."""
+    """The options of a run, as plain data; stored in the header of its records. Each field declares its
+    flag, which pytest and several commands have."""
 
     backend: tuple[str, ...] = option(
         f"what to judge: {', '.join(registry.registered())}, all (installed ones), or module:object of a "
@@ -261,7 +264,7 @@ class Options(CommandOptions):
         "every CPU, divided among workers",
         "N",
         1,
-        kind=whole,
+        kind=whole_number,
     )
     cell_timeout: float = option(
         "seconds after which a cell has failed, 0 for no limit",
@@ -285,16 +288,15 @@ class Options(CommandOptions):
 
     @property
     def claims(self) -> dict[str, Any]:
-        """The claims about a function that the options make (see `suite.spec.claims`). Raises
-        UsageError."""
+        """The claims about user functions in the options (see `suite.spec.claims`). Raises UsageError."""
         claims = {
             "numerics": self.numerics, "elections": read_elections(self.elect),
             "forbid": ",".join(n for n in self.forbid if n != NOTHING), "drop_in": self.drop_in,
             "allow_unused": self.allow_unused, "expect": self.expect,
             "parameters": read_parameters(self.parameter),
         }  # fmt: skip
-        given = {name: value for name, value in claims.items() if value}
-        return read_claims(self.claim) | given
+        non_empty = {name: value for name, value in claims.items() if value}
+        return read_claims(self.claim) | non_empty
 
     @property
     def function_names(self) -> tuple[str, ...]:
@@ -327,7 +329,7 @@ class Options(CommandOptions):
             value = self._value(name)
             if flag.valid and not flag.many and value not in (flag.initial, *flag.valid):
                 valid = ", ".join(flag.valid)
-                raise UsageError(f"unknown {WORDS.get(name, name)} {value!r}; valid: {valid}")
+                raise UsageError(f"unknown {NOUNS.get(name, name)} {value!r}; valid: {valid}")
         for name in self.dtype:
             try:
                 dtype(name)
@@ -361,8 +363,8 @@ class Options(CommandOptions):
 
     @property
     def compiles_quickly(self) -> bool:
-        """True if backends compile with few optimisations if they can. Never in compiled mode, and never
-        for a user function in a child process."""
+        """True if backends may compile with few optimisations. Never in compiled mode, and never for a
+        user function in a child process."""
         return not (self.optimized or self.isolates) and self.mode != "compiled"
 
     def part(self) -> tuple[int, int]:
@@ -376,6 +378,6 @@ class Options(CommandOptions):
 
 
 def shared(name: str, **changed: Any) -> Any:
-    """A field of a class of options with the flag of this name from `Options` or `OUTSIDE`; `changed`
-    are fields of `Flag` that differ."""
+    """A dataclass field with a copy of the flag `name` of `Options` or `OUTSIDE`, whose fields in
+    `changed` have other values."""
     return option(**vars(replace((flags(Options) | OUTSIDE)[name], **changed)))

@@ -1,4 +1,4 @@
-"""The plan of a run: which cells the options ask for, and by which policy they are judged."""
+"""The plan of a run: the cells that the options select, and the policy by which each is judged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attention_conformance.suite.judge.judge import Policy, Step
 from attention_conformance.suite.records.cells import digest
 from attention_conformance.suite.records.expectations import Expectation
 from attention_conformance.suite.run.loading import (
-    NO_CODE,
+    NO_USER_CODE,
     LoadedBackend,
     OnDeath,
     UserCode,
@@ -35,7 +35,7 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.process import limited
 from attention_conformance.suite.run.recorded import record_key
 from attention_conformance.suite.run.steps import expected, inherited, overflow
-from attention_conformance.suite.run.suggestions import of_triton
+from attention_conformance.suite.run.suggestions import triton_hint
 from attention_conformance.suite.run.varied import varied
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import dtype
@@ -43,8 +43,8 @@ from attention_conformance.suite.spec.dtypes import dtype
 
 @dataclass(frozen=True)
 class Plan:
-    """What is judged, as the options ask: `loaded` backends, and why those of "all" are `unavailable`
-    that could not be loaded."""
+    """The backends, implementations and cells of a run. `unavailable` has the errors of those backends of
+    "all" that could not be loaded, by name."""
 
     options: Options
     loaded: Sequence[LoadedBackend]
@@ -54,24 +54,24 @@ class Plan:
     def make(
         cls,
         options: Options,
-        user: UserCode = NO_CODE,
+        user: UserCode = NO_USER_CODE,
         on_death: OnDeath = ignore_death,
     ) -> Plan:
         """Import the frameworks, find implementations, and try user functions out. Raises UsageError."""
         options.check()
         try:
-            return cls._made(options, user, on_death)
+            return cls._load(options, user, on_death)
         except UsageError as error:
-            hint = of_triton(error, options.backends, options.device)
+            hint = triton_hint(error, options.backends, options.device)
             raise UsageError(f"{error}{hint}") from error
 
     @classmethod
-    def _made(cls, options: Options, user: UserCode, on_death: OnDeath) -> Plan:
+    def _load(cls, options: Options, user: UserCode, on_death: OnDeath) -> Plan:
         loaded, unavailable = load_backends(options, user, on_death)
         if options.function:
-            (one,) = loaded
-            lacking = [lacking_parameters(function, options.level) for function in one.functions]
-            loaded = [replace(one, notes=(*one.notes, *chain.from_iterable(lacking)))]
+            (backend,) = loaded
+            notes = [lacking_parameters(function, options.level) for function in backend.functions]
+            loaded = [replace(backend, notes=(*backend.notes, *chain.from_iterable(notes)))]
         return cls(options, loaded, unavailable)
 
     @cached_property
@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """What people should know of the implementations."""
+        """Sentences for people about the implementations."""
         return [note for one in self.loaded for note in one.notes]
 
     def of(self, implementation: Implementation) -> LoadedBackend:
@@ -100,11 +100,9 @@ class Plan:
         return next(one for one in self.loaded if one.backend.name == implementation.backend.name)
 
     def cells(self, check: Check, whole: bool = False) -> list[Cell]:
-        """The cells of a check, case by case (so that implementations share an oracle).
-
-        `whole` leaves the shard out of account.
-        """
-        index, count = (1, 1) if whole else self.options.part()
+        """The cells of a check in this shard, or in all shards if `whole`, case by case, so that
+        implementations share an oracle."""
+        shard, count = (1, 1) if whole else self.options.part()
         names = {dtype(name).name for name in self.options.dtype}
         cells = [*check.cells(self.options.level, self.implementations, self.options.seed)]
         if self.options.untrusted and check.single_answer:
@@ -113,18 +111,19 @@ class Plan:
             cell
             for cell in cells
             if (not names or cell.case.dtype.name in names)
-            and _part_of(cell.case.id, count) == index
+            and _shard_of(cell.case.id, count) == shard
         ]
 
     def policy(self, cell: Cell, seconds: float | None = None) -> Policy:
-        """How a cell is judged; `seconds` are its time limit, by default that of the options."""
-        loaded, function = self.of(cell.implementation), cell.implementation in self.functions
+        """The policy for judging a cell; `seconds` is its time limit, by default --cell-timeout."""
+        loaded = self.of(cell.implementation)
+        is_function = cell.implementation in self.functions
         seconds = self.options.cell_timeout if seconds is None else seconds
         limit = partial(limited, seconds, "the cell")
         steps: list[Step] = [partial(expected, loaded.expected_of(cell.implementation))]
-        if function:
+        if is_function:
             steps.insert(0, overflow)
-        if function and self.options.inherit_known == "yes":
+        if is_function and self.options.inherit_known == "yes":
             steps.append(partial(inherited, loaded, Policy(limit=limit)))
         return Policy(self.options.audit, limit, tuple(steps))
 
@@ -137,39 +136,39 @@ class Plan:
         messages = []
         for one in self.loaded:
             for manifest in (one.manifest, one.of_functions):
-                present = [i for i in one.implementations if one.expected_of(i) is manifest]
+                judged = [i for i in one.implementations if one.expected_of(i) is manifest]
                 messages += [
                     f"{e.source} ({', '.join(e.implementation)}: {', '.join(e.case)}) matches no cell "
                     "of the catalogue; correct or remove it"
-                    for e in manifest.unmatched(partial(self._is_met, present), filtered)
+                    for e in manifest.unmatched(partial(self._matches_a_cell, judged), filtered)
                 ]
-            named = {name for e in one.of_functions.entries for name in e.implementation}
-            judged = [i.name for i in one.functions]
-            if named and not named & {*judged}:
+            names = {name for e in one.of_functions.entries for name in e.implementation}
+            functions = [i.name for i in one.functions]
+            if names and not names & {*functions}:
                 messages.append(
                     f"{', '.join(map(str, one.expect))}: no entry names a function that is judged "
-                    f"({', '.join(judged)}); they name {', '.join(sorted(named))}"
+                    f"({', '.join(functions)}); they name {', '.join(sorted(names))}"
                 )
         return messages
 
-    def _is_met(self, present: Sequence[Implementation], entry: Expectation) -> bool:
-        """True if an entry matches a cell of the `present` implementations, or names an implementation
+    def _matches_a_cell(self, judged: Sequence[Implementation], entry: Expectation) -> bool:
+        """True if an entry matches a cell of the `judged` implementations, or names an implementation
         that this run leaves out."""
         mode = self.options.mode
-        targets = {name for name in entry.implementation if mode in ("all", mode_of(name))}
-        filtered = self.options.implementation or self.options.function
-        if not targets or (filtered and targets - {i.name for i in present}):
+        names = {name for name in entry.implementation if mode in ("all", mode_of(name))}
+        is_filtered = self.options.implementation or self.options.function
+        if not names or (is_filtered and names - {i.name for i in judged}):
             return True
         return any(
             entry.names(case.id) and i.unsupported(case) is None
-            for i in present
+            for i in judged
             for check in all_checks().values()
             if entry.asks(i.name, check.name)
             for case in asked_at_full(check, i)
         )
 
     def answerable(self, whole: bool = False) -> bool:
-        """True if a cell of this part, or of the whole run, is supported."""
+        """True if a cell of this shard, or of any shard if `whole`, is supported."""
         return any(
             check.unsupported(cell.implementation, cell.case) is None
             for check in all_checks().values()
@@ -177,15 +176,14 @@ class Plan:
         )
 
     def digest(self) -> tuple[str, int]:
-        """Digest and number of all cells of the whole run, every shard included."""
+        """Digest and number of the cells of all shards."""
         keys = [
             record_key(cell) for check in all_checks().values() for cell in self.cells(check, True)
         ]
         return digest(keys), len(keys)
 
     def identity(self) -> dict[str, Any]:
-        """What a run is, for the header and the writer of its records: plain data that travels to
-        workers."""
+        """The facts of the plan that the writer of records needs, as plain data that workers can send."""
         text, count = self.digest()
         return {
             "digest": text, "cells": count, "versions": self.versions,
@@ -200,11 +198,12 @@ class Plan:
 
 
 def asked_at_full(check: Check, implementation: Implementation) -> Iterable[AnyCase]:
-    """The cases of the level "full" that an implementation is asked, with the nearest supported cases."""
+    """The cases of the level "full" in which a check judges an implementation, with nearest supported
+    cases."""
     return (cell.case for cell in check.cells("full", [implementation]))
 
 
-def _part_of(case_id: str, count: int) -> int:
+def _shard_of(case_id: str, count: int) -> int:
     """The shard, 1 to `count`, that a case belongs to: by its id, so that oracles are shared."""
     if count == 1:
         return 1

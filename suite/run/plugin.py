@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib import import_module, metadata
 from pathlib import Path
@@ -35,10 +36,10 @@ from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.coverage import NOT_JUDGED_ENOUGH
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.run import jax_caches
-from attention_conformance.suite.run.log import RunLog, cell_of, filtered
+from attention_conformance.suite.run.log import RunLog, check_and_cell, filtered
 from attention_conformance.suite.run.options import NAMES, OUTSIDE, SECRET, SECRET_SEEDS, Options
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.run.process import YOUNG, orphaned, write_stacks
+from attention_conformance.suite.run.process import YOUNG, is_orphaned, write_stacks
 from attention_conformance.suite.run.recorded import cell_name, crashed, record
 from attention_conformance.suite.run.supervision import (
     BOARD,
@@ -58,30 +59,29 @@ FOLDER = Path(suite.__file__).resolve().parent
 
 PROPERTY = "attention-cell"
 OPTIONS = pytest.StashKey[Options]()
-RUN = pytest.StashKey[RunLog]()
+RUN_LOG = pytest.StashKey[RunLog]()
 RECORD = pytest.StashKey[records.CellRecord | None]()
 CONTROLLER = pytest.StashKey[Controller]()
-SECONDS = pytest.StashKey[float]()
-LAST = pytest.StashKey[bool]()
+TIME_LIMIT = pytest.StashKey[float]()
+IS_LAST = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention", "attention conformance")
-
-    outside = {name: OUTSIDE[name] for name in ("results", "verdict", "verdict-fd", "time")}
-    for name, flag in (flags(Options) | outside).items():
+    file_flags = {name: OUTSIDE[name] for name in ("results", "verdict", "verdict-fd", "time")}
+    for name, flag in (flags(Options) | file_flags).items():
         names = [NAMES.prefixed(name), *([f"--{name}"] if NAMES.short else [])]
         group.addoption(*names, dest=NAMES.destination(name), **flag.arguments)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
-    # A checkout that cannot be written to has no cache, which changes no verdict.
+    # A read-only checkout has no cache, which changes no verdict.
     config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")
     options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
-    worker = getattr(config, "workerinput", None)
-    if worker is not None:
-        options = replace(options, seed=worker[SEED])  # a secret one is drawn once
+    worker_input = getattr(config, "workerinput", None)
+    if worker_input is not None:
+        options = replace(options, seed=worker_input[SEED])  # a secret one is drawn once
     config.stash[OPTIONS] = options
     if not __debug__ and not options.isolates:
         raise pytest.UsageError(
@@ -89,20 +89,20 @@ def pytest_configure(config: pytest.Config) -> None:
             "under test may check their arguments by assertions; run without it, or with --isolate"
         )
     if options.backend:
-        _usage(options.check)
+        _as_usage_error(options.check)
         limit_threads(options.threads, getattr(config.option, "numprocesses", None) or 1)
         _share_compile_cache(config)
     elif config.getoption(NAMES.destination("results")) or options.function:
         raise pytest.UsageError(
             "{} and {} need a {}".format(*NAMES.in_pytest(["--results", "--function", "--backend"]))
         )
-    write_stacks((worker or {}).get(STACKS, ""))
-    if worker is not None:
+    write_stacks((worker_input or {}).get(STACKS, ""))
+    if worker_input is not None:
         config.pluginmanager.register(InWorker())
         return
-    config.stash[RUN] = log = RunLog(config, options)
+    config.stash[RUN_LOG] = log = RunLog(config, options)
     config.pluginmanager.register(log.terminal)
-    if (results := log.reserve()) and BOARD in config.stash:
+    if (results := log.open_results()) and BOARD in config.stash:
         config.stash[BOARD].say(results=results)
     if options.backend and getattr(config.option, "maxworkerrestart", "") is None:
         # A crash is a verdict here: xdist's own limit, four a worker, would end the run.
@@ -152,22 +152,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Judge the cell of a check's test; skip, xfail or fail the test by the verdict."""
     if pyfuncitem.function not in CHECKS:
         return None
     cell = cast(Cell, pyfuncitem.callspec.params["cell"])
     pyfuncitem.stash[RECORD] = None
     plan = _plan(pyfuncitem.config)
     _announce(pyfuncitem)
-    verdict = judge(cell, plan.policy(cell, pyfuncitem.stash.get(SECONDS, None)))
-    if pyfuncitem.stash.get(LAST, False):
+    verdict = judge(cell, plan.policy(cell, pyfuncitem.stash.get(TIME_LIMIT, None)))
+    if pyfuncitem.stash.get(IS_LAST, False):
         gc.collect()
-        if _alone(pyfuncitem.config):
+        if _is_dedicated(pyfuncitem.config):
             gc.freeze()  # pytest looks for cycles twice more
         verdict = leaks.fail_for_leaks(verdict, [], leaks.died())
     cell_record = record(cell, verdict)
     pyfuncitem.stash[RECORD] = cell_record
-    _STATE["judged"] = judged = _STATE.get("judged", 0) + 1
-    jax_caches.forget(judged)
+    _STATE["judged"] = count = _STATE.get("judged", 0) + 1
+    jax_caches.forget(count)
     if cell_record.status == "unsupported":
         pytest.skip(cell_record.message)
     if cell_record.status == "known":
@@ -179,6 +180,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
+    """Add the cell's record and the plan's identity to the report of a check's test."""
     report = yield
     check: Check | None = CHECKS.get(getattr(item, "function", None))
     if check is None or call.when != "call":
@@ -196,6 +198,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Pass the record in a report to the run log; a report of pytest-xdist ("???") is a crash."""
     log = _STATE.get("run")
     if log is None:
         return
@@ -203,18 +206,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
             if name == PROPERTY and isinstance(value, dict):
                 log.take(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
-    of = cell_of(report.nodeid)
-    if of is not None and report.when == "???":
-        why = log.config.stash[CONTROLLER].why(report.node)
+    names = check_and_cell(report.nodeid)
+    if names is not None and report.when == "???":
+        place = log.config.stash[CONTROLLER].watchdog_place(report.node)
         message = (
-            f"the process that judged this cell died: {why or 'a signal, an abort or an exit'}"
+            f"the process that judged this cell died: {place or 'a signal, an abort or an exit'}"
         )
-        log.take(
-            crashed(*of, "timeout" if why else "crash", message, log.options), {}, report.nodeid
-        )
+        cell = crashed(*names, "timeout" if place else "crash", message, log.options)
+        log.take(cell, {}, report.nodeid)
     elif report.failed:
         line = str(report.longrepr).strip().rpartition("\n")[2]
-        log.take_failure(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
+        log.take_error(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -223,8 +225,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     options, worker = config.stash[OPTIONS], hasattr(config, "workerinput")
     if not options.backend and not worker and _names_checks(config):
-        _usage(options.check)
-    _STATE["run"] = config.stash.get(RUN, None)
+        _as_usage_error(options.check)
+    _STATE["run"] = config.stash.get(RUN_LOG, None)
     if not _has_workers(config):
         config.add_cleanup(leaks.watch())
 
@@ -236,24 +238,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     plan = _STATE.get("plan")
     if not isinstance(plan, Plan):
         return
-    specs = [getattr(item, "callspec", None) for item in session.items]
-    cells = [spec.params.get("cell") for spec in specs if spec is not None]
-    owed = Counter(cell.implementation.backend.name for cell in cells if isinstance(cell, Cell))
-    _STATE["owed"] = dict(owed)
-    worker = getattr(session.config, "workerinput", None)
-    if worker is None or worker["workerid"] == "gw0":
+    callspecs = [getattr(item, "callspec", None) for item in session.items]
+    cells = [callspec.params.get("cell") for callspec in callspecs if callspec is not None]
+    counts = Counter(cell.implementation.backend.name for cell in cells if isinstance(cell, Cell))
+    _STATE["owed"] = dict(counts)
+    worker_input = getattr(session.config, "workerinput", None)
+    if worker_input is None or worker_input["workerid"] == "gw0":
         stale = plan.stale_expectations(filtered(session.config))
         if stale:
             raise pytest.UsageError("stale expectations:\n  " + "\n  ".join(stale))
-    if worker is None:
-        _STATE["run"].owe(item.nodeid for item in session.items)
-        _STATE["run"].begin(_identity(plan))
+    if worker_input is None:
+        _STATE["run"].take_test_ids(item.nodeid for item in session.items)
+        _STATE["run"].write_header(_identity(plan))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Mark the last test of this process."""
-    item.stash[LAST] = nextitem is None
+    """Mark the last test of this process, after which background errors are collected."""
+    item.stash[IS_LAST] = nextitem is None
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -262,7 +264,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     method."""
     if getattr(item, "function", None) not in CHECKS:
         return None
-    item.stash[SECONDS] = float(settings.timeout)
+    item.stash[TIME_LIMIT] = float(settings.timeout)
     return True
 
 
@@ -272,7 +274,7 @@ def pytest_collection(session: pytest.Session) -> None:
     config = session.config
     if not config.stash[OPTIONS].backend or _has_workers(config):
         return
-    if not _alone(config):
+    if not _is_dedicated(config):
         _plan(config)
         return
     # Frameworks are half a million objects, and stay: a tenth of a short run's time went into looking for
@@ -288,7 +290,8 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    log = session.config.stash.get(RUN, None)
+    """Write diagnoses, times, records and verdict, and set the exit status; a worker sends its plan."""
+    log = session.config.stash.get(RUN_LOG, None)
     if log is None:
         plan = _STATE.get("plan")
         if isinstance(plan, Plan) and "owed" in _STATE:
@@ -300,34 +303,33 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     log.close(finished=exitstatus in (0, 1) and not cut_short)
     judging = log.options.backend and not session.config.option.collectonly
     if judging and exitstatus == 0:
-        log.time()
+        log.time_functions()
         if log.failures():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif log.shortfalls():
             session.exitstatus = NOT_JUDGED_ENOUGH
-    log.say_verdict(int(session.exitstatus), _STATE.get("usage", ""))
+    log.write_verdict(int(session.exitstatus), _STATE.get("usage", ""))
     if BOARD in session.config.stash:
         session.config.stash[BOARD].say(verdict=True)
 
 
 def _announce(item: pytest.Item) -> None:
-    """Say on the board which cell is judged now. End the run if its supervisor is gone."""
+    """Write the cell that is judged now to the board. End the run if the parent process is gone."""
     board = item.config.stash.get(BOARD, None)
     if board is not None:
-        owed = sum(_STATE["owed"].values())
-        board.say(cell=item.nodeid, judged=_STATE.get("judged", 0), owed=owed)
-        if orphaned(board):
+        total = sum(_STATE["owed"].values())
+        board.say(cell=item.nodeid, judged=_STATE.get("judged", 0), owed=total)
+        if is_orphaned(board):
             pytest.exit("the process that started this one is gone")
 
 
-def _alone(config: pytest.Config) -> bool:
-    """True if this process was started for this session."""
+def _is_dedicated(config: pytest.Config) -> bool:
+    """True if this process runs this session alone: a fork for it, or a worker of pytest-xdist."""
     return BOARD in config.stash or hasattr(config, "workerinput")
 
 
 def _has_workers(config: pytest.Config) -> bool:
-    option = config.option
-    return bool(getattr(option, "numprocesses", None) or getattr(option, "tx", None))
+    return any(getattr(config.option, name, None) for name in ("numprocesses", "tx"))
 
 
 _STATE: dict[str, Any] = {}
@@ -335,13 +337,16 @@ _STATE: dict[str, Any] = {}
 
 
 def _plan(config: pytest.Config) -> Plan:
+    """The plan of this process, which the first call makes. Raises pytest.UsageError."""
     if "plan" not in _STATE:
         options = config.stash[OPTIONS]
-        _STATE["plan"] = _usage(lambda: Plan.make(options, on_death=death_reporter(config)))
+        on_death = death_reporter(config)
+        _STATE["plan"] = _as_usage_error(lambda: Plan.make(options, on_death=on_death))
     return _STATE["plan"]
 
 
-def _usage(action: Any) -> Any:
+def _as_usage_error(action: Any) -> Any:
+    """The result of `action()`, whose UsageError is raised as pytest's."""
     try:
         return action()
     except UsageError as error:
@@ -350,6 +355,7 @@ def _usage(action: Any) -> Any:
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
+    """`Plan.identity` with the numbers of cells by backend, made once in a process."""
     if "identity" not in _STATE:
         _STATE["identity"] = plan.identity() | {"owed": _STATE["owed"]}
     return _STATE["identity"]
@@ -358,10 +364,8 @@ def _identity(plan: Plan) -> dict[str, Any]:
 def _versions_line() -> str:
     versions = []
     for name in ("torch", "tensorflow", "tensorflow-cpu", "jax", "keras", "numpy"):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
     return ", ".join(versions)
 
 
@@ -389,10 +393,6 @@ def _names_checks(config: pytest.Config) -> bool:
 def _share_compile_cache(config: pytest.Config) -> None:
     """Let JAX keep compiled programs in pytest's cache folder, so that a second run compiles nothing."""
     cache = getattr(config, "cache", None)
-    if cache is None or jax_caches.FOLDER in os.environ:
-        return
-    try:
-        folder = cache.mkdir("jax-compilations")
-    except OSError:
-        return  # a checkout that cannot be written to
-    jax_caches.keep_compilations(folder)
+    if cache is not None and jax_caches.FOLDER not in os.environ:
+        with suppress(OSError):  # a read-only checkout
+            jax_caches.keep_compilations(cache.mkdir("jax-compilations"))

@@ -5,8 +5,8 @@ code in that process survives this, so another process watches.
 
 - `limited` raises TimeOver at a time limit. Soon after, a watchdog outside Python's threads ends a
   process that did not react to the exception.
-- A `Board` is memory that outlives the process: the process writes there what it does.
-- `supervised` forks: the child does the work, the parent sees how the child ended.
+- A `Board` is memory that outlives the process, which writes facts about its progress there.
+- `run_in_fork` forks: the child does the work, the parent sees how the child ended.
 - `run_module` runs a command in a child to its end.
 """
 
@@ -36,7 +36,7 @@ from attention_conformance.suite.records.machine import ROOT
 Fields = dict[str, Any]
 """A request, an answer, or the facts on a board, as JSON objects."""
 
-HANDED_ON = (signal.SIGINT, signal.SIGTERM)
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals by which people end a run: a parent hands them on to the child that judges."""
 
 ONE_KEY = 0.5
@@ -62,7 +62,7 @@ EXIT_SECONDS = 10.0
 """Seconds in which frameworks may end their threads after the exit code is known. The process is ended
 then, and the exit code stands."""
 
-CHILD = """
+CHILD_PROGRAM = """
 import ctypes, os, runpy, signal, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
 PR_SET_PDEATHSIG = 1
@@ -72,24 +72,23 @@ _, parent, *sys.argv = sys.argv
 if os.getppid() == int(parent):
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-"""The program of `run_module`: `python -m`, and the system kills the process if its parent dies. The
-child itself asks for that: code of this process that runs between fork and exec is not safe among
-threads."""
+"""The program of `run_module`: `python -m`, in a process that the system kills if its parent dies. The
+child itself requests that: with threads no code may run between fork and exec."""
 
 
 class Board:
-    """Facts that a process tells of itself, in memory that a parent and its forks share."""
+    """Facts about a process by name, which it writes into memory that its parent can read."""
 
     SIZE = 1 << 16
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, self.SIZE)
-        self._said: Fields = {}
+        self._facts: Fields = {}
 
     def say(self, **facts: Any) -> None:
         """Add or change facts: numbers and short texts."""
-        self._said |= facts
-        text = json.dumps(self._said).encode() + b"\n"
+        self._facts |= facts
+        text = json.dumps(self._facts).encode() + b"\n"
         if len(text) <= self.SIZE:
             self._memory[: len(text)] = text
 
@@ -101,21 +100,23 @@ class Board:
             return {}
 
 
-_STACKS: list[int] = []
-"""The descriptor that the watchdog writes to, if there is one."""
+_STACKS_DESCRIPTOR: list[int] = []
+"""The descriptor that the watchdog writes to; empty before `write_stacks`."""
 
 
 def write_stacks(path: str = "") -> None:
-    """Let the watchdog write the stacks of this process into a file, by default to the current standard
-    error: while a cell is judged, pytest captures standard error."""
-    for descriptor in _STACKS:
+    """Set the file to which the watchdog writes the stacks of this process; without a path the present
+    standard error, because pytest captures standard error while a cell is judged."""
+    for descriptor in _STACKS_DESCRIPTOR:
         os.close(descriptor)
-    _STACKS[:] = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if path else os.dup(2)]
+    _STACKS_DESCRIPTOR[:] = [
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if path else os.dup(2)
+    ]
 
 
 def place_in(stacks: str) -> str:
-    """The place at which the watchdog ended a process, for people, from the stacks that it wrote; "" if
-    the watchdog did not end it."""
+    """A sentence that says where the watchdog ended a process, from the `stacks` that the watchdog wrote;
+    "" if the watchdog did not end it."""
     if "Timeout (" not in stacks:
         return ""
     # The main thread comes last, its innermost frame first.
@@ -134,29 +135,29 @@ def limited(seconds: float, what: str) -> Iterator[None]:
         yield
         return
 
-    def over(*details: object) -> None:
+    def raise_time_over(*details: object) -> None:
         raise TimeOver(f"{what} ran longer than {seconds:g} s")
 
     main = threading.current_thread() is threading.main_thread()
-    in_time = hasattr(signal, "setitimer") and main
-    if not _STACKS:
+    has_timer = hasattr(signal, "setitimer") and main
+    if not _STACKS_DESCRIPTOR:
         write_stacks()
-    before = signal.signal(signal.SIGALRM, over) if in_time else None
+    old_handler = signal.signal(signal.SIGALRM, raise_time_over) if has_timer else None
     # The watchdog needs no lock of the interpreter: a thread that holds the lock is ended, too.
-    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_STACKS[0])
-    if in_time:
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_STACKS_DESCRIPTOR[0])
+    if has_timer:
         signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        if in_time:
+        if has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGALRM, old_handler)
         faulthandler.cancel_dump_traceback_later()
 
 
 def how_it_ended(code: int) -> str:
-    """The unexpected end of a process in words, by its exit code (below 0: the number of a signal)."""
+    """The unexpected end of a process in words, from its exit code (below 0: minus a signal's number)."""
     if -code in {*signal.Signals}:
         return f"died of {signal.Signals(-code).name}"
     if code < 0:  # most signals of Linux's second half have no name
@@ -164,30 +165,30 @@ def how_it_ended(code: int) -> str:
     return f"ended with exit code {code}, unasked"
 
 
-THREADED = ("jax", "keras", "mlx", "onnx", "onnxruntime", "openvino", "tensorflow", "torch")
+THREADED_MODULES = ("jax", "keras", "mlx", "onnx", "onnxruntime", "openvino", "tensorflow", "torch")
 """Modules whose threads Python does not count."""
 
 
 def can_fork() -> bool:
     """True if this process can be forked: it has one thread, and no framework is imported."""
-    imported = any(name in sys.modules for name in THREADED)
+    imported = any(name in sys.modules for name in THREADED_MODULES)
     return hasattr(os, "fork") and threading.active_count() == 1 and not imported
 
 
 @contextlib.contextmanager
-def handled(handlers: Mapping[signal.Signals, Callable[..., object]]) -> Iterator[None]:
-    """A context in which signals have other handlers."""
-    before = {one: signal.signal(one, handler) for one, handler in handlers.items()}
+def signal_handlers(handlers: Mapping[signal.Signals, Callable[..., object]]) -> Iterator[None]:
+    """A context in which these signals have these handlers."""
+    old_handlers = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)
 
 
-def interrupting(leaving: Callable[[], object] = lambda: None) -> Callable[..., None]:
-    """A handler that raises KeyboardInterrupt at the first interrupt. At a later one it calls `leaving`,
-    and ends this process."""
+def interrupt_handler(before_exit: Callable[[], object] = lambda: None) -> Callable[..., None]:
+    """A signal handler. The first interrupt raises KeyboardInterrupt; a later one calls `before_exit` and
+    ends this process."""
     times: list[float] = []
 
     def interrupt(*details: object) -> None:
@@ -197,21 +198,21 @@ def interrupting(leaving: Callable[[], object] = lambda: None) -> Callable[..., 
         if times[-1] - times[0] > ONE_KEY:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             with contextlib.suppress(Exception):
-                leaving()
+                before_exit()
             signal.raise_signal(signal.SIGINT)
 
     return interrupt
 
 
-def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
+def run_in_fork(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
     """Do `work` in a fork of this process; returns the exit code and the facts on the fork's board.
 
     If the fork dies before it has a code, the code is `DIED`; after SIGINT or SIGTERM `INTERRUPTED`.
     Standard error and the fact `died` say how and at which cell the fork died, with an `advice` if its
     own code ended it; the fact `signal` is the number of the signal that ended the fork, or 0.
     """
-    board, (written, stacks) = Board(), os.pipe()
-    os.set_blocking(written, False)  # processes that the fork started may outlive it
+    board, (stacks_reader, stacks_writer) = Board(), os.pipe()
+    os.set_blocking(stacks_reader, False)  # processes that the fork started may outlive it
     board.say(parent=os.getpid())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -219,73 +220,74 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
         warnings.simplefilter("ignore")  # of threads, of which there is one
         child = os.fork()
     if not child:
-        _work_and_leave(work, board, stacks)
-    # The child says what becomes of the run.
-    with handled(dict.fromkeys(HANDED_ON, lambda number, frame: os.kill(child, number))):
+        _work_and_exit(work, board, stacks_writer)
+    forwarding = dict.fromkeys(FORWARDED_SIGNALS, lambda number, frame: os.kill(child, number))
+    with signal_handlers(forwarding):
         _, status = os.waitpid(child, 0)
-    said = board.read()
-    os.close(stacks)
+    facts = board.read()
+    os.close(stacks_writer)
     try:
-        late = place_in(os.read(written, Board.SIZE).decode(errors="replace"))
+        held_at = place_in(os.read(stacks_reader, Board.SIZE).decode(errors="replace"))
     except BlockingIOError:
-        late = ""
-    os.close(written)
-    if late:
-        what = f"a thread or an exit handler held the process for {EXIT_SECONDS:g} s after the run"
-        print(f"\nWARNING: {what}, and was ended: {late}", file=sys.stderr, flush=True)
-    if "code" in said:
-        return said["code"], said
-    ended = os.waitstatus_to_exitcode(status)
-    death = _death(ended, said, "" if -ended in HANDED_ON else advice)
+        held_at = ""
+    os.close(stacks_reader)
+    if held_at:
+        delay = f"a thread or an exit handler held the process for {EXIT_SECONDS:g} s after the run"
+        print(f"\nWARNING: {delay}, and was ended: {held_at}", file=sys.stderr, flush=True)
+    if "code" in facts:
+        return facts["code"], facts
+    exit_code = os.waitstatus_to_exitcode(status)
+    death = _death_sentence(exit_code, facts, "" if -exit_code in FORWARDED_SIGNALS else advice)
     print(f"\nERROR: {death}", file=sys.stderr, flush=True)
-    code = INTERRUPTED if -ended in HANDED_ON else DIED
-    return code, said | {"died": death, "signal": max(0, -ended)}
+    code = INTERRUPTED if -exit_code in FORWARDED_SIGNALS else DIED
+    return code, facts | {"died": death, "signal": max(0, -exit_code)}
 
 
-def orphaned(board: Board | None) -> bool:
+def is_orphaned(board: Board | None) -> bool:
     """True if the parent that supervises this process is gone."""
     return board is not None and os.getppid() != board.read().get("parent")
 
 
-def _work_and_leave(work: Callable[[Board], int], board: Board, stacks: int) -> NoReturn:
+def _work_and_exit(work: Callable[[Board], int], board: Board, stacks_writer: int) -> NoReturn:
+    """In the fork: do `work`, put its exit code on the board (`SUITE_BROKE` if it raised), and exit."""
     code = SUITE_BROKE
-    signal.signal(signal.SIGINT, interrupting())
+    signal.signal(signal.SIGINT, interrupt_handler())
     try:
         code = work(board)
     except BaseException:
         traceback.print_exc()
     finally:
-        _flush()
+        _flush_output()
         board.say(code=int(code))
         # Threads of frameworks end with their process; how long that takes changes no outcome.
-        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=stacks)
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=stacks_writer)
         atexit._run_exitfuncs()
-        _flush()
+        _flush_output()
         os._exit(int(code))
 
 
-def _flush() -> None:
+def _flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
 
 
-def _death(code: int, said: Fields, advice: str) -> str:
-    how = how_it_ended(code)
-    if "cell" not in said:
-        if said.get("death"):
-            return f"{said['death']}: it {how}"
-        return f"the process {how} before its first cell, as it imported frameworks and kernels"
-    count = f"{said['judged']} of {said['owed']}" if "owed" in said else str(said["judged"])
+def _death_sentence(code: int, facts: Fields, advice: str) -> str:
+    """A sentence for people: how a fork died, by its exit code, and at which cell, by its `facts`."""
+    ending = how_it_ended(code)
+    if "cell" not in facts:
+        if facts.get("death"):
+            return f"{facts['death']}: it {ending}"
+        return f"the process {ending} before its first cell, as it imported frameworks and kernels"
+    count = f"{facts['judged']} of {facts['owed']}" if "owed" in facts else str(facts["judged"])
     return (
-        f"the process {how} while it judged {said['cell']}, after {count} cells; the run did not finish"
-        f"{advice and f'. {advice}'}"
+        f"the process {ending} while it judged {facts['cell']}, after {count} cells; the run did not "
+        f"finish{advice and f'. {advice}'}"
     )
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with other variables. The child can import packages beside the suite,
-    as backends in a checkout."""
+    """This process's environment with `variables` added, for a child that imports from this checkout."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
 
@@ -300,14 +302,14 @@ def run_module(
     code is None. The system kills a child whose parent died.
     """
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(os.getpid()), *words], cwd=folder,
+        [sys.executable, "-c", CHILD_PROGRAM, str(os.getpid()), *words], cwd=folder,
         env=environment(variables), text=True, errors="replace", stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
-        said, _ = child.communicate(timeout=seconds or None)
+        output, _ = child.communicate(timeout=seconds or None)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
-        said, _ = child.communicate()
-        return None, said
-    return child.returncode, said
+        output, _ = child.communicate()
+        return None, output
+    return child.returncode, output

@@ -1,4 +1,4 @@
-"""Progress: the done part of a run, and the expected time of the rest."""
+"""Progress of a run: the number of judged cells, and the expected time of the remaining cells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 EVERY = {True: 10.0, False: 60.0}
-"""Seconds between two lines: on a terminal (True) and elsewhere."""
+"""Seconds between two lines, by whether the output is a terminal."""
 
 
 class Progress:
@@ -21,10 +21,10 @@ class Progress:
         self.judged: Counter[str] = Counter()
         self._seconds: Counter[str] = Counter()
         self._every, self._clock = every, clock
-        self._began = self._said = clock()
+        self._start = self._last_line_time = clock()
 
     def owe(self, cells: Mapping[str, int]) -> None:
-        """Take in the number of cells of each backend."""
+        """Store the number of cells to judge of each backend."""
         self.owed = Counter(cells)
 
     def take(self, backend: str, seconds: float) -> str:
@@ -33,32 +33,32 @@ class Progress:
         self.judged[backend] += 1
         self._seconds[backend] += seconds  # type: ignore[assignment]
         now = self._clock()
-        if now - self._said < self._every or self.judged.total() >= self.owed.total():
+        if now - self._last_line_time < self._every or self.judged.total() >= self.owed.total():
             return ""
-        self._said = now
+        self._last_line_time = now
         return self.line()
 
     def line(self) -> str:
-        """The number of judged cells of all, by backend if there are several, and the time left."""
+        """The numbers of judged and of all cells, by backend if there are several, and the time left."""
         judged, owed = self.judged.total(), self.owed.total()
-        each = [f"{name} {self.judged[name]} of {owed}" for name, owed in self.owed.items()]
-        by_backend = f" ({', '.join(each)})" if len(each) > 1 else ""
+        texts = [f"{name} {self.judged[name]} of {owed}" for name, owed in self.owed.items()]
+        by_backend = f" ({', '.join(texts)})" if len(texts) > 1 else ""
         return f"{judged} of {owed} cells{by_backend}, about {span(self.left())} left"
 
     def left(self) -> float:
         """The seconds until all cells are judged.
 
-        A cell is expected to take the average of its backend's cells, or of all cells if none of its
-        backend is judged. Workers are taken to share the time as before.
+        A cell is expected to take as long as the average cell of its backend, or of all backends before
+        one of its backend is judged. Workers are taken to share the work as evenly as before.
         """
-        spent = sum(self._seconds.values())
-        share = (self._clock() - self._began) / spent if spent else 0.0
-        usual = spent / max(1, self.judged.total())
+        judging_seconds = sum(self._seconds.values())
+        elapsed_share = (self._clock() - self._start) / judging_seconds if judging_seconds else 0.0
+        average = judging_seconds / max(1, self.judged.total())
         left = 0.0
         for name, owed in self.owed.items():
-            done = self.judged[name]
-            left += max(0, owed - done) * (self._seconds[name] / done if done else usual)
-        return left * share
+            judged = self.judged[name]
+            left += max(0, owed - judged) * (self._seconds[name] / judged if judged else average)
+        return left * elapsed_share
 
 
 class Steps:
@@ -71,14 +71,14 @@ class Steps:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._count, self._say, self._clock = count, say, clock
-        self._begun, self._began = 0, clock()
+        self._number, self._start = 0, clock()
 
     def next(self, text: str) -> None:
         """Announce the next step; the step before is over."""
-        done, self._begun = self._begun, self._begun + 1
-        each = (self._clock() - self._began) / done if done else 0.0
-        left = f"; about {span(each * (self._count - done))} left" if done else ""
-        self._say(f"{self._begun} of {self._count}: {text}{left}")
+        finished, self._number = self._number, self._number + 1
+        seconds = (self._clock() - self._start) / finished if finished else 0.0
+        left = f"; about {span(seconds * (self._count - finished))} left" if finished else ""
+        self._say(f"{self._number} of {self._count}: {text}{left}")
 
 
 def span(seconds: float) -> str:

@@ -21,21 +21,21 @@ from attention_conformance.suite.spec.operators.sdpa import group
 
 
 def header(
-    options: Options, identity: Mapping[str, Any], partial: bool = False, **more: str
+    options: Options, identity: Mapping[str, Any], partial: bool = False, **extra: str
 ) -> Header:
-    """The header of a run with this identity; `more` are fields beside its options."""
+    """The header of a run with this identity (`Plan.identity`); `extra` is stored with its options."""
     origin = machine.origin()
-    one = replace(options, backend=(), mode=Options.mode)
+    rerun_options = replace(options, backend=(), mode=Options.mode)
     origin["machine"]["thread_variables"] = threads_as_set()
     return Header(
         digest=identity.get("digest", ""),
         cells=identity.get("cells", 0),
         versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
-        options=asdict(options) | more,
+        options=asdict(options) | extra,
         partial=partial or bool(options.implementation or options.dtype),
         shard=options.shard,
         controls=tuple(identity.get("controls", ())),
-        again=tuple(one.command_line()),
+        again=tuple(rerun_options.command_line()),
         **origin,
     )
 

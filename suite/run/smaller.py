@@ -10,16 +10,16 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """The smallest case that `smaller` reaches from `case` in steps that all fail."""
-    refused: set[str] = set()
+    """The smallest failing case that is reached from `case` by steps of `smaller` to failing cases."""
+    passing: set[str] = set()
     while True:
         for candidate in smaller(case):
-            if candidate.id in refused:
+            if candidate.id in passing:
                 continue
             if fails(candidate):
                 case = candidate
                 break
-            refused.add(candidate.id)
+            passing.add(candidate.id)
         else:
             return case
 
@@ -32,17 +32,17 @@ def smaller(case: Case) -> Iterator[Case]:
         **{name: getattr(case, name) for name in ("recipe", "axis_order", "form")},
         **{option.name: case.option(option.name) for option in case.operator.options},
     }
-    for step in (*_less(case), *_smaller_sizes(case)):
+    for changed in (*_simpler_fields(case), *_smaller_sizes(case)):
         try:
-            candidate = Case.of(**fields | step)
+            candidate = Case.of(**fields | changed)
         except ValueError:
             continue
         if candidate != case and well_posed(candidate):
             yield candidate
 
 
-def _less(case: Case) -> Iterator[dict[str, Any]]:
-    """Simpler masks, options and recipes, as keywords of `Case.of`."""
+def _simpler_fields(case: Case) -> Iterator[dict[str, Any]]:
+    """A simpler mask, or the default of an option or of a field, as keywords of `Case.of`."""
     if case.mask is not None:
         yield {"mask": None, "form": "native"}
         yield from ({"mask": part} for part in case.mask.parts)
@@ -51,36 +51,35 @@ def _less(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
-    """Smaller sizes of every axis: 1, then steps that halve, up to one less. These stay equal: tied axes,
-    D and Dv, and a width that the heads split."""
-    s, ties = (
-        case.sizes,
-        case.operator.all_ties({o.name: case.option(o.name) for o in case.operator.options}),
-    )
+    """Smaller sizes of one axis, as keywords of `Case.of`: size 1, then ever larger ones, up to one less.
+    Tied axes stay equal, and so do D and Dv, and a layer's width (x, y, z, o) and the heads' width."""
+    s = case.sizes
+    ties = case.operator.all_ties({o.name: case.option(o.name) for o in case.operator.options})
     widths = (
         {} if case.widths is None else dict(zip("xyzo", vars(case.widths).values(), strict=True))
     )
-    own = {"b": s.B, "group": s.group, "g": s.Hkv, "q": s.Lq, "k": s.Lk, "d": s.D}
-    own |= {} if s.Dv == s.D else {"v": s.Dv}
-    own |= {x: width for x, width in widths.items() if width not in (s.H * s.D, s.H * s.Dv)}
-    for name, size in own.items():
-        left = size - 1
-        while left > 0:
-            n = {"v": 0, **own, name: size - left}
-            n |= {"h": n["g"] * n["group"], "v": n["v"] or n["d"]}
-            split = {s.H * s.Dv: n["h"] * n["v"], s.H * s.D: n["h"] * n["d"]}
-            letters = {letter: n[letter] for letter in "bhgqkdv"}
-            letters |= {x: split.get(width, n.get(x, 0)) for x, width in widths.items()}
+    reducible = {"b": s.B, "group": s.group, "g": s.Hkv, "q": s.Lq, "k": s.Lk, "d": s.D}
+    reducible |= {} if s.Dv == s.D else {"v": s.Dv}
+    reducible |= {x: width for x, width in widths.items() if width not in (s.H * s.D, s.H * s.Dv)}
+    for name, size in reducible.items():
+        reduction = size - 1
+        while reduction > 0:
+            new = {"v": 0, **reducible, name: size - reduction}
+            new |= {"h": new["g"] * new["group"], "v": new["v"] or new["d"]}
+            heads_widths = {s.H * s.Dv: new["h"] * new["v"], s.H * s.D: new["h"] * new["d"]}
+            letters = {letter: new[letter] for letter in "bhgqkdv"}
+            letters |= {x: heads_widths.get(width, new.get(x, 0)) for x, width in widths.items()}
             letters = tied(letters, ties)
             yield {
                 "sizes": Sizes(*(letters[letter] for letter in "bhgqkdv")),
                 "widths": Widths(*(letters[x] for x in "xyzo")) if widths else None,
             }
-            left //= 2
+            reduction //= 2
 
 
 def tied(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
-    """The sizes of axes, with tied axes made equal: to 1, or to the first tied axis."""
+    """Sizes by the letters of axes, where each of `ties` ("qk") is a set of letters that are made equal:
+    to 1 if "1" is in the set, else to the letter that is first in `letters`."""
     groups: list[set[str]] = []
     for tie in ties:
         group = set(tie).union(*(g for g in groups if g & set(tie)))
@@ -93,12 +92,12 @@ def tied(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
 
 
 def well_posed(case: Case, differentiated: bool = False) -> bool:
-    """True if the operator's elections decide the output of the case's fully masked rows (if
-    `differentiated` also their gradients), or if there are no such rows."""
+    """True if the case has no fully masked rows, or if elections of its operator decide their output
+    and, if `differentiated`, their gradients."""
     if case.mask is None or bool(case.mask.dense(case.sizes).any(-1).all()):
         return True
-    by_lengths = case.operator.is_layer and case.form == "native"
-    question = "padded-sample" if by_lengths else "fully-masked-row"
+    has_lengths = case.operator.is_layer and case.form == "native"
+    question = "padded-sample" if has_lengths else "fully-masked-row"
     questions = {question, *([f"{question}-gradient"] if differentiated else [])}
     if case.option("bias") not in (None, "none"):
         questions.add("minus-inf-row")  # for implementations that merge the mask into the bias

@@ -1,9 +1,9 @@
-"""Steps: what reads the verdict of a cell once the check has answered (see `suite.judge.judge.Policy`).
+"""Steps: functions that may replace the verdict of a check on a cell (see `suite.judge.judge.Policy`).
 
 - `overflow`: a failure of a user function in float16 names the numbers of its code that are infinite
   there.
 - `expected`: a failure that the manifest expects is `known`; another failure or a pass there fails.
-- `inherited`: a user function is not blamed for what its framework does wrong.
+- `inherited`: a failure of a user function that its framework has too is `known`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ OVERFLOW_KINDS = ("non-finite", "election")
 OVERFLOW_ERROR = "without overflow"
 """The words of torch's error about a number that a dtype does not hold."""
 
-AS_FAR = 2.0
-"""The largest error of a user function, in errors of the framework's own implementation, that counts as
-the framework's error. Two ways to call one operation differ a little: in TensorFlow, whose scale of
+MOST_ERROR = 2.0
+"""A user function inherits a failure if its error is at most this many times the error of the framework's
+own implementation. Two ways to call one operation differ a little: in TensorFlow, whose scale of
 float64 passes through float32, by a factor of 1.5."""
 
 
@@ -49,9 +49,9 @@ def overflow(cell: Cell, verdict: Verdict) -> Verdict:
     Code that hides scores by adding (1 - mask) * -1e9 is right in float32 and bfloat16. In float16 -1e9
     is -inf, and fully masked rows are NaN. If the product is made in float16, 0 times -inf is NaN, too.
     """
-    of_narrow = cell.dtype is NARROW or f" {NARROW.name}" in verdict.message
-    explains = verdict.kind in OVERFLOW_KINDS or OVERFLOW_ERROR in verdict.message
-    if verdict.status != "fail" or not (explains and of_narrow):
+    is_narrow = cell.dtype is NARROW or f" {NARROW.name}" in verdict.message
+    is_explained = verdict.kind in OVERFLOW_KINDS or OVERFLOW_ERROR in verdict.message
+    if verdict.status != "fail" or not (is_explained and is_narrow):
         return verdict
     numbers = [
         f"{n:g} is {round_to(n, NARROW):g}".replace("e+0", "e").replace("e+", "e")
@@ -59,19 +59,20 @@ def overflow(cell: Cell, verdict: Verdict) -> Verdict:
     ]
     if not numbers:
         return verdict
-    wider = ",".join(n for n in cell.implementation.declared.dtypes if n != NARROW.name)
-    claim = f"claim dtypes={wider}? " if wider else ""
+    other_dtypes = ",".join(n for n in cell.implementation.declared.dtypes if n != NARROW.name)
+    claim = f"claim dtypes={other_dtypes}? " if other_dtypes else ""
     where = f"{NARROW.long_name} ends at {NARROW.max:g}, and there the code's {', '.join(numbers)}"
     return replace(verdict, message=f"{claim}{where}: {verdict.message}")
 
 
 def expected(manifest: Manifest, cell: Cell, verdict: Verdict) -> Verdict:
-    """The verdict in the light of a manifest. Two entries that claim one cell are an error."""
+    """The verdict after a manifest is applied: `known` if an entry expects the failure, a failure if an
+    entry expects another one. Two entries that match one cell are an error."""
     name = cell.implementation.name
     try:
         return manifest.apply(verdict, name, cell.check.name, cell.case.id)
     except ExpectationError as error:
-        return _unusable(verdict, error)
+        return _manifest_error(verdict, error)
 
 
 def inherited(loaded: LoadedBackend, policy: Policy, cell: Cell, verdict: Verdict) -> Verdict:
@@ -83,31 +84,31 @@ def inherited(loaded: LoadedBackend, policy: Policy, cell: Cell, verdict: Verdic
     1. An entry of the framework's manifest cites a finding. The entry expects that a native fails the
        same check in the same case, with the kind and the message of the function's failure.
     2. That native does fail so, judged now by `policy`.
-    3. The function's error is at most `AS_FAR` times the native's. If no error is measured, the
+    3. The function's error is at most `MOST_ERROR` times the native's. If no error is measured, the
        function's message contains the native's message.
     """
     if verdict.status != "fail":
         return verdict
-    for native in _candidates(cell, loaded.natives):
+    for native in _alike_natives(cell, loaded.natives):
         try:
             entry = loaded.manifest.find(native.name, cell.check.name, cell.case.id)
         except ExpectationError as error:
-            return _unusable(verdict, error)
+            return _manifest_error(verdict, error)
         if entry is None or not entry.finding or not entry.expects(verdict):
             continue
-        own = judge(Cell(cell.check, cell.case, native, cell.seed), policy)
-        if entry.expects(own) and _is_as_far(verdict, own):
-            message = f"{verdict.message} [{_explanation(native, entry)}]"
+        native_verdict = judge(Cell(cell.check, cell.case, native, cell.seed), policy)
+        if entry.expects(native_verdict) and _errors_are_alike(verdict, native_verdict):
+            message = f"{verdict.message} [{_inherited_note(native, entry)}]"
             return replace(verdict, status="known", message=message, inherited=entry.finding)
     return verdict
 
 
-def _unusable(verdict: Verdict, error: ExpectationError) -> Verdict:
+def _manifest_error(verdict: Verdict, error: ExpectationError) -> Verdict:
     return replace(verdict, status="error", kind="harness", message=str(error))
 
 
-def _candidates(cell: Cell, natives: Sequence[Implementation]) -> Iterator[Implementation]:
-    """The natives of the cell's operator, through the compiler that the function goes through."""
+def _alike_natives(cell: Cell, natives: Sequence[Implementation]) -> Iterator[Implementation]:
+    """The framework's implementations of the cell's operator, through the compiler of the function."""
     function = cell.implementation
     forms = compiled_forms(function.backend, [*natives]) if function.mode == "compiled" else []
     for native in (*natives, *forms):
@@ -116,33 +117,34 @@ def _candidates(cell: Cell, natives: Sequence[Implementation]) -> Iterator[Imple
 
 
 def _compiler(implementation: Implementation) -> str:
+    """The name of the compiler of a compiled form; "" for an eager implementation."""
     return implementation.name.partition(THROUGH)[2]
 
 
-def _is_as_far(verdict: Verdict, own: Verdict) -> bool:
-    """True if a failure is hardly larger than that of the framework's own implementation."""
-    if own.message in verdict.message:  # a function is told more
+def _errors_are_alike(verdict: Verdict, native_verdict: Verdict) -> bool:
+    """True if the error of a failure is at most `MOST_ERROR` times that of the native's failure."""
+    if native_verdict.message in verdict.message:  # messages about user functions may be longer
         return True
-    error, limit = _extent(verdict), _extent(own)
-    return error is not None and limit is not None and error <= AS_FAR * limit
+    error, limit = _error_of(verdict), _error_of(native_verdict)
+    return error is not None and limit is not None and error <= MOST_ERROR * limit
 
 
-def _extent(verdict: Verdict) -> float | None:
-    """The error of an answer, in bounds or, where no bound is exceeded, in standard deviations."""
+def _error_of(verdict: Verdict) -> float | None:
+    """The error ratio of an answer if it is above 1, else the measured `rms`; None if unmeasured."""
     measured = verdict.measured
-    beyond = measured.error_ratio is not None and measured.error_ratio > 1
-    return measured.error_ratio if beyond else measured.rms
+    exceeds_bound = measured.error_ratio is not None and measured.error_ratio > 1
+    return measured.error_ratio if exceeds_bound else measured.rms
 
 
-def _explanation(native: Implementation, entry: Expectation) -> str:
+def _inherited_note(native: Implementation, entry: Expectation) -> str:
     name = native.backend.name
-    who = (
+    subject = (
         f"{name}'s own operations, written out ({native.name}), fail"
         if native.textbook
         else f"{name}'s own {native.name} fails"
     )
-    cited = f"finding {entry.finding}; not your code: {entry.cause}; {entry.issue}"
-    return f"{who} this cell too: {cited}"
+    cause = f"finding {entry.finding}; not your code: {entry.cause}; {entry.issue}"
+    return f"{subject} this cell too: {cause}"
 
 
 def overflowing(function: Callable[..., Any]) -> tuple[float, ...]:
@@ -150,7 +152,7 @@ def overflowing(function: Callable[..., Any]) -> tuple[float, ...]:
     above 0 are left out: they count and seed."""
     numbers = {
         float(number)
-        for code in _codes(function)
+        for code in _code_objects(function)
         for number in code.co_consts
         if isinstance(number, float) or (type(number) is int and number < 0)
     }
@@ -161,34 +163,34 @@ def overflowing(function: Callable[..., Any]) -> tuple[float, ...]:
     )
 
 
-def _codes(function: Callable[..., Any]) -> Iterator[CodeType]:
-    """The code of a function, or of a class and its bases, and of what they call in the same module."""
-    todo: list[Any] = [function]
-    seen: set[int] = set()
-    while todo:
-        thing = inspect.unwrap(todo.pop())
-        if id(thing) in seen:
+def _code_objects(function: Callable[..., Any]) -> Iterator[CodeType]:
+    """The code objects of a function or class, and of functions in the same module that it names."""
+    queue: list[Any] = [function]
+    visited: set[int] = set()
+    while queue:
+        value = inspect.unwrap(queue.pop())
+        if id(value) in visited:
             continue
-        seen.add(id(thing))
-        if isinstance(thing, partial):
-            todo.append(thing.func)
-        elif isinstance(thing, MethodType):
-            todo += [thing.__func__, type(thing.__self__)]
-        elif isinstance(thing, type):
-            bases = [base for base in thing.__mro__ if base.__module__ == thing.__module__]
-            todo += [value for base in bases for value in vars(base).values() if callable(value)]
-        elif isinstance(thing, FunctionType):
-            for code in _nested(thing.__code__):
+        visited.add(id(value))
+        if isinstance(value, partial):
+            queue.append(value.func)
+        elif isinstance(value, MethodType):
+            queue += [value.__func__, type(value.__self__)]
+        elif isinstance(value, type):
+            bases = [base for base in value.__mro__ if base.__module__ == value.__module__]
+            queue += [f for base in bases for f in vars(base).values() if callable(f)]
+        elif isinstance(value, FunctionType):
+            for code in _with_inner_code(value.__code__):
                 yield code
-                named = (thing.__globals__.get(name) for name in code.co_names)
-                todo += [f for f in named if getattr(f, "__module__", "") == thing.__module__]
-        elif type(thing).__module__ != "builtins":
-            todo.append(type(thing))
+                used = (value.__globals__.get(name) for name in code.co_names)
+                queue += [f for f in used if getattr(f, "__module__", "") == value.__module__]
+        elif type(value).__module__ != "builtins":
+            queue.append(type(value))
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those of the functions inside."""
+def _with_inner_code(code: CodeType) -> Iterator[CodeType]:
+    """A code object, and the code objects of functions inside it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _nested(inner)
+            yield from _with_inner_code(inner)

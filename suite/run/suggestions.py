@@ -18,43 +18,42 @@ from attention_conformance.suite.spec.vocabulary import REFUSED
 LENGTHS = re.compile(r"length|seq|quer|key|rows|block|tokens", re.IGNORECASE)
 HEADS = re.compile(r"head|channel|embed", re.IGNORECASE)
 MULTIPLE = re.compile(r"(?:multiples? of|divisible by)\D{0,30}?([1-9]\d*)", re.IGNORECASE)
-MOST = re.compile(r"(?:at most|up to|maximum|exceeds|<=)\D{0,30}?([1-9]\d*)", re.IGNORECASE)
+MAXIMUM = re.compile(r"(?:at most|up to|maximum|exceeds|<=)\D{0,30}?([1-9]\d*)", re.IGNORECASE)
 EQUAL = re.compile(r"as many|equal|same|match", re.IGNORECASE)
-FOUND = re.compile(r"; only NotImplementedError|\b(?:got|found|but|not)\b")
-"""Where the limit ends in a message: what was found, or the suite's own words follow."""
-
+END_OF_LIMIT = re.compile(r"; only NotImplementedError|\b(?:got|found|but|not)\b")
+"""The words of a message after which no limit is named: the value that was got, or words of the suite."""
 
 CLAIM = re.compile(r"\bclaim (\w+(?:=[\w,]*\w)?)(?=[?.]|$)", re.MULTILINE)
 """A claim that a sentence suggests."""
 
 NEEDS_TRITON = re.compile(r"\btriton\b|active drivers")
-"""What an error says in which Triton is missing, or finds no GPU."""
+"""The words of errors by which Triton is missing or finds no GPU."""
 
-RAISED = re.compile(r"failed with |raised ")
-"""What stands before the words of a function's own error."""
+BEFORE_ERROR = re.compile(r"failed with |raised ")
+"""The words of the suite that a function's own error message follows."""
 
-PLACE = re.compile(r"\S*[/\\]\S*")
-"""A place in the file system."""
+FILE_PATH = re.compile(r"\S*[/\\]\S*")
+"""A path, which is no word of an error."""
 
 
-def of_triton(error: object, backends: Collection[str], device: str) -> str:
+def triton_hint(error: object, backends: Collection[str], device: str) -> str:
     """The end of a sentence about a function that cannot be called because its Triton kernels need a
     GPU; "" for any other error."""
-    _, *own = RAISED.split(str(error), maxsplit=1)
-    said = any(NEEDS_TRITON.search(PLACE.sub("", words)) for words in own)
-    if [*backends] != ["torch"] or device != "cpu" or not said:
+    _, *own_errors = BEFORE_ERROR.split(str(error), maxsplit=1)
+    needs_triton = any(NEEDS_TRITON.search(FILE_PATH.sub("", text)) for text in own_errors)
+    if [*backends] != ["torch"] or device != "cpu" or not needs_triton:
         return ""
     return "; --backend=triton runs Triton kernels on a CPU (docs/triton.md)"
 
 
-def named(message: str, case: Case) -> Iterator[str]:
+def possible_claims(message: str, case: Case) -> Iterator[str]:
     """The claims that an error's message about a case may mean, such as "lengths_multiple_of=16"."""
-    text = FOUND.split(message)[0]
+    text = END_OF_LIMIT.split(message)[0]
     heads, lengths = HEADS.search(text), LENGTHS.search(text)
-    multiple, most = MULTIPLE.search(text), MOST.search(text)
+    multiple, most = MULTIPLE.search(text), MAXIMUM.search(text)
     numbers = {int(number) for number in re.findall(r"\b\d+\b", text)} - {case.sizes.D, 0}
     if multiple and not heads:
-        yield from (f"lengths_multiple_of={steps}" for steps in steps_of(multiple[1]))
+        yield from (f"lengths_multiple_of={steps}" for steps in multiples_of(multiple[1]))
     elif most and lengths and not heads:
         yield f"max_length={most[1]}"
     elif heads and numbers and not (multiple or most):
@@ -62,63 +61,62 @@ def named(message: str, case: Case) -> Iterator[str]:
     if EQUAL.search(text):
         yield from ["equal_heads"] if heads else ["equal_lengths"] if lengths else []
     dtypes = [d.name for d in DTYPES.values() if re.search(rf"\b{d.long_name}\b", text)]
-    if others := [name for name in dtypes if name != case.dtype.name]:
-        yield f"dtypes={','.join(others)}"
+    if named_dtypes := [name for name in dtypes if name != case.dtype.name]:
+        yield f"dtypes={','.join(named_dtypes)}"
 
 
-def steps_of(number: str) -> tuple[str, str, str]:
-    """The claims of a number about all lengths, about keys and about queries."""
+def multiples_of(number: str) -> tuple[str, str, str]:
+    """The values of `lengths_multiple_of` for all lengths, only lengths of keys, only of queries."""
     return number, f"1,{number}", f"{number},1"
 
 
 @cache
-def declared(claim: str) -> Declared:
-    """The declaration of a function with this claim."""
+def declaration_of(claim: str) -> Declared:
+    """The declaration of a function with this claim alone."""
     return Claims.of(None, read_claims([claim])).declared()
 
 
-def beyond(claim: str, case: Case) -> bool:
+def is_beyond(claim: str, case: Case) -> bool:
     """True if a case is beyond a claim."""
-    of = declared(claim)
-    refused = of.limits_for(case.dtype).refusal(case.sizes) is not None
-    return refused or case.dtype.name not in of.dtypes
+    declaration = declaration_of(claim)
+    is_refused = declaration.limits_for(case.dtype).refusal(case.sizes) is not None
+    return is_refused or case.dtype.name not in declaration.dtypes
 
 
 def suggestion(message: str, case: Case) -> str:
     """The claim that an error on a case suggests, as the end of a sentence; "" for none."""
-    claims = (claim for claim in named(message, case) if beyond(claim, case))
+    claims = (claim for claim in possible_claims(message, case) if is_beyond(claim, case))
     return next((f"; claim {claim}?" for claim in claims), "")
 
 
-def together(
-    cells: Iterable[CellRecord], diagnoses: Iterable[DiagnosisRecord], names: Collection[str]
+def joint_suggestions(
+    cells: Iterable[CellRecord], diagnoses: Iterable[DiagnosisRecord], functions: Collection[str]
 ) -> list[str]:
     """A line for each user function with the options of all claims that failures and diagnoses suggest,
-    ready to paste. Of several claims of dtypes the dtypes that all allow are claimed."""
+    ready to paste. Several suggested sets of dtypes become their intersection."""
     texts = [(c.backend, c.implementation, c.message) for c in cells if c.status == "fail"]
     for one in diagnoses:
         texts += [(one.backend, one.implementation, text) for text in (one.sentence, one.hint)]
-    found: dict[str, dict[str, list[str]]] = {}
+    suggested: dict[str, dict[str, list[str]]] = {}
     for backend, implementation, text in texts:
-        for claim in CLAIM.findall(text) if implementation in names else ():
+        for claim in CLAIM.findall(text) if implementation in functions else ():
             name, is_given, value = claim.partition("=")
-            own = found.setdefault(f"{backend}:{implementation}", {}).setdefault(name, [])
-            own += [value] if is_given and value not in own else []
+            of_function = suggested.setdefault(f"{backend}:{implementation}", {})
+            values = of_function.setdefault(name, [])
+            values += [value] if is_given and value not in values else []
     lines = []
-    for function, claims in found.items():
+    for function, claims in suggested.items():
         if dtypes := [values.split(",") for values in claims.get("dtypes", ())]:
-            claims["dtypes"] = [",".join(n for n in dtypes[0] if all(n in of for of in dtypes))]
+            allowed_by_all = set.intersection(*map(set, dtypes))
+            claims["dtypes"] = [",".join(name for name in dtypes[0] if name in allowed_by_all)]
         words = (f"--claim {'='.join([name, *values[:1]])}" for name, values in claims.items())
         lines.append(f"{function}: what the run suggests to claim: {' '.join(sorted(words))}")
     return lines
 
 
 def suggestions(cells: Iterable[CellRecord], functions: Collection[str]) -> list[str]:
-    """A sentence for each claim that errors of user functions name.
-
-    A claim is suggested only if all cases with such an error are beyond the claim, and no answered case
-    is.
-    """
+    """A sentence for each claim that errors of user functions suggest: all cases with such an error are
+    beyond the claim, and no case that passed is."""
     errors: dict[tuple[str, tuple[str, ...]], list[Case]] = {}
     answered: dict[str, set[Case]] = {}
     for cell in cells:
@@ -132,12 +130,12 @@ def suggestions(cells: Iterable[CellRecord], functions: Collection[str]) -> list
         if cell.status == "pass":
             answered.setdefault(name, set()).add(case)
         elif cell.kind in (REFUSED, "raised") and not case.operator.is_layer:
-            errors.setdefault((name, tuple(named(cell.message, case))), []).append(case)
+            errors.setdefault((name, tuple(possible_claims(cell.message, case))), []).append(case)
     suggested: Counter[tuple[str, str]] = Counter()
     for (name, claims), cases in errors.items():
         for claim in claims:
-            outside = any(beyond(claim, case) for case in answered.get(name, ()))
-            if all(beyond(claim, case) for case in cases) and not outside:
+            excludes_pass = any(is_beyond(claim, case) for case in answered.get(name, ()))
+            if all(is_beyond(claim, case) for case in cases) and not excludes_pass:
                 suggested[name, claim] += len(cases)
                 break
     return [

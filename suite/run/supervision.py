@@ -1,7 +1,7 @@
 """Supervision: another process sees how a run ends.
 
-- A plain run forks before a framework is imported. The parent takes an outcome only if the child says
-  that it came to its end.
+- A plain run forks before a framework is imported. The parent believes an exit code only if the
+  child wrote it to the board at its end.
 - Workers (`-n`) have pytest-xdist's controller. If a worker cannot begin, because of a usage error or
   because it died during imports, the run ends: the next worker could not begin either. A worker that
   dies later is one crash, and a new worker continues.
@@ -25,41 +25,42 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.files import remove_empty
 from attention_conformance.suite.records.lines import RecordError
-from attention_conformance.suite.run.log import CELLS, RunLog, cell_of
+from attention_conformance.suite.run.log import RECORDS_PATH, RunLog, check_and_cell
 from attention_conformance.suite.run.options import NAMES, Options
 from attention_conformance.suite.run.process import (
-    HANDED_ON,
+    FORWARDED_SIGNALS,
     INTERRUPTED,
     Board,
     Fields,
     can_fork,
-    handled,
-    interrupting,
+    interrupt_handler,
     place_in,
-    supervised,
+    run_in_fork,
+    signal_handlers,
 )
 from attention_conformance.suite.run.recorded import crashed
-from attention_conformance.suite.run.verdict import Door, RunVerdict, of_run
+from attention_conformance.suite.run.verdict import RunVerdict, VerdictOutput, of_run
 
-FROM_OUTSIDE = (*HANDED_ON, signal.SIGKILL)
-"""Signals by which people and the system end a run; no kernel is blamed for them."""
+OUTSIDE_SIGNALS = (*FORWARDED_SIGNALS, signal.SIGKILL)
+"""Signals by which people and the system end a run: the judged cell is then no crash."""
 
 BOARD = pytest.StashKey[Board]()
 USAGE, IDENTITY = "attention-usage", "attention-identity"
-"""What a worker tells of a usage error and of its plan."""
+"""Keys of what a worker sends: the text of a usage error, and `Plan.identity`."""
 
 STACKS, SEED = "attention-stacks", "attention-seed"
-"""What a worker is told: where its watchdog writes, and the seed."""
+"""Keys of what a worker receives: the file of its watchdog, and the seed."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Judge in a child, unless another process sees how the run ends: workers have their controller."""
+    """Run the session in a fork of this process, which sees how the session ends. Returns None, so that
+    pytest goes on here, for workers, for their controller, and if this process cannot be forked."""
     option = config.option
-    others = ("numprocesses", "tx", "help", "version", "collectonly", "usepdb", "trace")
-    plain = config.getoption(NAMES.destination("backend")) and not hasattr(config, "workerinput")
-    busy = any(getattr(option, name, None) for name in others)
-    if not plain or busy or BOARD in config.stash or not can_fork():
+    exempting = ("numprocesses", "tx", "help", "version", "collectonly", "usepdb", "trace")
+    backend = config.getoption(NAMES.destination("backend"))
+    is_exempt = hasattr(config, "workerinput") or any(getattr(option, n, None) for n in exempting)
+    if not backend or is_exempt or BOARD in config.stash or not can_fork():
         return None
 
     def judge(board: Board) -> int:
@@ -71,53 +72,58 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             return int(pytest.ExitCode.USAGE_ERROR)
 
     path, descriptor = map(config.getoption, map(NAMES.destination, ("verdict", "verdict-fd")))
-    wanted = bool(path or descriptor)
-    with tempfile.TemporaryDirectory(prefix="attention-") if wanted else nullcontext() as folder:
+    has_output = bool(path or descriptor)
+    temporary = tempfile.TemporaryDirectory(prefix="attention-") if has_output else nullcontext()
+    with temporary as folder:
         if folder:
-            config.stash[CELLS] = str(Path(folder) / "cells.jsonl")
-        code, said = supervised(judge, "With -n 1 such a cell is one crash, and the run goes on")
-        if "results" in said:
-            remove_empty(said["results"])
-        if wanted and "died" in said and "verdict" not in said:
+            config.stash[RECORDS_PATH] = str(Path(folder) / "cells.jsonl")
+        code, facts = run_in_fork(judge, "With -n 1 such a cell is one crash, and the run goes on")
+        if "results" in facts:
+            remove_empty(facts["results"])
+        if has_output and "died" in facts and "verdict" not in facts:
             options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
-            Door(path, descriptor, True).write(of_death(options, code, said))
-    if "usage" in said:
-        raise pytest.UsageError(said["usage"])
+            VerdictOutput(path, descriptor, True).write(verdict_of_death(options, code, facts))
+    if "usage" in facts:
+        raise pytest.UsageError(facts["usage"])
     return code
 
 
-def of_death(options: Options, code: int, said: Fields) -> RunVerdict:
-    """The verdict of a run whose process died, by the records that it wrote before. The cell that it
-    judged then is a crash, unless somebody else ended the process."""
+def verdict_of_death(options: Options, code: int, facts: Fields) -> RunVerdict:
+    """The verdict of a run whose process died, from its records and the `facts` on its board. The cell
+    that it judged is a crash, unless one of `OUTSIDE_SIGNALS` ended the process."""
     cells: list[records.CellRecord] = []
     with suppress(RecordError):
-        cells += records.load(said.get("results", ""), partial=True).cells
-    at = cell_of(said.get("cell", "")) if said["signal"] not in FROM_OUTSIDE else None
-    if at is not None:
-        crash = crashed(*at, "crash", said["died"], options)
+        cells += records.load(facts.get("results", ""), partial=True).cells
+    names = check_and_cell(facts.get("cell", ""))
+    if names is not None and facts["signal"] not in OUTSIDE_SIGNALS:
+        crash = crashed(*names, "crash", facts["died"], options)
         cells += [crash] if crash.key not in {cell.key for cell in cells} else []
     return of_run(
-        code, cells, [said["died"]], seed=options.seed,
-        missing=max(0, said.get("owed", 0) - len(cells)),
+        code, cells, [facts["died"]], seed=options.seed,
+        missing=max(0, facts.get("owed", 0) - len(cells)),
         functions=options.function_names,
     )  # fmt: skip
 
 
 class Controller:
-    """Hooks of the process that starts workers."""
+    """Hooks of pytest-xdist's controller, the process that starts workers and writes records."""
 
     def __init__(self, config: pytest.Config, log: RunLog) -> None:
         self._log = log
-        self._begun: set[str] = set()
+        self._collected: set[str] = set()
         self._folder = Path(tempfile.mkdtemp(prefix="attention-"))
         config.add_cleanup(lambda: shutil.rmtree(self._folder, ignore_errors=True))
         if threading.current_thread() is threading.main_thread():
             stack = ExitStack()
-            leaving = partial(log.say_verdict, INTERRUPTED)
-            ends = {signal.SIGINT: interrupting(leaving), signal.SIGTERM: terminated}
-            stack.enter_context(handled(ends))
+            write_verdict = partial(log.write_verdict, INTERRUPTED)
+            handlers = {
+                signal.SIGINT: interrupt_handler(write_verdict),
+                signal.SIGTERM: end_on_sigterm,
+            }
+            stack.enter_context(signal_handlers(handlers))
             config.add_cleanup(stack.close)
-            config.add_cleanup(leaving)  # a session that is ended while it starts has no other end
+            # A session that is ended while it starts has no other end.
+            config.add_cleanup(write_verdict)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -126,39 +132,39 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
-        self._begun.add(node.gateway.id)
-        self._log.owe(ids)
+        self._collected.add(node.gateway.id)
+        self._log.take_test_ids(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         output = getattr(node, "workeroutput", {})
         if USAGE in output:
-            self._log.say_verdict(int(pytest.ExitCode.USAGE_ERROR), output[USAGE])
+            self._log.write_verdict(int(pytest.ExitCode.USAGE_ERROR), output[USAGE])
             raise pytest.UsageError(output[USAGE])
         if IDENTITY in output:
-            self._log.begin(output[IDENTITY])
-        if error and node.gateway.id not in self._begun:
-            name, why = node.gateway.id, self.why(node)
-            death = self._written(f"{name}.death") or (
+            self._log.write_header(output[IDENTITY])
+        if error and node.gateway.id not in self._collected:
+            name, place = node.gateway.id, self.watchdog_place(node)
+            death = self._text_of_worker(f"{name}.death") or (
                 f"the worker {name} died before its first cell, as it imported frameworks and kernels"
             )
             pytest.exit(
-                f"{death}: {why or 'an exit, a signal, or a crash of what it called'}",
+                f"{death}: {place or 'an exit, a signal, or a crash of what it called'}",
                 returncode=pytest.ExitCode.TESTS_FAILED,
             )
 
-    def why(self, node: Any) -> str:
+    def watchdog_place(self, node: Any) -> str:
         """The place at which the watchdog ended a worker; "" if the watchdog did not end it."""
-        return place_in(self._written(node.gateway.id))
+        return place_in(self._text_of_worker(node.gateway.id))
 
-    def _written(self, name: str) -> str:
-        """The text that a worker wrote into a file of the folder."""
+    def _text_of_worker(self, name: str) -> str:
+        """The text of a file that a worker wrote; "" without the file."""
         file = self._folder / name
         return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def death_reporter(config: pytest.Config) -> Callable[[str], object]:
-    """Returns a function of a sentence that is said if this process dies, "" for none."""
+    """Returns a function that stores a sentence, which the parent prints if this process dies."""
     if BOARD in config.stash:
         return lambda death: config.stash[BOARD].say(death=death)
     if stacks := getattr(config, "workerinput", {}).get(STACKS):
@@ -166,8 +172,8 @@ def death_reporter(config: pytest.Config) -> Callable[[str], object]:
     return lambda death: None
 
 
-def terminated(*details: object) -> None:
-    """End the session, which writes its verdict."""
+def end_on_sigterm(*details: object) -> None:
+    """A handler of SIGTERM: end the session, which then writes its verdict."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pytest.exit("the run was ended by SIGTERM", returncode=INTERRUPTED)
 
@@ -183,21 +189,21 @@ class InWorker:
         implementation share programs: they are sorted by implementation first. Tests that are no cells
         stay in front.
         """
-        ranks: dict[object, int] = {}
+        orders: dict[object, int] = {}
 
-        def rank(key: object) -> int:
-            return ranks.setdefault(key, len(ranks))
+        def order_of(key: object) -> int:
+            return orders.setdefault(key, len(orders))
 
-        def place(item: pytest.Item) -> tuple[int, int]:
-            call = getattr(item, "callspec", None)
-            cell = call.params.get("cell") if call else None
+        def sort_key(item: pytest.Item) -> tuple[int, int]:
+            callspec = getattr(item, "callspec", None)
+            cell = callspec.params.get("cell") if callspec else None
             if not isinstance(cell, Cell):
                 return -1, -1
-            case = rank(cell.case.id)
+            case = order_of(cell.case.id)
             compiles = cell.implementation.backend.compilers.compiles_shapes
-            return rank(str(cell.implementation)) if compiles else case, case
+            return order_of(str(cell.implementation)) if compiles else case, case
 
-        items.sort(key=place)
+        items.sort(key=sort_key)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:

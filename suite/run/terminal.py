@@ -20,7 +20,7 @@ from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.diagnoses import NO_REPORT, DiagnosisRecord, FailureReport
 from attention_conformance.suite.run.options import NAMES, SECRET_SEEDS, Options
 from attention_conformance.suite.run.progress import EVERY, Progress
-from attention_conformance.suite.run.timing import line
+from attention_conformance.suite.run.timing import time_line
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import BROKEN, SEARCHED
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from attention_conformance.suite.run.log import RunLog
 
 MOST, MOST_EXPLAINED = 10, 2
-"""The number of groups of failures that have a line of their own; if a diagnosis explains failures."""
+"""The number of groups of failures that have a line of their own: usually, and after a diagnosis."""
 
 IN_FULL = 3
 """The number of groups that are shown in full."""
 
 FAILED = "a cell failed"
-"""The reason to fail a run that the line of verdict says already."""
+"""A reason why a run fails that the verdict's line tells already: it is not printed again."""
 
 REPORTED = "fE"
-"""pytest's own choice of what the short summary lists."""
+"""The default of pytest's option -r, by which failed tests and errors are listed."""
 
 
 class Terminal:
@@ -78,29 +78,29 @@ class Terminal:
             return (yield)
         assert log.header is not None
         run, verbosity = Run(log.header, tuple(log.cells)), self._config.getoption("verbose")
-        for text in self._lines(run, verbosity > 0):
+        for text in self._summary_lines(run, verbosity > 0):
             reporter.write_line(printable(text))
         if verbosity < 2:
             # On CI machines pytest would give the whole message of each, once more, for its line.
             self._config.option.force_short_summary = True
         self._failed = reporter.stats.get("failed", [])
         if verbosity <= 0:
-            reporter.stats["failed"] = self._others()
+            reporter.stats["failed"] = self._other_failed_tests()
         try:
             return (yield)
         finally:
             reporter.stats["failed"] = self._failed
 
-    def _lines(self, run: Run, verbose: bool) -> Iterator[str]:
+    def _summary_lines(self, run: Run, verbose: bool) -> Iterator[str]:
         from attention_conformance.suite.report import diagnoses, summary
 
         log = self._log
-        above = summary.tables(run) if verbose else summary.statuses(run)
-        yield from ("", *above, *([""] if above else []))
+        tables = summary.tables(run) if verbose else summary.statuses(run)
+        yield from ("", *tables, *([""] if tables else []))
         yield summary.verdict(run, [*log.shortfalls(), *log.failures()])
-        yield from diagnoses.lines(log.report.diagnoses, self._again)
-        few = MOST_EXPLAINED if log.report.diagnoses else MOST
-        most = len(run.cells) if verbose else few
+        yield from diagnoses.lines(log.report.diagnoses, self._command_of)
+        usual = MOST_EXPLAINED if log.report.diagnoses else MOST
+        most = len(run.cells) if verbose else usual
         yield from Listing(run, log.nodes, log.options, most, verbose, log.report).explanation()
         yield from (
             "",
@@ -108,31 +108,32 @@ class Terminal:
             *([] if verbose else [summary.HIDDEN]),
         )
 
-    def _again(self, one: DiagnosisRecord) -> str:
-        """The command that judges the smallest cell of a diagnosis."""
+    def _command_of(self, one: DiagnosisRecord) -> str:
+        """The command that judges the smallest cell of a diagnosis; "" if it is no cell of this run."""
         log, identity = self._log, (one.check, one.case, one.backend, one.implementation)
         nodes = (node for key, node in log.nodes.items() if key[: len(identity)] == identity)
         node = next(nodes, "")
         return rerun_command(node, log.options) if node else ""
 
-    def _others(self) -> list[Any]:
+    def _other_failed_tests(self) -> list[Any]:
         """The reports of failed tests that are no cells."""
         cells = set(self._log.nodes.values())
         return [report for report in self._failed if report.nodeid not in cells]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write notes, shortfalls and the path of the records; let the short summary list failing cells
-        only if `-r` asks so."""
+        """Write notes, times, shortfalls and the path of the records. Only with `-r` does pytest's short
+        summary list failing cells."""
         log = self._log
         if log.header is None or self._is_silent or self._config.option.collectonly:
             return
         if log.cells:
-            listed = self._config.option.reportchars != REPORTED
-            terminalreporter.stats["failed"] = self._failed if listed else self._others()
-        for text in filter(None, (*log.notes, *log.report.notes, log.silence)):
+            lists_cells = self._config.option.reportchars != REPORTED
+            listed = self._failed if lists_cells else self._other_failed_tests()
+            terminalreporter.stats["failed"] = listed
+        for text in filter(None, (*log.notes, *log.report.notes, log.shard_note)):
             terminalreporter.write_line(printable(text), yellow=True)
         for time in log.times:
-            terminalreporter.write_line(printable(line(time)))
+            terminalreporter.write_line(printable(time_line(time)))
         for text in log.shortfalls():
             terminalreporter.write_line(printable(f"not judged enough: {text}"), red=True)
         for text in (reason for reason in log.failures() if reason != FAILED):
@@ -144,11 +145,12 @@ class Terminal:
 
 
 class Listing:
-    """The failures of a run by group.
+    """The failures of a run by group, as lines of text.
 
-    `nodes` are the ids of the tests by the keys of their cells. `most` groups have lines of their own,
-    the first ones in full, with `verbose` all; only the first one, if `report` has a diagnosis. Its
-    smaller case stands in its group.
+    - `nodes`: the ids of tests by the keys of their records
+    - `most`: the number of groups that have a line of their own
+    - `verbose`: all of these are shown in full; else `IN_FULL`, or one if `report` has a diagnosis
+    - `report`: its smaller case is shown in its group
     """
 
     def __init__(
@@ -160,14 +162,16 @@ class Listing:
         verbose: bool = False,
         report: FailureReport = NO_REPORT,
     ) -> None:
-        self._run, self._nodes, self._options, self._most = run, nodes, options, most
-        self._full = most if verbose else 1 if report.diagnoses else IN_FULL
+        self._run, self._nodes, self._options, self._most_groups = run, nodes, options, most
+        self._in_full = most if verbose else 1 if report.diagnoses else IN_FULL
         self._report = report
         self._groups = groups(run)
 
     def explanation(self) -> Iterator[str]:
         """The failures by group as lines of text; none if no cell fails."""
-        return why(self._run, self._groups, self._most, self._commands, self._full)
+        return failure_lines(
+            self._run, self._groups, self._most_groups, self._commands, self._in_full
+        )
 
     def _commands(self, cell: CellRecord) -> dict[str, str]:
         commands = {"again": rerun_command(self._nodes[cell.key], self._options)}
@@ -191,34 +195,34 @@ def groups(run: Run) -> list[Group]:
 
 
 Commands = Callable[[CellRecord], Mapping[str, str]]
-"""The commands that repeat or reduce a failing cell, by their purpose."""
+"""Returns the commands that judge a failing cell again or shrink it, by their names in the listing."""
 
 
-def why(
-    run: Run, groups: Sequence[Group], most: int, commands: Commands, full: int = IN_FULL
+def failure_lines(
+    run: Run, groups: Sequence[Group], most_groups: int, commands: Commands, in_full: int = IN_FULL
 ) -> Iterator[str]:
-    """Failures by group as lines of text, none if no cell fails. The first `full` groups are in full,
-    `most` groups have a line, the rest one line together."""
+    """Failures by group as lines of text, none if no cell fails. The first `in_full` groups are shown in
+    full, `most_groups` groups have a line each, and one line counts the remaining groups."""
     if groups:
         yield from ("", "Failures by group", "-----------------")
-    for number, group in enumerate(groups[:most], 1):
+    for number, group in enumerate(groups[:most_groups], 1):
         smallest = run.cells[group.cells[0]]
-        yield f"{number:2}. {_head(group)}"
-        if number > full:
+        yield f"{number:2}. {_group_line(group)}"
+        if number > in_full:
             continue
         if group.separation:
             yield f"    {group.separation}"
         yield f"    smallest  {smallest.case}"
         yield f"              {' '.join(smallest.message.split())}"
         yield from (f"    {name:9} {text}" for name, text in commands(smallest).items())
-    if rest := groups[most:]:
-        counts = Counter(group.check for group in rest for _ in group.cells)
-        said = ", ".join(f"{check} {count}" for check, count in counts.items())
-        noun = "group" if len(rest) == 1 else "groups"
-        yield f"and {len(rest)} {noun} more, in full under -v: {said}"
+    if unlisted := groups[most_groups:]:
+        counts = Counter(group.check for group in unlisted for _ in group.cells)
+        checks = ", ".join(f"{check} {count}" for check, count in counts.items())
+        noun = "group" if len(unlisted) == 1 else "groups"
+        yield f"and {len(unlisted)} {noun} more, in full under -v: {checks}"
 
 
-def _head(group: Group) -> str:
+def _group_line(group: Group) -> str:
     count = len(group.cells)
     failures = "1 failure" if count == 1 else f"{count} failures"
     return f"{group.check} of {group.implementation}: {failures}, {group.kind}"
@@ -229,25 +233,26 @@ def rerun_command(node: str, options: Options) -> str:
     return shlex.join(["pytest", node, *NAMES.in_pytest(options.command_line())])
 
 
-def search_command(cell: CellRecord, options: Options, saved: bool = True) -> str:
-    """The command that searches for a smaller failing case, and by which its script is `saved`; "" if
-    the search does not judge the check, or draws other values."""
+def search_command(cell: CellRecord, options: Options, with_script: bool = True) -> str:
+    """The command that shrinks a failing case, and that also saves its script if `with_script`; "" if
+    `search` does not judge the check, or if the run had another seed than `search` uses."""
     if cell.check not in SEARCHED or options.seed != Options.seed:
         return ""
-    one = (cell.backend,) if len(options.backend) > 1 or "all" in options.backend else ()
+    backend = (cell.backend,) if len(options.backend) > 1 or "all" in options.backend else ()
+    level = Options.level
     search_options = replace(
-        options, backend=one or options.backend, mode=cell.mode, level=Options.level, audit=False
+        options, backend=backend or options.backend, mode=cell.mode, level=level, audit=False
     )
     words = search_options.command_line()
     if not options.function:
         words.append(f"--implementation={cell.implementation}")
-    script = f"{cell.check}-{cell.implementation.replace('@', '-')}.py"
-    words += [f"--case={cell.case}", *([f"--script={script}"] if saved else [])]
+    file = f"{cell.check}-{cell.implementation.replace('@', '-')}.py"
+    words += [f"--case={cell.case}", *([f"--script={file}"] if with_script else [])]
     return shlex.join(["attention-conformance", "search", *words])
 
 
 def failure_text(cell: CellRecord, node: str, options: Options) -> str:
-    """The text of a failing cell."""
+    """The text that pytest shows for the test of a failing cell."""
     worst = "" if cell.error_ratio is None else f"\n  error ratio {cell.error_ratio:.3g}"
     return printable(
         f"{cell.status}: {cell.kind}\n"

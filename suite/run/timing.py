@@ -1,7 +1,7 @@
 """Times of a judged function, for the verdict of its run (`--time`).
 
-Cells are called once each, so they have no time of the function. The command `bench` times it in
-a child, by its own protocol, and judges what it times.
+A cell calls the function once, which gives no time. So the command `bench` times the function in a
+child, by its protocol, and judges the timed answers.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from typing import Any
 
 import msgspec
 
-from attention_conformance.suite.run.options import OF_CELLS, Options
+from attention_conformance.suite.run.options import CELL_OPTIONS, Options
 from attention_conformance.suite.run.process import run_module
 from attention_conformance.suite.run.verdict import RunVerdict
 
 
-def timed(
+def time_functions(
     options: Options, workloads: Sequence[str], folder: Path
 ) -> tuple[tuple[dict[str, Any], ...], list[str]]:
-    """The times of the functions of a run on these workloads, forward and in float32
-    (`RunVerdict.times`), and the reasons why a time is missing, as sentences."""
-    left_out = {name: getattr(Options, name) for name in (*OF_CELLS, "dtype", "mode")}
+    """Time the functions of a run on these workloads, forward and in float32, in a child process. Returns
+    the times (`RunVerdict.times`), and a sentence for each missing time."""
+    defaults = {name: getattr(Options, name) for name in (*CELL_OPTIONS, "dtype", "mode")}
     words = [
-        *replace(options, **left_out).command_line(every=True),
+        *replace(options, **defaults).command_line(every=True),
         f"--mode={options.mode}",
         "--direction=forward",
         *(f"--workload={name}" for name in workloads),
     ]
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "verdict.json"
-        _, said = run_module(
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "verdict.json"
+        _, output = run_module(
             ["attention_conformance.suite", "bench", *words, f"--verdict={path}"], folder, {}
         )
         try:
             verdict = msgspec.json.decode(path.read_bytes(), type=RunVerdict)
         except (OSError, msgspec.DecodeError):
-            last = (said.strip().splitlines() or ["nothing"])[-1]
-            return (), [f"no time: {last}"]
-    failed = verdict.first_failure
-    untimed = [f"{failed['workload']}: {failed['message']}"] if failed else []
-    untimed += [*verdict.refusals, *verdict.reasons]
-    return verdict.times, [f"no time of {one}" for one in untimed]
+            last_line = (output.strip().splitlines() or ["nothing"])[-1]
+            return (), [f"no time: {last_line}"]
+    failure = verdict.first_failure
+    reasons = [f"{failure['workload']}: {failure['message']}"] if failure else []
+    reasons += [*verdict.refusals, *verdict.reasons]
+    return verdict.times, [f"no time of {reason}" for reason in reasons]
 
 
-def line(time: dict[str, Any]) -> str:
-    """A time for people."""
+def time_line(time: dict[str, Any]) -> str:
+    """A line for people: implementation, workload, median and interval, from one of the times."""
     low, high = (f"{(time[name] or 0) * 1e3:.4g}" for name in ("low", "high"))
-    within = f", 99 % interval {low} to {high} ms" if time["low"] is not None else ""
-    who = f"{time['backend']}:{time['implementation']}"
-    return f"{who} on {time['workload']}: median {time['seconds'] * 1e3:.4g} ms{within}"
+    interval = f", 99 % interval {low} to {high} ms" if time["low"] is not None else ""
+    function = f"{time['backend']}:{time['implementation']}"
+    return f"{function} on {time['workload']}: median {time['seconds'] * 1e3:.4g} ms{interval}"

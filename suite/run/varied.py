@@ -12,8 +12,8 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 
 def varied(cells: Iterable[Cell]) -> Iterator[Cell]:
-    """Each supported cell of plain attention again, in other sizes, the nearest within claimed limits, as
-    far as its case has any."""
+    """For each supported cell of plain attention a cell in drawn sizes, or in the nearest sizes within
+    claimed limits; none for a case that has no other sizes."""
     for cell in cells:
         case, implementation = cell.case, cell.implementation
         if not isinstance(case, Case) or not case.operator.is_default:
@@ -21,23 +21,23 @@ def varied(cells: Iterable[Cell]) -> Iterator[Cell]:
         if cell.check.unsupported(implementation, case) is not None:
             continue
         try:
-            other = Case.parse(replace(case, sizes=drawn(case, cell.seed)).id)
+            other_case = Case.parse(replace(case, sizes=drawn_sizes(case, cell.seed)).id)
         except ValueError:
             continue  # for example a mask that names lengths
-        other = implementation.nearest_supported(other) or other
-        if other.sizes != case.sizes and implementation.unsupported(other) is None:
-            yield Cell(cell.check, other, implementation, cell.seed)
+        other_case = implementation.nearest_supported(other_case) or other_case
+        if other_case.sizes != case.sizes and implementation.unsupported(other_case) is None:
+            yield Cell(cell.check, other_case, implementation, cell.seed)
 
 
-def drawn(case: Case, seed: int) -> Sizes:
+def drawn_sizes(case: Case, seed: int) -> Sizes:
     """Sizes for a case: half to twice its own. Sizes of 0 and 1 stay, and equal lengths and head sizes
     stay equal."""
-    numbers, s = generator(f"{case.id}/sizes", seed), case.sizes
+    random, s = generator(f"{case.id}/sizes", seed), case.sizes
 
-    def near(size: int) -> int:
-        return size if size < 2 else int(numbers.integers(max(2, size // 2), 2 * size + 1))
+    def near_size(size: int) -> int:
+        return size if size < 2 else int(random.integers(max(2, size // 2), 2 * size + 1))
 
-    batch, heads, queries, keys, width, values = map(near, (s.B, s.Hkv, s.Lq, s.Lk, s.D, s.Dv))
+    batch, heads, queries, keys, width, values = map(near_size, (s.B, s.Hkv, s.Lq, s.Lk, s.D, s.Dv))
     return Sizes(
         batch, heads * s.group, heads, queries, queries if s.Lq == s.Lk else keys,
         width, width if s.D == s.Dv else values,

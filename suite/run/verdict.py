@@ -27,7 +27,7 @@ NOT_JUDGED = "not judged"
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """What a run says.
+    """The verdict of a run, with facts for programs.
 
     - `verdict`: the word of the run's first line (`suite.records.coverage.word`) in small letters, or
       `NOT_JUDGED`; `exit_code` of the run
@@ -37,7 +37,7 @@ class RunVerdict:
     - `first_failure`: the first cell that fails, in the order of the run
     - `worst`: the cell with the greatest error ratio
     - `diagnoses`: sentences, the best first; `refusals`: the number of refused cells by message
-    - `times`: what `attention-conformance bench` timed, alone or for --time (see `suite.measure.verdict`)
+    - `times`: times of `attention-conformance bench`, alone or for --time (see `suite.measure.verdict`)
     """
 
     verdict: str
@@ -55,7 +55,7 @@ class RunVerdict:
     times: tuple[dict[str, Any], ...] = ()
 
 
-NAMED = (
+CELL_FIELDS = (
     "check",
     "case",
     "backend",
@@ -69,18 +69,19 @@ NAMED = (
 
 
 def of_run(
-    exit_code: int, cells: Sequence[CellRecord], reasons: Sequence[str], **more: Any
+    exit_code: int, cells: Sequence[CellRecord], reasons: Sequence[str], **other_fields: Any
 ) -> RunVerdict:
-    """The verdict of a run with these records; `more` are other fields. Only exit code 0 is right."""
+    """The verdict of a run with these records; with another exit code than 0 it is never "right".
+    `other_fields` are fields of `RunVerdict`."""
     failed = next((cell for cell in cells if cell.status in BROKEN), None)
     totals = Counter(cell.status for cell in cells)
-    said = word(totals, [*reasons, *(["ended early"] if exit_code else [])]).lower()
+    verdict = word(totals, [*reasons, *(["ended early"] if exit_code else [])]).lower()
     return RunVerdict(
-        said if cells else NOT_JUDGED, exit_code,
+        verdict if cells else NOT_JUDGED, exit_code,
         cells=dict(totals), reasons=tuple(dict.fromkeys(reasons)),
-        first_failure=named(failed), worst=named(worst(cells)),
+        first_failure=fields_of(failed), worst=fields_of(worst(cells)),
         refusals=dict(Counter(cell.message for cell in cells if cell.kind == REFUSED)),
-        **more,
+        **other_fields,
     )  # fmt: skip
 
 
@@ -93,45 +94,48 @@ def worst(records: Sequence[Any]) -> Any:
     return max((one for one in records if one.error_ratio is not None), key=ratio, default=None)
 
 
-def named(record: Any, names: Sequence[str] = NAMED) -> dict[str, Any] | None:
-    """The fields of these names of a record; None for no record."""
+def fields_of(record: Any, names: Sequence[str] = CELL_FIELDS) -> dict[str, Any] | None:
+    """The fields of a record that have these names, by name; None if there is no record."""
     return None if record is None else {name: getattr(record, name) for name in names}
 
 
-class Door:
-    """Where the verdict goes: a new file, an open descriptor, or nowhere. `opened`: another process has
-    made the file. Raises ValueError for a file that exists, and for a descriptor that is not open."""
+class VerdictOutput:
+    """The outputs of a verdict: a new file, an open descriptor, both or none; false if there is none.
+
+    `opened`: another process has made the file. Raises ValueError for a file that exists, and for a
+    descriptor that is not open.
+    """
 
     def __init__(self, path: str | None, descriptor: str | None, opened: bool = False) -> None:
-        self._files: list[int] = []
+        self._descriptors: list[int] = []
         if path:
             try:
-                new = 0 if opened else os.O_EXCL
-                self._files.append(os.open(path, os.O_WRONLY | os.O_CREAT | new, 0o644))
+                flags = 0 if opened else os.O_EXCL
+                self._descriptors.append(os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o644))
             except OSError as error:
                 raise ValueError(f"--verdict={path} cannot be made: {error}") from error
         if descriptor:
             try:
-                self._files.append(os.dup(int(descriptor)))
+                self._descriptors.append(os.dup(int(descriptor)))
             except (OSError, ValueError) as error:
                 raise ValueError(
                     f"--verdict-fd={descriptor} is no open descriptor: {error}"
                 ) from error
 
     def __bool__(self) -> bool:
-        return bool(self._files)
+        return bool(self._descriptors)
 
     def write(self, verdict: RunVerdict) -> str:
-        """Write the verdict, once. Returns an error for people, "" if there is none; a reader that has
-        gone is no error."""
-        text, said = msgspec.json.encode(verdict) + b"\n", ""
-        for file in self._files:
+        """Write the verdict; a second call writes nothing. Returns the text of an error, else "". A pipe
+        whose reader is gone is no error."""
+        text, message = msgspec.json.encode(verdict) + b"\n", ""
+        for descriptor in self._descriptors:
             try:
-                with os.fdopen(file, "wb") as stream:
+                with os.fdopen(descriptor, "wb") as stream:
                     stream.write(text)
             except BrokenPipeError:
                 pass
             except OSError as error:
-                said = f"the verdict cannot be written: {error.strerror}"
-        self._files = []
-        return said
+                message = f"the verdict cannot be written: {error.strerror}"
+        self._descriptors = []
+        return message

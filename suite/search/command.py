@@ -28,14 +28,14 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `search` in a child process; returns the exit code, even if a kernel kills that process."""
-    from attention_conformance.suite.run.process import can_fork, supervised
+    from attention_conformance.suite.run.process import can_fork, run_in_fork
     from attention_conformance.suite.search.engine import search, write
 
     options = SearchOptions.of_arguments(arguments)
     if not can_fork():
         return search(options)
     advice = "`attention-conformance search --case=ID`, with the id above, judges that case alone"
-    code, said = supervised(lambda board: search(options, board), advice)
-    if options.results and "code" not in said and "judging" in said:
-        write(options, [FoundRecord(**said["judging"])])
+    code, facts = run_in_fork(lambda board: search(options, board), advice)
+    if options.results and "code" not in facts and "judging" in facts:
+        write(options, [FoundRecord(**facts["judging"])])
     return code

@@ -1,7 +1,7 @@
 """Random cases: options, recipes, sizes and axis orders of every operator, and masks.
 
-Sizes and masks are those of the covering arrays, and others. A drawn case has an id that can be parsed
-and a known right answer.
+Sizes and masks are drawn from the covering arrays, and beyond them. A drawn case has a valid id and a
+known right answer.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SIZES: Mapping[str, list[Any]] = {
 """The sizes of the covering array by axis; `heads` are pairs (H, Hkv)."""
 
 MASKS = tuple(dict.fromkeys((*sdpa_cases.MASKS[1:], *sum(sdpa_paths.MASKS.values(), ()), "tree12")))
-"""The masks of the covering arrays, and a tree. Their numbers are drawn anew."""
+"""The tokens of the covering arrays' masks, and of a tree; `mask_of` draws their numbers anew."""
 
 ONE_TENSOR = {"bias": "none", "returned": "none", "squeezed": False, "self_attention": True}
-"""Options of layers for norms, which have one tensor and no weights."""
+"""Options of norm layers, which have one input and no attention weights."""
 
 
 def one_in(number: int, random: Random) -> bool:
@@ -43,8 +43,8 @@ def one_in(number: int, random: Random) -> bool:
 
 
 def value_of(option: Option, random: Random) -> Any:
-    """The default of an option, and more rarely another of its values or a number between them. An option
-    without values is judged by a check of its own."""
+    """The default of an option, more rarely another of its values or a number between them; the default
+    of an option without values."""
     if not option.values or not one_in(8 if option.rare else 4, random):
         return option.default
     if option.read is float and one_in(2, random):
@@ -60,39 +60,39 @@ def sizes_of(
     Plain attention may have no samples or no queries. It always has keys: the answer without keys is
     implementation-defined.
     """
-    layer, upto, pick = operator.is_layer, random.randint, random.choice
+    is_layer, upto, choice = operator.is_layer, random.randint, random.choice
 
     def length() -> int:
-        usual = pick((upto(1, 9), upto(1, 40), pick(SIZES["Lk"])))
-        return upto(1, 1025) if one_in(6, random) else usual
+        short = choice((upto(1, 9), upto(1, 40), choice(SIZES["Lk"])))
+        return upto(1, 1025) if one_in(6, random) else short
 
-    b = pick(SIZES["B"] if layer else [0, *SIZES["B"]]) if one_in(12, random) else upto(1, 4)
-    h, g = pick(SIZES["heads"] if one_in(6, random) else sdpa_cases.HEADS)
-    most = PAIRS // (4 if layer else 1) // max(1, b * h)
-    k = min(length(), most)
-    q = min(pick((k, length())), most // k)
+    b = choice(SIZES["B"] if is_layer else [0, *SIZES["B"]]) if one_in(12, random) else upto(1, 4)
+    h, g = choice(SIZES["heads"] if one_in(6, random) else sdpa_cases.HEADS)
+    most_pairs = PAIRS // (4 if is_layer else 1) // max(1, b * h)
+    k = min(length(), most_pairs)
+    q = min(choice((k, length())), most_pairs // k)
     q = 0 if operator.is_default and one_in(30, random) else q
-    d = pick((upto(1, 9), upto(1, 32) if layer else pick(SIZES["D"])))
+    d = choice((upto(1, 9), upto(1, 32) if is_layer else choice(SIZES["D"])))
     v = upto(1, 20) if one_in(5, random) else d
     n = {"b": b, "h": h, "g": g, "q": q, "k": k, "d": d, "v": v}
-    n |= {letter: upto(1, 24) for letter in "xyzo" if layer}
+    n |= {letter: upto(1, 24) for letter in "xyzo" if is_layer}
     # The heads of most layers split one width.
-    split = layer and not one_in(3, random)
-    ties = (*operator.all_ties(options), *(("xyzo", "dv") if split else ()))
+    split_width = is_layer and not one_in(3, random)
+    ties = (*operator.all_ties(options), *(("xyzo", "dv") if split_width else ()))
     n = tied(n, ties)
-    if n["q"] * n["k"] > most:
-        n = tied(n | dict.fromkeys("qk", int(most**0.5)), ties)
-    n = tied(n | {"x": n["h"] * n["d"]}, ties) if split else n
-    widths = Widths(*(n[letter] for letter in "xyzo")) if layer else None
+    if n["q"] * n["k"] > most_pairs:
+        n = tied(n | dict.fromkeys("qk", int(most_pairs**0.5)), ties)
+    n = tied(n | {"x": n["h"] * n["d"]}, ties) if split_width else n
+    widths = Widths(*(n[letter] for letter in "xyzo")) if is_layer else None
     return Sizes(*(n[letter] for letter in "bhgqkdv")), widths
 
 
-def mask_of(reach: int, random: Random) -> Mask | None:
-    """No mask, or one or two of `MASKS`, joined by "and" or "or", with numbers up to `reach`."""
+def mask_of(most: int, random: Random) -> Mask | None:
+    """No mask, or one or two of `MASKS`, joined by "and" or "or", with drawn numbers up to `most`."""
 
     def renumbered(match: re.Match[str]) -> str:
         # The digits of the axes of a boolean mask are no numbers.
-        number = random.choice((random.randint(0, 4), random.randint(0, max(reach, 1))))
+        number = random.choice((random.randint(0, 4), random.randint(0, max(most, 1))))
         return match[0] if match[0].startswith("bool") else str(number)
 
     masks = random.sample(MASKS, random.choice((0, 1, 1, 2)))
@@ -101,27 +101,27 @@ def mask_of(reach: int, random: Random) -> Mask | None:
 
 
 def case_of(
-    operator: Operator, dtypes: Sequence[DType], random: Random, sizing: Random
+    operator: Operator, dtypes: Sequence[DType], random: Random, size_random: Random
 ) -> Case | None:
     """A case of an operator in one of `dtypes`; None if options or numbers exclude each other, or if the
-    right answer is implementation-defined. `sizing` draws the sizes."""
+    right answer is implementation-defined. `size_random` draws sizes, `random` the rest."""
     options = {option.name: value_of(option, random) for option in operator.options}
     options |= ONE_TENSOR if operator.is_layer and not operator.has_keys else {}
-    sizes, widths = sizes_of(operator, options, sizing)
+    sizes, widths = sizes_of(operator, options, size_random)
     if operator.packing:
-        numbers = [sizing.randint(0, 9) for _ in range(sizing.randint(2, 8))]
-        sizes, more = operator.packing.completed(sizes, numbers)
-        options |= more
+        numbers = [size_random.randint(0, 9) for _ in range(size_random.randint(2, 8))]
+        sizes, packing_options = operator.packing.completed(sizes, numbers)
+        options |= packing_options
     fmt = random.choice(dtypes)
     recipes, orders = recipes_of(operator.recipes, fmt), operator.array_kinds.axis_orders
     recipe, order = (random.choice(x) if one_in(3, random) else x[0] for x in (recipes, orders))
     options |= {"scale": FIXED_SCALE[recipe]} if recipe in FIXED_SCALE else {}
     # A mask and a bias of -inf may empty a row together, which belongs to two elections.
-    masked = operator.takes_masks and options.get("bias") not in HIDING
+    takes_mask = operator.takes_masks and options.get("bias") not in HIDING
     try:
-        mask = mask_of(max(sizes.Lq, sizes.Lk), random) if masked else None
-        flag = mask is None or {*part_features(mask, "native")} != {"mask"}
-        forms = ["native"] * flag + ["dense"] * (mask is not None)
+        mask = mask_of(max(sizes.Lq, sizes.Lk), random) if takes_mask else None
+        has_native_form = mask is None or {*part_features(mask, "native")} != {"mask"}
+        forms = ["native"] * has_native_form + ["dense"] * (mask is not None)
         case = Case.of(
             operator, sizes, fmt, mask, widths, recipe=recipe, axis_order=order,
             form=random.choice(forms), **options,

@@ -1,4 +1,4 @@
-"""The search: draw cases, judge them with the checks, shrink failures as `pytest suite` does, and tell
+"""The search: draw cases, judge them with the checks, shrink failures as `pytest suite` does, and print
 them. The seed of a case is the search's seed and the number of the draw."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHRINK_SECONDS = 60.0
 """Greatest time for shrinking a failure."""
 
 POOL = 4
-"""Number of sizes of an operator if every new size is compiled."""
+"""Number of different sizes that are drawn for an operator if every new size is compiled."""
 
 
 @dataclass
@@ -59,19 +59,19 @@ class Failure:
     def record(self) -> FoundRecord:
         """The failure as a record. Only wrong values and crashes differ by their dtype."""
         cell, verdict = self.cell, self.verdict
-        text, *more = re.split(r"element \(", verdict.message, maxsplit=1)
-        said = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "N", text) + "element" * bool(more)
+        text, *element_text = re.split(r"element \(", verdict.message, maxsplit=1)
+        general = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "N", text) + "element" * bool(element_text)
         of_dtype = verdict.kind in ("value", "non-finite", "crash")
         return FoundRecord(
             str(cell.implementation), cell.check.name, verdict.kind,
-            cell.case.dtype.name if of_dtype else "", said, verdict.status, cell.case.id,
+            cell.case.dtype.name if of_dtype else "", general, verdict.status, cell.case.id,
             printable(verdict.message), self.times, self.script,
         )  # fmt: skip
 
 
 class Search:
-    """Draws cases, and judges each with the implementations of its operator in a plan. Prints every new
-    failure after shrinking, and writes the cell being judged to `board`."""
+    """Draws cases, and judges each with the plan's implementations of its operator. Shrinks and prints
+    every new failure. Writes the cell that is judged now to `board`."""
 
     def __init__(self, plan: Plan, options: SearchOptions, board: Board | None = None) -> None:
         self.plan, self.options, self.board = plan, options, board
@@ -80,12 +80,12 @@ class Search:
         self.judged = 0
         self.statuses, self.alike = Counter[str](), Counter[str]()
         self.failures: dict[Cause, Failure] = {}
-        self.began = time.monotonic()
+        self.start = time.monotonic()
 
     def run(self) -> None:
         """Search until the limit of time or examples is reached, or hardly any drawn case is new."""
         for number in itertools.count():
-            if self._over() or number > 1000 + 10 * len(self.seen):
+            if self._limit_is_reached() or number > 1000 + 10 * len(self.seen):
                 return
             case = self._draw(number)
             if case is not None and case.id not in self.seen:
@@ -94,70 +94,72 @@ class Search:
     def _draw(self, number: int) -> Case | None:
         """A case of an implemented operator, plain attention in half of the draws. If every new size is
         compiled, an operator has `POOL` sizes for equal ties."""
-        asked, random = self.plan.implementations, Random(f"{self.options.seed}/{number}")
-        operators = dict.fromkeys(one.operator for one in asked)
-        kinds = [[o for o in operators if o.is_default == plain] for plain in (True, False)]
-        operator = random.choice(random.choice([kind for kind in kinds if kind]))
+        judged, random = self.plan.implementations, Random(f"{self.options.seed}/{number}")
+        operators = dict.fromkeys(implementation.operator for implementation in judged)
+        groups = [[o for o in operators if o.is_default == plain] for plain in (True, False)]
+        operator = random.choice(random.choice([group for group in groups if group]))
         dtypes = [dtype(name) for name in self.options.dtype or DTYPES]
-        few = any(i.mode == "compiled" or i.backend.compilers.compiles_shapes for i in asked)
-        sizes = Random(f"{self.options.seed}/{random.randrange(POOL)}") if few else random
-        return drawing.case_of(operator, dtypes, random, sizes)
+        if any(i.mode == "compiled" or i.backend.compilers.compiles_shapes for i in judged):
+            size_random = Random(f"{self.options.seed}/{random.randrange(POOL)}")
+        else:
+            size_random = random
+        return drawing.case_of(operator, dtypes, random, size_random)
 
-    def _over(self) -> bool:
-        """Whether a limit is reached."""
+    def _limit_is_reached(self) -> bool:
+        """True if the limit of minutes or of examples is reached."""
         minutes, examples = self.options.minutes, self.options.examples
         limit = 1.0 if minutes is None and examples is None else minutes
-        late = limit is not None and time.monotonic() > self.began + 60 * limit
-        return late or (examples is not None and len(self.seen) >= examples)
+        is_late = limit is not None and time.monotonic() > self.start + 60 * limit
+        return is_late or (examples is not None and len(self.seen) >= examples)
 
     def judge_case(self, case: Case) -> None:
-        """Judge a case with every check and implementation; count the cells, tell new failures."""
+        """Judge a case with every check and implementation; count the cells, print new failures."""
         self.seen[case.id] = case
-        for check, one in itertools.product(self.checks, self.plan.implementations):
-            if one.operator is case.operator and well_posed(case, "gradient" in check.needs):
-                self._count(self.judge(Cell(check, case, one, self.plan.options.seed), case))
+        for check, judged in itertools.product(self.checks, self.plan.implementations):
+            if judged.operator is case.operator and well_posed(case, "gradient" in check.needs):
+                self._count(self.judge(Cell(check, case, judged, self.plan.options.seed), case))
 
     def judge(self, cell: Cell, drawn: Case) -> Failure:
-        """Judge a case in place of that of a cell, or the nearest case within declared limits. A case
-        that passes against a manifest's entry passes, because entries describe other sizes."""
+        """Judge a cell with the case `drawn`, or with the nearest supported case, instead of its own. An
+        unexpected pass counts as a pass, because entries of manifests describe other sizes."""
         nearest = cell.implementation.nearest_supported(drawn) or drawn
         cell = Cell(cell.check, nearest, cell.implementation, cell.seed)
         if self.board is not None:
-            died = Verdict("crash", "crash", "the process that judged this cell died")
-            text = f"{cell.check.name} of {cell.implementation}: {nearest.id}"
-            record = asdict(Failure(drawn, cell, died).record)
-            self.board.say(cell=text, judged=self.judged, judging=record)
+            death = Verdict("crash", "crash", "the process that judged this cell died")
+            cell_text = f"{cell.check.name} of {cell.implementation}: {nearest.id}"
+            record = asdict(Failure(drawn, cell, death).record)
+            self.board.say(cell=cell_text, judged=self.judged, judging=record)
         self.judged += 1
         jax_caches.forget(self.judged)
         verdict = judge(cell, self.plan.policy(cell))
-        passes = verdict.kind == "unexpected-pass"
-        return Failure(drawn, cell, Verdict("pass") if passes else verdict)
+        is_pass = verdict.kind == "unexpected-pass"
+        return Failure(drawn, cell, Verdict("pass") if is_pass else verdict)
 
     def _count(self, failure: Failure) -> None:
-        """Count a cell; shrink and tell its failure if it is new."""
+        """Count a cell; shrink and print its failure if it is new."""
         cell, verdict = failure.cell, failure.verdict
-        like = ""
+        known_entry = ""
         if verdict.status == "fail" and cell.implementation not in self.plan.functions:
             manifest, name = self.plan.of(cell.implementation).manifest, cell.implementation.name
-            like = manifest.alike(verdict, name, cell.check.name, cell.case.id)
-        self.statuses["like known" if like else verdict.status] += 1
-        self.alike.update([like] if like else [])
-        if like or verdict.status not in BROKEN:
+            known_entry = manifest.alike(verdict, name, cell.check.name, cell.case.id)
+        self.statuses["like known" if known_entry else verdict.status] += 1
+        self.alike.update([known_entry] if known_entry else [])
+        if known_entry or verdict.status not in BROKEN:
             return
         first = self.failures.setdefault(failure.record.cause, failure)
         if first is not failure:
             first.times += 1
             return
-        late = time.monotonic() + SHRINK_SECONDS
-        shrunk(failure.drawn, lambda x: time.monotonic() < late and self._fails(failure, x))
+        deadline = time.monotonic() + SHRINK_SECONDS
+        shrunk(failure.drawn, lambda x: time.monotonic() < deadline and self._fails(failure, x))
         tell(self, failure)
 
     def _fails(self, failure: Failure, case: Case) -> bool:
-        """Whether a case has a failure, which then keeps the case."""
-        now = self.judge(failure.cell, case)
-        if now.verdict.status not in BROKEN or now.record.cause != failure.record.cause:
+        """True if a case fails with the cause of `failure`, which then stores this smaller case."""
+        judged = self.judge(failure.cell, case)
+        if judged.verdict.status not in BROKEN or judged.record.cause != failure.record.cause:
             return False
-        failure.cell, failure.verdict = now.cell, now.verdict
+        failure.cell, failure.verdict = judged.cell, judged.verdict
         return True
 
 
@@ -178,27 +180,27 @@ def search(options: SearchOptions, board: Board | None = None) -> int:
         engine.judge_case(case)
     if not cases:
         engine.run()
-    found = [failure.record for failure in engine.failures.values()]
-    scripts = [one.script for one in found if one.script]
+    records = [failure.record for failure in engine.failures.values()]
+    scripts = [found.script for found in records if found.script]
     if options.script and scripts:
         write_new(options.script, scripts[0])
         print(f"  saved   {options.script}")
     print(summary(engine))
     if options.results:
-        counts = {"statuses": dict(engine.statuses), "seconds": time.monotonic() - engine.began}
-        write(options, found, versions=plan.versions, examples=len(engine.seen), **counts)
-    passed = engine.statuses["pass"] + engine.statuses["known"]
-    return 1 if engine.failures else 0 if passed else 2
+        counts = {"statuses": dict(engine.statuses), "seconds": time.monotonic() - engine.start}
+        write(options, records, versions=plan.versions, examples=len(engine.seen), **counts)
+    passes = engine.statuses["pass"] + engine.statuses["known"]
+    return 1 if engine.failures else 0 if passes else 2
 
 
 def tell(search: Search, failure: Failure) -> None:
-    """Print a failure with its script."""
+    """Print a failure, and the script that reproduces it, which is stored in `failure`."""
     cell, verdict = failure.cell, failure.verdict
-    again = search_command(record(cell, verdict), search.plan.options, saved=False)
+    rerun_command = search_command(record(cell, verdict), search.plan.options, with_script=False)
     print(
         f"\n{verdict.status}: {verdict.kind}, {cell.check.name} of {cell.implementation}\n"
         f"  case    {cell.case.id}\n  drawn   shrunk from {failure.drawn.id}\n  {verdict.message}\n"
-        f"  again   {again}\n          attention-conformance describe {cell.case.id}"
+        f"  again   {rerun_command}\n          attention-conformance describe {cell.case.id}"
     )
     try:
         failure.script = script(cell, verdict)
@@ -207,24 +209,24 @@ def tell(search: Search, failure: Failure) -> None:
         print(f"  script  none: {error}", flush=True)
 
 
-def write(options: SearchOptions, found: Sequence[FoundRecord], **counts: Any) -> None:
-    """Write the records of a search. Without `counts` its process died."""
-    asked = {n: v for n, v in asdict(options).items() if n not in ("script", "case", "results")}
-    header = SearchHeader(**machine.origin(), options=asked, **counts)
-    searches.save(options.results, SearchRun(header, tuple(found)))
+def write(options: SearchOptions, records: Sequence[FoundRecord], **counts: Any) -> None:
+    """Write the file of a search, whose process died if there are no `counts` for the header."""
+    stored = {n: v for n, v in asdict(options).items() if n not in ("script", "case", "results")}
+    header = SearchHeader(**machine.origin(), options=stored, **counts)
+    searches.save(options.results, SearchRun(header, tuple(records)))
 
 
 def summary(search: Search) -> str:
-    """The text of a search that ended: examples, cells by status, failures."""
+    """The text at the end of a search: numbers of examples and of cells by status, and failures."""
     names = ", ".join(map(str, search.plan.implementations))
-    drawn = f"{len(search.seen)} examples in {time.monotonic() - search.began:.0f} s"
+    examples = f"{len(search.seen)} examples in {time.monotonic() - search.start:.0f} s"
     order = ("pass", "unsupported", "known", "like known", *BROKEN)
     lines = [
-        f"\nseed {search.options.seed}: {drawn}, of {names}",
+        f"\nseed {search.options.seed}: {examples}, of {names}",
         "  cells     " + ", ".join(f"{search.statuses[name]} {name}" for name in order),
         *(f"  like known, {times} times: {entry}" for entry, times in search.alike.items()),
     ]
-    for one in (failure.record for failure in search.failures.values()):
-        what = f"{one.kind}, {one.check} of {one.implementation}"
-        lines.append(f"  found {one.times} times: {what}: {one.case}")
+    for found in (failure.record for failure in search.failures.values()):
+        what_fails = f"{found.kind}, {found.check} of {found.implementation}"
+        lines.append(f"  found {found.times} times: {what_fails}: {found.case}")
     return "\n".join(lines if search.failures else [*lines, "  nothing found"])

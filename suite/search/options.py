@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from attention_conformance.backends.registry import UsageError
-from attention_conformance.suite.flags import number, option, whole
+from attention_conformance.suite.flags import number, option, whole_number
 from attention_conformance.suite.run.options import Options, shared
 
 _limit = partial(option, metavar="N", default=None, for_rerun=False)
@@ -22,7 +22,7 @@ class SearchOptions(Options):
     cell_timeout: float = shared("cell-timeout", default=60.0)
     seed: int = shared("seed", help="seed that draws the cases")
     minutes: float | None = _limit("greatest time; default 1, or none with --examples", kind=number)
-    examples: int | None = _limit("greatest number of cases", kind=whole)
+    examples: int | None = _limit("greatest number of cases", kind=whole_number)
     gradients: bool = option(
         "also judge gradients (default)", default=True, switch=True, for_rerun=False
     )

@@ -30,8 +30,8 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredProblem:
-    """A case in the vectors: `checks` names the checks that judge its answer; `differentiated` is True if
-    gradients are asked."""
+    """A case in the vectors. `checks` are the names of the checks that judge its answer; `differentiated`
+    is True if the answer has gradients."""
 
     case: Case
     checks: tuple[str, ...]
@@ -48,11 +48,11 @@ class StoredProblem:
         return draw(self.case, self.seed)
 
     def cotangent(self) -> np.ndarray | None:
-        """The cotangent of the output; None if no gradients are asked."""
+        """The cotangent of the output; None if the answer has no gradients."""
         return draw_cotangent(self.case, self.seed) if self.differentiated else None
 
     def answers(self) -> dict[str, Output]:
-        """The tensors to answer with: outputs, and gradients as `grad.query`."""
+        """The tensors of an answer by name: outputs, and gradients as `grad.query`."""
         inputs, arrays = self.inputs(), operands(self.inputs())
         answers = {
             name: Output(axes, inputs.full_shape(name), type_of(inputs.output_dtype(name)))
@@ -69,8 +69,8 @@ class StoredProblem:
         if name == "cotangent":
             return self.case.operator.outputs(self.case)["output"]
         inputs = self.inputs()
-        own = inputs.axes(name) if name in inputs.arrays else ""
-        return "bhqk" if name in ("mask", "bias") else own
+        letters = inputs.axes(name) if name in inputs.arrays else ""
+        return "bhqk" if name in ("mask", "bias") else letters
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The input tensors of the case's file, in their stored types. The scale is among them, also if
@@ -87,12 +87,12 @@ class StoredProblem:
             arrays["cotangent"] = typed(cotangent, type_of(inputs.dtype))
         scale = inputs.effective_scale if inputs.operator.option("scale") is not None else None
         numbers = {"scale": scale} | {name: self.case.option(name) for name in FEATURES}
-        given = {name: x for name, x in numbers.items() if isinstance(x, float)}
-        return arrays | {name: typed(np.array(x), "F64") for name, x in given.items()}
+        floats = {name: value for name, value in numbers.items() if isinstance(value, float)}
+        return arrays | {name: typed(np.array(value), "F64") for name, value in floats.items()}
 
 
 def operands(inputs: Inputs) -> dict[str, np.ndarray]:
-    """The arrays of inputs, with a bias of rank 4."""
+    """The arrays of inputs by name; the bias is reshaped to rank 4."""
     return {n: rank4(a) if n == "bias" else a for n, a in inputs.arrays.items()}
 
 
@@ -103,8 +103,8 @@ def problems_of(selection: Selection) -> list[StoredProblem]:
     differentiated = set()
     for check in all_checks().values():
         for case in check.cases(selection.level) if check.single_answer else ():
-            taken = case.operator.name in operators and case.dtype.name in dtypes
-            if isinstance(case, Case) and taken:
+            is_selected = case.operator.name in operators and case.dtype.name in dtypes
+            if isinstance(case, Case) and is_selected:
                 checks.setdefault(case, []).append(check.name)
                 if "gradient" in (*check.needs, *case.needs):
                     differentiated.add(case)

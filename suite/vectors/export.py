@@ -29,16 +29,16 @@ from attention_conformance.suite.vectors.options import Selection
 
 
 def export(selection: Selection, folder: Path) -> str:
-    """Write vectors to a new or empty folder, the index last; returns a line that says so. Raises
+    """Write vectors to a new or empty folder, the index last; returns a line for people. Raises
     FileExistsError, and VectorsError without cases or without float64 on this machine."""
     problems, entries, size = problems_of(selection), [], 0
     if not problems:
         raise VectorsError("the level has no case of these operators and dtypes")
     with or_nothing(new_folder(folder)):
-        for one in problems:
-            data = encoded(contents(one))
-            (folder / one.file).write_bytes(data)
-            entries.append(entry(one, sha256(data)))
+        for problem in problems:
+            data = encoded(contents(problem))
+            (folder / problem.file).write_bytes(data)
+            entries.append(entry(problem, sha256(data)))
             size += len(data)
         digest = digest_of((e["file"], e["sha256"]) for e in entries)
         index = {
@@ -51,54 +51,54 @@ def export(selection: Selection, folder: Path) -> str:
     return f"{len(entries)} cases, {size / 1e6:.1f} MB, in {folder}; digest {digest[:12]}"
 
 
-def contents(one: StoredProblem) -> dict[str, np.ndarray]:
+def contents(problem: StoredProblem) -> dict[str, np.ndarray]:
     """The tensors of a case's file. Raises VectorsError."""
-    inputs, arrays = one.inputs(), one.arrays()
+    inputs, arrays = problem.inputs(), problem.arrays()
     if inputs.has_empty_rows:
         arrays["fully_masked_rows"] = typed(inputs.fully_masked_rows, "BOOL")
-    last: dict[str, np.ndarray] = {}  # a wider class with an equal bound has no tensor of its own
+    last_bounds: dict[str, np.ndarray] = {}  # a class with an equal bound has no tensor of its own
     for numerics in NUMERICS:
         try:
-            want = expected(one, Rounding(numerics))
+            bounded = expected(problem, Rounding(numerics))
         except HarnessError as error:
             raise VectorsError(
-                f"{one.case.id} has no expected values here: {error}; --dtype leaves float64 out"
+                f"{problem.case.id} has no expected values here: {error}; --dtype leaves float64 out"
             ) from error
-        for name, output in one.answers().items():
-            value = np.asarray(want[name].value, np.float64)
-            bound = raised(want[name], value, "F64" if inputs.dtype.name == "f64" else "F32")
+        for name, output in problem.answers().items():
+            value = np.asarray(bounded[name].value, np.float64)
+            bound = rounded_up(bounded[name], value, "F64" if inputs.dtype.name == "f64" else "F32")
             arrays[f"expected.{name}"] = typed(value.reshape(output.shape), "F64")
-            if not np.array_equal(bound, last.get(name, np.nan)):
+            if not np.array_equal(bound, last_bounds.get(name, np.nan)):
                 arrays[f"bound.{name}.{numerics}"] = bound.reshape(output.shape)
-            last[name] = bound
+            last_bounds[name] = bound
     return arrays
 
 
-def expected(one: StoredProblem, rounding: Rounding) -> dict[str, Bounded]:
+def expected(problem: StoredProblem, rounding: Rounding) -> dict[str, Bounded]:
     """The expected outputs and gradients with their bounds, by the names of `StoredProblem.answers`."""
-    inputs, cotangent = one.inputs(), one.cotangent()
+    inputs, cotangent = problem.inputs(), problem.cotangent()
     outputs = Oracle.forward(inputs, rounding).expected
     gradients = {} if cotangent is None else Oracle.vjp(inputs, cotangent, rounding).expected
-    return {**outputs, **{f"grad.{name}": one for name, one in gradients.items()}}
+    return {**outputs, **{f"grad.{name}": value for name, value in gradients.items()}}
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def raised(want: Bounded, value: np.ndarray, name: str) -> np.ndarray:
-    """The bound around the stored expected `value`, rounded up to the type `name`."""
-    off = np.where(want.value == value, 0.0, np.abs(want.value - value))
-    exact = want.error + off
-    exact = np.where(np.isnan(exact), np.inf, exact)  # the bound of very long sums is infinite
-    bound = typed(exact, name)
-    return np.where(bound < exact, np.nextafter(bound, bound.dtype.type(np.inf)), bound)
+def rounded_up(bounded: Bounded, value: np.ndarray, tensor_type: str) -> np.ndarray:
+    """The bound around the stored expected `value`, rounded up to the type `tensor_type`."""
+    rounding = np.where(bounded.value == value, 0.0, np.abs(bounded.value - value))
+    error = bounded.error + rounding
+    error = np.where(np.isnan(error), np.inf, error)  # the bound of very long sums is infinite
+    bound = typed(error, tensor_type)
+    return np.where(bound < error, np.nextafter(bound, bound.dtype.type(np.inf)), bound)
 
 
-def entry(one: StoredProblem, digest: str) -> dict[str, Any]:
+def entry(problem: StoredProblem, digest: str) -> dict[str, Any]:
     """The entry of a file in the index; `docs/data/vector-files.md` describes its fields."""
-    case, arrays = one.case, one.arrays()
+    case, arrays = problem.case, problem.arrays()
     widths = {} if case.widths is None else vars(case.widths)
     return {
         "case": case.id,
-        "file": one.file,
+        "file": problem.file,
         "sha256": digest,
         "inputs_sha256": sha256(encoded(arrays)),
         "operator": case.operator.name,
@@ -106,7 +106,7 @@ def entry(one: StoredProblem, digest: str) -> dict[str, Any]:
         "sizes": vars(case.sizes) | {f"{name}_width": width for name, width in widths.items()},
         "options": {option.name: case.option(option.name) for option in case.operator.options},
         "needs": case.needs,
-        "inputs": {name: one.axes(name) for name in arrays},
-        "answers": {name: output._asdict() for name, output in one.answers().items()},
-        "checks": one.checks,
+        "inputs": {name: problem.axes(name) for name in arrays},
+        "answers": {name: output._asdict() for name, output in problem.answers().items()},
+        "checks": problem.checks,
     }

@@ -38,7 +38,7 @@ class VectorsError(Exception):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A case of `index.json`, as far as the judge reads it."""
+    """The fields of a case in `index.json` that the judge reads."""
 
     case: str
     file: str
@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """`index.json`, as far as the judge reads it."""
+    """The fields of `index.json` that the judge reads."""
 
     suite: str
     selection: Selection
@@ -71,7 +71,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read(path: Path, kind: type[T], advice: str) -> T:
-    """The struct in a JSON file. Raises VectorsError."""
+    """The struct in a JSON file. Raises VectorsError, whose message ends with `advice`."""
     try:
         return msgspec.json.decode(regular(path).read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, RecursionError) as error:

@@ -21,7 +21,7 @@ from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import header, record
-from attention_conformance.suite.run.terminal import MOST, groups, why
+from attention_conformance.suite.run.terminal import MOST, failure_lines, groups
 from attention_conformance.suite.spec.vocabulary import BROKEN
 from attention_conformance.suite.vectors.asked import problems_of
 from attention_conformance.suite.vectors.files import VectorsError, encoded, read_index, sha256
@@ -31,7 +31,8 @@ from attention_conformance.suite.vectors.runtime import StoredBackend
 
 @dataclass(frozen=True)
 class StoredPlan(Plan):
-    """The plan of a run over the answers to the cases `ids`."""
+    """The plan of a run that judges stored answers to the cases `ids`. `vectors` is the digest of their
+    vectors; `filtered` is True if cases were selected."""
 
     ids: frozenset[str] = frozenset()
     filtered: bool = False
@@ -43,16 +44,16 @@ class StoredPlan(Plan):
         return [cell for cell in cells if cell.case.id in self.ids]
 
 
-def plan_of(folder: Path, asked: JudgeOptions) -> StoredPlan:
+def plan_of(folder: Path, options: JudgeOptions) -> StoredPlan:
     """The plan that judges the answers in a folder. Raises UsageError, and VectorsError if this version
     of the suite has other cases or draws other inputs."""
-    index = read_index(asked.vectors)
+    index = read_index(options.vectors)
     problems = problems_of(index.selection)
-    here = {(one.case.id, sha256(encoded(one.arrays()))) for one in problems}
-    if other := dict(here ^ {(entry.case, entry.inputs_sha256) for entry in index.cases}):
+    here = {(problem.case.id, sha256(encoded(problem.arrays()))) for problem in problems}
+    if others := dict(here ^ {(entry.case, entry.inputs_sha256) for entry in index.cases}):
         raise VectorsError(
-            f"{asked.vectors} was made by version {index.suite} of the suite, this is "
-            f"{suite.__version__}: {len(other)} cases differ, the first is {min(other)}. Judge with "
+            f"{options.vectors} was made by version {index.suite} of the suite, this is "
+            f"{suite.__version__}: {len(others)} cases differ, the first is {min(others)}. Judge with "
             f"version {index.suite}, or make the vectors anew and answer them"
         )
     backend, ids = StoredBackend(folder, index, problems), frozenset(name for name, _ in here)
@@ -60,44 +61,45 @@ def plan_of(folder: Path, asked: JudgeOptions) -> StoredPlan:
         raise UsageError(
             f"{backend.name!r} is a backend of the suite: give the runtime another name"
         )
-    if unknown := sorted({*asked.case} - ids):
-        raise UsageError(f"{unknown[0]!r} is no case of {asked.vectors}")
-    options = Options((backend.name,), level=index.selection.level, seed=index.selection.seed)
-    filtered = bool(asked.case or index.selection.operator or index.selection.dtype)
-    loaded, ids = [load_backend(backend, options)], frozenset(asked.case) or ids
-    plan = StoredPlan(options, loaded, {}, ids, filtered, index.digest)
+    if unknown := sorted({*options.case} - ids):
+        raise UsageError(f"{unknown[0]!r} is no case of {options.vectors}")
+    run_options = Options((backend.name,), level=index.selection.level, seed=index.selection.seed)
+    filtered = bool(options.case or index.selection.operator or index.selection.dtype)
+    loaded, ids = [load_backend(backend, run_options)], frozenset(options.case) or ids
+    plan = StoredPlan(run_options, loaded, {}, ids, filtered, index.digest)
     if stale := plan.stale_expectations():
         raise UsageError("stale expectations: " + "; ".join(stale))
     return plan
 
 
-def judge_answers(folder: Path, asked: JudgeOptions) -> int:
+def judge_answers(folder: Path, options: JudgeOptions) -> int:
     """Judge answers and print the verdict; returns the exit code. Raises as `plan_of`, and OSError."""
-    plan = plan_of(folder, asked)
-    file = new_file(asked.results) if asked.results else None
+    plan = plan_of(folder, options)
+    file = new_file(options.results) if options.results else None
     cells = [cell for check in all_checks().values() for cell in plan.cells(check)]
     head = header(plan.options, plan.identity(), plan.filtered, vectors=plan.vectors)
     run = Run(head, tuple(record(cell, judge(cell, plan.policy(cell, 0.0))) for cell in cells))
     if file is not None:
-        run.save(asked.results, file)
+        run.save(options.results, file)
 
     def commands(cell: CellRecord) -> Mapping[str, str]:
-        words = replace(asked, case=(cell.case,)).command_line()
+        words = replace(options, case=(cell.case,)).command_line()
         again = ["attention-conformance", "vectors", "judge", str(folder), *words]
         return {"again": shlex.join(again)}
 
-    missing = shortfalls(run.cells, (), filtered=plan.filtered)
-    failing, full = groups(run), asked.verbose
+    reasons = shortfalls(run.cells, (), filtered=plan.filtered)
+    failures, in_full = groups(run), options.verbose
+    limits = (len(failures), commands, len(failures)) if in_full else (MOST, commands)
     print(
-        *(summary.tables(run) if full else summary.statuses(run)),
-        summary.verdict(run, missing),
-        *why(run, failing, *((len(failing), commands, len(failing)) if full else (MOST, commands))),
+        *(summary.tables(run) if in_full else summary.statuses(run)),
+        summary.verdict(run, reasons),
+        *failure_lines(run, failures, *limits),
         "",
         *summary.facts(run.cells, {}),
-        *([] if full else [summary.HIDDEN]),
-        *(f"not judged enough: {text}" for text in missing),
+        *([] if in_full else [summary.HIDDEN]),
+        *(f"not judged enough: {text}" for text in reasons),
         sep="\n",
     )
     if not run.totals["pass"] or any(run.totals[status] for status in BROKEN):
         return 1
-    return NOT_JUDGED_ENOUGH if missing else 0
+    return NOT_JUDGED_ENOUGH if reasons else 0

@@ -31,9 +31,9 @@ from attention_conformance.suite.vectors.asked import StoredProblem, operands
 from attention_conformance.suite.vectors.files import Index, Runtime, VectorsError
 
 FEATURES = frozenset(WORDS) - OF_BACKENDS - {"dropout", REGISTERED, "native-causal"}
-"""The features that files can ask: no memory layout, threads, flags, dropout and rules of operators."""
+"""The features of cases that files store: no memory layouts, threads, flags, dropout, registration."""
 
-ASSUMED = ("subnormal-output", "score-overflow", "no-keys", "value-size")
+ASSUMED_QUESTIONS = ("subnormal-output", "score-overflow", "no-keys", "value-size")
 """Questions that have their first answer if the runtime declares none. Cells that depend on another
 undeclared question are unsupported."""
 
@@ -43,15 +43,15 @@ class StoredBackend(NumpyEngine):
     unknown cases, and UsageError for invalid declarations."""
 
     def __init__(self, folder: Path, index: Index, problems: Sequence[StoredProblem]) -> None:
-        self.folder, place = folder, folder / files.RUNTIME
-        self.runtime = files.read(place, Runtime, 'expected at least {"name": ..., "version": ...}')
+        self.folder, path = folder, folder / files.RUNTIME
+        self.runtime = files.read(path, Runtime, 'expected at least {"name": ..., "version": ...}')
         if self.runtime.vectors not in ("", index.digest):
             raise VectorsError(
-                f"{place}: expected answers to the vectors {index.digest[:12]}..., got answers to "
+                f"{path}: expected answers to the vectors {index.digest[:12]}..., got answers to "
                 f"{self.runtime.vectors[:12]}...: judge them by the latter"
             )
-        by_file = {one.file: one for one in problems}
-        names = {path.name for path in folder.glob(f"*{files.SUFFIX}")}
+        by_file = {problem.file: problem for problem in problems}
+        names = {answer_path.name for answer_path in folder.glob(f"*{files.SUFFIX}")}
         for name in sorted(names - by_file.keys()):
             raise VectorsError(
                 f"{folder / name} answers no case: name an answer like the `file` of its case"
@@ -59,9 +59,9 @@ class StoredBackend(NumpyEngine):
             )
         self.files = {by_file[name].case.id: folder / name for name in names}
         self.answered = {by_file[name].inputs().digest: by_file[name] for name in names}
-        self.operators = {one.case.operator.name for one in problems}
-        said = {"numerics": self.runtime.numerics, "elections": self.runtime.elections}
-        self.name, self.claims = self.runtime.name, Claims.of(None, said)
+        self.operators = {problem.case.operator.name for problem in problems}
+        declarations = {"numerics": self.runtime.numerics, "elections": self.runtime.elections}
+        self.name, self.claims = self.runtime.name, Claims.of(None, declarations)
         super().__init__()
         self.memory.has_strides = False
 
@@ -71,7 +71,7 @@ class StoredBackend(NumpyEngine):
 
     @property
     def expectations(self) -> Path:
-        """NAME.toml beside the answers."""
+        """The manifest of expected failures: NAME.toml in the folder of the answers."""
         return self.folder / f"{self.name}.toml"
 
     def implementations(self) -> list[Implementation]:
@@ -85,7 +85,7 @@ class Stored(Implementation):
 
     def __init__(self, backend: StoredBackend, operator: Operator) -> None:
         self.operator, runtime = operator, backend.runtime
-        refusals = {name: why for name, why in runtime.unsupported.items() if name in WORDS}
+        refusals = {name: reason for name, reason in runtime.unsupported.items() if name in WORDS}
         merges = runtime.merges_mask_into_bias
         declared = backend.claims.declared(
             FEATURES - {*refusals}, refusals=refusals, merges_mask_into_bias=merges
@@ -95,39 +95,40 @@ class Stored(Implementation):
     def unsupported(self, case: AnyCase) -> str | None:
         reasons = self.backend.runtime.unsupported.items()
         if case.id not in self.backend.files:
-            return next((why for key, why in reasons if fnmatchcase(case.id, key)), "no answer")
+            named = (reason for pattern, reason in reasons if fnmatchcase(case.id, pattern))
+            return next(named, "no answer")
         return super().unsupported(case)
 
     def refuses(self, inputs: Inputs) -> str | None:
-        """The reason why a probe of an election has no answer."""
+        """The reason why a probe of an election cannot be answered."""
         return "files answer no questions: declare `elections` in runtime.json"
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """None: files answer no other case in place of this one."""
+        """None: there are only answers to the stored cases."""
         return None
 
     def elected(self, question: str, dtype: DType) -> str | None:
-        """The declared answer, or the first one of a question in `ASSUMED`."""
-        assumed = QUESTIONS[question].canonical if question in ASSUMED else None
+        """The declared answer, or the first one of a question in `ASSUMED_QUESTIONS`."""
+        assumed = QUESTIONS[question].canonical if question in ASSUMED_QUESTIONS else None
         return super().elected(question, dtype) or assumed
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         values, names = self._answer(inputs), tuple(inputs.operator.outputs(inputs.case))
         if missing := [name for name in names if name not in values]:
             raise NotApplicable(f"the answer has no {missing[0]}")
-        native = tuple(values[name] for name in names)
+        outputs = tuple(values[name] for name in names)
         arrays = {n: self.backend.array(a, inputs.dtype) for n, a in operands(inputs).items()}
-        return PreparedCall(lambda **_: native if len(names) > 1 else native[0], arrays, names)
+        return PreparedCall(lambda **_: outputs if len(names) > 1 else outputs[0], arrays, names)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         call, values = self.prepare(inputs), self._answer(inputs)
         gradients = {n[5:]: value for n, value in values.items() if n.startswith("grad.")}
         if not gradients:
             raise NotApplicable("the answer has no gradients")
-        want = self.backend.answered[inputs.digest].cotangent()
+        stored = self.backend.answered[inputs.digest].cotangent()
 
         def vjp(cotangent: Rounded, wrt: Sequence[str], **_: Any) -> dict[str, Any]:
-            if want is None or not np.array_equal(cotangent.values.ravel(), want.ravel()):
+            if stored is None or not np.array_equal(cotangent.values.ravel(), stored.ravel()):
                 raise HarnessError(f"{inputs.case.id} is differentiated with another cotangent")
             return {name: gradients.get(name) for name in wrt}
 
@@ -136,7 +137,7 @@ class Stored(Implementation):
 
     def _answer(self, inputs: Inputs) -> dict[str, Rounded]:
         """The tensors of the answer to these inputs. Raises Deviation "type" (no safetensors file, other
-        tensors than those asked for), "dtype" (narrower) and "shape"."""
+        tensors than the expected ones), "dtype" (narrower) and "shape"."""
         problem = self.backend.answered.get(inputs.digest)
         if problem is None:
             raise HarnessError(f"the vectors do not have this variation of {inputs.case.id}")
@@ -148,16 +149,18 @@ class Stored(Implementation):
         if "output" not in tensors or tensors.keys() - answers:
             got = ", ".join(sorted(tensors)) or "none"
             raise Deviation("type", f"expected the tensors {', '.join(answers)}, got {got}")
-        for name, (kind, array) in tensors.items():
-            want = answers[name]
-            if kind not in {want.type, "F64", "F64" if want.type == "F64" else "F32"}:
-                raise Deviation("dtype", f"expected {want.type} or wider of {name}, got {kind}")
-            if array.shape != want.shape:
+        for name, (dtype, array) in tensors.items():
+            expected = answers[name]
+            if dtype not in {expected.type, "F64", "F64" if expected.type == "F64" else "F32"}:
                 raise Deviation(
-                    "shape", f"expected shape {want.shape} of {name}, got {array.shape}"
+                    "dtype", f"expected {expected.type} or wider of {name}, got {dtype}"
+                )
+            if array.shape != expected.shape:
+                raise Deviation(
+                    "shape", f"expected shape {expected.shape} of {name}, got {array.shape}"
                 )
             # A squeezed case has outputs without axes of size 1.
             shape = array.shape if name.startswith("grad.") else inputs.output_shape(name)
             floats = array.astype(np.float64).reshape(shape)
-            values[name] = Rounded(floats, files.FORMATS[want.type])
+            values[name] = Rounded(floats, files.FORMATS[expected.type])
         return values

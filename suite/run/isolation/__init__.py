@@ -1,10 +1,10 @@
 """The isolated judge: a user's function runs in a child process, and all that judges stays in the parent.
 
-- `wire`: the messages of the two processes. What the child answers is validated by its type.
+- `wire`: the messages of the two processes. Answers of the child are validated by their types.
 - `child`: the program of the child: the backend, the user's function, and a loop that answers.
-- `link`: the child process, requests, and what is taken from the answers.
+- `link`: the child process, requests, and the values of answers.
 - `remote`: backend and implementation in the parent, whose calls the child makes.
 - `parts`: memory, compilers and profiler of that backend.
-- `description`: what the child says of the user's function.
+- `description`: facts about the backend and the user's function, which the child sends.
 - `sandbox`: the limits of the child.
 """

@@ -1,7 +1,7 @@
 """The child of the isolated judge: `python -m ...suite.run.isolation.child DESCRIPTOR`.
 
 The child limits itself, loads the backend, imports the user's file, and answers requests of its parent
-through the socket DESCRIPTOR. It judges nothing. All that it says is a claim: the user's code shares its
+through the socket DESCRIPTOR. It judges nothing. All answers are claims: the user's code shares its
 memory and can change every line here. So this file serves honest code, and protects no verdict.
 """
 
@@ -14,7 +14,7 @@ from attention_conformance.suite.run.isolation import sandbox
 
 if __name__ == "__main__":  # before NumPy and frameworks are imported, and before there are threads
     LIMITS = sandbox.Limits.of_words(sys.argv[2:])
-    OPEN = sandbox.enclose(LIMITS)
+    UNENFORCED = sandbox.enclose(LIMITS)
     gc.disable()  # what is imported stays; see `suite.run.plugin`
 
 import contextlib
@@ -54,12 +54,13 @@ from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import REGISTERED
 
-MOST_TEXT = 10_000
+MOST_CHARACTERS = 10_000
 """Characters of an error's text."""
 
 
 class Host:
-    """The objects of the child that requests name by a path, and the answers to requests."""
+    """The child's objects. A request names an object by its path from the host (`find`), or by a number
+    in `objects`; `start` is the parent's first message (`remote.isolated`)."""
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         self.start = start
@@ -69,53 +70,55 @@ class Host:
         example = registry.example(self.backend)
         self.beside = None if example is None else example.beside
         self.description = BackendDescription.of(self.backend, self.natives, example)
-        self.exact = {type(self.backend.array(np.zeros((1,)), fmt)) for fmt in DTYPES.values()}
+        self.types = {type(self.backend.array(np.zeros((1,)), fmt)) for fmt in DTYPES.values()}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
-        self.last = 0
+        self.last_number = 0
         self.raw: bytes | memoryview = b""
         self.begin()
 
     def load(self) -> wire.Loaded:
         """Import the user's file; returns the function and its own claims."""
-        text, like, said = self.start["function"], self.start["like"], self.start["said"]
-        if self.start["forbids_own"]:
-            said = {**said, "forbid": registry.own_attention(self.backend)}
+        text, like, claims = self.start["function"], self.start["like"], self.start["claims"]
+        if self.start["forbids_native"]:
+            claims = {**claims, "forbid": registry.own_attention(self.backend)}
         for name in self.start["hidden"]:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # imports of it raise
-        function = registry.load_function(self.backend, text, said)
+        function = registry.load_function(self.backend, text, claims)
         name = text.rpartition(":")[2]
-        made, _ = registry.callable_implementation(self.backend, function, name, said, like, text)
-        self.implementation = made
-        for settle, arguments in self.start["settled"].items():
-            getattr(made, settle)(*arguments)
-        methods = made.methods.items() if isinstance(made, UserCallable) else ()
+        judged, _ = registry.callable_implementation(
+            self.backend, function, name, claims, like, text
+        )
+        self.implementation = judged
+        for method, arguments in self.start["settled"].items():
+            getattr(judged, method)(*arguments)
+        callables = judged.methods.items() if isinstance(judged, UserCallable) else ()
         return wire.Loaded(
             self.reference(function), str(getattr(function, "__name__", "")),
             parameters(function, isinstance(function, type) and not like),
-            {n: parameters(method) for n, method in methods},
-            REGISTERED in made.declared.features,
-            layer(made.seen) if isinstance(made, UserLayer) else None,
+            {n: parameters(method) for n, method in callables},
+            REGISTERED in judged.declared.features,
+            layer(judged.seen) if isinstance(judged, UserLayer) else None,
             msgspec.to_builtins(stated(function), enc_hook=list),
         )  # fmt: skip
 
     def find(self, path: tuple[Any, ...]) -> Any:
         """The object at a path from this host: attributes, and keys of mappings."""
 
-        def step(thing: Any, name: Any) -> Any:
-            return thing[name] if isinstance(thing, Mapping) else getattr(thing, name)
+        def step(value: Any, name: Any) -> Any:
+            return value[name] if isinstance(value, Mapping) else getattr(value, name)
 
         return reduce(step, path, self)
 
     def begin(self) -> None:
-        """Begin a cell: seed all generators, and look at the settings."""
-        self.before = leaks.Settings(self.backend)
+        """Begin a cell: seed all generators, and read the settings."""
+        self.settings_before = leaks.Settings(self.backend)
 
     def end(self) -> tuple[list[str], list[str]]:
-        """Restore the settings, and begin the next cell; returns the changes, and what died."""
-        seen = self.before.restore(), leaks.died()
+        """Restore the settings, and begin the next cell; returns changes and background errors."""
+        changes, errors = self.settings_before.restore(), leaks.died()
         self.begin()
-        return seen
+        return changes, errors
 
     def enter(self, context: Any) -> None:
         """Enter a context."""
@@ -126,42 +129,42 @@ class Host:
         context.__exit__(None, None, None)
 
     def read(self, array: Any) -> None:
-        """Send the values of an array. Raises what reading raises."""
+        """Put the values of an array into the answer. Raises the errors of reading it."""
         name = self.backend.dtype_name(array)
         self.raw = wire.to_bytes(self.backend.to_numpy(array), name)
 
     def keep(self, living: Iterable[int]) -> None:
-        """Let go of all objects but those with these numbers, which the parent holds."""
+        """Forget all objects but those whose numbers are in `living`: the parent has handles of these."""
         self.objects = {number: self.objects[number] for number in living}
         self.numbers = {id(value): number for number, value in self.objects.items()}
 
     # What is answered.
 
     def encoded(self, value: Any) -> wire.Value:
-        """A value as plain data, or as a reference to what stays here."""
+        """A value in the types of `wire`: plain data, or a reference to an object that stays here."""
         if value is None or type(value) in (bool, int, float, wire.Loaded):
             return value
         if type(value) is str:
             return printable(value)
         if type(value) in (tuple, list):
-            return wire.Several(tuple(map(self.encoded, value)), type(value) is list)
+            return wire.Items(tuple(map(self.encoded, value)), type(value) is list)
         if type(value) is dict:
             return wire.Pairs(
-                tuple((self.encoded(n), self.encoded(one)) for n, one in value.items())
+                tuple((self.encoded(n), self.encoded(item)) for n, item in value.items())
             )
         if isinstance(value, BaseException):
             return self.error(value)
         if isinstance(value, PreparedCall):
             facts = vars(value).items()
-            encoded = {n: self.encoded(x) for n, x in facts if n not in UNSHOWN and x != PLAIN[n]}
-            return wire.Call(encoded)
+            sent = ((n, field) for n, field in facts if n not in UNSENT and field != DEFAULTS[n])
+            return wire.Call({n: self.encoded(field) for n, field in sent})
         return self.reference(value)
 
     def reference(self, value: Any) -> wire.Reference:
-        """An object that stays here, under its number, of an array with facts."""
+        """Store an object under a number; returns a reference, for an array with its facts."""
         number = self.numbers.get(id(value))
         if number is None:
-            self.last = number = self.last + 1
+            self.last_number = number = self.last_number + 1
             self.objects[number], self.numbers[id(value)] = value, number
         kind = type(value)
         reference = wire.Reference(number, (kind.__module__, kind.__qualname__))
@@ -169,25 +172,26 @@ class Host:
             with contextlib.suppress(Exception):
                 reference.dtype = self.backend.dtype_name(value)
                 reference.device = self.backend.device_name(value)
-                reference.shape, reference.array = tuple(map(int, value.shape)), kind in self.exact
+                reference.shape = tuple(map(int, value.shape))
+                reference.is_array = kind in self.types
         return reference
 
     def error(self, error: BaseException) -> wire.Error:
-        """An error, with what a compiler wrapped."""
+        """An error in the type of `wire`, with the error that a compiler wrapped."""
         inside = self.backend.compilers.raised_inside(error)
         return wire.Error(
             tuple((kind.__module__, kind.__qualname__) for kind in type(error).__mro__),
-            printable(text_of(error)[:MOST_TEXT]),
+            printable(text_of(error)[:MOST_CHARACTERS]),
             isinstance(error, ForwardOnly) and error.declared,
             None if inside is error else self.error(inside),
         )  # fmt: skip
 
 
-UNSHOWN = ("problem", "source", "through")
-"""The fields of a call that stay in the child: the parent knows the problem, and prints no text of it."""
+UNSENT = ("problem", "source", "through")
+"""The fields of a call that are not sent: the parent knows the problem, and shows no source text."""
 
-PLAIN = vars(PreparedCall(PreparedCall))
-"""The fields of a call by default, which the parent has, too."""
+DEFAULTS = vars(PreparedCall(PreparedCall))
+"""The default values of a call's fields, which are not sent."""
 
 
 SHARED: dict[str, Mapping[str, Any]] = {
@@ -197,16 +201,20 @@ SHARED: dict[str, Mapping[str, Any]] = {
 
 
 class Request(pickle.Unpickler):
-    """A request of the parent, in which names stand for objects (see `wire.found`)."""
+    """The pickle of a request, in which `wire.resolve_object` stands for objects of the child."""
 
     def __init__(self, text: bytes, host: Host) -> None:
         super().__init__(io.BytesIO(text))
         self.host = host
 
     def find_class(self, module: str, name: str) -> Any:
-        return self.found if name == wire.found.__name__ else super().find_class(module, name)
+        return (
+            self.resolve_object
+            if name == wire.resolve_object.__name__
+            else super().find_class(module, name)
+        )
 
-    def found(self, kind: str, name: Any) -> Any:
+    def resolve_object(self, kind: str, name: Any) -> Any:
         if kind == "path":
             return self.host.find(name)
         return self.host.objects[name] if kind == "handle" else SHARED[kind][name]
@@ -225,23 +233,23 @@ def answer(host: Host, text: bytes) -> wire.Answer:
 def serve(channel: BinaryIO, host: Host) -> None:
     """Answer requests until the parent is gone.
 
-    A request has a pickle of a target with its arguments, and a pickle of the thread in which to make the
-    call, and of the numbers of the objects that the parent holds.
+    A request has two pickles: a target with its arguments; and the parent's thread, 0 for the main one,
+    with the numbers of the objects that the parent holds. A thread of the parent has one here, too.
     """
     threads: dict[int, ThreadPoolExecutor] = {}
-    own = os.getpid()
+    own_pid = os.getpid()
     while True:
-        text, rest = wire.receive(channel, (sys.maxsize, sys.maxsize))
-        thread, living = pickle.loads(rest)
+        text, context = wire.receive(channel, (sys.maxsize, sys.maxsize))
+        thread, living = pickle.loads(context)
         host.keep(living)
         if not thread:
-            said = answer(host, text)
+            reply = answer(host, text)
         else:
             pool = threads.setdefault(thread, ThreadPoolExecutor(1))
-            said = pool.submit(answer, host, text).result()
-        if os.getpid() != own:  # a fork that returned from a call
+            reply = pool.submit(answer, host, text).result()
+        if os.getpid() != own_pid:  # a fork that returned from a call
             end_fork()
-        wire.send(channel, msgpack.encode(said), host.raw)
+        wire.send(channel, msgpack.encode(reply), host.raw)
 
 
 def main() -> None:
@@ -259,7 +267,8 @@ def main() -> None:
         gc.freeze()
         gc.enable()
         gc.set_threshold(YOUNG)
-        wire.send(channel, msgpack.encode(Hello("", tuple(OPEN), host.description), enc_hook=dict))
+        hello = Hello("", tuple(UNENFORCED), host.description)
+        wire.send(channel, msgpack.encode(hello, enc_hook=dict))
         with contextlib.suppress(EOFError):
             serve(channel, host)
     os._exit(0)  # threads and exit handlers of the user's code have nobody to answer

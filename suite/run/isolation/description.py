@@ -1,4 +1,4 @@
-"""A backend, and a user's function or layer, in the parent, by what the child says of them."""
+"""Facts that a child sends about its backend, function or layer, and objects that stand for them here."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.text import printable
 
-KINDS = {**get_type_hints(Declared), "limits": dict[str, Limits]}
+TYPES = {**get_type_hints(Declared), "limits": dict[str, Limits]}
 """The types of a declaration's fields as they travel; the key "" stands for every dtype."""
 
 
 @dataclass(frozen=True)
 class ImplementationDescription:
-    """An implementation of the framework; `plain` is its declaration as plain data."""
+    """The facts of an implementation; `declaration` has the fields of its `Declared` as plain data."""
 
     name: str
     operator: str
     textbook: bool
     axis_order: str
     later: frozenset[str]
-    plain: dict[str, Any]
+    declaration: dict[str, Any]
 
     @classmethod
     def of(cls, native: Implementation) -> ImplementationDescription:
-        """What a child says of an implementation."""
+        """In the child: the description of an implementation of the framework."""
         limits = native.declared.limits
         by_dtype = limits if isinstance(limits, Mapping) else {"": limits}
         return cls(
@@ -49,19 +49,20 @@ class ImplementationDescription:
     @property
     def declared(self) -> Declared:
         """The declaration. Raises msgspec.ValidationError, and DeclarationError."""
-        facts = {name: msgspec.convert(self.plain[name], kind) for name, kind in KINDS.items()}
+        plain = self.declaration
+        facts = {name: msgspec.convert(plain[name], kind) for name, kind in TYPES.items()}
         return Declared(**facts | {"limits": facts["limits"].get("", facts["limits"])})
 
 
 @dataclass(frozen=True)
 class BackendDescription:
-    """What a child says of its backend before it imports the user's file.
+    """The facts of a backend, which a child sends before it imports the user's file.
 
-    - `compilers`: names, timed ones, and those of layers (see `Compilers`)
-    - `lacking`: what a user's function lacks in each of its compilers
+    - `compilers`: the fields `names`, `timed` and `layers` of `Compilers`
+    - `lacking`: for each compiler of a user's function the features that the compiler lacks, with reasons
     - `modes`: dtype, question and `forward_only` of each mode, by setting
-    - `beside`: what the elections of a user's function are compared with
-    - others: see `Backend`
+    - `beside`: the implementation with which the elections of a user's function are compared
+    - other fields: as in `Backend`
     """
 
     name: str
@@ -84,24 +85,24 @@ class BackendDescription:
 
     @classmethod
     def of(
-        cls, home: Backend, natives: Mapping[str, Implementation], example: Implementation | None
+        cls, backend: Backend, natives: Mapping[str, Implementation], example: Implementation | None
     ) -> Any:
-        """What a child says, as plain data; `example` is any user's function."""
-        through, beside = home.compilers, None if example is None else example.beside
+        """In the child: the description as plain data; `example` is any user's function."""
+        compilers, beside = backend.compilers, None if example is None else example.beside
         lacking = {
-            name: {} if example is None else through.lacking(example, name)
-            for name in (through.names if example is None else through.of(example))
+            name: {} if example is None else compilers.lacking(example, name)
+            for name in (compilers.names if example is None else compilers.of(example))
         }
         description = cls(
-            home.name, home.native, {n: str(text) for n, text in home.versions.items()},
-            str(home.expectations), home.refusals, home.rounding,
-            tuple((kind.__module__, kind.__qualname__) for kind in home.validation_errors),
-            home.memory.has_strides, home.profiler.has_threads,
-            (through.names, through.timed, through.layers), through.compiles_shapes,
-            through.runs_models, dict(through.ambient), lacking,
+            backend.name, backend.native, {n: str(text) for n, text in backend.versions.items()},
+            str(backend.expectations), backend.refusals, backend.rounding,
+            tuple((kind.__module__, kind.__qualname__) for kind in backend.validation_errors),
+            backend.memory.has_strides, backend.profiler.has_threads,
+            (compilers.names, compilers.timed, compilers.layers), compilers.compiles_shapes,
+            compilers.runs_models, dict(compilers.ambient), lacking,
             {
                 name: {mode: ambient[1:] for mode, ambient in setting.modes.items()}
-                for name, setting in home.settings.items()
+                for name, setting in backend.settings.items()
             },
             tuple(map(ImplementationDescription.of, natives.values())),
             None if beside is None else ImplementationDescription.of(beside),
@@ -110,17 +111,17 @@ class BackendDescription:
 
 
 class Hello(Struct):
-    """The first message of a child: why its backend cannot be loaded, or the limits that this system does
-    not enforce, as sentences, and what the child says of its backend."""
+    """The first message of a child: the reason why its backend is `unavailable`, or the limits that this
+    system does not enforce, as sentences, and the description of the backend."""
 
     unavailable: str = ""
-    open: tuple[str, ...] = ()
-    home: BackendDescription | None = None
+    unenforced: tuple[str, ...] = ()
+    backend: BackendDescription | None = None
 
 
 def parameters(function: Any, as_instances: bool = False) -> wire.Parameters:
-    """The parameters of a callable. With `as_instances` those of the call of a class's instances. Of
-    defaults that are not plain data only their existence is said."""
+    """The parameters of a callable; with `as_instances` of the calls of a class's instances. A default
+    that is no plain data becomes None."""
     try:
         read = signature_of_instances if as_instances else signature_of
         found = read(function).parameters.values()
@@ -134,17 +135,18 @@ def parameters(function: Any, as_instances: bool = False) -> wire.Parameters:
     return tuple((p.name, cast(wire.Kind, p.kind.name), default(p)) for p in found)
 
 
-def layer(seen: ObservedLayer) -> wire.Layer:
-    """What a child says of a user's layer."""
-    unread = tuple((tuple(sorted(names)), reason) for names, reason in seen.unread.items())
+def layer(observed: ObservedLayer) -> wire.Layer:
+    """In the child: the facts of a user's layer."""
+    unread = tuple((tuple(sorted(names)), reason) for names, reason in observed.unread.items())
     return wire.Layer(
-        parameters(seen.call), seen.switches, seen.takes_parameters, unread, seen.facts
-    )
+        parameters(observed.call), observed.switches, observed.takes_parameters, unread,
+        observed.facts,
+    )  # fmt: skip
 
 
 class Stub:
-    """A function in this process that has a signature and a name, and calls nothing here. `layer` is what
-    the child says of a layer that the function makes."""
+    """A function in the parent with the signature and the name of `function`, a handle that it calls.
+    `layer` has the facts of the layer that the function makes."""
 
     layer: wire.Layer
 
@@ -165,11 +167,11 @@ class Stub:
 
 
 class DescribedLayer(UserLayer):
-    """A user's layer in the child, by what the child says of it."""
+    """In the parent: a user's layer, with the facts that the child sent."""
 
     def observed(self, case: Case) -> ObservedLayer:
-        description: wire.Layer = self.judged.layer
-        facts = description.facts
+        layer: wire.Layer = self.judged.layer
+        facts = layer.facts
         if (
             facts.tie not in TIES
             or facts.mask_kind not in (*MASKS, NO_MASK)
@@ -178,8 +180,8 @@ class DescribedLayer(UserLayer):
         ):
             raise wire.Garbled("facts have unknown words")
         return ObservedLayer(
-            Stub(self.judged, "", description.call), description.switches, description.takes_parameters,
-            {frozenset(names): printable(reason) for names, reason in description.unread},
+            Stub(self.judged, "", layer.call), layer.switches, layer.takes_parameters,
+            {frozenset(names): printable(reason) for names, reason in layer.unread},
             replace(
                 facts,
                 read=tuple(map(printable, facts.read)),

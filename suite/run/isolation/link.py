@@ -1,7 +1,7 @@
-"""The link to the child: requests, and what is taken from the answers.
+"""The link to the child: requests, and the values of answers.
 
-Nothing that the child says is executed, unpickled, or printed unescaped. Objects stay in the child; the
-parent has handles with what the child claims of them. Values are read as bytes.
+Nothing in an answer is executed, unpickled, or printed unescaped. Objects stay in the child; the parent
+has handles with facts that the child claims. Values are read as bytes.
 """
 
 from __future__ import annotations
@@ -43,27 +43,33 @@ from attention_conformance.suite.spec.text import printable
 
 MODULE = "attention_conformance.suite.run.isolation.child"
 
-ANSWERS = msgpack.Decoder(wire.Answer)
+ANSWER_DECODER = msgpack.Decoder(wire.Answer)
 
 MOST_DEATHS = 20
 """The number of children that are started after their predecessor died."""
 
-CACHES = ("TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR")
-"""Variables that name folders to write to."""
+CACHES = (
+    "TMPDIR",
+    "XDG_CACHE_HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "MPLCONFIGDIR",
+)
+"""Environment variables of folders in which packages write caches."""
 
 
-KINDS = (
+ERROR_TYPES = (
     *(e for e in vars(builtins).values() if isinstance(e, type) and issubclass(e, Exception)),
     SystemExit, ForbiddenCall, ForwardOnly, UsageError,
 )  # fmt: skip
-"""The errors that a child may tell of. No error of a child interrupts a run."""
+"""The types of errors that a child's answer can have; no interrupt is among them."""
 
 
 class Handle:
-    """An object of the child. Its attributes are what the child says of the object; the class has the
-    name of the object's type. A context is entered and left in the child."""
+    """The parent's stand-in for an object of the child, with facts that the child claims; its class has
+    the name of the object's type. Calling it, or entering it as a context, does so in the child."""
 
-    array = False
+    is_array = False
     dtype = device = ""
     shape: tuple[int, ...]
 
@@ -81,7 +87,7 @@ class Handle:
             self.link.at("leave", self)
 
 
-class Place(tuple):
+class HostPath(tuple):
     """An object of the child by its path from the child's host."""
 
 
@@ -90,17 +96,17 @@ SHARED = {Operator: "operator", Feature: "feature", DType: "dtype"}
 
 
 class Writer(pickle.Pickler):
-    """A request: handles, paths, and the objects that both processes have, travel as names."""
+    """Pickles a request: handles, paths, and the objects that both processes have become names."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Handle):
             if value.link.handles.get(value.number) is not value:
                 raise ProcessDied("the process of the function died, and its arrays with it")
-            return wire.found, ("handle", value.number)
-        if type(value) is Place:
-            return wire.found, ("path", tuple(value))
+            return wire.resolve_object, ("handle", value.number)
+        if type(value) is HostPath:
+            return wire.resolve_object, ("path", tuple(value))
         if type(value) in SHARED:
-            return wire.found, (SHARED[type(value)], value.name)
+            return wire.resolve_object, (SHARED[type(value)], value.name)
         if isinstance(value, PreparedCall) and value.problem is not None:
             return PreparedCall, tuple({**vars(value), "problem": None}.values())
         if isinstance(value, MappingProxyType):
@@ -112,19 +118,19 @@ class Link:
     """The child, and the requests to it.
 
     A child that dies, or that answers what its program does not answer, is killed; the next request
-    starts another one. Requests raise ProcessDied, and what the child's call raised. `home` is what the
-    first child says of its backend.
+    starts another one. Requests raise ProcessDied, and the error of the child's call. `description` is
+    the first child's description of its backend.
     """
 
-    home: BackendDescription
+    description: BackendDescription
 
     def __init__(self, start: Mapping[str, Any], limits: Limits) -> None:
         self.start, self.limits = dict(start), limits
-        self.kinds = {(kind.__module__, kind.__qualname__): kind for kind in KINDS}
+        self.error_types = {(kind.__module__, kind.__qualname__): kind for kind in ERROR_TYPES}
         self.deaths = self.count = 0
-        self.open: tuple[str, ...] = ()
+        self.unenforced: tuple[str, ...] = ()
         self.handles: WeakValueDictionary[int, Handle] = WeakValueDictionary()
-        self.loaded, self.raw = False, b""
+        self.loaded, self.array_bytes = False, b""
         self._types: dict[tuple[str, str], type] = {}
         self._lock = threading.RLock()
         self._child: subprocess.Popen[bytes] | None = None
@@ -134,35 +140,35 @@ class Link:
         """Start a child, and let it load the backend. Raises ProcessDied and BackendUnavailable."""
         if self.deaths > MOST_DEATHS:
             raise ProcessDied(f"the process of the function died {self.deaths} times")
-        own, others = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         variables = {n: v for n, v in environment({}).items() if not n.startswith("PYTEST")}
         variables |= dict.fromkeys(CACHES, self.limits.folder)
         # The user's code may check its arguments by assertions.
         variables.pop("PYTHONOPTIMIZE", None)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._child = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(others.fileno()), *self.limits.words],
+            [sys.executable, "-m", MODULE, str(child_end.fileno()), *self.limits.words],
             stdin=subprocess.DEVNULL, stdout=self.errors, stderr=self.errors, env=variables,
-            pass_fds=[others.fileno()], start_new_session=True,
+            pass_fds=[child_end.fileno()], start_new_session=True,
         )  # fmt: skip
-        others.close()
-        self._channel = channel = wire.as_file(own)
+        child_end.close()
+        self._channel = channel = wire.as_file(parent_end)
         self.handles = WeakValueDictionary()
-        with self.living():
+        with self.killing_on_error():
             wire.send(channel, pickle.dumps(self.start))
-            said = msgpack.decode(wire.receive(channel)[0], type=Hello)
-            self.open = tuple(map(printable, said.open))
-            if said.home is not None and not hasattr(self, "home"):
-                self.at_home(said.home)
-        if said.unavailable:
+            hello = msgpack.decode(wire.receive(channel)[0], type=Hello)
+            self.unenforced = tuple(map(printable, hello.unenforced))
+            if hello.backend is not None and not hasattr(self, "description"):
+                self.take_description(hello.backend)
+        if hello.unavailable:
             self.kill(True)
-            raise BackendUnavailable(printable(said.unavailable))
+            raise BackendUnavailable(printable(hello.unavailable))
 
-    def at_home(self, home: BackendDescription) -> None:
-        """Take what a child says of the backend."""
-        self.home = home
-        for name in home.validation_errors:
-            self.kinds.setdefault(name, self.type_of(name, Exception))
+    def take_description(self, description: BackendDescription) -> None:
+        """Store the description of the backend, and make types for its `validation_errors`."""
+        self.description = description
+        for name in description.validation_errors:
+            self.error_types.setdefault(name, self.type_of(name, Exception))
 
     @property
     def dead(self) -> bool:
@@ -170,9 +176,9 @@ class Link:
         return self._child is None
 
     def at(self, *arguments: Any, **keywords: Any) -> Any:
-        """Call a method of the child's host, the first argument."""
-        name, *rest = arguments
-        return self.ask(Place((name,)), *rest, **keywords)
+        """Call a method of the child's host, named by the first argument, with the other arguments."""
+        method, *operands = arguments
+        return self.ask(HostPath((method,)), *operands, **keywords)
 
     def ask(self, target: Any, *arguments: Any, **keywords: Any) -> Any:
         """Call an object of the child. Raises ProcessDied, and the error of the call."""
@@ -180,17 +186,17 @@ class Link:
             if self.dead:
                 self.run()
                 if self.loaded:
-                    self.ask(Place(("load",)))
+                    self.ask(HostPath(("load",)))
             main = threading.current_thread() is threading.main_thread()
             text = io.BytesIO()
             Writer(text).dump((target, arguments, keywords))
-            rest = pickle.dumps((0 if main else threading.get_ident(), [*self.handles]))
-            with self.living():
+            context = pickle.dumps((0 if main else threading.get_ident(), [*self.handles]))
+            with self.killing_on_error():
                 assert self._channel is not None
-                wire.send(self._channel, text.getvalue(), rest)
+                wire.send(self._channel, text.getvalue(), context)
                 self.count += 1
-                said, self.raw = wire.receive(self._channel)
-                answer = ANSWERS.decode(said)
+                message, self.array_bytes = wire.receive(self._channel)
+                answer = ANSWER_DECODER.decode(message)
                 error = None if answer.raised is None else self.error(answer.raised)
                 value = self.value(answer.value)
         if error is not None:
@@ -201,33 +207,33 @@ class Link:
         """The values of an array."""
         with self._lock:
             self.at("read", handle)
-            return self.raw
+            return self.array_bytes
 
     @contextlib.contextmanager
-    def living(self) -> Iterator[None]:
-        """A context that kills the child if it does not answer, or is not let answer. Raises
-        ProcessDied."""
+    def killing_on_error(self) -> Iterator[None]:
+        """A context that kills the child if an exception ends it: the child died, its answer is none, or
+        this process is interrupted. Raises ProcessDied, and the interrupt."""
         try:
             yield
         except Exception as error:
-            late = isinstance(error, EOFError | OSError)
-            how = self.kill(late)
-            why = f"it {how}" if late else f"it answered what is no answer: {error}"
-            raise ProcessDied(printable(f"the process of the function died: {why}")) from error
+            has_ended = isinstance(error, EOFError | OSError)
+            ending = self.kill(has_ended)
+            reason = f"it {ending}" if has_ended else f"it answered what is no answer: {error}"
+            raise ProcessDied(printable(f"the process of the function died: {reason}")) from error
         except BaseException:
             self.kill(False)
             raise
 
-    def kill(self, ends: bool) -> str:
-        """End the child and all that it started; returns how it ended. `ends`: the child ends by
-        itself."""
+    def kill(self, ends_itself: bool) -> str:
+        """Kill the child and all that it started; returns how it ended. With `ends_itself` the child has
+        two seconds to end."""
         child, self._child = self._child, None
         if child is None:
             return "is gone"
         self.deaths += 1
         assert self._channel is not None
         self._channel.close()
-        if ends:
+        if ends_itself:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=2)
         with contextlib.suppress(ProcessLookupError):
@@ -245,61 +251,70 @@ class Link:
 
     # What the child answers.
 
-    def value(self, said: wire.Value) -> Any:
+    def value(self, answer: wire.Value) -> Any:
         """The value of an answer. Raises Garbled."""
-        match said:
+        match answer:
             case str():
-                return printable(said)
-            case wire.Several():
-                values = [self.value(one) for one in said.values]
-                return values if said.is_list else tuple(values)
+                return printable(answer)
+            case wire.Items():
+                values = [self.value(item) for item in answer.values]
+                return values if answer.is_list else tuple(values)
             case wire.Pairs():
-                return {self.value(n): self.value(one) for n, one in said.values}
+                return {self.value(n): self.value(item) for n, item in answer.values}
             case wire.Error():
-                return self.error(said)
+                return self.error(answer)
             case wire.Call():
-                return self.call(said)
+                return self.call(answer)
             case wire.Reference():
-                return self.handle(said)
-        return said
+                return self.handle(answer)
+        return answer
 
-    def handle(self, said: wire.Reference) -> Handle:
-        """The object that the child holds by this number, with what the child says of an array."""
-        known = self.handles.get(said.number)
-        if known is None:
-            known = self.type_of(said.kind, Handle)(self, said.number)
-            self.handles[said.number] = known
-        if said.shape is not None:
-            known.array, known.dtype, known.device = said.array, said.dtype, said.device
-            known.shape = said.shape
-        return known
+    def handle(self, claim: wire.Reference) -> Handle:
+        """The handle of the child's object with this number, with the facts that the child claims."""
+        handle = self.handles.get(claim.number)
+        if handle is None:
+            handle = self.type_of(claim.kind, Handle)(self, claim.number)
+            self.handles[claim.number] = handle
+        if claim.shape is not None:
+            handle.is_array, handle.dtype, handle.device = (
+                claim.is_array,
+                claim.dtype,
+                claim.device,
+            )
+            handle.shape = claim.shape
+        return handle
 
     def type_of(self, name: tuple[str, str], base: type) -> type:
-        """A subclass with the name that the child tells."""
+        """A subclass of `base` with a module and a name that the child claims."""
         if name not in self._types:
             module, qualname = name
-            facts = {"__module__": module, "__qualname__": qualname}
-            self._types[name] = type(qualname.rpartition(".")[2], (base,), facts)
+            attributes = {"__module__": module, "__qualname__": qualname}
+            self._types[name] = type(qualname.rpartition(".")[2], (base,), attributes)
         return self._types[name]
 
-    def call(self, said: wire.Call) -> PreparedCall:
+    def call(self, call: wire.Call) -> PreparedCall:
         """A call whose function, and whose context, are the child's."""
-        facts = {name: self.value(one) for name, one in said.fields.items()}
-        handles = (facts["function"], facts.get("within"))
-        if any(not isinstance(one, Handle | None) for one in handles):
+        fields = {name: self.value(value) for name, value in call.fields.items()}
+        handles = (fields["function"], fields.get("within"))
+        if any(not isinstance(value, Handle | None) for value in handles):
             raise wire.Garbled("a call without a function")
-        if type(facts.get("arguments", {})) is not dict:
+        if type(fields.get("arguments", {})) is not dict:
             raise wire.Garbled("a call without arguments")
-        return PreparedCall(**{name: one for name, one in facts.items() if one is not None})
+        return PreparedCall(**{name: value for name, value in fields.items() if value is not None})
 
-    def error(self, said: wire.Error) -> BaseException:
-        """The error that the child tells of: an instance of the first known type, with the type's
-        name."""
-        known = next((self.kinds[kind] for kind in said.kinds if kind in self.kinds), Exception)
-        if known is ForwardOnly:
-            return ForwardOnly(said.text, said.declared)
-        module, qualname = said.kinds[0]
-        facts = {"__module__": module, "__qualname__": qualname, "__str__": lambda error: said.text}
-        error = type(qualname.rpartition(".")[2], (known,), facts)(said.text)
-        error.inside = None if said.inside is None else self.error(said.inside)
+    def error(self, claim: wire.Error) -> BaseException:
+        """The error in an answer: an instance of the first of its types that is in `error_types`, with
+        the name that the child claims."""
+        types = (self.error_types[kind] for kind in claim.kinds if kind in self.error_types)
+        base = next(types, Exception)
+        if base is ForwardOnly:
+            return ForwardOnly(claim.text, claim.declared)
+        module, qualname = claim.kinds[0]
+        members = {
+            "__module__": module,
+            "__qualname__": qualname,
+            "__str__": lambda error: claim.text,
+        }
+        error = type(qualname.rpartition(".")[2], (base,), members)(claim.text)
+        error.inside = None if claim.inside is None else self.error(claim.inside)
         return error

@@ -1,7 +1,7 @@
 """Parts of a backend in the parent, whose calls the child makes: memory, compilers, profiler.
 
-`asks` lists the methods that are the child's. Other methods are written out: their answers are facts that
-the child said before it imported the user's file, or are checked.
+`delegated` lists the methods whose calls the child makes. The other methods return facts that the child
+sent before it imported the user's file, or check the type of the answer.
 """
 
 from __future__ import annotations
@@ -16,91 +16,91 @@ from attention_conformance.backends.memory import Memory
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.profiler import Profiler
 from attention_conformance.backends.protocol import Backend
-from attention_conformance.suite.run.isolation.link import Link, Place
+from attention_conformance.suite.run.isolation.link import HostPath, Link
 
 Part = TypeVar("Part", bound=type)
 
 
-class Asking:
-    """A part of the child's host: `place` says which one."""
+class ChildPart:
+    """The parent's side of an object of the child, which is found at `path` from the child's host."""
 
     link: Link
-    place: tuple[str, ...]
+    path: tuple[str, ...]
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the part in the child."""
-        return self.link.ask(Place((*self.place, name)), *arguments)
+        """Call a method of the object in the child."""
+        return self.link.ask(HostPath((*self.path, name)), *arguments)
 
-    def ask_plainly(self, kind: Any, name: str, *arguments: Any) -> Any:
-        """`ask` for plain data of a type. Raises msgspec.ValidationError for other answers."""
+    def ask_typed(self, kind: Any, name: str, *arguments: Any) -> Any:
+        """Call a method that answers plain data of type `kind`. Raises msgspec.ValidationError."""
         return msgspec.convert(self.ask(name, *arguments), kind)
 
 
-def asks(*names: str) -> Callable[[Part], Part]:
-    """Let the child answer the methods of these names."""
+def delegated(*names: str) -> Callable[[Part], Part]:
+    """A class decorator: adds methods of these names, whose calls the child makes."""
 
-    def asked(name: str) -> Callable[..., Any]:
+    def method_of(name: str) -> Callable[..., Any]:
         return lambda part, *arguments: part.ask(name, *arguments)
 
-    def add(part: Part) -> Part:
+    def add_methods(part: Part) -> Part:
         for name in names:
-            setattr(part, name, asked(name))
+            setattr(part, name, method_of(name))
         return part
 
-    return add
+    return add_methods
 
 
-@asks("overwrite", "transpose", "view", "alias", "within", "operand")
-class RemoteMemory(Asking, Memory):
-    """Memory of the child's arrays."""
+@delegated("overwrite", "transpose", "view", "alias", "within", "operand")
+class RemoteMemory(ChildPart, Memory):
+    """`Memory`, whose operations on arrays are made in the child."""
 
-    place = ("backend", "memory")
+    path = ("backend", "memory")
 
     def __init__(self, backend: Backend, link: Link) -> None:
         super().__init__(backend)
-        self.link, self.has_strides = link, link.home.has_strides
+        self.link, self.has_strides = link, link.description.has_strides
 
 
-@asks("compiled", "recomputed", "gradient")
-class RemoteCompilers(Asking, Compilers):
-    """Compilers of the child. Which of them a user's function goes through, and what it lacks in them, is
-    what the child said before it imported the function."""
+@delegated("compiled", "recomputed", "gradient")
+class RemoteCompilers(ChildPart, Compilers):
+    """Compilers of the child. Facts about a user's function in them are those that the child sent before
+    it imported the function."""
 
-    place = ("backend", "compilers")
+    path = ("backend", "compilers")
 
     def __init__(self, backend: Backend, link: Link) -> None:
-        home = link.home
-        super().__init__(backend, *home.compilers)
-        self.link, self.compiles_shapes = link, home.compiles_shapes
-        self.runs_models, self.ambient = home.runs_models, home.ambient
+        description = link.description
+        super().__init__(backend, *description.compilers)
+        self.link, self.compiles_shapes = link, description.compiles_shapes
+        self.runs_models, self.ambient = description.runs_models, description.ambient
 
     def of(self, implementation: Any) -> tuple[str, ...]:
         if not implementation.declared.is_user_code:
-            return self.ask_plainly(tuple[str, ...], "of", Place(implementation.place))
-        return tuple(n for n in super().of(implementation) if n in self.link.home.lacking)
+            return self.ask_typed(tuple[str, ...], "of", HostPath(implementation.path))
+        return tuple(n for n in super().of(implementation) if n in self.link.description.lacking)
 
     def lacking(self, implementation: Any, compiler: str) -> dict[str, str]:
         if implementation.declared.is_user_code:
-            return self.link.home.lacking[compiler]
-        place = Place(implementation.place)
-        return self.ask_plainly(dict[str, str], "lacking", place, compiler)
+            return self.link.description.lacking[compiler]
+        path = HostPath(implementation.path)
+        return self.ask_typed(dict[str, str], "lacking", path, compiler)
 
     def raised_inside(self, error: BaseException) -> BaseException:
         return getattr(error, "inside", None) or error
 
 
-@asks("threads", "at_once", "step", "compilations")
-class RemoteProfiler(Asking, Profiler):
-    """Threads and kernels of the child's calls."""
+@delegated("threads", "at_once", "step", "compilations")
+class RemoteProfiler(ChildPart, Profiler):
+    """`Profiler`, which observes threads and kernels of the child's calls."""
 
-    place = ("backend", "profiler")
+    path = ("backend", "profiler")
 
     def __init__(self, backend: Backend, link: Link) -> None:
         super().__init__(backend)
-        self.link, self.has_threads = link, link.home.has_threads
+        self.link, self.has_threads = link, link.description.has_threads
 
     def kernels(self, prepared: PreparedCall) -> str:
-        return self.ask_plainly(str, "kernels", prepared)
+        return self.ask_typed(str, "kernels", prepared)
 
     def peak_bytes(self, call: Any, prepared: PreparedCall) -> int | None:
-        return self.ask_plainly(int | None, "peak_bytes", call, prepared)
+        return self.ask_typed(int | None, "peak_bytes", call, prepared)

@@ -1,7 +1,7 @@
 """Backend and implementation in the parent, whose calls the child makes.
 
 `Remote` is a backend: arrays, calls and contexts are handles of the child, and facts about the framework
-are what the child says before it imports the user's file. `remote_function` lets the child make the
+are sent by the child before it imports the user's file. `remote_function` lets the child make the
 calls of the user's function, and `RemoteNative` is an implementation of the framework. Checks and judge
 know none of them. This process never imports the framework.
 """
@@ -38,7 +38,7 @@ from attention_conformance.suite.run.isolation.description import (
     ImplementationDescription,
     Stub,
 )
-from attention_conformance.suite.run.isolation.link import Handle, Link, Place
+from attention_conformance.suite.run.isolation.link import Handle, HostPath, Link
 from attention_conformance.suite.run.isolation.sandbox import Limits
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.spec.case import Case
@@ -50,56 +50,57 @@ from attention_conformance.suite.spec.operators import OPERATORS, computed_like
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
 
-HIDDEN = ("attention_conformance.references",)
+HIDDEN_PACKAGES = ("attention_conformance.references",)
 """Packages that an untrusted child cannot read: it would find the right answers there."""
 
 
-@parts.asks("vjp", "pullback", "jvp")
-class Remote(parts.Asking, Backend):
+@parts.delegated("vjp", "pullback", "jvp")
+class Remote(parts.ChildPart, Backend):
     """A backend of the class `kind`, with a child that holds the arrays and makes the calls."""
 
-    place = ("backend",)
+    path = ("backend",)
 
     def __init__(self, kind: type[Backend], link: Link) -> None:
-        self.kind, self.link, self.home = kind, link, link.home
-        self.name, self.native, self.rounding = self.home.name, self.home.native, self.home.rounding
+        self.kind, self.link, self.description = kind, link, link.description
+        facts = self.description
+        self.name, self.native, self.rounding = facts.name, facts.native, facts.rounding
         self.devices, self.device = kind.devices, link.start["device"]
-        self.validation_errors = tuple(link.kinds[name] for name in self.home.validation_errors)
+        self.validation_errors = tuple(link.error_types[name] for name in facts.validation_errors)
         self.memory = parts.RemoteMemory(self, link)
         self.compilers = parts.RemoteCompilers(self, link)
         self.profiler = parts.RemoteProfiler(self, link)
-        self._ended = -1
+        self._count_at_end = -1
 
     @cached_property
-    def apart(self) -> Remote:
+    def without_user_code(self) -> Remote:
         """The backend with another child, which never imports a user's file, and is started at the first
         request."""
         folder = tempfile.mkdtemp(prefix="attention-child-")
         link = Link(self.link.start, replace(self.link.limits, folder=folder))
-        link.at_home(self.home)
+        link.take_description(self.description)
         atexit.register(link.close)
         return Remote(self.kind, link)
 
     @property
     def beside(self) -> Implementation | None:
-        """What the elections of a user's function are compared with."""
-        said = self.home.beside
-        return None if said is None else RemoteNative(self, said, ("beside",))
+        """The implementation with which the elections of a user's function are compared."""
+        implementation = self.description.beside
+        return None if implementation is None else RemoteNative(self, implementation, ("beside",))
 
     @property
     def versions(self) -> dict[str, str]:
-        return self.home.versions
+        return self.description.versions
 
     @property
     def expectations(self) -> Path:
-        return Path(self.home.expectations)
+        return Path(self.description.expectations)
 
     @property
     def refusals(self) -> dict[str, str]:
-        return self.home.refusals
+        return self.description.refusals
 
     def implementations(self) -> list[Implementation]:
-        return [RemoteNative(self, one, ("natives", one.name)) for one in self.home.natives]
+        return [RemoteNative(self, one, ("natives", one.name)) for one in self.description.natives]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
         return self.kind.function(self, function, name, claims)
@@ -109,11 +110,11 @@ class Remote(parts.Asking, Backend):
 
     def to_numpy(self, array: Any) -> np.ndarray:
         raw = self.link.read(array)
-        with self.link.living():
+        with self.link.killing_on_error():
             return wire.from_bytes(raw, array.dtype, array.shape)
 
     def is_array(self, value: Any) -> bool:
-        return isinstance(value, Handle) and value.array
+        return isinstance(value, Handle) and value.is_array
 
     def dtype_name(self, array: Any) -> str:
         return array.dtype
@@ -122,92 +123,92 @@ class Remote(parts.Asking, Backend):
         return array.device
 
     def load(
-        self, text: str, said: Mapping[str, Any], like: str, untrusted: bool
+        self, text: str, claims: Mapping[str, Any], like: str, untrusted: bool
     ) -> tuple[Implementation, Claims]:
-        """Let the child import the user's file; returns the function, and the claims about it.
-
-        The file's own claims are taken unless it is `untrusted`. Raises UsageError.
-        """
+        """Let the child import the user's file; returns the function, and the claims about it, which
+        include the file's unless it is `untrusted`. Raises UsageError."""
         name = text.rpartition(":")[2]
         try:
             facts = self.link.at("load")
-            with self.link.living():
+            with self.link.killing_on_error():
                 function = self.link.handle(facts.function)
-            own = {} if untrusted else self._claims(facts.claims, text)
+            file_claims = {} if untrusted else self._claims(facts.claims, text)
             stub = Stub(function, printable(facts.name), facts.parameters)
             kind = registry.OWN.get(computed_like(like)) if like else None
             for method in kind.method_names if kind else ():
                 if method in facts.methods:
                     setattr(stub, method, Stub(stub, method, facts.methods[method]))
             # Calls are watched in the child; here nothing is called.
-            all_said = {**own, **said, "forbid": ()}
+            all_claims = {**file_claims, **claims, "forbid": ()}
             if facts.layer is None:
-                implementation, claims = registry.callable_implementation(
-                    self, stub, name, all_said, like, text
+                implementation, read_claims = registry.callable_implementation(
+                    self, stub, name, all_claims, like, text
                 )
             else:
-                stub.layer, claims = facts.layer, Claims.of(stub, all_said, like)
-                implementation = DescribedLayer(self, stub, name, claims, like)
+                stub.layer, read_claims = facts.layer, Claims.of(stub, all_claims, like)
+                implementation = DescribedLayer(self, stub, name, read_claims, like)
         except UsageError:
             raise
         except Exception as error:
             raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
         self.link.loaded = True
         remote_function(self, implementation, [REGISTERED] if facts.registered else [])
-        return implementation, claims
+        return implementation, read_claims
 
-    def _claims(self, own: dict[str, Any], text: str) -> dict[str, Any]:
+    def _claims(self, stated: dict[str, Any], text: str) -> dict[str, Any]:
+        """The known claims that a user's file states, with paths from the folder of the file."""
         folder = Path(text.rpartition(":")[0]).parent
-        if "expect" in own:
-            paths = [own["expect"]] if isinstance(own["expect"], str) else own["expect"]
-            own["expect"] = [str(folder / path) for path in paths]
-        return {name: value for name, value in own.items() if name in CLAIMS}
+        if "expect" in stated:
+            paths = [stated["expect"]] if isinstance(stated["expect"], str) else stated["expect"]
+            stated["expect"] = [str(folder / path) for path in paths]
+        return {name: value for name, value in stated.items() if name in CLAIMS}
 
     # The settings are the child's: it compares and restores them. Here are their modes.
 
     @cached_property
     def settings(self) -> ChildSettings:
         def modes(name: str, values: Mapping[str, Any]) -> dict[str, Ambient]:
-            within = {mode: Place(("settings", name, "modes", mode, "within")) for mode in values}
+            paths = {mode: HostPath(("settings", name, "modes", mode, "within")) for mode in values}
             return {
-                mode: Ambient(partial(self.link.ask, within[mode]), *values[mode])
-                for mode in values
+                mode: Ambient(partial(self.link.ask, paths[mode]), *values[mode]) for mode in values
             }
 
-        home = self.home.modes
-        settings = {n: Setting(_unread, _unread, modes(n, home[n])) for n in home}
+        mode_facts = self.description.modes
+        by_name = {name: modes(name, facts) for name, facts in mode_facts.items()}
+        settings = {n: Setting(_in_child, _in_child, by_name[n]) for n in by_name}
         return ChildSettings(settings, self._begin)
 
     def _begin(self) -> Callable[[], list[str]]:
-        """Begin a cell, unless the end of the last one did. Returns what ends the cell."""
-        if self.link.dead or self.link.count != self._ended:
+        """Begin a cell in the child, unless `_end` did so already. Returns the function that ends it."""
+        if self.link.dead or self.link.count != self._count_at_end:
             self.link.at("begin")
         return self._end
 
     def _end(self) -> list[str]:
+        """End the cell in the child; returns the changes to settings, and stores background errors."""
         if self.link.dead:  # in this cell, and its settings with it
             return []
-        said = self.link.at("end")
-        with self.link.living():
-            left, died = msgspec.convert(said, tuple[list[str], list[str]])
-        for event in died:
-            leaks.hear(event)
-        self._ended = self.link.count
-        return left
+        answer = self.link.at("end")
+        with self.link.killing_on_error():
+            changes, errors = msgspec.convert(answer, tuple[list[str], list[str]])
+        for error in errors:
+            leaks.hear(error)
+        self._count_at_end = self.link.count
+        return changes
 
 
-@parts.asks("timed", "refusing", "refused")
-class RemoteCalls(Implementation, parts.Asking):
+@parts.delegated("timed", "refusing", "refused")
+class RemoteCalls(Implementation, parts.ChildPart):
     """An implementation in this process, whose calls the child makes."""
 
     backend: Remote
-    place: tuple[str, ...] = ("implementation",)
+    path: tuple[str, ...] = ("implementation",)
 
     @property
     def unwatched(self) -> Implementation:
-        other = copy(self)
-        other.place = (*self.place, "unwatched")
-        return other
+        unwatched = copy(self)
+        unwatched.path = (*self.path, "unwatched")
+        return unwatched
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.ask("prepare", inputs)
@@ -227,47 +228,48 @@ class RemoteCalls(Implementation, parts.Asking):
         return {n: replace(one, problem=problems.get(n)) for n, one in calls.items()}
 
     def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
-        return self.ask_plainly(dict[str, str], "broken_rules", inputs)
+        return self.ask_typed(dict[str, str], "broken_rules", inputs)
 
 
-SETTLED = ("rebind", "choose")
-"""The methods by which trial calls settle how a function is called, or how a layer is read."""
+SETTLING_METHODS = ("rebind", "choose")
+"""The methods by which trial calls set how a function is called, or how a layer is read."""
 
 
 def remote_function(backend: Remote, function: Implementation, features: Iterable[str]) -> None:
-    """Let the child make the calls of a user's function. `function` is the one in this process, by its
-    signature and its claims: what it declares, and how arguments are bound. It has these `features`, too.
-    """
+    """Change the class of a user's function in this process so that the child makes its calls. Binding
+    and declaration stay here, with `features` added; `SETTLING_METHODS` are called in both processes."""
 
-    def both(own: Callable[..., None]) -> Callable[..., None]:
+    def in_both_processes(method: Callable[..., None]) -> Callable[..., None]:
         def settle(function: Any, *arguments: Any) -> None:
-            function.link.start["settled"][own.__name__] = arguments  # a new child begins so
-            function.ask(own.__name__, *arguments)
-            own(function, *arguments)
+            function.link.start["settled"][method.__name__] = arguments  # a new child begins so
+            function.ask(method.__name__, *arguments)
+            method(function, *arguments)
             function.declared = function.declared.taking(*features)
 
         return settle
 
     kind = type(function)
-    settled = {name: both(getattr(kind, name)) for name in SETTLED if hasattr(kind, name)}
-    function.__class__ = type(kind.__name__, (RemoteCalls, kind), settled)
+    names = [name for name in SETTLING_METHODS if hasattr(kind, name)]
+    methods = {name: in_both_processes(getattr(kind, name)) for name in names}
+    function.__class__ = type(kind.__name__, (RemoteCalls, kind), methods)
     vars(function)["link"] = backend.link
     function.declared = function.declared.taking(*features)
     if function.beside is not None:
         # A function that stands in for the framework's own attention is held to its answers.
-        function.beside = (backend.apart if function.declared.drop_in else backend).beside
+        home = backend.without_user_code if function.declared.drop_in else backend
+        function.beside = home.beside
 
 
 class RemoteNative(RemoteCalls):
     """An implementation of the framework in the child."""
 
     def __init__(
-        self, backend: Remote, said: ImplementationDescription, place: tuple[str, ...]
+        self, backend: Remote, description: ImplementationDescription, path: tuple[str, ...]
     ) -> None:
-        self.link, self.place = backend.link, place
-        self.operator, self.textbook = OPERATORS[said.operator], said.textbook
-        self.axis_order, self._later = said.axis_order, said.later
-        Implementation.__init__(self, backend, said.name, said.declared)
+        self.link, self.path = backend.link, path
+        self.operator, self.textbook = OPERATORS[description.operator], description.textbook
+        self.axis_order, self._later = description.axis_order, description.later
+        Implementation.__init__(self, backend, description.name, description.declared)
 
     @property
     def later(self) -> frozenset[str]:
@@ -276,15 +278,15 @@ class RemoteNative(RemoteCalls):
     def unsupported(self, case: AnyCase) -> str | None:
         if not isinstance(case, Case):
             return Implementation.unsupported(self, case)
-        return self.ask_plainly(str | None, "unsupported", case)
+        return self.ask_typed(str | None, "unsupported", case)
 
 
-def _unread(*value: Any) -> None:
-    """Stands in for what reads and writes a setting: the child does."""
+def _in_child(*value: Any) -> None:
+    """The reader and writer of a setting, never called here: the child reads and writes settings."""
     raise NotImplementedError
 
 
-def forbids_own(options: Options) -> bool:
+def forbids_native(options: Options) -> bool:
     """True if a user function must not call the framework's own attention, because it is untrusted."""
     exempt = options.forbid or options.like or options.mode == "compiled"
     return options.untrusted and not exempt
@@ -296,14 +298,15 @@ def isolated(options: Options, text: str) -> Remote:
     name = options.backends[0]
     kind = registry.kind_of(name, options.device)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    places = {ROOT, *(Path(place or ".").resolve() for place in sys.path)}
-    folders = [place / name.replace(".", "/") for place in places for name in HIDDEN]
+    import_folders = {ROOT, *(Path(folder or ".").resolve() for folder in sys.path)}
+    folders = [folder / n.replace(".", "/") for folder in import_folders for n in HIDDEN_PACKAGES]
     hidden = tuple(str(one) for one in folders if one.is_dir()) if options.untrusted else ()
     limits = Limits(tempfile.mkdtemp(prefix="attention-child-"), hidden, memory)
     start = {
         "backend": name, "device": options.device, "function": text,
-        "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "forbids_own": forbids_own(options), "settled": {},
+        "claims": options.claims, "like": options.like,
+        "hidden": HIDDEN_PACKAGES if options.untrusted else (),
+        "forbids_native": forbids_native(options), "settled": {},
     }  # fmt: skip
     link = Link(start, limits)
     atexit.register(link.close)

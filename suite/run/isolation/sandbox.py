@@ -28,7 +28,7 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """Landlock's system calls, which have the same numbers on all architectures."""
 
 WRITE_FILE, TRUNCATE, REFER = 1 << 1, 1 << 14, 1 << 13
-WRITES = {1: WRITE_FILE | sum(1 << n for n in range(4, 13)), 2: REFER, 3: TRUNCATE}
+WRITE_RIGHTS = {1: WRITE_FILE | sum(1 << n for n in range(4, 13)), 2: REFER, 3: TRUNCATE}
 """Landlock's rights to change the file system, by the version that has them first."""
 
 SCOPED, SINCE_SCOPED = 0b11, 6
@@ -40,7 +40,7 @@ PR_SET_SECCOMP, FILTER, ALLOW, REFUSE = 22, 2, 0x7FFF0000, 0x00050000 | errno.EP
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 """Actions of a seccomp filter, and its instructions: load a word of the call, jump, return an action."""
 
-CALLS = {"x86_64": (0xC000003E, 41, 203), "aarch64": (0xC00000B7, 198, 122)}
+SYSTEM_CALLS = {"x86_64": (0xC000003E, 41, 203), "aarch64": (0xC00000B7, 198, 122)}
 """By machine the architecture that a filter sees, and the numbers of `socket` and `sched_setaffinity`."""
 
 IO_URING_SETUP, OTHER_NUMBERS = 425, 1 << 30
@@ -60,7 +60,8 @@ BENEATH = 1
 
 @dataclass(frozen=True)
 class Limits:
-    """`folder` can be written to; `hidden` folders are empty; `memory` in bytes, 0 for no limit."""
+    """The limits of a child: the only `folder` that it can write to, `hidden` folders that it sees as
+    empty, and `memory` in bytes, 0 for no limit."""
 
     folder: str
     hidden: tuple[str, ...] = ()
@@ -78,50 +79,51 @@ class Limits:
 
 
 def enclose(limits: Limits) -> list[str]:
-    """Limit this process and all that it starts; returns what is not limited here."""
+    """Limit this process and all that it starts; returns a sentence for each limit that the system does
+    not enforce."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
         return ["this system limits neither network, nor files, nor memory of the child"]
-    for what, most in (
+    for resource_kind, maximum in (
         (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE),
         (resource.RLIMIT_NPROC, PROCESSES), (resource.RLIMIT_DATA, limits.memory),
     ):  # fmt: skip
-        if most or what == resource.RLIMIT_CORE:
-            hard = resource.getrlimit(what)[1]
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        if maximum or resource_kind == resource.RLIMIT_CORE:
+            hard = resource.getrlimit(resource_kind)[1]
+            maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
             with suppress(ValueError, OSError):
-                resource.setrlimit(what, (most, most))
-    left, processes = [], _unshared(libc)
-    if processes is not None:
+                resource.setrlimit(resource_kind, (maximum, maximum))
+    unenforced, has_own_processes = [], _enter_namespaces(libc)
+    if has_own_processes is not None:
         for folder in limits.hidden:
             if _mount(libc, folder, MS_RDONLY):
-                left.append(f"the child can read {folder}")
+                unenforced.append(f"the child can read {folder}")
         _mount(libc, "/dev/shm", 0)
     else:
-        left.append("the child has the machine's network, and can read the whole file system")
+        unenforced.append("the child has the machine's network, and can read the whole file system")
     version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    if version < 1 or not _landlocked(libc, limits.folder, version):
-        left.append("the child can write wherever its user can")
-    if version < SINCE_SCOPED and not processes:
-        left.append("the child can send signals to other processes of its user")
-    if not _filtered(libc):
-        left.append("the child can use all processors, and sockets of the file system")
+    if version < 1 or not _restrict_files(libc, limits.folder, version):
+        unenforced.append("the child can write wherever its user can")
+    if version < SINCE_SCOPED and not has_own_processes:
+        unenforced.append("the child can send signals to other processes of its user")
+    if not _filter_system_calls(libc):
+        unenforced.append("the child can use all processors, and sockets of the file system")
     libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # a new namespace forgets this
-    return left
+    return unenforced
 
 
-def _unshared(libc: ctypes.CDLL) -> bool | None:
-    """Enter new user, mount, network and IPC namespaces, as the same user; None if that fails. True if
-    this is now a process of a new process namespace, which ends with all its processes."""
+def _enter_namespaces(libc: ctypes.CDLL) -> bool | None:
+    """Enter new user, mount, network and IPC namespaces, as the same user. Returns None if that fails,
+    True if this is now a process of a new process namespace, too, False if not."""
     user, group = os.getuid(), os.getgid()
-    spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC
-    processes = not libc.unshare(spaces | CLONE_NEWPID)
-    if not processes and libc.unshare(spaces):
+    namespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC
+    has_own_processes = not libc.unshare(namespaces | CLONE_NEWPID)
+    if not has_own_processes and libc.unshare(namespaces):
         return None
-    if processes:
+    if has_own_processes:
         # Signals of its own do not end the first process of a namespace: the second one goes on.
-        _go_on_in_a_fork(libc)
-        _go_on_in_a_fork(libc)
+        _continue_in_fork(libc)
+        _continue_in_fork(libc)
     try:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")
@@ -130,20 +132,20 @@ def _unshared(libc: ctypes.CDLL) -> bool | None:
         return None
     if libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
         return None
-    if processes:
+    if has_own_processes:
         libc.mount(b"none", b"/proc", b"proc", MS_SAFE, None)
-    return processes
+    return has_own_processes
 
 
-def _go_on_in_a_fork(libc: ctypes.CDLL) -> None:
-    """Return in a new process. The old one waits, and ends as the new one does."""
+def _continue_in_fork(libc: ctypes.CDLL) -> None:
+    """Fork, and return in the new process. The old process waits, and then ends with the same code."""
     fork = os.fork()
     if not fork:
         libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
         return
-    ended = status = 0
-    while ended != fork:
-        ended, status = os.wait()
+    ended_pid = status = 0
+    while ended_pid != fork:
+        ended_pid, status = os.wait()
     code = os.waitstatus_to_exitcode(status)
     code = ENDED_BY - code if code < 0 else code
     if code > ENDED_BY and os.getpid() != 1:
@@ -163,9 +165,9 @@ def _mount(libc: ctypes.CDLL, folder: str, flags: int) -> bool:
     return bool(libc.mount(b"none", os.fsencode(folder), b"tmpfs", flags, None))
 
 
-def _landlocked(libc: ctypes.CDLL, folder: str, version: int) -> bool:
+def _restrict_files(libc: ctypes.CDLL, folder: str, version: int) -> bool:
     """Allow this process to change files in one folder only; True if the system can."""
-    rights = sum(right for since, right in WRITES.items() if since <= version)
+    rights = sum(right for since, right in WRITE_RIGHTS.items() if since <= version)
     scoped = SCOPED if version >= SINCE_SCOPED else 0
     attributes = struct.pack("QQQ", rights, 0, scoped)[: 24 if version >= SINCE_SCOPED else 8]
     rules = libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
@@ -176,21 +178,21 @@ def _landlocked(libc: ctypes.CDLL, folder: str, version: int) -> bool:
     allowed |= {f"/dev/{n}": WRITE_FILE for n in os.listdir("/dev") if n.startswith("nvidia")}
     for path, right in allowed.items():
         with suppress(OSError):
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            libc.syscall(ADD_RULE, rules, BENEATH, struct.pack("=Qi", right, place), 0)
-            os.close(place)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            libc.syscall(ADD_RULE, rules, BENEATH, struct.pack("=Qi", right, descriptor), 0)
+            os.close(descriptor)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    done = libc.syscall(RESTRICT_SELF, rules, 0)
+    failed = libc.syscall(RESTRICT_SELF, rules, 0)
     os.close(rules)
-    return not done
+    return not failed
 
 
-def _filtered(libc: ctypes.CDLL) -> bool:
-    """Refuse this process sockets of other families than `FAMILIES`, and other processors than it has;
-    True if the system can."""
-    if os.uname().machine not in CALLS:
+def _filter_system_calls(libc: ctypes.CDLL) -> bool:
+    """Let system calls fail that make sockets of families outside `FAMILIES` or that choose processors.
+    Returns True if the system can."""
+    if os.uname().machine not in SYSTEM_CALLS:
         return False
-    architecture, make_socket, choose_processors = CALLS[os.uname().machine]
+    architecture, make_socket, choose_processors = SYSTEM_CALLS[os.uname().machine]
     # Jumps are counted from the next instruction: the last two are refusal and permission.
     program = [
         (LOAD, 0, 0, 4), (EQUAL, 0, 9, architecture),

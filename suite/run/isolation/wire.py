@@ -45,13 +45,12 @@ Shape = Annotated[tuple[Size, ...], Meta(max_length=64)]
 class Reference(Struct, tag=True):
     """An object that stays in the child: its number, and module and name of its type.
 
-    Of an array there is more: whether its type is exactly that of the framework's arrays, its dtype,
-    device and shape.
+    For an array also dtype, device and shape; `is_array` is True if the type is exactly the framework's.
     """
 
     number: int
     kind: tuple[Name, Name]
-    array: bool = False
+    is_array: bool = False
     dtype: Name = ""
     device: Name = ""
     shape: Shape | None = None
@@ -67,7 +66,7 @@ class Error(Struct, tag=True):
     inside: Error | None = None
 
 
-class Several(Struct, tag=True):
+class Items(Struct, tag=True):
     """A tuple, or a list."""
 
     values: tuple[Value, ...]
@@ -93,12 +92,12 @@ Default = bool | int | float | str | None
 Parameters = (
     tuple[tuple[Name, Kind, Annotated[tuple[Default, ...], Meta(max_length=1)]], ...] | None
 )
-"""Name, kind and default (none without a default) of each parameter of a callable; None if nobody can
-tell."""
+"""Name, kind and default of each parameter of a callable, `()` for no default; None if Python cannot read
+the signature."""
 
 
 class Layer(Struct):
-    """What a user's layer shows (see `ObservedLayer`); `unread` are entries."""
+    """The fields of a user's `ObservedLayer`; `unread` has the entries of its dictionary."""
 
     call: Parameters
     switches: bool
@@ -108,8 +107,13 @@ class Layer(Struct):
 
 
 class Loaded(Struct, tag=True):
-    """The user's function, its name and parameters, those of its methods, and its own claims.
-    `registered`: it is an operator of the framework. `layer`: what the layer shows that it makes."""
+    """The facts of the user's function after its import.
+
+    - `methods`: the parameters of its methods by name
+    - `registered`: True for an operator that is registered with the framework
+    - `layer`: if the function makes a layer, the layer's facts
+    - `claims`: the claims that its file states
+    """
 
     function: Reference
     name: str
@@ -120,7 +124,7 @@ class Loaded(Struct, tag=True):
     claims: dict[str, Any]
 
 
-Value = bool | int | float | str | Reference | Error | Several | Pairs | Call | Loaded | None
+Value = bool | int | float | str | Reference | Error | Items | Pairs | Call | Loaded | None
 
 
 class Answer(Struct, forbid_unknown_fields=True):
@@ -131,11 +135,11 @@ class Answer(Struct, forbid_unknown_fields=True):
 
 
 class Garbled(Exception):
-    """An answer of the child is none that the child's own program gives."""
+    """The child sent an answer that its program never sends."""
 
 
 def as_file(end: socket.socket) -> BinaryIO:
-    """A socket as a file, which takes the socket over."""
+    """A file that reads and writes a socket; the socket object is closed."""
     with end:
         return cast(BinaryIO, end.makefile("rwb", BUFFER))
 
@@ -147,25 +151,25 @@ def send(channel: BinaryIO, first: bytes, second: bytes | memoryview = b"") -> N
     channel.flush()
 
 
-def receive(channel: BinaryIO, most: Sequence[int] = MOST) -> tuple[bytes, bytes]:
-    """A message of two parts, each of at most so many bytes. Raises EOFError if the other process is
-    gone, and Garbled."""
-    lengths = HEAD.unpack(_exactly(channel, HEAD.size))
-    if any(length > limit for length, limit in zip(lengths, most, strict=True)):
+def receive(channel: BinaryIO, limits: Sequence[int] = MOST) -> tuple[bytes, bytes]:
+    """Receive a message of two parts, whose numbers of bytes have `limits`. Raises EOFError if the other
+    process is gone, and Garbled beyond the limits."""
+    lengths = HEAD.unpack(_read_exactly(channel, HEAD.size))
+    if any(length > limit for length, limit in zip(lengths, limits, strict=True)):
         raise Garbled(f"an answer of {lengths[0]} and {lengths[1]} bytes")
-    first, second = (_exactly(channel, length) for length in lengths)
+    first, second = (_read_exactly(channel, length) for length in lengths)
     return first, second
 
 
-def _exactly(channel: BinaryIO, count: int) -> bytes:
+def _read_exactly(channel: BinaryIO, count: int) -> bytes:
     got = channel.read(count)
     if len(got) < count:
         raise EOFError
     return got
 
 
-def found(kind: str, name: Any) -> Any:
-    """Stands in a request for an object of the child, which the child finds by kind and name."""
+def resolve_object(kind: str, name: Any) -> Any:
+    """The pickled stand-in for an object of the child, which the child looks up by kind and name."""
     raise NotImplementedError
 
 
@@ -183,8 +187,8 @@ def to_bytes(values: np.ndarray, dtype: str) -> memoryview:
 
 
 def from_bytes(raw: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The array of `to_bytes`, floating-point numbers as float64. Raises TypeError for a dtype that does
-    not travel, and ValueError if the number of bytes is another one."""
+    """The inverse of `to_bytes`; floating-point numbers become float64. Raises TypeError for a dtype that
+    does not travel, and ValueError for a wrong number of bytes."""
     if dtype not in CARRIERS:
         raise TypeError(f"arrays of {dtype} are not read from another process")
     carrier = np.dtype(CARRIERS[dtype])
