@@ -14,7 +14,7 @@ from attention_conformance.suite.spec.recipes import generator
 
 
 def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """Every element equals the expected one; a zero may have either sign."""
+    """Raise Deviation unless every element equals the expected one; a zero may have either sign."""
     wrong = ~(got == want)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
