@@ -33,18 +33,18 @@ def test_bad_problem(cell: Cell) -> None:
     if not isinstance(cell.case, MalformedCase):
         raise HarnessError(f"expected a malformed problem, got {cell.case.id}")
     inputs = cell.case.inputs(cell.seed)
-    answer = answer_to(cell.implementation, inputs)
+    answer = describe_answer(cell.implementation, inputs)
     if not answer:
         return
     native = cell.implementation.beside
-    if native is not None and answer_to(native, inputs):
+    if native is not None and describe_answer(native, inputs):
         raise NotApplicable("the framework's own attention answers it, too")
     if cell.case.contained is None:
         raise Deviation("no-raise", f"{cell.case.text}: answered with {answer}, must raise")
     got = cell.run(inputs).values.copy()
-    for other, where in cell.case.contained(cell.case.well_formed(cell.seed), inputs):
-        want = np.where(where, cell.run(other).values, 0.0)
-        expect_bitwise(np.where(where, got, 0.0), want, "no-raise", cell.case.text)
+    for problem, judged in cell.case.contained(cell.case.well_formed(cell.seed), inputs):
+        want = np.where(judged, cell.run(problem).values, 0.0)
+        expect_bitwise(np.where(judged, got, 0.0), want, "no-raise", cell.case.text)
 
 
 ARGUMENTS = (
@@ -65,7 +65,7 @@ def test_bad_argument(cell: Cell) -> None:
     backend, calls = cell.implementation.backend, cell.implementation.refused(cell.inputs)
     if not calls:
         raise NotApplicable("the adapter declares no malformed arguments")
-    answered = []
+    answered_names = []
     for name, call in calls.items():
         try:
             answer = call()
@@ -75,13 +75,13 @@ def test_bad_argument(cell: Cell) -> None:
                     backend.to_numpy(array)
         except Exception:
             continue
-        answered.append(name)
-    if answered:
-        said = f"{len(answered)} of {len(calls)} bad arguments are answered, must raise"
-        raise Deviation("no-raise", f"{said}: {', '.join(answered)}")
+        answered_names.append(name)
+    if answered_names:
+        count = f"{len(answered_names)} of {len(calls)} bad arguments are answered, must raise"
+        raise Deviation("no-raise", f"{count}: {', '.join(answered_names)}")
 
 
-def answer_to(implementation: Implementation, inputs: Inputs) -> str:
+def describe_answer(implementation: Implementation, inputs: Inputs) -> str:
     """A description of the answer to a malformed problem; "" if the implementation raises.
 
     Raises NotApplicable if the adapter cannot pass the problem to the framework. The framework builds a
