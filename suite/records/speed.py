@@ -16,6 +16,7 @@ STATUSES = ("timed", "unsettled", "refused", "unsupported", "error")
 still changing. "refused" means a wrong answer or an implausible time."""
 
 TIMED = ("timed", "unsettled")
+"""The statuses of measurements that have times."""
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 """The seconds of a call, always positive."""
@@ -93,7 +94,7 @@ class SpeedRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of a step over its median; None without a time, and for what is no step of decoding."""
+        """Tokens of a decoding step over its median time; None without a time, and for other calls."""
         return self.tokens / self.seconds if self.seconds and self.tokens else None
 
 

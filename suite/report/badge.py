@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attention_conformance.suite.records.cells import Run
-from attention_conformance.suite.records.coverage import percent, shortfalls, word
+from attention_conformance.suite.records.coverage import percent, shortfalls, verdict_word
 from attention_conformance.suite.records.files import new_folder, write_new
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.report.conformance import UNSUPPORTED
@@ -40,7 +40,7 @@ def badges(runs: Sequence[Run]) -> dict[str, str]:
             raise RecordError(f"{run.source}: a badge needs a whole run, and this one is partial")
     totals = sum((run.totals for run in runs), Counter[str]())
     cells, judged = totals.total(), totals.total() - totals[UNSUPPORTED]
-    verdict = word(totals, [reason for run in runs for reason in _shortfalls(run)]).lower()
+    verdict = verdict_word(totals, [reason for run in runs for reason in _shortfalls(run)]).lower()
     share = percent(judged / cells) if cells else "0%"
     return {
         "attention": picture(

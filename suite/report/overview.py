@@ -18,7 +18,7 @@ import pandas as pd
 
 from attention_conformance.suite.records.cells import Header
 from attention_conformance.suite.records.expectations import ExpectationError
-from attention_conformance.suite.records.findings import Contents, fulfilled, manifests
+from attention_conformance.suite.records.findings import Contents, find_fulfilled, manifests
 from attention_conformance.suite.records.speed import TIMED
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
@@ -250,7 +250,7 @@ def _items(
     for at, cell in ((at, every[at]) for at in failing.index):
         shown = topics.columns[topics.to_numpy()[at]]
         names = (cell[name] for name in ("backend", "implementation", "check", "case", "message"))
-        entry = fulfilled(contents, *names) if cell["status"] == "known" else None
+        entry = find_fulfilled(contents, *names) if cell["status"] == "known" else None
         finding = findings.get(cell["inherited"] or (entry.finding if entry else ""))
         texts = [cell["message"], *([f"Cause: {entry.cause}. {entry.issue}"] if entry else [])]
         if finding:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attention_conformance.suite.records.files import new_folder, or_nothing
+from attention_conformance.suite.records.files import new_folder, remove_on_error
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.speed import TIMED
 from attention_conformance.suite.report.frames import provenance
@@ -30,7 +30,7 @@ def draw(frames: Mapping[str, Any], folder: str | Path) -> None:
     except ImportError as error:
         raise RecordError(MISSING) from error
     folder = new_folder(folder)
-    with or_nothing(folder):
+    with remove_on_error(folder):
         for name, figure in pictures(frames):
             for kind in ("png", "svg", "pdf"):
                 figure.savefig(folder / f"{re.sub('[^A-Za-z0-9.]+', '-', name)}.{kind}", dpi=200)

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from attention_conformance.suite.records.coverage import percent
-from attention_conformance.suite.records.files import new_folder, or_nothing, write_new
+from attention_conformance.suite.records.files import new_folder, remove_on_error, write_new
 from attention_conformance.suite.report import DATA_FORMATS, FORMATS
 from attention_conformance.suite.report.conformance import FAILING, UNSUPPORTED
 from attention_conformance.suite.report.kinds import CAPTIONS
@@ -243,7 +243,7 @@ def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
 
 
 def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) -> None:
-    with or_nothing(new_folder(folder)):
+    with remove_on_error(new_folder(folder)):
         for name, frame in tables.items():
             flat = _flat(frame)
             if fmt == "csv":

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from attention_conformance.suite.records.files import new_folder, or_nothing
+from attention_conformance.suite.records.files import new_folder, remove_on_error
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.report.frames import latest, newest_times
 from attention_conformance.suite.report.kinds import TABLES
@@ -40,7 +40,7 @@ def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
     """
     if frames["cells"].empty:
         raise RecordError("a site needs judged cells, and the records hold none")
-    with or_nothing(new_folder(folder)):
+    with remove_on_error(new_folder(folder)):
         (folder / FOLDER).mkdir()
         for name, text in pages(frames, title):
             (folder / name).write_text(text, encoding="utf-8")

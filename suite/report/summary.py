@@ -13,8 +13,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.records.cells import CellRecord, Run
-from attention_conformance.suite.records.coverage import percent, scored, word
-from attention_conformance.suite.records.findings import Contents, fulfilled, manifests
+from attention_conformance.suite.records.coverage import percent, scored, verdict_word
+from attention_conformance.suite.records.findings import Contents, find_fulfilled, manifests
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
     FAILING,
@@ -42,8 +42,8 @@ HIDDEN = (
 
 
 def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
-    """One line: the verdict (`word`) with the counts of cells, and the name of the implementation if
-    there is one."""
+    """One line: the verdict (`verdict_word`) with the counts of cells, and the name of the implementation
+    if there is one."""
     totals, cells = run.totals, len(run.cells)
     names = {cell.name for cell in run.cells}
     of = f" of {names.pop()}" if len(names) == 1 else ""
@@ -51,7 +51,7 @@ def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
     score = scored(totals["pass"], judged, cells)
     counts = [f"{totals[status]} {status}" for status in ("known", UNSUPPORTED) if totals[status]]
     rest = f" ({', '.join(counts)})" if counts else ""
-    said = word(totals, shortfalls)
+    said = verdict_word(totals, shortfalls)
     if broken:
         verb = "fails" if broken == 1 else "fail"
         return f"{said}: {broken} of {judged} judged cells{of} {verb}; score {score}{rest}"
@@ -246,7 +246,7 @@ def _finding(contents: Contents, cell: CellRecord) -> str:
     """The name of the finding that the entry of a known cell cites, or the cause that its message ends
     with."""
     names = cell.backend, cell.implementation, cell.check, cell.case, cell.message
-    entry = fulfilled(contents, *names)
+    entry = find_fulfilled(contents, *names)
     if entry and entry.finding:
         return entry.finding
     return cell.message.rpartition(" [")[2].rpartition("; ")[0] or "expected by a manifest"

@@ -19,7 +19,7 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.coverage import shortfalls
-from attention_conformance.suite.records.diagnoses import LINE, NO_REPORT
+from attention_conformance.suite.records.diagnoses import LINE_NAME, NO_REPORT
 from attention_conformance.suite.records.files import new_file, remove_empty
 from attention_conformance.suite.records.lines import RecordError, Writer
 from attention_conformance.suite.run.options import ALLOWS, NAMES, Options
@@ -237,7 +237,7 @@ class RunLog:
         if self.writer:
             with self._writing():
                 for one in self.report.diagnoses:
-                    self.writer.remark(LINE, one)
+                    self.writer.remark(LINE_NAME, one)
 
     def time(self) -> None:
         """Time the functions on the workloads of --time if nothing is wrong with them."""
@@ -265,7 +265,7 @@ class RunLog:
             for cell in self.cells:
                 again.write(cell)
             for one in self.report.diagnoses:
-                again.remark(LINE, one)
+                again.remark(LINE_NAME, one)
             again.close(finished)
             again.path.replace(path)
 

@@ -161,10 +161,10 @@ class Plan:
         if not targets or (filtered and targets - {i.name for i in present}):
             return True
         return any(
-            entry.names(case.id) and i.unsupported(case) is None
+            entry.matches_case(case.id) and i.unsupported(case) is None
             for i in present
             for check in all_checks().values()
-            if entry.asks(i.name, check.name)
+            if entry.matches_check(i.name, check.name)
             for case in asked_at_full(check, i)
         )
 

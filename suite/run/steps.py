@@ -93,10 +93,10 @@ def inherited(loaded: LoadedBackend, policy: Policy, cell: Cell, verdict: Verdic
             entry = loaded.manifest.find(native.name, cell.check.name, cell.case.id)
         except ExpectationError as error:
             return _unusable(verdict, error)
-        if entry is None or not entry.finding or not entry.expects(verdict):
+        if entry is None or not entry.finding or not entry.matches_failure(verdict):
             continue
         own = judge(Cell(cell.check, cell.case, native, cell.seed), policy)
-        if entry.expects(own) and _is_as_far(verdict, own):
+        if entry.matches_failure(own) and _is_as_far(verdict, own):
             message = f"{verdict.message} [{_explanation(native, entry)}]"
             return replace(verdict, status="known", message=message, inherited=entry.finding)
     return verdict
