@@ -128,6 +128,6 @@ class Report:
         if any(cell.inherited for cell in self.run.cells):
             from attention_conformance.suite.report import summary
 
-            lines += summary.inherited(self.run.cells)
+            lines += summary.inherited_failures(self.run.cells)
         lines += [f"not judged enough: {text}" for text in self.shortfalls]
         return [*lines, *self.notes]

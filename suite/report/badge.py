@@ -55,8 +55,8 @@ def badges(runs: Sequence[Run]) -> dict[str, str]:
 def _shortfalls(run: Run) -> list[str]:
     """Why the run judged too little."""
     options = run.header.options
-    own = {cell.implementation for cell in run.cells} if options.get("function") else set()
-    return shortfalls(run.cells, own, allow_refusals=bool(options.get("allow_refusals")))
+    functions = {cell.implementation for cell in run.cells} if options.get("function") else set()
+    return shortfalls(run.cells, functions, allow_refusals=bool(options.get("allow_refusals")))
 
 
 def precision(runs: Sequence[Run]) -> str:
@@ -65,23 +65,23 @@ def precision(runs: Sequence[Run]) -> str:
     for cell in (cell for run in runs for cell in run.cells):
         if cell.check == VALUES and cell.status == "pass" and cell.grade in GRADES:
             grades.setdefault(cell.dtype, []).append(cell.grade)
-    widest = {dtype: max(of, key=GRADES.index) for dtype, of in grades.items()}
+    widest = {dtype: max(names, key=GRADES.index) for dtype, names in grades.items()}
     named = [f"{dtype} {widest[dtype]}" for dtype in DTYPES if dtype in widest]
     return ", ".join(named) or "not measured"
 
 
-def draw(runs: Sequence[Run], path: Path | None, folder: Path | None) -> None:
+def write_badges(runs: Sequence[Run], path: Path | None, folder: Path | None) -> None:
     """Write the badge "attention" to a new file, and the others as NAME.svg into a new or empty folder.
 
-    Raises FileExistsError if the file exists or the folder is not empty, and as `badges`.
+    Raises FileExistsError if the file exists or the folder is not empty, and the errors of `badges`.
     """
-    made = badges(runs)
-    attention = made.pop("attention")
+    texts_by_name = badges(runs)
+    attention = texts_by_name.pop("attention")
     if path:
         write_new(path, attention)
     if folder:
         new_folder(folder)
-        for name, badge in made.items():
+        for name, badge in texts_by_name.items():
             write_new(folder / f"{name}.svg", badge)
 
 
