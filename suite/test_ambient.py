@@ -10,7 +10,7 @@ unchanged, or the bound of `MixedPrecision` holds, and it determines the dtype o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -91,6 +91,9 @@ FRAMEWORK_CASES = with_plain(
 Problem = tuple[Inputs, PreparedCall]
 """Inputs, and the call that is prepared for them."""
 
+Judges = dict[str, Callable[[], None]]
+"""Functions that call and judge in one mode each, by the names of the modes."""
+
 
 @check(CASES, builtin_cases=FRAMEWORK_CASES)
 def test_ambient(cell: Cell) -> None:
@@ -99,7 +102,7 @@ def test_ambient(cell: Cell) -> None:
     inputs = cell.inputs
     prepared = cell.prepare(inputs)
     cell.judge(cell.read(cell.call(prepared), inputs, prepared), inputs)
-    judges = judges_by_mode(cell, inputs, prepared)
+    judges = mode_judges(cell, inputs, prepared)
     lacking = cell.implementation.missing(["calls-at-once"])
     if lacking is not None:
         del judges[TWO_THREADS]
@@ -108,7 +111,7 @@ def test_ambient(cell: Cell) -> None:
         raise NotApplicable(lacking)
 
 
-def expect_in_every_mode(cell: Cell, judges: Mapping[str, Callable[[], None]]) -> None:
+def expect_in_every_mode(cell: Cell, judges: Judges) -> None:
     """Call the judge of every mode. Raises a Deviation that names the wrong modes. If a user function is
     wrong only with two threads at once, the message suggests a claim. A mode may be refused."""
     wrong: dict[str, Deviation] = {}
@@ -192,19 +195,16 @@ def in_16_bits(inputs: Inputs) -> Inputs:
     return inputs.replace(**rounded)
 
 
-def judges_by_mode(
-    cell: Cell, inputs: Inputs, prepared: PreparedCall
-) -> dict[str, Callable[[], None]]:
-    """Functions that call and judge in one mode each, by the names of the modes."""
+def mode_judges(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> Judges:
     implementation = cell.implementation
-    judges: dict[str, Callable[[], None]] = {}
+    judges: Judges = {}
     other = with_other_values(inputs)
     problems: list[Problem] = [(inputs, prepared), (other, cell.prepare(other))]
     for name, mode in modes_of(implementation).items():
         expect = expect_in_mixed_precision if mode.dtype else expect_in_mode
         judges[name] = partial(expect, cell, problems, mode)
     for name in transformed(implementation, inputs, prepared):
-        judges[name] = partial(expect_under_transformation, cell, inputs, prepared, name)
+        judges[name] = partial(expect_transformed, cell, inputs, prepared, name)
     judges[SECOND_THREAD] = partial(expect_in_threads, cell, [problems], 1)
     by_thread = [[problem] for problem in problems]
     judges[TWO_THREADS] = partial(expect_in_threads, cell, by_thread, ROUNDS)
@@ -290,8 +290,7 @@ def expect_in_mixed_precision(cell: Cell, problems: Sequence[Problem], mode: Amb
 
 
 def autocast_answer(cell: Cell, dtype: DType) -> str:
-    """The elected answer about automatic mixed precision to a dtype; "" if there is none, which the check
-    `election` reports."""
+    """The elected answer about autocast to a dtype; "" if there is none (the check `election` fails)."""
     try:
         return elections.elected("autocast", cell.implementation, dtype)
     except (Deviation, NotApplicable):
@@ -309,9 +308,7 @@ def read_as_one_of(
     return cell.read(native, last, prepared)
 
 
-def expect_under_transformation(
-    cell: Cell, inputs: Inputs, prepared: PreparedCall, name: str
-) -> None:
+def expect_transformed(cell: Cell, inputs: Inputs, prepared: PreparedCall, name: str) -> None:
     """Judge the output of the call under a transformation of functions (`Compilers.ambient`)."""
     implementation = cell.implementation
     with allowing_refusal(cell, implementation.backend.compilers.ambient[name], cell.dtype):

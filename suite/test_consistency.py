@@ -31,9 +31,7 @@ def is_user_function(declared: Declared) -> bool:
     return declared.is_user_code
 
 
-def observed_answers(
-    cell: Cell, names: Sequence[str], dtype: DType | None = None
-) -> tuple[str, ...]:
+def observe(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tuple[str, ...]:
     """The observed answers of the function to the questions called `names`.
 
     Raises NotApplicable if an answer is declared, if the operator does not have the question, or if the
@@ -53,15 +51,13 @@ def observed_answers(
         raise NotApplicable(f"there is no answer: {deviation.message}") from deviation
 
 
-def agrees_with_native(
-    cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequence[str]
-) -> bool:
+def native_agrees(cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequence[str]) -> bool:
     """True if the framework's own attention gives the answers `got` to the questions in these dtypes."""
     function = cell.implementation
     return [elections.of_native(name, function, dtype) for name, dtype in questions] == list(got)
 
 
-def expect_consistent(
+def expect_right(
     cell: Cell,
     right: bool,
     names: Sequence[str],
@@ -71,7 +67,7 @@ def expect_consistent(
 ) -> None:
     """Raise Deviation "election" unless the answers `got` to the questions `names` are `right`, or the
     framework's own attention gives them. `what` names the fault, `advice` the correction."""
-    if right or agrees_with_native(cell, [(name, cell.dtype) for name in names], got):
+    if right or native_agrees(cell, [(name, cell.dtype) for name in names], got):
         return
     observed = ", ".join(f"{n} is {answer}" for n, answer in zip(names, got, strict=True))
     raise elections.never_right(f"{what}: {observed}", (names[0], got[0]), correct=advice)
@@ -85,22 +81,22 @@ def expect_consistent(
 def test_mask_beside_flag(cell: Cell) -> None:
     """The causal flag and a boolean mask both count, or the call raises."""
     names = (question_of(cell),)
-    (got,) = observed_answers(cell, names)
+    (got,) = observe(cell, names)
     what = {
         "ignored": "the causal flag is silently ignored",
         "causal-ignored": "beside a boolean mask the causal flag is silently ignored",
         "mask-ignored": "beside the causal flag the boolean mask is silently ignored",
     }.get(got, "")
-    expect_consistent(cell, not what, names, (got,), what)
+    expect_right(cell, not what, names, (got,), what)
 
 
 @check(of_questions(["minus-inf-row"]), applies_to=is_user_function, single_answer=True)
 def test_forms_of_empty_rows(cell: Cell) -> None:
     """A fully masked row gives the same for a boolean mask and for a bias of -inf."""
     names = ("fully-masked-row", "minus-inf-row")
-    got = observed_answers(cell, names)
+    got = observe(cell, names)
     what = "boolean mask and -inf bias give different fully masked rows"
-    expect_consistent(
+    expect_right(
         cell, got[0] == got[1], names, got, what, "hide by -inf in both, or zero the rows in both,"
     )
 
@@ -109,11 +105,9 @@ def test_forms_of_empty_rows(cell: Cell) -> None:
 def test_lse_of_empty_rows(cell: Cell) -> None:
     """The log-sum-exp of a fully masked row agrees with its output: a merge with other keys is right."""
     names = ("lse-of-empty-row", "fully-masked-row")
-    got = observed_answers(cell, names)
+    got = observe(cell, names)
     right = got[0] in lse.AGREES[got[1]]
-    expect_consistent(
-        cell, right, names, got, "the log-sum-exp of fully masked rows corrupts a merge"
-    )
+    expect_right(cell, right, names, got, "the log-sum-exp of fully masked rows corrupts a merge")
 
 
 @check(
@@ -125,13 +119,13 @@ def test_gradient_of_finite_rows(cell: Cell) -> None:
     """If a fully masked row is finite, no gradient is NaN; if it is zeros, its cotangent goes nowhere."""
     question = question_of(cell)
     names = (question, question.removesuffix("-gradient"))
-    gradient, row = observed_answers(cell, names)
+    gradient, row = observe(cell, names)
     if gradient == "nan":
         what = "a finite fully masked row has NaN gradients"
-        expect_consistent(cell, row not in FINITE_ANSWERS, names, (gradient, row), what)
+        expect_right(cell, row not in FINITE_ANSWERS, names, (gradient, row), what)
     constant = row == "zeros" and gradient in ("values", "scores")
     what = "a fully masked row of zeros moves with no array, and has gradients"
-    expect_consistent(cell, not constant, names, (gradient, row), what)
+    expect_right(cell, not constant, names, (gradient, row), what)
 
 
 IN_ALL_DTYPES = [q.name for q in QUESTIONS.values() if len(q.dtypes) > 1 and q.one_answer]
@@ -142,19 +136,19 @@ IN_ALL_DTYPES = [q.name for q in QUESTIONS.values() if len(q.dtypes) > 1 and q.o
 def test_one_answer_in_all_dtypes(cell: Cell) -> None:
     """The answer is the same in all dtypes."""
     question = question_of(cell)
-    (got,) = observed_answers(cell, [question])
+    (got,) = observe(cell, [question])
     for name in QUESTIONS[question].dtypes:
         dtype = DTYPES[name]
         if dtype is cell.dtype:
             continue
         try:
-            (other,) = observed_answers(cell, [question], dtype)
+            (other,) = observe(cell, [question], dtype)
         except NotApplicable:
             continue
         questions = ((question, cell.dtype), (question, dtype))
         if question in MODES and "raises" in (got, other):
             continue  # a mode may be supported in one dtype only
-        if got != other and not agrees_with_native(cell, questions, (got, other)):
+        if got != other and not native_agrees(cell, questions, (got, other)):
             what = f"{question} is {got} in {cell.dtype.name} and {other} in {name}"
             answers = (f"{cell.dtype.name}:{got}", f"{name}:{other}")
             raise elections.never_right(what, *((question, answer) for answer in answers))

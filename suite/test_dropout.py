@@ -100,8 +100,8 @@ def kept_weights(
 ) -> np.ndarray:
     """The attended weights that dropout kept, boolean (B, Lq, H, Lk).
 
-    `call` is the prepared call of the code path `path`, by default that of `inputs`. Raises Deviation if
-    a kept weight has a wrong value.
+    `call` is the call of the code path `path`, by default that of `inputs`. Raises Deviation for wrong
+    weights.
     """
     answer = cell.run(inputs) if call is None else cell.read(cell.call(call), inputs, call)
     copies = two_copies(answer.values, inputs)
@@ -177,9 +177,7 @@ def test_dropout(cell: Cell) -> None:
         pairs["samples"] = first[::2], first[1::2]
         if heads > 1:
             pairs["heads"] = first[:, :, 0], first[:, :, -1]
-    chance = (
-        rate**2 + (1 - rate) ** 2
-    )  # that two independent weights are both kept, or both dropped
+    chance = rate**2 + (1 - rate) ** 2  # both weights of a pair are kept, or both are dropped
     for what, (one, other) in pairs.items():
         expect_probable(one.size, chance, int((one == other).sum()), f"equal between two {what}")
     if not np.array_equal(kept_weights(cell, inputs), first):
@@ -287,10 +285,8 @@ def test_dropout_recomputed(cell: Cell) -> None:
         kept = two_copies(answer.values, plain)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
         expect_probable(kept.size, 1 - RATE, int(kept.sum()), f"{name}: weights kept")
         want, limit = (
-            _uniform_gradient(
-                "value", [magnitude(dO), plain.value, kept / (1.0 - RATE), plain.key], 1.0, 1
-            )
-            for magnitude in (np.asarray, np.abs)
+            _uniform_gradient("value", [array, plain.value, kept / (1.0 - RATE), plain.key], 1.0, 1)
+            for array in (dO, np.abs(dO))
         )
         _expect_within(got["value"], want, relative * limit, f"{name}: the gradient of the value")
 

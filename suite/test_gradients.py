@@ -100,8 +100,7 @@ LSE_CASES = (
     ("gradient",),
 )
 def test_gradient_of_lse(cell: Cell) -> None:
-    """The gradient of the log-sum-exp, which a merge of partial outputs needs. Fully masked rows have no
-    cotangent."""
+    """The gradient of the log-sum-exp, which merges need, with no cotangent for fully masked rows."""
     if cell.elected("lse-gradient") != "flows":
         raise NotApplicable("by its election the log-sum-exp has no gradient")
     cell.require(cell.inputs)
@@ -123,12 +122,10 @@ def has_three_arrays(case: Case) -> bool:
     return set(OPERANDS) <= case.axes.keys() and not case.option("self_attention")
 
 
-DIFFERENTIATED = with_plain(
-    Ask(*ATTENTION, dtypes="growing"), dtypes="growing", keep=has_three_arrays
-)
+ALONE = with_plain(Ask(*ATTENTION, dtypes="growing"), dtypes="growing", keep=has_three_arrays)
 
 
-@check(DIFFERENTIATED, ("gradient",))
+@check(ALONE, ("gradient",))
 def test_gradient_alone(cell: Cell) -> None:
     """Only one operand requires a gradient, or only two. A second gradient equals the first."""
     for names in combinations(OPERANDS, 2):
@@ -142,7 +139,7 @@ def test_gradient_alone(cell: Cell) -> None:
             expect_bitwise(again[name], gradients[name], "not-deterministic", what)
 
 
-@check(DIFFERENTIATED, ("gradient",))
+@check(ALONE, ("gradient",))
 def test_gradient_cotangents(cell: Cell) -> None:
     """Cotangents that are equal for all samples, and cotangents with one nonzero component."""
     equal_samples = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
@@ -152,7 +149,7 @@ def test_gradient_cotangents(cell: Cell) -> None:
         judge_gradients(cell, gradients, cotangent=cotangent)
 
 
-@check(DIFFERENTIATED, ("gradient", "strides"))
+@check(ALONE, ("gradient", "strides"))
 def test_gradient_arrangements(cell: Cell) -> None:
     """Cotangents in every memory layout: stride 0, transposed, with gaps; and one number, as from a
     sum."""
@@ -169,7 +166,7 @@ def test_gradient_arrangements(cell: Cell) -> None:
         judge_gradients(cell, gradients, cotangent=cotangent)
 
 
-@check(DIFFERENTIATED, ("gradient",))
+@check(ALONE, ("gradient",))
 def test_gradient_contract(cell: Cell) -> None:
     """Differentiation changes no argument, and gives the same output as without gradients."""
     backend, inputs = cell.implementation.backend, cell.inputs
@@ -249,11 +246,11 @@ def expect_gradients_unmoved(
     cell: Cell, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray],
     slots: np.ndarray, unattended: bool, poison: str,
 ) -> None:  # fmt: skip
-    """Raise Deviation "leak" if a gradient changed on which the hidden slots (B, Hkv, Lk) have no
+    """Raise Deviation "leak" if the hidden slots (B, Hkv, Lk) changed a gradient on which they have no
     influence.
 
-    If no row attends the slots (`unattended`), the gradients of the slots must be zero. `poison`
-    describes their new values.
+    If no row attends the slots (`unattended`), their own gradients must be zero. `poison` names the new
+    values.
     """
     judged = ~rows_touching(cell, cell.inputs, slots)[..., None]
     expect_bitwise(

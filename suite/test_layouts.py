@@ -30,8 +30,7 @@ from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRIT
 from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 MASK_ARRANGEMENTS = ("negative", "expanded-rows")
-"""Arrangements that only masks and biases have: with equal queries or keys it would not show which row is
-read."""
+"""Arrangements of masks and biases alone: with equal queries or keys a wrong row would not show."""
 
 NOT_OUTER = ("contiguous", "scalar", *INNER, *MASK_ARRANGEMENTS)
 OUTER = tuple(how for how in ARRANGEMENTS if how not in NOT_OUTER)
@@ -70,8 +69,8 @@ DIFFERENTIATED = with_plain(
 
 
 def with_equal_slices(inputs: Inputs, operand: str, how: str) -> Inputs:
-    """The inputs with equal slices of the operand along the axis that gets stride 0; unchanged in other
-    arrangements."""
+    """The inputs with equal slices of the operand along the axis that has stride 0 in the layout
+    `how`."""
     if how not in EXPANDED:
         return inputs
     array = inputs.dense_mask if operand == "mask" else inputs.arrays[operand]
@@ -96,9 +95,7 @@ def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
 def index_operands(cell: Cell) -> tuple[str, ...]:
     """The names in `INDEX_ARRANGEMENTS` that the call takes."""
     prepared = cell.prepare(cell.inputs)
-    return tuple(
-        name for name in INDEX_ARRANGEMENTS if prepared.argument(name) in prepared.arguments
-    )
+    return tuple(n for n in INDEX_ARRANGEMENTS if prepared.argument(n) in prepared.arguments)
 
 
 def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[PreparedCall, Any]:
@@ -124,8 +121,7 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[Prepar
 
 
 class ArrangedCall(NamedTuple):
-    """The call for inputs with one operand in an arrangement; `storage` is the array that contains the
-    operand and the gaps."""
+    """A call with one operand in an arrangement; the array `storage` contains operand and gaps."""
 
     operand: str
     how: str
@@ -150,8 +146,8 @@ def arrangements(
 
 @contextmanager
 def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> Iterator[None]:
-    """A context for a call: its deviations name operand and layout. Raises Deviation if the call changes
-    the array `storage`."""
+    """A context whose deviations name operand and layout. The call must not change the array
+    `storage`."""
     try:
         with unchanged(cell.implementation.backend, {"the memory around it": storage}, "the call"):
             yield
@@ -161,8 +157,7 @@ def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> I
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
-    """Judge the output of every arrangement. Raises Deviation. An output with the bits of a right output
-    is right."""
+    """Judge the output of every arrangement; the bits of a right output are right. Raises Deviation."""
     right_arrays: Mapping[str, np.ndarray] = {}
     for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
         with expect_gaps_unchanged(cell, operand, how, storage):

@@ -115,8 +115,7 @@ def expect_same(
 
 def expect_rows_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> bool:
     """Raise Deviation unless rows that attend none of the slots keep their bits; if the slots influence
-    roundings, the output for `changed` is judged instead. Returns True if any bit of the answer changed.
-    """
+    roundings, judge the answer instead. Returns True if any bit of the answer changed."""
     inputs = cell.inputs
     rows = rows_touching(cell, inputs, slots)
     outputs = inputs.operator.outputs(inputs.case)

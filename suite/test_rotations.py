@@ -24,8 +24,7 @@ SHIFT = 1000
 
 
 def products(cell: Cell, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """The products of every two rows of the output y, (B, H, Lq, Lq), and their bound for the bound e of
-    y."""
+    """The products of every two rows of the output, (B, H, Lq, Lq), and the bound of their errors."""
     # Extended precision, because float64 bounds are near the roundoff of float64 sums.
     y, e = (x.astype(np.longdouble) for x in (cell.run(inputs).values, cell.bound(inputs)))
     y_transposed, e_transposed = y.swapaxes(-1, -2), e.swapaxes(-1, -2)
@@ -47,7 +46,6 @@ def test_relative_positions(cell: Cell) -> None:
     inputs = cell.inputs
     offset = inputs.case.option("offset") + SHIFT
     shifted = inputs.replace(position=inputs.arrays["position"] + SHIFT, offset=offset)
-    (before, limit), (after, shifted_limit) = products(cell, inputs), products(cell, shifted)
-    expect_close(
-        after, before, limit + shifted_limit, f"products of tokens shifted by {SHIFT} positions"
-    )
+    (want, limit), (got, other_limit) = products(cell, inputs), products(cell, shifted)
+    what = f"products of tokens shifted by {SHIFT} positions"
+    expect_close(got, want, limit + other_limit, what)

@@ -93,8 +93,7 @@ def expect_still_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) ->
 def overwrite_arguments(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
     """Write the arrays of `other` into the arrays of `call`, a call of the same function.
 
-    Returns False if arrays cannot be changed, or if the function itself holds some of the differing
-    values.
+    Returns False if arrays cannot be changed, or if the function itself holds differing values.
     """
     backend = cell.implementation.backend
     arrays = {n: array for n, array in call.arguments.items() if backend.is_array(array)}
@@ -172,8 +171,7 @@ VARIED = (
 
 
 def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Problems that differ from `inputs` by scalars, by a mask, by both, or by one size or the dtype: a
-    description and the inputs."""
+    """Descriptions and inputs that differ by scalars, by a mask, by both, or by one size or the dtype."""
     masks: list[dict[str, Any]] = [
         {"mask": parse_mask(token), "form": "dense" if token.startswith("bool") else "native"}
         for token in MASKS
@@ -186,10 +184,8 @@ def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     if inputs.operator.is_layer:
         return
     distances = np.arange(inputs.sizes.Lq)[:, None] - np.arange(inputs.sizes.Lk)
-    yield (
-        "causal and a bias",
-        inputs.replace(mask=Causal(), bias=round_to(distances / 8, inputs.dtype)),
-    )
+    bias = round_to(distances / 8, inputs.dtype)
+    yield "causal and a bias", inputs.replace(mask=Causal(), bias=bias)
     narrow = DTYPES["bf16"]
     rounded = {name: round_to(array, narrow) for name, array in inputs.arrays.items()}
     yield "dtype", inputs.replace(dtype=narrow, **rounded)

@@ -103,8 +103,7 @@ class Coverage:
 
 
 def coverages(cells: Iterable[CellRecord], functions: Collection[str]) -> Iterator[Coverage]:
-    """The coverage of each user function in `functions`, and of the other implementations of each
-    backend."""
+    """The coverage of each user function in `functions`, and of the rest of each backend."""
     groups: dict[tuple[str, bool], list[CellRecord]] = {}
     for cell in cells:
         is_function = cell.implementation in functions
@@ -137,7 +136,6 @@ def shortfalls(
         sentences = [coverage.values_shortfall(part)] if needs_values else []
         sentences += [] if allow_refusals else [coverage.refusal_shortfall()]
         if any(sentences):
-            reasons.append(
-                f"{coverage.name}: {coverage.score}. {' '.join(filter(None, sentences))}"
-            )
+            text = " ".join(filter(None, sentences))
+            reasons.append(f"{coverage.name}: {coverage.score}. {text}")
     return reasons

@@ -137,9 +137,7 @@ def load(path: Path) -> list[Expectation]:
     document, committed = tables(path), path.resolve().is_relative_to(MANIFESTS)
     fields = _fields_by_finding(document.get("finding", []))
     return [
-        _expectation(
-            _with_finding_fields(values, fields), f"{path.name}, entry {number}", committed
-        )
+        _expectation(_with_cited(values, fields), f"{path.name}, entry {number}", committed)
         for number, values in enumerate(document.get("expect", []), 1)
     ]
 
@@ -161,7 +159,7 @@ def _fields_of_committed_findings() -> dict[str, dict[str, Any]]:
     return _fields_by_finding(chain.from_iterable(findings))
 
 
-def _with_finding_fields(values: Any, fields: Mapping[str, Mapping[str, Any]]) -> Any:
+def _with_cited(values: Any, fields: Mapping[str, Mapping[str, Any]]) -> Any:
     """An entry with the fields of the finding that it cites: of its own manifest (`fields`, by the
     finding's name), or else of one of this project. Fields of the entry itself win."""
     if not isinstance(values, dict) or "finding" not in values:
@@ -305,9 +303,7 @@ class Manifest:
             f"{verdict.kind}: {verdict.message}",
         )
 
-    def describe_similar(
-        self, failure: VerdictLike, implementation: str, check: str, case: str
-    ) -> str:
+    def similar(self, failure: VerdictLike, implementation: str, check: str, case: str) -> str:
         """The source and cause of an entry that expects this failure in other cases of the operator and
         dtype, or "". Entries name sizes of the catalogue; a search draws cases of any size."""
         for entry in self.entries:

@@ -34,8 +34,8 @@ def write_new(path: str | Path, text: str) -> None:
 
 @contextmanager
 def remove_on_error(path: str | Path) -> Iterator[None]:
-    """A context that fills a new file or folder: an error, as on a full disk, removes it. An OSError then
-    names the path."""
+    """A context that fills a new file or folder, and removes it on an error. An OSError names the
+    path."""
     try:
         yield
     except BaseException as error:

@@ -167,8 +167,8 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
 def find_fulfilled(
     contents: Contents, backend: str, implementation: str, check: str, case: str, message: str
 ) -> Expectation | None:
-    """The entry that a known cell fulfils: the matching entry whose cause is in the cell's message; None
-    if there is none."""
+    """The entry that a known cell fulfils: it matches, and the message has its cause. None without
+    any."""
     for name in (backend, KERAS):
         for entry in contents.get(name, ((), ()))[1]:
             if entry.cause in message and entry.matches(implementation, check, case):
@@ -200,10 +200,9 @@ def pages(contents: Contents, runs: Iterable[Run] = ()) -> dict[str, str]:
     }  # fmt: skip
     pages = {"index": template.render(owner="", **index)}
     for owner in owners:
-        sightings = [
-            (f, describe_sightings(f, contents, cells)) for f in findings if f.owner == owner
-        ]
-        pages[owner] = template.render(owner=owner, findings=sightings, severities=SEVERITIES)
+        own = [finding for finding in findings if finding.owner == owner]
+        seen = [(finding, describe_sightings(finding, contents, cells)) for finding in own]
+        pages[owner] = template.render(owner=owner, findings=seen, severities=SEVERITIES)
     return pages
 
 
@@ -237,16 +236,14 @@ def describe_sightings(finding: Finding, contents: Contents, cells: Iterable[Cel
 
 
 def report(finding: Finding) -> str:
-    """A report to post upstream, with the script's output here; "" if the script shows no deviation
-    here."""
+    """A report to post upstream, with the script's output; "" if the script shows no deviation here."""
     command = [sys.executable, "-c", finding.reproduction]
-    process = subprocess.run(command, capture_output=True, text=True)
-    printed = (
-        process.stdout.strip() if process.returncode >= 0 else f"{process.stdout}(the process ends)"
-    )
-    if process.returncode >= 0 and not printed.endswith("DEVIATES"):
+    result = subprocess.run(command, capture_output=True, text=True)
+    died = result.returncode < 0
+    output = f"{result.stdout}(the process ends)" if died else result.stdout.strip()
+    if not died and not output.endswith("DEVIATES"):
         return ""
-    blocks = f"```python\n{finding.reproduction}\n```\n\nIt prints:\n\n```\n{printed}\n```\n"
+    blocks = f"```python\n{finding.reproduction}\n```\n\nIt prints:\n\n```\n{output}\n```\n"
     versions = ", ".join(finding.versions)
     return f"# {finding.title}\n\n{finding.text}\n\nVersions: {versions}\n\n{blocks}"
 

@@ -325,8 +325,7 @@ T = TypeVar("T")
 
 
 def _decode(where: str, line: str, kind: type[T]) -> T:
-    """The line as an instance of `kind`; texts may stand for numbers, as `_without_nonfinite` writes
-    them. Raises BrokenLine."""
+    """The line as an instance of `kind`; texts may stand for numbers. Raises BrokenLine."""
     try:
         return msgspec.json.decode(line, type=kind, strict=False)
     except (ValueError, RecursionError) as error:

@@ -60,9 +60,8 @@ def shards(paths: Iterable[Path]) -> list[Shards]:
         identity = (header.digest, header.commit, header.dirty, str(header.versions), header.python)
         run = (*Shards(header, (path,)).key, *identity) if header.shard else path
         files_by_run.setdefault(run, []).append((header, path))
-    return [
-        Shards(group[0][0], tuple(path for _, path in group)) for group in files_by_run.values()
-    ]
+    groups = files_by_run.values()
+    return [Shards(group[0][0], tuple(path for _, path in group)) for group in groups]
 
 
 def is_sweep(path: Path) -> bool:

@@ -206,9 +206,7 @@ def _paths_by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
         seen[path.resolve()] = path
     kinds = [kind_of(path) for path in paths]
     return {
-        kind: [
-            path for path, kind_of_path in zip(paths, kinds, strict=True) if kind_of_path is kind
-        ]
+        kind: [path for path, found in zip(paths, kinds, strict=True) if found is kind]
         for kind in KINDS
         if kind in kinds
     }

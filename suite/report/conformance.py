@@ -212,15 +212,14 @@ _RATIO = "ratio of "
 
 def _gradient_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The judged cells of the checks `GRADIENTS`, with a column for every error ratio."""
-    from attention_conformance.suite.report.frames import columns_of_dicts
+    from attention_conformance.suite.report.frames import dict_columns
 
     rows = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != UNSUPPORTED)]
-    ratios = columns_of_dicts(rows["ratios"]).add_prefix(_RATIO)
+    ratios = dict_columns(rows["ratios"]).add_prefix(_RATIO)
     return rows.assign(beyond=rows["status"] != "pass").join(ratios)
 
 
 def _largest_ratios(groups: Groups) -> pd.DataFrame:
-    """The largest error ratio of each operand and parameter."""
     names = [name for name in groups.obj if name.startswith(_RATIO)]
     return groups[names].max().rename(columns=lambda name: name.removeprefix(_RATIO))
 
@@ -328,10 +327,7 @@ CHANGED = Table(
     "changed",
     "Cells whose status changed from the oldest to the newest of the runs given, new failures first.",
     rows=_changed_cells,
-    columns={
-        "implementation": "name",
-        **same_names("before", "status", "check", "case", "message"),
-    },
+    columns={"implementation": "name"} | same_names("before", "status", "check", "case", "message"),
     rare=True,
 )
 

@@ -6,31 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 
-RerunCommand = Callable[[DiagnosisRecord], str]
+Rerun = Callable[[DiagnosisRecord], str]
 """The command that judges the smallest cell of a diagnosis; "" without one."""
 
 
-def lines(
-    diagnoses: Sequence[DiagnosisRecord], rerun_command: RerunCommand = lambda _: ""
-) -> Iterator[str]:
+def lines(diagnoses: Sequence[DiagnosisRecord], rerun: Rerun = lambda _: "") -> Iterator[str]:
     """The lines of a text about diagnoses: evidence, hint, smallest case and command of each; below the
     first diagnosis with a picture, its picture. No lines without a diagnosis."""
-    first_pictured = next((diagnosis for diagnosis in diagnoses if diagnosis.picture), None)
-    names = dict.fromkeys((diagnosis.backend, diagnosis.implementation) for diagnosis in diagnoses)
+    pictured = next((one for one in diagnoses if one.picture), None)
+    names = dict.fromkeys((one.backend, one.implementation) for one in diagnoses)
     if diagnoses:
         yield from ("", "Diagnosis", "---------")
-    for number, diagnosis in enumerate(diagnoses, 1):
-        implementation = (
-            f" ({diagnosis.backend}:{diagnosis.implementation})" if len(names) > 1 else ""
-        )
-        yield f"{number:2}. {diagnosis.sentence}{implementation}"
-        yield f"    {evidence(diagnosis)}; {diagnosis.case}"
-        if diagnosis.hint:
-            yield f"    in code   {diagnosis.hint}"
-        if command := rerun_command(diagnosis):
+    for number, one in enumerate(diagnoses, 1):
+        label = f" ({one.backend}:{one.implementation})" if len(names) > 1 else ""
+        yield f"{number:2}. {one.sentence}{label}"
+        yield f"    {evidence(one)}; {one.case}"
+        if one.hint:
+            yield f"    in code   {one.hint}"
+        if command := rerun(one):
             yield f"    again     {command}"
-        if diagnosis is first_pictured:
-            yield from ("", *(f"    {line}" for line in diagnosis.picture.splitlines()))
+        if one is pictured:
+            yield from ("", *(f"    {line}" for line in one.picture.splitlines()))
 
 
 def evidence(diagnosis: DiagnosisRecord) -> str:

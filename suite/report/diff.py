@@ -135,22 +135,17 @@ def difference(
                 raise
         else:
             headers.append(header_changes(*pair).assign(runs=_key_text(key)))
-    all_changes = pd.concat(changes, ignore_index=True).sort_values(
+    table = pd.concat(changes, ignore_index=True).sort_values(
         "change", key=lambda names: names.map([*CHANGES].index), kind="stable", ignore_index=True
     )
     unpaired = [(_key_text(key), "old") for key in before if key not in after]
     unpaired += [(_key_text(key), "new") for key in after if key not in before]
-    extra_table = {"alone": pd.DataFrame(unpaired, columns=["runs", "in"])} if unpaired else {}
+    extra = {"alone": pd.DataFrame(unpaired, columns=["runs", "in"])} if unpaired else {}
     fields = pd.concat(headers).groupby(["field", "old", "new"], sort=False)["runs"]
     headers_once = fields.agg(["size", "first"]).rename(columns={"size": "runs", "first": "one"})
     several = len(common_keys) > 1
     shown = (headers_once if several else headers_once[[]]).reset_index()
-    return {
-        "summary": summary(all_changes),
-        "changes": all_changes,
-        "headers": shown,
-        **extra_table,
-    }
+    return {"summary": summary(table), "changes": table, "headers": shown, **extra}
 
 
 RunsByKey = dict[Key, Callable[[], Run]]
@@ -166,8 +161,7 @@ def _runs_by_key(path: Path, partial: bool) -> RunsByKey:
 
 
 def _with_common_keys(before: RunsByKey, after: RunsByKey) -> tuple[RunsByKey, RunsByKey]:
-    """The old and the new runs, after runs that are compared got equal keys: two single runs, and sweeps
-    with one release each."""
+    """The runs, with equal keys for two single runs, and for sweeps that have one release each."""
     if len(before) == len(after) == 1:
         return dict(zip(after, before.values(), strict=True)), after
     release_names = [{release for _, release, _ in runs} for runs in (before, after)]
@@ -180,7 +174,6 @@ def _with_common_keys(before: RunsByKey, after: RunsByKey) -> tuple[RunsByKey, R
 
 
 def _key_text(key: Key) -> str:
-    """Title, release and seed of a run as a text."""
     title, release, seed = key
     return " ".join([title, *filter(None, [release]), f"seed {seed}"])
 
@@ -244,10 +237,7 @@ def mapped(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run]:
     Raises UnknownImplementation if a name is in no cell or in several backends, or if a new name is given
     twice.
     """
-    pairs = {
-        _implementation(old_name, old): _implementation(new_name, new)
-        for old_name, new_name in renames.items()
-    }
+    pairs = {_implementation(a, old): _implementation(b, new) for a, b in renames.items()}
     if len(set(pairs.values())) < len(renames) or len(pairs) < len(renames):
         raise UnknownImplementation("an implementation can be mapped once; name each of them once")
     replaced = set(pairs.values()) - set(pairs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import pandas as pd
 
 from attention_conformance.suite.records.diagnoses import group_order
-from attention_conformance.suite.report.frames import columns_of_dicts
+from attention_conformance.suite.report.frames import dict_columns
 from attention_conformance.suite.report.separation import axes, separation
 from attention_conformance.suite.report.table import group_rows
 from attention_conformance.suite.spec.vocabulary import BROKEN
@@ -40,26 +40,23 @@ def groups(cells: pd.DataFrame) -> list[Group]:
     broken = cells[cells["status"].isin(BROKEN)]
     if broken.empty:
         return []
-    case_axes, case_numbers = axes(cells), pd.Series(pd.factorize(cells["case"])[0], cells.index)
+    case_axes, numbers = axes(cells), pd.Series(pd.factorize(cells["case"])[0], cells.index)
     passing_rows = group_rows(cells[cells["status"] == "pass"], ["check", "label"]).groups
     positions = {row: position for position, row in enumerate(_by_size(broken).index)}
-    failure_groups = []
+    found = []
     for (check, label, kind), rows in group_rows(broken, ["check", "label", "kind"]).groups.items():
         passing = passing_rows.get((check, label), broken.index[:0])
-        sentence = separation(
-            case_axes, case_numbers[rows].to_numpy(), case_numbers[passing].to_numpy()
-        )
+        failing_cases, passing_cases = (numbers[labels].to_numpy() for labels in (rows, passing))
+        sentence = separation(case_axes, failing_cases, passing_cases)
         smallest_first = tuple(sorted(map(int, rows), key=positions.__getitem__))
-        failure_groups.append(Group(check, kind, label, smallest_first, len(passing), sentence))
-    return sorted(
-        failure_groups, key=lambda group: group_order(group.check, group.kind, len(group.cells))
-    )
+        found.append(Group(check, kind, label, smallest_first, len(passing), sentence))
+    return sorted(found, key=lambda group: group_order(group.check, group.kind, len(group.cells)))
 
 
 def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells, smallest case first: by the product of sizes, then the number of features, then the
     length of the id."""
-    facts = columns_of_dicts(cells["facts"])
+    facts = dict_columns(cells["facts"])
     sizes = facts.filter(_EXTENT).astype("float64")
     keys = pd.DataFrame(
         {

@@ -10,8 +10,7 @@ float64         error_ratio, rms, max_abs_error, seconds; NaN where nothing was 
                 measured error ratio of NaN, which is beyond every bound
 int64           seed; uint64 if one is beyond
 tuple of text   features
-dict            ratios (float by operand), facts (text, number, flag or None by name); see
-                `columns_of_dicts`
+dict            ratios (float by operand), facts (text, number, flag or None by name); see `dict_columns`
 
 The source is the result file. The label names the implementation in tables: it is the name, and if the
 name occurs with several modes, devices or sources, these in brackets.
@@ -41,7 +40,7 @@ from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.machine import Origin
 from attention_conformance.suite.records.speed import TIMED, SpeedRecord, SpeedRun
 
-COMPARED_FIELDS = ("workload", "direction", "dtype", "device", "threads")
+COMPARED = ("workload", "direction", "dtype", "device", "threads")
 """Measurements are compared only if these fields are equal."""
 
 
@@ -50,15 +49,12 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     names = [f.name for f in fields(CellRecord)]
     records = [cell for run in _as_list(loaded) for cell in run.cells]
     columns: dict[str, list[Any]] = {name: [*map(attrgetter(name), records)] for name in names}
-    columns["error_ratio"] = [*map(_nan_as_infinity, columns["error_ratio"])]
+    columns["error_ratio"] = [*map(_no_nan, columns["error_ratio"])]
     columns["ratios"] = [
-        {name: _nan_as_infinity(ratio) for name, ratio in ratios.items()}
-        for ratios in columns["ratios"]
+        {name: _no_nan(ratio) for name, ratio in ratios.items()} for ratios in columns["ratios"]
     ]
     for name, text_of in _RUN_COLUMNS.items():
-        columns[name] = [
-            text for run in _as_list(loaded) for text in [text_of(run)] * len(run.cells)
-        ]
+        columns[name] = [text_of(run) for run in _as_list(loaded) for _ in run.cells]
     figures = ("error_ratio", "rms", "max_abs_error", "seconds")
     frame = pd.DataFrame(columns, dtype=None if records else object).astype(
         dict.fromkeys(figures, "float64")
@@ -88,17 +84,14 @@ def provenance(headers: Iterable[Origin]) -> str:
 
 
 def latest(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the newest run of each implementation, with labels without sources; `cells` is a frame
-    `cells`.
+    """The cells of the newest run of each implementation, with labels without sources.
 
     Runs of one list of cells, such as shards, count as one run: the newest record of each cell is taken.
     """
     order = cells.sort_values("started", kind="stable")
-    newest_digest = order.groupby(["name", "mode", "device"])["digest"].transform("last")
-    newest_cells = (
-        order[order["digest"] == newest_digest].drop_duplicates([*KEY], keep="last").sort_index()
-    )
-    return newest_cells.assign(label=_labels(newest_cells.assign(source="")))
+    digest = order.groupby(["name", "mode", "device"])["digest"].transform("last")
+    newest = order[order["digest"] == digest].drop_duplicates([*KEY], keep="last").sort_index()
+    return newest.assign(label=_labels(newest.assign(source="")))
 
 
 def repeated_cells(cells: pd.DataFrame) -> pd.DataFrame:
@@ -110,15 +103,14 @@ def repeated_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
-    """The newest of the measurements with equal workload and implementation, with labels without
-    sources."""
+    """The newest of equal measurements of an implementation, with labels without sources."""
     order = measurements.sort_values("started", kind="stable")
-    identity = [*COMPARED_FIELDS, "case", "backend", "implementation"]
+    identity = [*COMPARED, "case", "backend", "implementation"]
     newest = order.drop_duplicates(identity, keep="last").sort_index()
     return newest.assign(label=newest["backend"] + ":" + newest["implementation"])
 
 
-def _nan_as_infinity(ratio: float | None) -> float | None:
+def _no_nan(ratio: float | None) -> float | None:
     """The ratio, with infinity in place of NaN."""
     return math.inf if ratio is not None and math.isnan(ratio) else ratio
 
@@ -143,7 +135,7 @@ def _short_sources(sources: pd.Series) -> pd.Series:
     return sources.map(names) if len({*names.values()}) == len(names) else sources
 
 
-def columns_of_dicts(entries: pd.Series) -> pd.DataFrame:
+def dict_columns(entries: pd.Series) -> pd.DataFrame:
     """A column of dicts (`ratios`, `facts`) as columns by name, in the order of occurrence.
 
     Dtypes are Int64 for integers, float64 for other numbers, else object. Missing values are NA, NaN or
@@ -159,9 +151,8 @@ def columns_of_dicts(entries: pd.Series) -> pd.DataFrame:
 
 
 def file_columns(cells: pd.DataFrame) -> pd.DataFrame:
-    """The frame of `cells` as written to files: a column for every ratio and every fact, features as one
-    text."""
-    ratios, facts = (columns_of_dicts(cells[name]) for name in ("ratios", "facts"))
+    """The frame of `cells` for files: a column for every ratio and every fact, features as one text."""
+    ratios, facts = (dict_columns(cells[name]) for name in ("ratios", "facts"))
     texts = facts.select_dtypes("object")
     facts[[*texts]] = texts.map(lambda value: "" if value is None else str(value))
     names = [f.name for f in fields(CellRecord) if f.name not in ("ratios", "facts")]
@@ -229,10 +220,9 @@ def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.Da
     figures = ("seconds", "share_of_gemm", "share_of_copy", "tokens_per_second", "error_ratio",
                "peak_bytes", "first_call")  # fmt: skip
     frame = frame.astype(dict.fromkeys(figures, "float64"))
-    repeated = frame.duplicated([*COMPARED_FIELDS, "case", "label"], keep=False)
-    frame.loc[repeated, "label"] += (
-        " [" + frame.loc[repeated, "source"].map(lambda s: Path(s).stem) + "]"
-    )
+    repeated = frame.duplicated([*COMPARED, "case", "label"], keep=False)
+    files = frame.loc[repeated, "source"].map(lambda source: Path(source).stem)
+    frame.loc[repeated, "label"] += " [" + files + "]"
     timed = frame[frame["status"].isin(TIMED)]
     labels = list(dict.fromkeys(timed["label"]))
     if baseline and baseline not in labels:
@@ -241,17 +231,14 @@ def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.Da
     baseline_rows = baseline_rows.sort_values(
         "label", key=lambda names: names.map(labels.index), kind="stable"
     )
-    baseline_seconds = baseline_rows.groupby([*COMPARED_FIELDS])["seconds"].first()
-    seconds = baseline_seconds.reindex(
-        pd.MultiIndex.from_frame(frame[[*COMPARED_FIELDS]])
-    ).to_numpy()
+    baseline_seconds = baseline_rows.groupby([*COMPARED])["seconds"].first()
+    seconds = baseline_seconds.reindex(pd.MultiIndex.from_frame(frame[[*COMPARED]])).to_numpy()
     return frame.assign(speedup=seconds / frame["seconds"])
 
 
 def facts_of(runs: Iterable[FactsRun]) -> pd.DataFrame:
     """A row for every fact of every implementation, all text: backend, implementation, device, fact,
-    answer, started and label ("backend:name"). Of several readings of an implementation the newest is
-    taken.
+    answer, started and label ("backend:name"), of the newest reading of the implementation.
 
     Raises RecordError if there is no record.
     """
@@ -272,7 +259,6 @@ def facts_of(runs: Iterable[FactsRun]) -> pd.DataFrame:
 
 
 def _measurement_row(record: SpeedRecord) -> dict[str, Any]:
-    """The row of a speed record."""
     low, high = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan, np.nan)
     derived = ("seconds", "share_of_gemm", "share_of_copy", "tokens_per_second")
     return {

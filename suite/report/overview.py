@@ -121,11 +121,7 @@ def overview(
             ("b", "with", "none", labels),
         ],
         "answers": sorted(
-            {
-                f"{name}={text}"
-                for texts in tables_of[ANSWERS].values()
-                for name, (text,) in texts.items()
-            }
+            {f"{name}={text}" for by in tables_of[ANSWERS].values() for name, (text,) in by.items()}
         ),
         "rows": rows,
         "sentences": sentences(
@@ -138,8 +134,7 @@ def overview(
 
 
 def _first_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The first cell of each implementation, by operator and backend. Operators of another version are
-    last."""
+    """The first cell of each implementation, by operator and backend; unknown operators come last."""
     places = {name: place for place, name in enumerate(OPERATORS)}
     return (
         cells.assign(
@@ -165,8 +160,7 @@ def _verdicts_by_label(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
 
 
 def verdict(counts: Mapping[Any, int]) -> str:
-    """The verdict in words, of the numbers of cells by status: "right: 12 of 12 judged cells pass", else
-    wrong, known wrong or refused."""
+    """The verdict of the numbers of cells by status, as "right: 12 of 12 judged cells pass"."""
     refused = counts[UNSUPPORTED]
     judged = sum(counts[status] for status in STATUSES) - refused
     if not judged:
@@ -303,9 +297,7 @@ def _refused_cells(cells: pd.DataFrame, topics: pd.DataFrame) -> list[tuple[int,
     groups = refused.groupby(["label", "message"], sort=False).indices.values()
     rows, names = refused.index.to_numpy(), topics.columns
     belongs = topics.to_numpy()[rows]
-    found = [
-        (int(rows[group[0]]), len(group), [*names[belongs[group].any(axis=0)]]) for group in groups
-    ]
+    found = [(int(rows[g[0]]), len(g), [*names[belongs[g].any(axis=0)]]) for g in groups]
     return sorted(found, key=lambda entry: -entry[1])
 
 
@@ -358,8 +350,7 @@ def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFr
 
 
 def _changes_sentence(cells: pd.DataFrame) -> list[str]:
-    """A sentence on the cells that have changed since their oldest record; [] if no cell was judged
-    twice."""
+    """A sentence on cells that changed since their oldest record; [] if no cell was judged twice."""
     cells_again = repeated_cells(cells)
     if cells_again.empty:
         return []

@@ -40,15 +40,15 @@ def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The figures that `draw` saves, by name: time, exact, cost and precision (docs/speed.md)."""
     if "measurements" in frames:
         timed = frames["measurements"][frames["measurements"]["status"].isin(TIMED)]
-        swept, caption = timed["swept"].astype(bool), provenance(frames["timed"].values())
+        swept, footer = timed["swept"].astype(bool), provenance(frames["timed"].values())
         for by, block in timed[~swept].groupby(["direction", "workload", "dtype"], sort=False):
             points = 1e3 * block.set_index("label")[["low", "seconds", "high"]]
             points = points.sort_values("seconds", ascending=False)
-            yield "-".join(("time", *by)), _lines(points, ", ".join(by), "ms a call", caption)
+            yield "-".join(("time", *by)), _lines(points, ", ".join(by), "ms a call", footer)
             if not (exact_rows := block[block["error_ratio"] > 0]).empty:
-                yield "-".join(("exact", *by)), _exactness(exact_rows, ", ".join(by), caption)
+                yield "-".join(("exact", *by)), _exactness(exact_rows, ", ".join(by), footer)
         for direction, block in timed[swept].groupby("direction", sort=False):
-            yield f"cost-{direction}", _costs(block, direction, caption)
+            yield f"cost-{direction}", _costs(block, direction, footer)
     if "cells" in frames:
         cells, headers = frames["cells"], frames["headers"].values()
         controls = {name for header in headers for name in header.controls}
@@ -60,12 +60,12 @@ def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"precision-{dtype}", _lines(points, dtype, RATIO, provenance(headers))
 
 
-def _figure(title: str, x: str, y: str, caption: str, height: float) -> tuple[Any, Any]:
+def _figure(title: str, x: str, y: str, footer: str, height: float) -> tuple[Any, Any]:
     """A figure with a panel of a height in inches, and a caption: versions, machine and date."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.4, height + 0.8), layout="constrained")
-    figure.supxlabel(fill(caption, 76), fontsize=4.5, x=0.01, ha="left")
+    figure.supxlabel(fill(footer, 76), fontsize=4.5, x=0.01, ha="left")
     axis = figure.subplots()
     axis.set_title(title, fontsize=7, loc="left")
     axis.set(xscale="log", yscale="log" if y else "linear", xlabel=x, ylabel=y)
@@ -81,23 +81,22 @@ def _mark(number: int) -> dict[str, Any]:
     return {"color": f"C{number % 10}", "marker": "osD^v<>PX*"[number // 10 % 10], "markersize": 3}
 
 
-def _lines(points: pd.DataFrame, title: str, unit: str, caption: str) -> Any:
-    """First, middle and last number of every implementation as a line; the last implementation is at the
-    top."""
-    figure, axis = _figure(title, unit, "", caption, 0.15 * len(points))
+def _lines(points: pd.DataFrame, title: str, unit: str, footer: str) -> Any:
+    """Three numbers of every implementation as a line; the last implementation is at the top."""
+    figure, axis = _figure(title, unit, "", footer, 0.15 * len(points))
     for place, (_, values) in enumerate(points.iterrows()):
         axis.plot(values, [place] * 3, **_mark(place), markevery=[1])
     axis.set_yticks(range(len(points)), points.index)
     return figure
 
 
-def _exactness(rows: pd.DataFrame, title: str, caption: str) -> Any:
+def _exactness(rows: pd.DataFrame, title: str, footer: str) -> Any:
     """Time against error ratio, with a line through the rows that no row beats in both."""
     rows = rows.sort_values(["seconds", "error_ratio"])
     front = rows[rows["error_ratio"] < rows["error_ratio"].cummin().shift(fill_value=np.inf)]
     note = "none is faster and nearer: " + ", ".join(front["label"])
     x, height = f"ms a call\n{fill(note, 76, break_on_hyphens=False)}", 2.5 + 0.1 * len(rows)
-    figure, axis = _figure(title, x, RATIO, caption, height)
+    figure, axis = _figure(title, x, RATIO, footer, height)
     for number, row in enumerate(rows.to_dict("records")):
         times = [1e3 * row[name] for name in ("low", "seconds", "high")]
         ratios = [row["error_ratio"]] * 3
@@ -107,12 +106,10 @@ def _exactness(rows: pd.DataFrame, title: str, caption: str) -> Any:
     return figure
 
 
-def _costs(block: pd.DataFrame, title: str, caption: str) -> Any:
+def _costs(block: pd.DataFrame, title: str, footer: str) -> Any:
     """Time against length, with the fitted law a + b L + c L²."""
     kernels = block.sort_values("keys", kind="stable").groupby("label", sort=False)
-    figure, axis = _figure(
-        title, "queries and keys", "ms a call", caption, 2.6 + 0.1 * len(kernels)
-    )
+    figure, axis = _figure(title, "queries and keys", "ms a call", footer, 2.6 + 0.1 * len(kernels))
     for number, (label, rows) in enumerate(kernels):
         lengths, seconds = rows["keys"].to_numpy(float), rows["seconds"].to_numpy()
         axis.plot(lengths, 1e3 * seconds, **_mark(number), linestyle="", label=label)

@@ -168,7 +168,6 @@ def as_markdown(tables: Mapping[str, pd.DataFrame], title: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The text with Markdown's special characters escaped."""
     return re.sub(r"([\\`*_<>|\[\]~#&])", r"\\\1", text)
 
 
@@ -179,8 +178,7 @@ def as_html(
     home: str = "",
 ) -> str:
     """One self-contained page: the first screen (`suite.report.overview`), and all tables, with coloured
-    statuses and counts. `home` is the address of the page of all implementations, to which a page of one
-    links."""
+    statuses and counts. `home` is the address of the page of all implementations, for a link."""
     script = Path(__file__).with_name("page.js").read_text("utf-8")
     listed = list(sections(tables))
     return (
@@ -265,7 +263,7 @@ def _without_formulas(flat: pd.DataFrame) -> pd.DataFrame:
     Numbers and the sign for "not asked" stay unchanged.
     """
 
-    def without_formula(value: Any) -> Any:
+    def quoted(value: Any) -> Any:
         if not isinstance(value, str) or not value.startswith(_FORMULA) or value == "-":
             return value
         try:
@@ -274,6 +272,4 @@ def _without_formulas(flat: pd.DataFrame) -> pd.DataFrame:
             return f"'{value}"
         return value
 
-    return flat.map(without_formula).set_axis(
-        [without_formula(column) for column in flat.columns], axis=1
-    )
+    return flat.map(quoted).set_axis([quoted(column) for column in flat.columns], axis=1)

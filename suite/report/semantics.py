@@ -42,14 +42,12 @@ def by_dtype(answers: Mapping[str, str]) -> str:
 
     Dtypes without the question are left out.
     """
-    given_answers = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
-    if not given_answers:
+    given = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
+    if not given:
         return NOT_ASKED
-    most_frequent = max(given_answers.values(), key=list(given_answers.values()).count)
-    others = [
-        f"{dtype}: {answer}" for dtype, answer in given_answers.items() if answer != most_frequent
-    ]
-    return f"{most_frequent} ({', '.join(others)})" if others else most_frequent
+    usual = max(given.values(), key=list(given.values()).count)
+    others = [f"{dtype}: {answer}" for dtype, answer in given.items() if answer != usual]
+    return f"{usual} ({', '.join(others)})" if others else usual
 
 
 def _with_answers(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
@@ -71,8 +69,7 @@ def _with_answers(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
 def _answers(
     groups: Groups, column: str = "answer", choose: Callable[[str, str], str] = lambda old, new: new
 ) -> pd.Series:
-    """The answers of each group by dtype as one text; `choose` is called with two answers of one
-    dtype."""
+    """The answers of each group by dtype as one text; `choose` gets two answers of one dtype."""
     import pandas as pd
 
     index = groups.size().index
@@ -80,10 +77,8 @@ def _answers(
     rows = groups.obj
     for group, dtype, answer in zip(groups.ngroup(), rows["dtype"], rows[column], strict=True):
         if answer:
-            group_answers = answers[group]
-            group_answers[dtype] = (
-                choose(group_answers[dtype], answer) if dtype in group_answers else answer
-            )
+            known = answers[group]
+            known[dtype] = choose(known[dtype], answer) if dtype in known else answer
     return pd.Series([*map(by_dtype, answers)], index, dtype=object)
 
 
@@ -152,22 +147,19 @@ INVARIANCE = Table(
 
 
 def _with_feature_pairs(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the check `VALUES`, repeated for every feature and every two features that the case
-    needs; the column `together` names these."""
+    """The cells of the check `VALUES`, repeated for each feature and each two features of the case."""
     rows = cells[cells["check"] == VALUES]
     together = rows["features"].map(
-        lambda needed_features: [
-            " + ".join(features)
-            for count in (1, 2)
-            for features in combinations(sorted(needed_features), count)
+        lambda needed: [
+            " + ".join(some) for count in (1, 2) for some in combinations(sorted(needed), count)
         ]
     )
     return rows.assign(together=together).explode("together").dropna(subset="together")
 
 
 def _verdicts(groups: Groups) -> pd.Series:
-    """The verdict of each group: refused if no cell was judged, right if all judged cells pass, else
-    wrong with numbers."""
+    """The verdicts of groups: refused if no cell was judged, right if all pass, else wrong with
+    numbers."""
     numbers = value_counts("status", STATUSES)(groups)
     judged = numbers.drop(columns=UNSUPPORTED).sum(axis=1)
     wrong = judged - numbers["pass"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attention_conformance.suite.report.frames import columns_of_dicts
+from attention_conformance.suite.report.frames import dict_columns
 
 COMPARED = (("Lq", "Lk"), ("Hkv", "H"), ("Dv", "D"))
 """Pairs of sizes that kernels confuse. Which one is larger is an axis."""
@@ -83,7 +83,7 @@ class Condition:
 def axes(cells: pd.DataFrame) -> Axes:
     """The facts of every case, in the order of occurrence."""
     cases = cells.drop_duplicates("case")
-    facts = columns_of_dicts(cases["facts"])
+    facts = dict_columns(cases["facts"])
     numbers = facts.select_dtypes("Int64")
     words: dict[str, Any] = {}
     if "mask" in facts:

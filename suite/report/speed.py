@@ -121,12 +121,10 @@ def _history(results: pd.DataFrame) -> pd.DataFrame:
     column = results["date"].dt.strftime("%Y-%m-%d") + " " + results["commit"].str[:8]
     order = column.loc[results.sort_values("date", kind="stable").index].drop_duplicates()
     index = ["benchmark", "parameters", "machine", "environment", "version"]
-    group_rows = results.assign(column=column).groupby([*index, "column"], sort=False)["value"]
-    values_by_commit = group_rows.first().unstack("column")
-    constant_levels: list[Hashable] = [name for name in index[2:] if results[name].nunique() == 1]
-    return (
-        values_by_commit.reindex(columns=order).droplevel(constant_levels).rename_axis(columns=None)
-    )
+    grouped = results.assign(column=column).groupby([*index, "column"], sort=False)["value"]
+    wide = grouped.first().unstack("column")
+    constant: list[Hashable] = [name for name in index[2:] if results[name].nunique() == 1]
+    return wide.reindex(columns=order).droplevel(constant).rename_axis(columns=None)
 
 
 ASV_HISTORY = Table(

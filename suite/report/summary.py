@@ -183,9 +183,8 @@ def differing_elections(cells: Sequence[CellRecord]) -> list[str]:
                 if any(c.observed and c.native and c.observed != c.native for c in question_cells)
             )
             if differing:
-                lines.append(
-                    f"{label} elects otherwise than the framework's own attention: {differing}"
-                )
+                text = "elects otherwise than the framework's own attention"
+                lines.append(f"{label} {text}: {differing}")
     return lines
 
 

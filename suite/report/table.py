@@ -67,7 +67,6 @@ class Table:
         return table
 
     def _rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows of the frame that the table shows."""
         if callable(self.rows):
             return self.rows(frame)
         return frame.query(self.rows) if self.rows else frame
@@ -96,8 +95,7 @@ def first_entry(column: str) -> Entries:
 
 
 def entry_of_largest(column: str, by: str = "error_ratio", absent: Any = "") -> Entries:
-    """The entry of the row with the largest number in the column `by`, the first row of several; `absent`
-    in groups without a number."""
+    """The entry of the row with the largest number in `by`; `absent` in groups without a number."""
 
     def entries(groups: Groups) -> Any:
         ordered = groups.obj.dropna(subset=by).sort_values(by, ascending=False, kind="stable")
@@ -119,8 +117,7 @@ def distinct_texts(column: str, text: Callable[[Iterable[str]], str] = ", ".join
 
 
 def value_counts(column: str, values: Collection[Any]) -> Entries:
-    """The number of rows in each group that have each of these values of a column: a column for each
-    value."""
+    """The number of rows of a group with each of these values of a column: a column for each value."""
 
     def entries(groups: Groups) -> Any:
         numbers = group_rows(groups.obj, [*groups.keys, column]).size().unstack(fill_value=0)
@@ -135,8 +132,7 @@ def per_value(
     """A column for every value of a column of the frame.
 
     It has the `entries` of the rows with this value, or `absent` if a group has no such rows. `names`
-    maps values to names of columns, in order; by default there is a column for every value, in the order
-    of occurrence.
+    maps values to names of columns, in order; by default all values in the order of occurrence.
     """
 
     def columns(groups: Groups) -> Any:

@@ -30,8 +30,7 @@ class Topic:
     mode: str = ""
 
     def contains(self, columns: Mapping[str, tuple[np.ndarray, Any]]) -> np.ndarray:
-        """True for each cell that belongs to the topic. `columns` are columns of cells after
-        `pd.factorize`."""
+        """True for each cell that belongs to the topic; `columns` are factorized (`pd.factorize`)."""
 
         def where(column: str, condition: Callable[[Any], bool]) -> np.ndarray:
             """True for each cell whose value in the column meets the condition."""
@@ -49,8 +48,7 @@ class Topic:
 
 
 def topic_members(cells: pd.DataFrame) -> pd.DataFrame:
-    """A column for each topic that has cells, `ALL` first: True for each cell that belongs to the
-    topic."""
+    """A column for each topic that has cells, `ALL` first: True for each cell of the topic."""
     names = ("features", "check", "operator", "group", "mode")
     columns = {name: pd.factorize(cells[name]) for name in names}
     topics = {ALL.name: np.full(len(cells), True)} | {t.name: t.contains(columns) for t in TOPICS}

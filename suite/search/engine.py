@@ -139,7 +139,7 @@ class Search:
         like = ""
         if verdict.status == "fail" and cell.implementation not in self.plan.functions:
             manifest, name = self.plan.of(cell.implementation).manifest, cell.implementation.name
-            like = manifest.describe_similar(verdict, name, cell.check.name, cell.case.id)
+            like = manifest.similar(verdict, name, cell.check.name, cell.case.id)
         self.statuses["like known" if like else verdict.status] += 1
         self.alike.update([like] if like else [])
         if like or verdict.status not in BROKEN:
