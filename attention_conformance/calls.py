@@ -219,7 +219,7 @@ class _Problem:
         return Oracle.forward(inputs, self.rounding, rows or "unmasked")
 
     def diagnosis(self, answer: Mapping[str, np.ndarray], oracle: Oracle) -> str:
-        """What is wrong with the outputs, as lines for a message; "" if that is unknown."""
+        """Sentences on the fault of wrong outputs, as lines for a message; "" if the fault is unknown."""
         from attention_conformance.suite.checks import all_checks
         from attention_conformance.suite.judge.diagnosis.catalogue import explained_call
         from attention_conformance.suite.judge.diagnosis.instrument import clock

@@ -155,6 +155,7 @@ def test_ambient_gradients(cell: Cell) -> None:
     native = backend.memory.arranged(values, cell.dtype, "contiguous")
 
     def expect_gradients(mode: Ambient) -> None:
+        """Judge the gradients of a call in a mode. Raises Deviation and NotApplicable."""
         mode_dtype = DTYPES[mode.dtype or cell.dtype.name]
         with allowing_refusal(cell, mode.question, mode_dtype):
             with mode.within():

@@ -46,9 +46,12 @@ CASES = with_plain(
 
 @check(CASES, ("gradient",))
 def test_gradient_passes(cell: Cell) -> None:
-    """Two forward passes before the first backward pass; then the first one has a second backward pass,
-    a third with another cotangent, and a fourth after its output was changed in place, which may raise.
-    Operands are no leaves if the framework has leaves."""
+    """Two forward passes, then five backward passes: of the first, of the second, twice more of the
+    first, the second time with another cotangent, and of the first after its output was changed in place.
+
+    The last one may raise. Operands are results of other operations if the framework tells leaves from
+    results.
+    """
     backend = cell.implementation.backend
     inputs, other = cell.inputs, with_other_values(cell.inputs)
     if inputs.operator.option("scale") and cell.implementation.missing(["scale"]) is None:
@@ -59,10 +62,12 @@ def test_gradient_passes(cell: Cell) -> None:
     cotangents = cell.cotangent, -2.0 * np.flip(cell.cotangent, 0)
 
     def in_framework(cotangent: np.ndarray) -> Any:
+        """The cotangent as an array of the framework."""
         values = native_cotangent(cotangent, inputs, first)
         return backend.memory.arranged(values, cell.dtype, "contiguous")
 
     def gradients_of_passes() -> list[Any]:
+        """The gradients of each backward pass, in the order of `expectations`."""
         (output, pullback), (other_output, other_pullback) = (
             backend.pullback(call, names) for call in (first, second)
         )

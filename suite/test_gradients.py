@@ -67,7 +67,7 @@ def has_bias(case: Case) -> bool:
 
 @check(gradient_cases.where(has_bias), ("gradient", "gradient-of-bias"))
 def test_gradient_of_bias(cell: Cell) -> None:
-    """Only the bias requires a gradient (pytorch#148476)."""
+    """The gradient of the bias, where only the bias requires a gradient (pytorch#148476)."""
     _, gradients = vjp(cell, wrt=("bias",))
     judge_gradients(cell, gradients)
 
@@ -183,7 +183,7 @@ def test_gradient_contract(cell: Cell) -> None:
 
 
 def hides_ordinary_values(case: Case) -> bool:
-    """True if some slots with ordinary values are hidden from all rows, or from many."""
+    """True for attention with a mask over several keys, whose values are ordinary."""
     return (
         case.mask is not None
         and not case.operator.is_layer

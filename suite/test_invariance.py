@@ -52,7 +52,7 @@ SWITCHES = (1, 8, 16, 32, 64, 128)
 """Numbers of rows at which kernels switch to another tile or kernel."""
 
 CHUNK = 8
-"""Rows of the last chunk of a prefill."""
+"""The number of rows in the last chunk of a prefill."""
 
 
 def at_full(pattern: str) -> Ask:
@@ -116,7 +116,7 @@ def test_invariant_rerun(cell: Cell) -> None:
 
 @check(with_plain(NARROW, *LAYERS, at_full(LONG), keep=has_axes("b")))
 def test_invariant_batch(cell: Cell) -> None:
-    """A sample has the same output alone, at another place in the batch, and beside other samples."""
+    """A sample has the same output alone, at another place in the batch, and among changed samples."""
     inputs, s = cell.inputs, cell.inputs.sizes
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     order = np.roll(np.arange(s.B), 1)
@@ -145,7 +145,7 @@ def row_counts(Lq: int) -> list[int]:
 
 @check(with_plain(NARROW, *LAYERS, at_full(LONG), keep=has_axes("q")))
 def test_invariant_rows(cell: Cell) -> None:
-    """A row has the same output among fewer rows (mlx#3573), at another place, and beside other rows."""
+    """A row has the same output among fewer rows (mlx#3573), at another place, and among changed rows."""
     inputs, s = cell.inputs, cell.inputs.sizes
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     reverse = np.arange(s.Lq)[::-1]

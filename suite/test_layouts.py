@@ -30,7 +30,8 @@ from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRIT
 from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 MASK_ARRANGEMENTS = ("negative", "expanded-rows")
-"""Arrangements of masks and biases alone: with equal queries or keys a wrong row would not show."""
+"""Arrangements that only masks and biases are tested in. A wrong row of equal queries or keys would not
+show."""
 
 NOT_OUTER = ("contiguous", "scalar", *INNER, *MASK_ARRANGEMENTS)
 OUTER = tuple(how for how in ARRANGEMENTS if how not in NOT_OUTER)
@@ -170,7 +171,7 @@ def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[s
 
 
 def have_same_bits(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    """True if two answers have the same arrays."""
+    """True if two answers have the same outputs, bit by bit."""
     return one.keys() == other.keys() and all(
         values.tobytes() == other[name].tobytes() for name, values in one.items()
     )

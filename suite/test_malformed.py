@@ -24,8 +24,9 @@ from attention_conformance.suite.spec.malformed import MALFORMED_CASES, Malforme
 def test_bad_problem(cell: Cell) -> None:
     """An implementation may raise when a layer is built, when it is called, or when the output is read.
 
-    The answer to a page that does not exist, or to a wrong length of a sample, may also have nothing from
-    memory of others: rows of other samples keep their bits, and its own rows hang on no page of others.
+    A problem with a page that does not exist, or with a wrong length of a sample, may also have an answer
+    without a trace of other samples' memory: rows of other samples keep their bits, and the sample's own
+    rows do not depend on pages of other samples.
 
     A user function is tested only as a drop-in replacement for the framework's own attention, and only
     with problems that the latter refuses.

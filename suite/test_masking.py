@@ -65,8 +65,8 @@ def with_slots(
     inputs: Inputs, slots: np.ndarray, key: Callable | float | np.ndarray,
     value: Callable | float | np.ndarray,
 ) -> Inputs:  # fmt: skip
-    """Inputs with other keys and values in `slots`: numbers, or functions of the old values. Latents are
-    keys.
+    """The inputs with other keys and values in `slots`: `key` and `value` are numbers, or functions of
+    the old values. Latents are keys.
 
     If query, key and value are one tensor, the query changes, too.
     """
@@ -83,7 +83,7 @@ def influence_roundings(cell: Cell, slots: np.ndarray) -> bool:
     """True if the slots influence all roundings: a constant is subtracted from the keys
     (`DeclaredRounding.centred_keys`), and depends on the slots.
 
-    It may depend on all slots that some row attends. By the election about NaN it depends on the others.
+    It may depend on all slots that some row attends; on hidden slots it depends if NaN in them leaks.
     """
     if cell.dtype.name not in cell.implementation.declared.rounding.centred_keys:
         return False
@@ -166,8 +166,8 @@ SEGMENT_CASES = (
 
 @check(asked(*SEGMENT_CASES))
 def test_segments_apart(cell: Cell) -> None:
-    """Other segments do not change the rows of a segment, bit by bit. They hold large numbers, and NaN
-    if the election allows NaN."""
+    """Large numbers in other segments do not change the rows of a segment, bit by bit. Nor does NaN, if
+    the election says so."""
     inputs, is_half = cell.inputs, cell.dtype.is_half
     before = cell.run(inputs).values.copy()
     poisons = [100.0 if is_half else 1e4]

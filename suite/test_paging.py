@@ -72,8 +72,8 @@ def test_written_in_turn(cell: Cell) -> None:
 
 @check(asked(WRITTEN, f"{WRITTEN}/skipped"))
 def test_written_bits(cell: Cell) -> None:
-    """-0.0, NaN and infinity are written, kept and skipped as other numbers are, with their signs (of
-    NaN no sign is asked)."""
+    """-0.0, NaN and infinity are written, kept and skipped like other numbers, with their signs (except
+    NaN's)."""
     arrays = {}
     for name in ("key", "value", "key_cache", "value_cache"):
         arrays[name] = array = cell.inputs.arrays[name].copy()

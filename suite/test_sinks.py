@@ -59,7 +59,7 @@ def test_sink_without_keys(cell: Cell) -> None:
 
 @check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/offset"))
 def test_high_sink(cell: Cell) -> None:
-    """The maximum is subtracted from a sink, too: no sink overflows that is as large as the scores."""
+    """A sink as large as the scores does not overflow: the maximum is subtracted from the sink, too."""
     inputs = cell.inputs
     level = 8.0 * float(inputs.key.flat[0]) * inputs.effective_scale
     high = inputs.replace(sinks=round_to(np.asarray(inputs.feature("sinks")) + level, cell.dtype))

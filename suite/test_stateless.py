@@ -236,9 +236,9 @@ def with_earlier_arrays(cell: Cell, call: PreparedCall, first: PreparedCall) -> 
 def test_remembered(cell: Cell) -> None:
     """The same arrays with every scalar, flag and mask changed, and part of the arrays.
 
-    Between any two variations the plain problem is asked; then the variations are asked in the reverse
-    order. So each of two problems follows the other, whatever cells were judged before. A variation
-    may be refused, if it is always refused.
+    Between any two variations the unchanged problem is called; then the variations are called in the
+    reverse order. So each of two problems follows the other, whatever cells were judged before. A
+    variation may be refused, if it is always refused.
     """
     inputs, implementation = cell.inputs, cell.implementation
     first = cell.prepare(inputs)

@@ -69,7 +69,7 @@ def branches(inputs: Inputs) -> Iterator[tuple[np.ndarray, Inputs]]:
 
 @check(asked(Ask(*TREE_CASES, *DRAFT_CASES, dtypes="growing")))
 def test_paths_alone(cell: Cell) -> None:
-    """The rows of a path are those of the causal call with this path alone behind the same keys."""
+    """The rows of a path equal a causal call with this path and no other node behind the same keys."""
     whole, bound = cell.run().values.copy(), cell.bound(cell.inputs)
     for rows, alone in branches(cell.inputs):
         count = len(rows)

@@ -15,7 +15,7 @@ ENOUGH = 0.5
 """A user function must answer this share of the cells that its signature and claims allow."""
 
 NOT_JUDGED_ENOUGH = 6
-"""The exit code of a run without failures in which too few cells were judged. pytest uses 0 to 5."""
+"""The exit code of a run without failures that judged too few cells. pytest uses 0 to 5."""
 
 
 def verdict_word(totals: Counter[str], shortfalls: Sequence[str] = ()) -> str:
@@ -103,7 +103,7 @@ class Coverage:
 
 
 def coverages(cells: Iterable[CellRecord], functions: Collection[str]) -> Iterator[Coverage]:
-    """The coverage of each user function in `functions`, and of the rest of each backend."""
+    """The coverage of each user function in `functions`, and of each backend's other implementations."""
     groups: dict[tuple[str, bool], list[CellRecord]] = {}
     for cell in cells:
         is_function = cell.implementation in functions

@@ -8,7 +8,7 @@ from attention_conformance.suite.records.lines import NonNegativeInt
 from attention_conformance.suite.spec.vocabulary import GRADIENTS, OF_ANSWERS, VALUES
 
 EXPLAINING_CHECKS = (VALUES, *GRADIENTS)
-"""Checks whose failures are listed first, since they explain those of other checks."""
+"""Checks whose failures are listed first: they explain failures of other checks."""
 
 LINE_NAME = "diagnosis"
 """The name of lines with diagnoses in result files."""
@@ -62,6 +62,6 @@ NO_REPORT = FailureReport()
 
 
 def group_order(check: str, kind: str, count: int) -> tuple[bool, int, int]:
-    """The sort key of a group of `count` failures, by how much they explain: first the kinds
-    `OF_ANSWERS`, then values, gradients and the rest; the largest first."""
+    """The sort key of a group of `count` failures: first the kinds `OF_ANSWERS`; then the checks of
+    values, of gradients, and all others; then the largest group."""
     return kind not in OF_ANSWERS, (*EXPLAINING_CHECKS, check).index(check), -count

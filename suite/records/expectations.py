@@ -143,7 +143,7 @@ def load(path: Path) -> list[Expectation]:
 
 
 def _fields_by_finding(findings: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """The fields of an entry that cites a finding, by the name of the finding."""
+    """The fields that an entry takes from the finding that it cites, by the finding's name."""
     return {
         finding["name"]: {"cause": finding["title"]}
         | {name: finding[name] for name in ("issue", "versions", "cpu") if name in finding}

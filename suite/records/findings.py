@@ -49,7 +49,7 @@ SEVERITIES = {
     "accepted": "answers an invalid call",
     "form": "returns another dtype, shape or meaning than documented, or than elsewhere in the library",
 }
-"""What findings do, the gravest first."""
+"""The effects of findings, the gravest first."""
 
 STATES = {
     "open": "reported; the report is open",

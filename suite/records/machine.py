@@ -82,7 +82,7 @@ def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def commit() -> tuple[str, bool]:
-    """The commit of the checkout and whether files differ from it; "" and False without git."""
+    """The commit of the checkout, and True if files differ from it; "" and False without git."""
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -107,5 +107,5 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def cpu_is(wanted: Iterable[str]) -> bool:
-    """Whether the CPU has every flag, and lacks every flag that is written "!flag"."""
+    """True if the CPU has every flag, and lacks every flag that is written "!flag"."""
     return all((flag.removeprefix("!") in cpu_flags()) != flag.startswith("!") for flag in wanted)

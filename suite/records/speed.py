@@ -75,7 +75,7 @@ class SpeedRecord:
 
     @property
     def share_of_gemm(self) -> float | None:
-        """Operations per second, divided by those of the largest matrix product; None without a time."""
+        """Operations per second over the rate of the largest matrix product; None without a time."""
         seconds = self.seconds
         if not seconds or not self.flops or not self.gemm:
             return None
@@ -83,7 +83,7 @@ class SpeedRecord:
 
     @property
     def share_of_copy(self) -> float | None:
-        """Bytes per second, divided by those of a copy of the same size; None without a time.
+        """Bytes per second over the rate of a copy of the same size; None without a time.
 
         Every operand is counted once, so a call that reads more than it writes can exceed 1.
         """

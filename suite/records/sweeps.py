@@ -65,7 +65,7 @@ def shards(paths: Iterable[Path]) -> list[Shards]:
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether a path is a folder with result files of runs or searches."""
+    """True if a path is a folder with result files of runs or searches."""
     schemas = (cells.FILE_SCHEMA, searches.FILE_SCHEMA)
     return path.is_dir() and any(s.accepts(file) for file in files(path) for s in schemas)
 

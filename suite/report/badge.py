@@ -53,7 +53,7 @@ def badges(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _shortfalls(run: Run) -> list[str]:
-    """Why the run judged too little."""
+    """The reasons why the run judged too little; [] if it judged enough."""
     options = run.header.options
     functions = {cell.implementation for cell in run.cells} if options.get("function") else set()
     return shortfalls(run.cells, functions, allow_refusals=bool(options.get("allow_refusals")))
@@ -71,7 +71,8 @@ def precision(runs: Sequence[Run]) -> str:
 
 
 def write_badges(runs: Sequence[Run], path: Path | None, folder: Path | None) -> None:
-    """Write the badge "attention" to a new file, and the others as NAME.svg into a new or empty folder.
+    """Write the badge "attention" to a new file, and every other badge as NAME.svg into a new or empty
+    folder.
 
     Raises FileExistsError if the file exists or the folder is not empty, and the errors of `badges`.
     """
@@ -86,7 +87,7 @@ def write_badges(runs: Sequence[Run], path: Path | None, folder: Path | None) ->
 
 
 def picture(label: str, text: str, colour: str = FACT) -> str:
-    """The SVG of a badge with these two halves."""
+    """The SVG of a badge: `label` in the left half, `text` in the right half."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(

@@ -27,7 +27,7 @@ FAILING = ("crash", "error", "fail", "known")
 """The statuses of failing cells, the gravest first."""
 
 UNSUPPORTED = "unsupported"
-"""The status of cells that were not asked."""
+"""The status of cells that were not judged."""
 
 REASONS_NAMED = 3
 """The number of implementations that are named for one reason."""

@@ -26,9 +26,9 @@ Frames = Mapping[str, Any]
 class Kind:
     """One kind of results.
 
-    `accepts` says whether a path holds such results. `read` reads several paths, of unfinished runs, too,
-    if `partial`; it gets the baseline of speed, and raises RecordError for an invalid path. `tables` are
-    the tables by name, in order.
+    `accepts` is True for a path that holds such results. `read` reads several paths, also of unfinished
+    runs if `partial`; it gets the baseline of speed, and raises RecordError for an invalid path. `tables`
+    are the tables by name, in order.
     """
 
     name: str
@@ -51,8 +51,8 @@ def _by_name(*tables: Table) -> dict[str, Table]:
 def load_runs(paths: Iterable[Path], partial: bool = False) -> list[Run]:
     """The runs of these files, with the shards of a run merged (`suite.records.sweeps.shards`).
 
-    With `partial`, files without a footer and incomplete shards are runs, too. Raises RecordError if a
-    file is invalid or shards are missing.
+    With `partial`, also files without a footer and runs that lack shards. Raises RecordError if a file is
+    invalid or shards are missing.
     """
     return [run.load(partial, partial) for run in shards(paths)]
 

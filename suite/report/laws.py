@@ -30,7 +30,7 @@ def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def law(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Seconds at these lengths."""
+    """The seconds that the law T(L) gives for these lengths."""
     a, b, c = coefficients
     return a + b * lengths + c * lengths**2
 

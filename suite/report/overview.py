@@ -277,8 +277,8 @@ def _items_by_heading(
 
 
 def _largest_errors(cells: pd.DataFrame, topics: pd.DataFrame) -> dict[int, list[str]]:
-    """The rows of passing cells that have the largest error of an implementation and dtype in a topic,
-    with these topics."""
+    """The rows of passing cells whose error is the largest of their implementation and dtype in some
+    topic, each with these topics."""
     topic, row = np.nonzero(topics.to_numpy().T)
     rows = cells[["label", "dtype", "status", "error_ratio"]].iloc[row]
     rows = rows.assign(topic=topics.columns[topic], row=row)[rows["status"].to_numpy() == "pass"]

@@ -73,7 +73,8 @@ class Section:
 
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
-    """The tables for display."""
+    """The tables as sections for display; a score has the numbers of judged and of all cells beside
+    it."""
     for name, frame in tables.items():
         flat = _flat(frame)
         values = [list(row) for row in zip(*(flat[column] for column in flat), strict=True)]
@@ -264,6 +265,7 @@ def _without_formulas(flat: pd.DataFrame) -> pd.DataFrame:
     """
 
     def quoted(value: Any) -> Any:
+        """The value; a text that may be read as a formula begins with an apostrophe."""
         if not isinstance(value, str) or not value.startswith(_FORMULA) or value == "-":
             return value
         try:

@@ -29,7 +29,7 @@ ELECTION = "election"
 """The check that asks election questions."""
 
 PROBES = f"question != '' and check == '{ELECTION}'"
-"""The cells that ask an election question. Other checks ask whether answers are consistent."""
+"""The cells that ask an election question. Checks of the consistency of answers also name questions."""
 
 DIFFERS = " *"
 """The mark of an answer that differs from the framework's own attention."""

@@ -22,7 +22,7 @@ COMPARED = (("Lq", "Lk"), ("Hkv", "H"), ("Dv", "D"))
 
 BLOCKED = ("Lq", "Lk", "D")
 BLOCKS = (16, 64)
-"""Common block sizes of kernels. Whether a block divides a size is an axis."""
+"""Common block sizes of kernels. Divisibility of a size by a block is an axis."""
 
 SIZES = ("B", "H", "Hkv", "Lq", "Lk", "D", "Dv")
 
@@ -81,7 +81,8 @@ class Condition:
 
 
 def axes(cells: pd.DataFrame) -> Axes:
-    """The facts of every case, in the order of occurrence."""
+    """The facts of every case as axes, in the order of occurrence: first axes of words (mask, features,
+    dtype, other facts, `SIZE_AXES`), then axes of numbers."""
     cases = cells.drop_duplicates("case")
     facts = dict_columns(cases["facts"])
     numbers = facts.select_dtypes("Int64")
@@ -96,6 +97,21 @@ def axes(cells: pd.DataFrame) -> Axes:
     words["dtype"] = "dtype " + cases["dtype"]
     for name in facts.columns.drop([*numbers.columns, *words.keys() & {"mask"}]):
         words[name] = [_fact_in_words(name, value) for value in facts[name]]
+    words |= _words_of_sizes(numbers)
+    columns = pd.DataFrame(words, index=cases.index, dtype="category")
+    codes = [columns[name].cat.codes.astype("int64").replace(-1, MISSING) for name in columns]
+    texts = [tuple(columns[name].cat.categories) for name in columns]
+    return Axes(
+        (*words, *numbers),
+        (*texts, *([()] * len(numbers.columns))),
+        np.column_stack([*codes, *(numbers[n].fillna(MISSING).astype("int64") for n in numbers)]),
+        ~(numbers.filter(SIZES) == 0).fillna(False).any(axis=1).to_numpy(bool),
+    )
+
+
+def _words_of_sizes(numbers: pd.DataFrame) -> dict[str, pd.Series]:
+    """The axes `SIZE_AXES` in words, for a row of numbers per case."""
+    words = {}
     for one, other in COMPARED:
         if {one, other} <= set(numbers):
             signs = {
@@ -109,15 +125,7 @@ def axes(cells: pd.DataFrame) -> Axes:
                 False: f"{name} no multiple of {block}",
             }
             words[f"{name} % {block}"] = (numbers[name] % block == 0).map(divides)
-    columns = pd.DataFrame(words, index=cases.index, dtype="category")
-    places = [columns[name].cat.codes.astype("int64").replace(-1, MISSING) for name in columns]
-    texts = [tuple(columns[name].cat.categories) for name in columns]
-    return Axes(
-        (*words, *numbers),
-        (*texts, *([()] * len(numbers.columns))),
-        np.column_stack([*places, *(numbers[n].fillna(MISSING).astype("int64") for n in numbers)]),
-        ~(numbers.filter(SIZES) == 0).fillna(False).any(axis=1).to_numpy(bool),
-    )
+    return words
 
 
 def _fact_in_words(name: str, value: Any) -> str:

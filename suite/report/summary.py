@@ -83,8 +83,8 @@ def _cells_by(
 
 
 def statuses(run: Run) -> list[str]:
-    """Status counts as text, if there are several implementations: a row for each, those of the framework
-    first. The textbook implementations without a failing cell are one line."""
+    """A row of status counts for each implementation, the framework's own first; [] for a single
+    implementation. The textbook implementations without a failing cell share one line."""
     groups = _cells_by(attrgetter("name"), _framework_first(run).cells)
     if len(groups) <= 1:
         return []
