@@ -30,14 +30,14 @@ def dtype_of(array: Any, name: str | None, what: str) -> DType:
     Raises ValueError if the suite does not judge the dtype, or if values need rounding to `name`.
     """
     if name is not None:
-        named, values = dtype(name), as_numpy(array, what)
-        inexact = (round_to(values, named) != values) & ~np.isnan(values)
+        wanted, values = dtype(name), as_numpy(array, what)
+        inexact = (round_to(values, wanted) != values) & ~np.isnan(values)
         if inexact.any():
             raise ValueError(
-                f"{what} holds {float(values[inexact][0])!r}, which is no number of {named.long_name}: "
+                f"{what} holds {float(values[inexact][0])!r}, which is no number of {wanted.long_name}: "
                 "round the values first"
             )
-        return named
+        return wanted
     own_name = str(array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype)
     for candidate in DTYPES.values():
         if candidate.long_name in own_name:

@@ -186,7 +186,7 @@ def test_ambient_gradients(cell: Cell) -> None:
 
 
 def in_16_bits(inputs: Inputs) -> Inputs:
-    """The inputs with values that are exact in bfloat16 and in float16: autocast then rounds none."""
+    """The inputs with values that bfloat16 and float16 have both: autocast rounds no value."""
     integers = inputs.operator.array_kinds.integers
     rounded = {
         name: round_to(round_to(array, DTYPES["bf16"]), DTYPES["f16"])
@@ -199,8 +199,8 @@ def in_16_bits(inputs: Inputs) -> Inputs:
 def mode_judges(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> Judges:
     implementation = cell.implementation
     judges: Judges = {}
-    other = with_other_values(inputs)
-    problems: list[Problem] = [(inputs, prepared), (other, cell.prepare(other))]
+    changed = with_other_values(inputs)
+    problems: list[Problem] = [(inputs, prepared), (changed, cell.prepare(changed))]
     for name, mode in modes_of(implementation).items():
         expect = expect_in_mixed_precision if mode.dtype else expect_in_mode
         judges[name] = partial(expect, cell, problems, mode)
@@ -302,11 +302,11 @@ def read_as_one_of(
     cell: Cell, native: Any, candidates: Sequence[Inputs], prepared: PreparedCall
 ) -> Answer:
     """The answer, read as an answer to the first of `candidates` with its dtype. Raises Deviation."""
-    *others, last = candidates
-    for inputs in others:
+    *first_candidates, last_candidate = candidates
+    for inputs in first_candidates:
         with suppress(Deviation):
             return cell.read(native, inputs, prepared)
-    return cell.read(native, last, prepared)
+    return cell.read(native, last_candidate, prepared)
 
 
 def expect_transformed(cell: Cell, inputs: Inputs, prepared: PreparedCall, name: str) -> None:

@@ -61,13 +61,13 @@ def test_invariant_cutting(cell: Cell) -> None:
     """All at once, token by token, and two by two give the same rows, where chunks of this size are
     supported."""
     inputs = cell.inputs
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    output, bound = cell.run().values.copy(), cell.bound(inputs)
     for size in (inputs.sizes.Lq, 1, 2):
         chunked = in_chunks(inputs, size)
         if cell.implementation.unsupported(chunked.case) is not None:
             continue
         got = cell.run(chunked).values
-        expect_within(cell, got, whole, 2 * bound, f"chunks of {size} tokens")
+        expect_within(cell, got, output, 2 * bound, f"chunks of {size} tokens")
 
 
 def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:

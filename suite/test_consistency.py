@@ -142,15 +142,15 @@ def test_one_answer_in_all_dtypes(cell: Cell) -> None:
         if dtype is cell.dtype:
             continue
         try:
-            (other,) = observe(cell, [question], dtype)
+            (answer_there,) = observe(cell, [question], dtype)
         except NotApplicable:
             continue
         questions = ((question, cell.dtype), (question, dtype))
-        if question in MODES and "raises" in (got, other):
+        if question in MODES and "raises" in (got, answer_there):
             continue  # a mode may be supported in one dtype only
-        if got != other and not native_agrees(cell, questions, (got, other)):
-            what = f"{question} is {got} in {cell.dtype.name} and {other} in {name}"
-            answers = (f"{cell.dtype.name}:{got}", f"{name}:{other}")
+        if got != answer_there and not native_agrees(cell, questions, (got, answer_there)):
+            what = f"{question} is {got} in {cell.dtype.name} and {answer_there} in {name}"
+            answers = (f"{cell.dtype.name}:{got}", f"{name}:{answer_there}")
             raise elections.never_right(what, *((question, answer) for answer in answers))
 
 

@@ -70,8 +70,8 @@ def expect_unchanged(
 ) -> None:
     """Read an answer of the call again, after `event`. Raises Deviation unless its values are still
     `values_before`."""
-    again = cell.read(answer.native, cell.inputs, prepared)
-    expect_bitwise(again.values, values_before, "overwritten", f"an answer after {event}")
+    reread = cell.read(answer.native, cell.inputs, prepared)
+    expect_bitwise(reread.values, values_before, "overwritten", f"an answer after {event}")
 
 
 @check(cases.share("kept_answers"))

@@ -52,7 +52,7 @@ CASES = asked(
 
 
 def showing_weights(inputs: Inputs, rate: float) -> Inputs:
-    """Inputs whose output is the dropped weights, in two copies (`two_copies`). Before dropout the
+    """Inputs whose output is the weights after dropout, in two copies (`two_copies`). Before dropout the
     weights of a row are equal."""
     s = inputs.sizes
     unit = np.tile(np.eye(s.Lk), 2)
@@ -126,7 +126,7 @@ def kept_weights(
 
 
 def _weight_fault(got: np.ndarray, want: np.ndarray) -> str:
-    """The fault of wrong kept weights, in words: faults are told apart by it."""
+    """The fault of wrong kept weights in a few words, which tell deviations apart."""
     # A row whose keys were all dropped may be NaN.
     sums = got.sum(-1)[got.any(-1) & np.isfinite(got).all(-1)]
     weights = (got != 0) & (want != 0)
@@ -152,8 +152,8 @@ def _expect_everywhere(
     """Raise Deviation "dropout" unless every element is `right`. `message` describes the first wrong
     element, by its index, and `fault` all wrong elements."""
     if not right.all():
-        at = tuple(int(i) for i in np.argwhere(~right)[0])
-        text = f"{message(at)}; {int((~right).sum())} of {right.size}"
+        index = tuple(int(i) for i in np.argwhere(~right)[0])
+        text = f"{message(index)}; {int((~right).sum())} of {right.size}"
         raise Deviation("dropout", text, where=(fault(),) if fault else ())
 
 
@@ -178,8 +178,9 @@ def test_dropout(cell: Cell) -> None:
         if heads > 1:
             pairs["heads"] = first[:, :, 0], first[:, :, -1]
     chance = rate**2 + (1 - rate) ** 2  # both weights of a pair are kept, or both are dropped
-    for what, (one, other) in pairs.items():
-        expect_probable(one.size, chance, int((one == other).sum()), f"equal between two {what}")
+    for what, (half_1, half_2) in pairs.items():
+        equal = int((half_1 == half_2).sum())
+        expect_probable(half_1.size, chance, equal, f"equal between two {what}")
     if not np.array_equal(kept_weights(cell, inputs), first):
         raise Deviation("dropout", "the same seed gave another pattern")
     if np.array_equal(kept_weights(cell, inputs.replace(dropout_seed=1)), first):
@@ -191,8 +192,8 @@ def test_dropout(cell: Cell) -> None:
     if inputs.operator.is_layer:
         return
     half = inputs.select("q", slice(0, inputs.sizes.Lq // 2))
-    last = half.replace(mask=parse_mask("causalbr"), form="native")
-    for problem in (inputs, *with_masks(cell, inputs), last):
+    bottom_right = half.replace(mask=parse_mask("causalbr"), form="native")
+    for problem in (inputs, *with_masks(cell, inputs), bottom_right):
         if cell.implementation.missing(problem.needs) is None:
             expect_dropout_in_paths(cell, problem)
 
@@ -221,13 +222,13 @@ def test_dropout_off(cell: Cell) -> None:
     """In evaluation, and at rate 0, dropout changes nothing, with or without masks. At rate 1 the
     output is zero; user code may refuse this rate, and is not tested at it."""
     inputs = cell.inputs
-    for plain in (inputs, *with_masks(cell, inputs)):
+    for no_dropout in (inputs, *with_masks(cell, inputs)):
         for what, changed in (
-            ("in evaluation", plain.replace(rate=0.5)),
-            ("at rate 0", plain.replace(rate=0.0, training=True)),
+            ("in evaluation", no_dropout.replace(rate=0.5)),
+            ("at rate 0", no_dropout.replace(rate=0.0, training=True)),
         ):
             try:
-                cell.judge(cell.run(changed), plain)
+                cell.judge(cell.run(changed), no_dropout)
             except Deviation as deviation:
                 message = f"{what}: {deviation.message}"
                 raise Deviation(deviation.kind, message, where=(what,)) from deviation
@@ -247,20 +248,20 @@ def test_dropout_gradients(cell: Cell) -> None:
     queries or keys are zero, so dQ is tested with nonzero keys, and dK with nonzero queries.
     """
     dtype, dO = cell.dtype, round_to(cell.cotangent, cell.dtype).astype(float)
-    shown = showing_weights(cell.inputs, RATE)
-    factor = kept_weights(cell, shown).transpose(0, 2, 1, 3) / (1.0 - RATE)  # (B, H, Lq, Lk)
-    s = shown.sizes
+    dropped = showing_weights(cell.inputs, RATE)
+    factor = kept_weights(cell, dropped).transpose(0, 2, 1, 3) / (1.0 - RATE)  # (B, H, Lq, Lk)
+    s = dropped.sizes
     # Roundings: dot products, two sums over keys, one over queries, softmax, rescaling, scale, store.
     relative = gamma(s.Dv + 2 * s.Lk + s.Lq + 16, dtype.unit_roundoff)
-    for name, other in (("query", "key"), ("key", "query")):
-        operand = round_to(getattr(cell.inputs, other), dtype).astype(float)
-        inputs = shown.replace(**{other: operand})
+    for name, partner in (("query", "key"), ("key", "query")):
+        operand = round_to(getattr(cell.inputs, partner), dtype).astype(float)
+        inputs = dropped.replace(**{partner: operand})
         _, got = vjp(cell, inputs, (name, "value"))
         for wrt in (name, "value"):
-            arrays = [dO, shown.value, factor, operand]
-            want = _uniform_gradient(wrt, arrays, shown.effective_scale, -1)
+            arrays = [dO, dropped.value, factor, operand]
+            want = _uniform_gradient(wrt, arrays, dropped.effective_scale, -1)
             magnitudes = [np.abs(x) for x in arrays]
-            limit = relative * _uniform_gradient(wrt, magnitudes, shown.effective_scale, 1)
+            limit = relative * _uniform_gradient(wrt, magnitudes, dropped.effective_scale, 1)
             _expect_within(got[wrt], want, limit, f"the gradient of the {wrt}")
 
 
@@ -271,21 +272,22 @@ RECOMPUTED_CASES = asked("sdpa/none/mha/f32/b32h2q4k4d8")
 def test_dropout_recomputed(cell: Cell) -> None:
     """Forward and backward pass have one pattern if the backward pass computes the forward pass again: in
     checkpoints, and in compiled programs that keep fewer activations."""
-    plain, compilers = showing_weights(cell.inputs, 0.0), cell.implementation.backend.compilers
+    inputs, compilers = showing_weights(cell.inputs, 0.0), cell.implementation.backend.compilers
     compiler = getattr(cell.implementation, "compiler", "")
     eager = getattr(cell.implementation, "inner", cell.implementation)
-    prepared = eager.prepare(plain.replace(training=False))
+    prepared = eager.prepare(inputs.replace(training=False))
     calls = compilers.recomputed(prepared, RATE, compiler)
     if not calls:
         raise NotApplicable("no call is computed again in a backward pass")
     dO = round_to(cell.cotangent, cell.dtype).astype(float)
-    relative = gamma(plain.sizes.Lk + plain.sizes.Lq + 16, cell.dtype.unit_roundoff)
+    relative = gamma(inputs.sizes.Lk + inputs.sizes.Lq + 16, cell.dtype.unit_roundoff)
     for name, call in calls.items():
-        answer, got = vjp(cell, plain, ("value",), prepared=call)
-        kept = two_copies(answer.values, plain)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
+        answer, got = vjp(cell, inputs, ("value",), prepared=call)
+        kept = two_copies(answer.values, inputs)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
         expect_probable(kept.size, 1 - RATE, int(kept.sum()), f"{name}: weights kept")
+        factor = kept / (1.0 - RATE)
         want, limit = (
-            _uniform_gradient("value", [array, plain.value, kept / (1.0 - RATE), plain.key], 1.0, 1)
+            _uniform_gradient("value", [array, inputs.value, factor, inputs.key], 1.0, 1)
             for array in (dO, np.abs(dO))
         )
         _expect_within(got["value"], want, relative * limit, f"{name}: the gradient of the value")
@@ -327,13 +329,14 @@ def test_dropout_mean(cell: Cell) -> None:
     """
     from scipy.special import softmax
 
-    plain = cell.inputs
+    inputs = cell.inputs
     outputs = [
-        cell.run(plain.replace(rate=MEAN_RATE, training=True, dropout_seed=n)).values
+        cell.run(inputs.replace(rate=MEAN_RATE, training=True, dropout_seed=n)).values
         for n in range(SEEDS)
     ]
-    q, k, v = (round_to(x, cell.dtype).astype(float) for x in (plain.query, plain.key, plain.value))
-    weights = softmax(plain.effective_scale * q @ k.swapaxes(-1, -2), axis=-1)
+    operands = (inputs.query, inputs.key, inputs.value)
+    q, k, v = (round_to(x, cell.dtype).astype(float) for x in operands)
+    weights = softmax(inputs.effective_scale * q @ k.swapaxes(-1, -2), axis=-1)
     terms = np.abs(weights[..., None] * v[:, :, None])  # (B, H, Lq, Lk, Dv)
     variance = SEEDS * (terms**2).sum(-2) * MEAN_RATE / (1 - MEAN_RATE)
     largest = terms.max(-2) * max(1.0, MEAN_RATE / (1 - MEAN_RATE))
@@ -341,6 +344,6 @@ def test_dropout_mean(cell: Cell) -> None:
     third = exponent * largest / 3
     spread = third + np.sqrt(third**2 + 2 * exponent * variance)
     # Kept terms and their errors grow by 1 / (1 - rate), with two more roundings each.
-    rounding = cell.bound(plain) + 2 * cell.dtype.unit_roundoff * terms.sum(-2)
+    rounding = cell.bound(inputs) + 2 * cell.dtype.unit_roundoff * terms.sum(-2)
     limit = spread / SEEDS + rounding / (1 - MEAN_RATE)
     _expect_within(np.mean(outputs, 0), weights @ v, limit, f"the mean over {SEEDS} seeds")

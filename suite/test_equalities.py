@@ -24,11 +24,11 @@ Undo = Callable[[np.ndarray], np.ndarray]
 """A function that maps an output of the second form to the order of the first."""
 
 
-def unchanged(array: np.ndarray) -> np.ndarray:
+def as_is(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def expect_equal(cell: Cell, one: Inputs, other: Inputs, what: str, undo: Undo = unchanged) -> None:
+def expect_equal(cell: Cell, first: Inputs, second: Inputs, what: str, undo: Undo = as_is) -> None:
     """Compare the outputs for two forms of one problem, within the sum of their bounds; `undo` maps the
     second output to the order of the first. Raises Deviation.
 
@@ -40,14 +40,14 @@ def expect_equal(cell: Cell, one: Inputs, other: Inputs, what: str, undo: Undo =
         raise NotApplicable(
             "the layer makes its own parameters: forms are compared in float64 only"
         )
-    first = cell.run(one).values.copy()
-    second = undo(cell.run(other).values)
+    output = cell.run(first).values.copy()
+    other_output = undo(cell.run(second).values)
     if makes_parameters:
-        size = np.abs(first).max(initial=0.0) * DTYPES["f32"].unit_roundoff
-        limit = np.full(first.shape, size)
+        size = np.abs(output).max(initial=0.0) * DTYPES["f32"].unit_roundoff
+        limit = np.full(output.shape, size)
     else:
-        limit = cell.bound(one) + undo(cell.bound(other))
-    expect_close(second, first, limit, what)
+        limit = cell.bound(first) + undo(cell.bound(second))
+    expect_close(other_output, output, limit, what)
 
 
 def undo_order(inputs: Inputs, letter: str, order: np.ndarray) -> Undo:
@@ -55,7 +55,7 @@ def undo_order(inputs: Inputs, letter: str, order: np.ndarray) -> Undo:
     output does not have this axis."""
     axes = inputs.operator.outputs(inputs.case)["output"]
     inverse = np.argsort(order)
-    return (lambda a: np.take(a, inverse, axes.index(letter))) if letter in axes else unchanged
+    return (lambda a: np.take(a, inverse, axes.index(letter))) if letter in axes else as_is
 
 
 @check(
@@ -82,9 +82,9 @@ def test_boolean_equals_additive(cell: Cell) -> None:
 def test_mask_ranks(cell: Cell) -> None:
     """A mask of smaller broadcast rank equals the same mask expanded to (B, H, Lq, Lk)."""
     s = cell.inputs.sizes
-    full = np.broadcast_to(np.asarray(cell.inputs.dense_mask), (s.B, s.H, s.Lq, s.Lk)).copy()
+    expanded = np.broadcast_to(np.asarray(cell.inputs.dense_mask), (s.B, s.H, s.Lq, s.Lk)).copy()
     expect_equal(
-        cell, cell.inputs, cell.inputs.with_dense(mask_array=full), "broadcast and full mask"
+        cell, cell.inputs, cell.inputs.with_dense(mask_array=expanded), "broadcast and full mask"
     )
 
 
@@ -143,8 +143,8 @@ def test_key_permutation(cell: Cell) -> None:
     inputs = cell.inputs
     order = generator(cell.case.id + "/order", cell.seed).permutation(inputs.sizes.Lk)
     if inputs.self_attention:
-        other = inputs.select("k", order, "q")
-        expect_equal(cell, inputs, other, "permuted tokens", undo_order(inputs, "q", order))
+        permuted = inputs.select("k", order, "q")
+        expect_equal(cell, inputs, permuted, "permuted tokens", undo_order(inputs, "q", order))
     else:
         expect_equal(cell, inputs, inputs.select("k", order), "permuted keys")
 
@@ -183,8 +183,8 @@ def test_head_independence(cell: Cell) -> None:
         raise NotApplicable("the layer makes its own parameters, so heads cannot be permuted")
     groups = np.arange(s.Hkv)[::-1]
     order = np.arange(s.H).reshape(s.Hkv, -1)[::-1].ravel()
-    other = inputs.select("g", groups).select("h", order)
-    expect_equal(cell, inputs, other, "reversed heads", undo_order(inputs, "h", order))
+    permuted = inputs.select("g", groups).select("h", order)
+    expect_equal(cell, inputs, permuted, "reversed heads", undo_order(inputs, "h", order))
 
 
 @check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
@@ -252,7 +252,7 @@ def test_equal_rows(cell: Cell) -> None:
     mask = inputs.dense_mask
     if mask is not None:
         mask = np.broadcast_to(mask[..., -1:, :], mask.shape).copy()
-    alike = inputs.with_dense(query=query, mask_array=mask)
-    got = cell.run(alike).values
+    equal_rows = inputs.with_dense(query=query, mask_array=mask)
+    got = cell.run(equal_rows).values
     want = np.broadcast_to(got[:, :, :1], got.shape)
-    expect_close(got, want, 2 * cell.bound(alike), "equal rows")
+    expect_close(got, want, 2 * cell.bound(equal_rows), "equal rows")

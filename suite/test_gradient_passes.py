@@ -53,10 +53,10 @@ def test_gradient_passes(cell: Cell) -> None:
     results.
     """
     backend = cell.implementation.backend
-    inputs, other = cell.inputs, with_other_values(cell.inputs)
+    inputs, changed = cell.inputs, with_other_values(cell.inputs)
     if inputs.operator.option("scale") and cell.implementation.missing(["scale"]) is None:
-        other = other.replace(scale=2.5)
-    (first, names), (second, _) = (asked_of(cell, problem) for problem in (inputs, other))
+        changed = changed.replace(scale=2.5)
+    (first, names), (second, _) = (asked_of(cell, problem) for problem in (inputs, changed))
     if not cell.implementation.declared.takes_parameters:
         names = [name for name in names if name in OPERANDS]
     cotangents = cell.cotangent, -2.0 * np.flip(cell.cotangent, 0)
@@ -84,7 +84,7 @@ def test_gradient_passes(cell: Cell) -> None:
 
     expectations = (
         ("after a second forward pass", inputs, first, 0),
-        ("of the second forward pass", other, second, 0),
+        ("of the second forward pass", changed, second, 0),
         ("by a second backward pass", inputs, first, 0),
         ("by a backward pass with another cotangent", inputs, first, 1),
         ("after the output was changed in place", inputs, first, 1),

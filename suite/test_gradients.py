@@ -133,10 +133,10 @@ def test_gradient_alone(cell: Cell) -> None:
     for name in OPERANDS:
         _, gradients = vjp(cell, wrt=(name,))
         judge_gradients(cell, gradients)
-        _, again = vjp(cell, wrt=(name,))
+        _, repeated = vjp(cell, wrt=(name,))
         if cell.implementation.declared.deterministic:
             what = f"the gradient of the {name} a second time"
-            expect_bitwise(again[name], gradients[name], "not-deterministic", what)
+            expect_bitwise(repeated[name], gradients[name], "not-deterministic", what)
 
 
 @check(ALONE, ("gradient",))

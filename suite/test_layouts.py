@@ -158,7 +158,7 @@ def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> I
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
-    """Judge the output of every arrangement; the bits of a right output are right. Raises Deviation."""
+    """Judge the output of every arrangement; equal bits are judged once. Raises Deviation."""
     right_arrays: Mapping[str, np.ndarray] = {}
     for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
         with expect_gaps_unchanged(cell, operand, how, storage):
@@ -170,17 +170,17 @@ def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[s
                 right_arrays = answer.arrays
 
 
-def have_same_bits(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+def have_same_bits(got: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> bool:
     """True if two answers have the same outputs, bit by bit."""
-    return one.keys() == other.keys() and all(
-        values.tobytes() == other[name].tobytes() for name, values in one.items()
+    return got.keys() == right.keys() and all(
+        values.tobytes() == right[name].tobytes() for name, values in got.items()
     )
 
 
 @check(CASES, needs=("strides", "strided-operands"))
 def test_layouts(cell: Cell) -> None:
-    """Query, key and value from larger arrays, with stride 0 along samples or heads (pytorch#191937),
-    and with odd strides of axes of size 1 (pytorch#116333). Page tables from larger ones."""
+    """Query, key and value from larger arrays, with stride 0 along samples or heads (pytorch#191937), and
+    with odd strides of axes of size 1 (pytorch#116333); page tables from larger arrays."""
     expect_in_every_layout(cell, laid_out_operands(cell.inputs) + index_operands(cell), OUTER)
 
 
@@ -252,7 +252,7 @@ EQUAL_LENGTH_CASES = (
 
 def operands_in_one_array(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, list[np.ndarray]]]:
     """Layouts of query, key and value in one array: the name of the layout, the array, and the three
-    views (B, L, H, D). Only equal lengths of queries and keys share the rows of an array."""
+    views (B, L, H, D). The first two layouts need as many keys as queries."""
 
     def with_heads(array: np.ndarray) -> np.ndarray:
         """The operand as (B, L, H, D)."""

@@ -45,16 +45,16 @@ def test_invariant_pages(cell: Cell) -> None:
     """Pages at other places of the pool give the same output: in the order in which they are read, with
     and without a gap, and in the reverse order."""
     inputs = cell.inputs
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
-    read = read_pages(inputs)
-    free = [n for n in range(inputs.letters["p"]) if n not in read]
+    output, bound = cell.run().values.copy(), cell.bound(inputs)
+    pages = read_pages(inputs)
+    unread = [n for n in range(inputs.letters["p"]) if n not in pages]
     for what, order in (
-        ("in reading order", [*read, *free]),
-        ("in reading order with a gap", [*read[:-1], *free, read[-1]]),
-        ("in reverse", [*free, *read[::-1]]),
+        ("in reading order", [*pages, *unread]),
+        ("in reading order with a gap", [*pages[:-1], *unread, pages[-1]]),
+        ("in reverse", [*unread, *pages[::-1]]),
     ):
         got = cell.run(permuted_pool(inputs, np.array(order))).values
-        expect_within(cell, got, whole, 2 * bound, f"pages {what}")
+        expect_within(cell, got, output, 2 * bound, f"pages {what}")
 
 
 @check(asked(WRITTEN, f"{WRITTEN}/hnd"))
@@ -62,12 +62,12 @@ def test_written_in_turn(cell: Cell) -> None:
     """Chunks that two calls write into one page give the bits of one call that writes all tokens. The
     second call has the pools that the first one returned."""
     inputs = cell.inputs
-    whole = {name: array.copy() for name, array in cell.run(inputs).arrays.items()}
+    at_once = {name: array.copy() for name, array in cell.run(inputs).arrays.items()}
     first, second = in_turn(inputs)
     after_first = {name: array.copy() for name, array in cell.run(first).arrays.items()}
     pools = {"key_cache": after_first["output"], "value_cache": after_first["value_output"]}
     for name, array in cell.run(second.replace(**pools)).arrays.items():
-        expect_bitwise(array, whole[name], "unequal", f"{name} after two calls")
+        expect_bitwise(array, at_once[name], "unequal", f"{name} after two calls")
 
 
 @check(asked(WRITTEN, f"{WRITTEN}/skipped"))

@@ -67,10 +67,10 @@ def with_other_values(inputs: Inputs) -> Inputs:
         arrays = dict.fromkeys(arrays, np.flip(query, -1))
     if inputs.bias is not None:
         arrays["bias"] = -inputs.bias
-    other = inputs.replace(**arrays)
+    result = inputs.replace(**arrays)
     if inputs.form == "dense" and inputs.dense_mask is not None:
-        other = other.with_dense(mask_array=np.flip(inputs.dense_mask, -1).copy())
-    return other
+        result = result.with_dense(mask_array=np.flip(inputs.dense_mask, -1).copy())
+    return result
 
 
 @contextmanager
@@ -117,14 +117,14 @@ def overwrite_parameters(cell: Cell, call: PreparedCall, other: PreparedCall) ->
 
 @check(with_plain(*CASES))
 def test_stateless(cell: Cell) -> None:
-    inputs, other = cell.inputs, with_other_values(cell.inputs)
+    inputs, changed = cell.inputs, with_other_values(cell.inputs)
     cell.judge(cell.run(), inputs)
-    cell.judge(cell.run(other), other)
-    prepared, later = cell.prepare(inputs), cell.prepare(other)
+    cell.judge(cell.run(changed), changed)
+    prepared, later = cell.prepare(inputs), cell.prepare(changed)
     cell.call(prepared)
     if overwrite_arguments(cell, prepared, later):
-        answer = cell.read(cell.call(prepared), other, prepared)
-        expect_still_right(cell, answer, other, "after the arguments were changed in place")
+        answer = cell.read(cell.call(prepared), changed, prepared)
+        expect_still_right(cell, answer, changed, "after the arguments were changed in place")
     if prepared.layer_parameters:
         retrained = with_other_parameters(inputs)
         prepared, later = cell.prepare(inputs), cell.prepare(retrained)
@@ -134,7 +134,7 @@ def test_stateless(cell: Cell) -> None:
             expect_still_right(cell, answer, retrained, "after parameters were changed in place")
     del prepared, later
     for _ in range(TURNS):
-        for problem in (inputs, other):
+        for problem in (inputs, changed):
             expect_still_right(
                 cell, cell.run(problem), problem, "after a call with other arrays, which are gone"
             )
@@ -189,9 +189,9 @@ def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     narrow = DTYPES["bf16"]
     rounded = {name: round_to(array, narrow) for name, array in inputs.arrays.items()}
     yield "dtype", inputs.replace(dtype=narrow, **rounded)
-    one = inputs.select("q", slice(0, 1))
-    yield "one query", one
-    yield "one query and a mask", one.replace(mask=parse_mask("bool.b1qk"), form="dense")
+    one_query = inputs.select("q", slice(0, 1))
+    yield "one query", one_query
+    yield "one query and a mask", one_query.replace(mask=parse_mask("bool.b1qk"), form="dense")
     sizes, rng = inputs.sizes, np.random.default_rng(inputs.seed)
     for feature in FEATURES.values():
         if feature.axes and feature.draw is not None:
@@ -243,8 +243,8 @@ def test_remembered(cell: Cell) -> None:
     inputs, implementation = cell.inputs, cell.implementation
     first = cell.prepare(inputs)
     calls = {"nothing": (inputs, first)}
-    for what, other in variations(inputs):
-        aligned = elections.aligned(other, implementation)
+    for what, variation in variations(inputs):
+        aligned = elections.aligned(variation, implementation)
         with suppress(NotApplicable):
             if implementation.refuses(aligned) is None and not aligned.has_empty_rows:
                 calls[what] = (aligned, with_earlier_arrays(cell, cell.prepare(aligned), first))

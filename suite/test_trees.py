@@ -57,25 +57,25 @@ def branches(inputs: Inputs) -> Iterator[tuple[np.ndarray, Inputs]]:
             sizes = replace(s, Lq=query.shape[2], Lk=len(tokens))
             options = tuple({**dict(inputs.case.options), "script": script}.items())
             case = replace(inputs.case, sizes=sizes, options=options)
-            alone = replace(
+            path_inputs = replace(
                 inputs, case=case, arrays={**inputs.arrays, "query": query, **arrays}, sizes=sizes
             )
         else:
             keys = np.concatenate([np.arange(cached_count), cached_count + nodes])
-            alone = inputs.select("q", nodes).select("k", keys)
-            alone = alone.replace(mask_array=causal.dense(alone.sizes))
-        yield root_row + nodes, alone
+            path_inputs = inputs.select("q", nodes).select("k", keys)
+            path_inputs = path_inputs.replace(mask_array=causal.dense(path_inputs.sizes))
+        yield root_row + nodes, path_inputs
 
 
 @check(asked(Ask(*TREE_CASES, *DRAFT_CASES, dtypes="growing")))
 def test_paths_alone(cell: Cell) -> None:
     """The rows of a path equal a causal call with this path and no other node behind the same keys."""
-    whole, bound = cell.run().values.copy(), cell.bound(cell.inputs)
-    for rows, alone in branches(cell.inputs):
+    output, bound = cell.run().values.copy(), cell.bound(cell.inputs)
+    for rows, path_inputs in branches(cell.inputs):
         count = len(rows)
-        got, limit = cell.run(alone).values, cell.bound(alone)
+        got, limit = cell.run(path_inputs).values, cell.bound(path_inputs)
         expect_close(
-            got[:, :, -count:], whole[:, :, rows], limit[:, :, -count:] + bound[:, :, rows],
+            got[:, :, -count:], output[:, :, rows], limit[:, :, -count:] + bound[:, :, rows],
             f"the path to row {rows[-1]} by itself",
         )  # fmt: skip
 
@@ -92,8 +92,8 @@ def test_chain(cell: Cell) -> None:
                 script.append(Crop(count - 1 - node))
     causal = inputs.replace(script=tuple(script))
     bound = cell.bound(inputs) + cell.bound(causal)
-    whole = cell.run().values.copy()
-    expect_close(cell.run(causal).values, whole, bound, "a chain as a chunk")
+    output = cell.run().values.copy()
+    expect_close(cell.run(causal).values, output, bound, "a chain as a chunk")
 
 
 @check(asked(Ask(*TREE_CASES, dtypes="growing")))

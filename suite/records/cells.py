@@ -85,9 +85,8 @@ class CellRecord:
     inherited: str = ""
 
     def __post_init__(self) -> None:
-        from attention_conformance.suite.spec.dtypes import (
-            DTYPES,  # imports NumPy, which only a reader of records needs
-        )
+        # Imports NumPy, which only a reader of records needs.
+        from attention_conformance.suite.spec.dtypes import DTYPES
 
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {brief(self.dtype)}; valid: {', '.join(DTYPES)}")

@@ -200,9 +200,9 @@ def pages(contents: Contents, runs: Iterable[Run] = ()) -> dict[str, str]:
     }  # fmt: skip
     pages = {"index": template.render(owner="", **index)}
     for owner in owners:
-        own = [finding for finding in findings if finding.owner == owner]
-        seen = [(finding, describe_sightings(finding, contents, cells)) for finding in own]
-        pages[owner] = template.render(owner=owner, findings=seen, severities=SEVERITIES)
+        listed = [finding for finding in findings if finding.owner == owner]
+        sections = [(finding, describe_sightings(finding, contents, cells)) for finding in listed]
+        pages[owner] = template.render(owner=owner, findings=sections, severities=SEVERITIES)
     return pages
 
 

@@ -138,12 +138,12 @@ class FileSchema(Generic[H, R]):
         header = self._header(path, first)
         records: list[R] = []
         remarks: list[Any] = []
-        seen: set[tuple[Hashable, ...]] = set()
+        seen_keys: set[tuple[Hashable, ...]] = set()
         complete = False
         for number, line in enumerate(lines, 2):
             where, is_last = f"{path}: line {number}", number == len(lines) + 1
             try:
-                kind = _NAMED.decode(line).record
+                kind = _LINE_KIND.decode(line).record
             except (ValueError, RecursionError) as error:
                 if is_last and partial:
                     break
@@ -157,8 +157,8 @@ class FileSchema(Generic[H, R]):
                 ) from error
             if kind == self.name:
                 record = _decode(where, line, self.record)
-                self._check(where, record, seen)
-                seen.add(record.key)
+                self._check(where, record, seen_keys)
+                seen_keys.add(record.key)
                 records.append(record)
             elif kind in self.remarks:
                 remarks.append(_decode(where, line, self.remarks[kind]))
@@ -185,38 +185,38 @@ class FileSchema(Generic[H, R]):
     def accepts(self, path: str | Path) -> bool:
         """True if a file begins with a header of this schema, in any version."""
         try:
-            named = _NAMED.decode(_lines(Path(path), first=True)[0])
+            line_kind = _LINE_KIND.decode(_lines(Path(path), first=True)[0])
         except (NotARecordFile, ValueError, RecursionError):
             return False
-        return named.record == "header" and self.is_kind(named.schema)
+        return line_kind.record == "header" and self.is_kind(line_kind.schema)
 
     def _header(self, path: Path, line: str) -> H:
         """The header in line 1. Raises NotARecordFile and OtherSchema."""
         expected = f"{path}: expected a result file written by {self.origin}"
         try:
-            named = _NAMED.decode(line)
+            line_kind = _LINE_KIND.decode(line)
         except (ValueError, RecursionError) as error:
             raise NotARecordFile(f"{expected}; line 1 is no header") from error
-        if named.record != "header" or not self.is_kind(named.schema):
+        if line_kind.record != "header" or not self.is_kind(line_kind.schema):
             raise NotARecordFile(
                 f"{expected}, whose line 1 is a header of schema {self.schema}; got "
-                f"{brief(named.record)} of schema {brief(named.schema)}"
+                f"{brief(line_kind.record)} of schema {brief(line_kind.schema)}"
             )
-        if str(named.schema) != self.schema:
+        if str(line_kind.schema) != self.schema:
             raise OtherSchema(
-                f"{path}: expected schema {self.schema}, got {named.schema}: another version of the "
+                f"{path}: expected schema {self.schema}, got {line_kind.schema}: another version of the "
                 "suite wrote the file; run again, or read the file with that version"
             )
         return _decode(f"{path}: line 1", line, self.header)
 
-    def _check(self, where: str, record: R, seen: Collection[tuple[Hashable, ...]]) -> None:
-        """Raise BrokenLine for an unknown status, DuplicateCell if the record's key is in `seen`."""
+    def _check(self, where: str, record: R, seen_keys: Collection[tuple[Hashable, ...]]) -> None:
+        """Raise BrokenLine for an unknown status, DuplicateCell if the record's key is in `seen_keys`."""
         if record.status not in self.statuses:
             raise BrokenLine(
                 f"{where}: unknown status {brief(record.status)}; valid: {', '.join(self.statuses)}; "
                 f"{CHANGED_FILE}"
             )
-        if record.key in seen:
+        if record.key in seen_keys:
             raise DuplicateCell(
                 f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED_FILE}"
             )
@@ -233,7 +233,7 @@ class Content(Generic[H, R]):
     remarks: tuple[Any, ...] = ()
 
 
-class _Named(msgspec.Struct):
+class _LineKind(msgspec.Struct):
     """The fields that say what a line is."""
 
     record: Any
@@ -246,7 +246,7 @@ class _Footer(msgspec.Struct):
     totals: dict[str, int]
 
 
-_NAMED = msgspec.json.Decoder(_Named)
+_LINE_KIND = msgspec.json.Decoder(_LineKind)
 
 
 class Writer(Generic[H, R]):
@@ -347,7 +347,7 @@ def _without_nonfinite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, dict):
-        return {name: _without_nonfinite(inner) for name, inner in value.items()}
+        return {name: _without_nonfinite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nonfinite(inner) for inner in value]
+        return [_without_nonfinite(entry) for entry in value]
     return value

@@ -46,7 +46,7 @@ class Shards:
             if not allow_missing:
                 raise
             cells = tuple(cell for run in shard_runs for cell in run.cells)
-            diagnoses = tuple(one for run in shard_runs for one in run.diagnoses)
+            diagnoses = tuple(diagnosis for run in shard_runs for diagnosis in run.diagnoses)
             header = replace(self.header, shard="")
             return Run(header, cells, str(self.paths[0]), complete=False, diagnoses=diagnoses)
 
@@ -103,12 +103,12 @@ def release_of(header: Header) -> str:
 
 def with_release(text: str, release: str) -> str:
     """The text of a result file, after the release that its run judged was written into the header."""
-    header, _, rest = text.partition("\n")
+    header, _, lines = text.partition("\n")
     if release == INSTALLED or not header:
         return text
     fields = json.loads(header)
     fields["options"]["release"] = release
-    return f"{json.dumps(fields, ensure_ascii=False)}\n{rest}"
+    return f"{json.dumps(fields, ensure_ascii=False)}\n{lines}"
 
 
 def seed_of(header: Origin) -> int:

@@ -66,8 +66,8 @@ def precision(runs: Sequence[Run]) -> str:
         if cell.check == VALUES and cell.status == "pass" and cell.grade in GRADES:
             grades.setdefault(cell.dtype, []).append(cell.grade)
     widest = {dtype: max(names, key=GRADES.index) for dtype, names in grades.items()}
-    named = [f"{dtype} {widest[dtype]}" for dtype in DTYPES if dtype in widest]
-    return ", ".join(named) or "not measured"
+    grades_in_order = [f"{dtype} {widest[dtype]}" for dtype in DTYPES if dtype in widest]
+    return ", ".join(grades_in_order) or "not measured"
 
 
 def write_badges(runs: Sequence[Run], path: Path | None, folder: Path | None) -> None:
@@ -94,7 +94,7 @@ def picture(label: str, text: str, colour: str = FACT) -> str:
         autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
     template = Path(__file__).with_name("badge.svg.jinja").read_text("utf-8")
-    left, right = (len(half) * LETTER + MARGIN for half in (label, text))
+    left_width, right_width = (len(half) * LETTER + MARGIN for half in (label, text))
     return environment.from_string(template).render(
-        label=label, text=text, left=left, right=right, colour=colour
+        label=label, text=text, left=left_width, right=right_width, colour=colour
     )

@@ -199,14 +199,14 @@ def report(args: argparse.Namespace) -> int:
 
 def _paths_by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
     """The paths by kind, in the order of a report. Raises RecordError if a path is named twice."""
-    seen: dict[Path, Path] = {}
+    listed: dict[Path, Path] = {}
     for path in paths:
-        if path.resolve() in seen:
-            raise RecordError(f"{path} is given twice (as {seen[path.resolve()]}); name it once")
-        seen[path.resolve()] = path
+        if path.resolve() in listed:
+            raise RecordError(f"{path} is given twice (as {listed[path.resolve()]}); name it once")
+        listed[path.resolve()] = path
     kinds = [kind_of(path) for path in paths]
     return {
-        kind: [path for path, found in zip(paths, kinds, strict=True) if found is kind]
+        kind: [path for path, its_kind in zip(paths, kinds, strict=True) if its_kind is kind]
         for kind in KINDS
         if kind in kinds
     }

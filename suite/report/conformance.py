@@ -59,9 +59,9 @@ def _tallies(groups: Groups) -> pd.Series:
 
 def _tally_text(counts: dict[Any, Any]) -> str:
     """The tally of one group: "17/20 (3 fail, 2 unsupported)"."""
-    others = ", ".join(f"{counts[s]} {s}" for s in (*FAILING, UNSUPPORTED) if counts[s])
+    other_counts = ", ".join(f"{counts[s]} {s}" for s in (*FAILING, UNSUPPORTED) if counts[s])
     share = f"{counts['pass']}/{counts['cells'] - counts[UNSUPPORTED]}"
-    return f"{share} ({others})" if others else share
+    return f"{share} ({other_counts})" if other_counts else share
 
 
 RUNS = Table("runs", "The runs: versions, machine, options.", over="runs")
@@ -318,8 +318,8 @@ def _changed_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells whose oldest and newest records have different statuses, new failures first."""
     from attention_conformance.suite.report.frames import repeated_cells
 
-    again = repeated_cells(cells)
-    changed = again[again["before"] != again["status"]]
+    repeated = repeated_cells(cells)
+    changed = repeated[repeated["before"] != repeated["status"]]
     return changed.sort_values("status", key=lambda s: ~s.isin(BROKEN), kind="stable")
 
 

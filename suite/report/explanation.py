@@ -43,14 +43,14 @@ def groups(cells: pd.DataFrame) -> list[Group]:
     case_axes, numbers = axes(cells), pd.Series(pd.factorize(cells["case"])[0], cells.index)
     passing_rows = group_rows(cells[cells["status"] == "pass"], ["check", "label"]).groups
     positions = {row: position for position, row in enumerate(_by_size(broken).index)}
-    found = []
+    entries = []
     for (check, label, kind), rows in group_rows(broken, ["check", "label", "kind"]).groups.items():
         passing = passing_rows.get((check, label), broken.index[:0])
         failing_cases, passing_cases = (numbers[labels].to_numpy() for labels in (rows, passing))
         sentence = separation(case_axes, failing_cases, passing_cases)
         smallest_first = tuple(sorted(map(int, rows), key=positions.__getitem__))
-        found.append(Group(check, kind, label, smallest_first, len(passing), sentence))
-    return sorted(found, key=lambda group: group_order(group.check, group.kind, len(group.cells)))
+        entries.append(Group(check, kind, label, smallest_first, len(passing), sentence))
+    return sorted(entries, key=lambda group: group_order(group.check, group.kind, len(group.cells)))
 
 
 def _by_size(cells: pd.DataFrame) -> pd.DataFrame:

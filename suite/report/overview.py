@@ -135,10 +135,10 @@ def overview(
 
 def _first_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The first cell of each implementation, by operator and backend; unknown operators come last."""
-    places = {name: place for place, name in enumerate(OPERATORS)}
+    order = {name: position for position, name in enumerate(OPERATORS)}
     return (
         cells.assign(
-            at=cells["operator"].map(places).fillna(len(places)),
+            at=cells["operator"].map(order).fillna(len(order)),
             framework=pd.factorize(cells["backend"])[0],
         )
         .drop_duplicates("label")
@@ -194,9 +194,9 @@ def _small_tables(
         if any(texts):
             precision.setdefault(row["implementation"], {})[row["dtype"]] = texts
     gradients: ByLabel = {}
-    others = {*BY_DTYPE, "numerics", "grade", "cells", "beyond"}
+    other_columns = {*BY_DTYPE, "numerics", "grade", "cells", "beyond"}
     for row in derived.reset_index().to_dict("records"):
-        figures = {name: _three_digits(row[name]) for name in row if name not in others}
+        figures = {name: _three_digits(row[name]) for name in row if name not in other_columns}
         entries = {f"{name} {row['dtype']}": [text] for name, text in figures.items() if text}
         gradients.setdefault(row["implementation"], {}).update(entries)
     return {ANSWERS: answers, PRECISION: precision, GRADIENTS: gradients}
@@ -232,6 +232,7 @@ def _items_by_heading(
     items: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
     def add(heading: str, row: int, topics_shown: Iterable[str], **fields: Any) -> None:
+        """Add an item for the cell in this row; `fields` replace the fields of the item."""
         cell = cells_by_row[row]
         item = {
             "status": cell["status"], "mark": cell["status"], "summary": _cell_text(cell),
@@ -297,8 +298,8 @@ def _refused_cells(cells: pd.DataFrame, topics: pd.DataFrame) -> list[tuple[int,
     groups = refused.groupby(["label", "message"], sort=False).indices.values()
     rows, names = refused.index.to_numpy(), topics.columns
     belongs = topics.to_numpy()[rows]
-    found = [(int(rows[g[0]]), len(g), [*names[belongs[g].any(axis=0)]]) for g in groups]
-    return sorted(found, key=lambda entry: -entry[1])
+    entries = [(int(rows[g[0]]), len(g), [*names[belongs[g].any(axis=0)]]) for g in groups]
+    return sorted(entries, key=lambda entry: -entry[1])
 
 
 def _cell_text(cell: Mapping[Any, Any]) -> str:
@@ -312,31 +313,31 @@ def _cell_text(cell: Mapping[Any, Any]) -> str:
 
 def _rerun_command(cell: Mapping[Any, Any], header: Header | None) -> str:
     """The command that judges a cell again."""
-    again = () if header is None else header.again
+    options = () if header is None else header.again
     modes = () if cell["mode"] == "eager" else (f"--mode={cell['mode']}",)
     test = f"{cell['check']}[{cell['name']}/{cell['case']}]"
     return shlex.join(
-        ["pytest", "suite", f"--backend={cell['backend']}", *again, *modes, "-k", test]
+        ["pytest", "suite", f"--backend={cell['backend']}", *options, *modes, "-k", test]
     )
 
 
 def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFrame) -> list[str]:
     """Sentences on what is right, what is wrong and why, and what changed since the oldest record.
     `cells` are the newest of `all_cells`, the cells of all runs."""
-    broken, known = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
+    broken, known_labels = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
     labels, wrong = list(dict.fromkeys(cells["label"])), list(dict.fromkeys(cells["label"][broken]))
-    right = len(labels) - len({*wrong, *known})
+    right = len(labels) - len({*wrong, *known_labels})
     tally = cells["status"].value_counts()
     refused = int(tally.get(UNSUPPORTED, 0))
     sentences = [
         f"{tally.get('pass', 0)} of {len(cells) - refused} judged cells pass, "
-        f"{len(known)} are known failures; {refused} cells were refused."
+        f"{len(known_labels)} are known failures; {refused} cells were refused."
         if len(labels) == 1
         else f"{right} of {len(labels)} implementations are right in all that they were asked."
     ]
-    if not known.empty and len(labels) > 1:
-        counts = known.value_counts()
-        most_frequent = f"{counts.index[0]}, {counts.iloc[0]} of {len(known)} cells"
+    if not known_labels.empty and len(labels) > 1:
+        counts = known_labels.value_counts()
+        most_frequent = f"{counts.index[0]}, {counts.iloc[0]} of {len(known_labels)} cells"
         sentences.append(f"{len(counts)} have known failures, most of all {most_frequent}.")
     sentence_of = diagnoses.drop_duplicates("label").set_index("label")["sentence"]
     for label in wrong[:SENTENCES]:

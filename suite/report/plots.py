@@ -41,12 +41,12 @@ def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if "measurements" in frames:
         timed = frames["measurements"][frames["measurements"]["status"].isin(TIMED)]
         swept, footer = timed["swept"].astype(bool), provenance(frames["timed"].values())
-        for by, block in timed[~swept].groupby(["direction", "workload", "dtype"], sort=False):
+        for key, block in timed[~swept].groupby(["direction", "workload", "dtype"], sort=False):
             points = 1e3 * block.set_index("label")[["low", "seconds", "high"]]
             points = points.sort_values("seconds", ascending=False)
-            yield "-".join(("time", *by)), _lines(points, ", ".join(by), "ms a call", footer)
+            yield "-".join(("time", *key)), _lines(points, ", ".join(key), "ms a call", footer)
             if not (exact_rows := block[block["error_ratio"] > 0]).empty:
-                yield "-".join(("exact", *by)), _exactness(exact_rows, ", ".join(by), footer)
+                yield "-".join(("exact", *key)), _exactness(exact_rows, ", ".join(key), footer)
         for direction, block in timed[swept].groupby("direction", sort=False):
             yield f"cost-{direction}", _costs(block, direction, footer)
     if "cells" in frames:
@@ -84,8 +84,8 @@ def _mark(number: int) -> dict[str, Any]:
 def _lines(points: pd.DataFrame, title: str, unit: str, footer: str) -> Any:
     """Three numbers of every implementation as a line; the last implementation is at the top."""
     figure, axis = _figure(title, unit, "", footer, 0.15 * len(points))
-    for place, (_, values) in enumerate(points.iterrows()):
-        axis.plot(values, [place] * 3, **_mark(place), markevery=[1])
+    for height, (_, values) in enumerate(points.iterrows()):
+        axis.plot(values, [height] * 3, **_mark(height), markevery=[1])
     axis.set_yticks(range(len(points)), points.index)
     return figure
 

@@ -100,8 +100,8 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
 
 def _flat(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with a named index as its first columns, and names of columns as texts."""
-    named = any(name is not None for name in frame.index.names)
-    flat = frame.reset_index() if named else frame.copy()
+    has_names = any(name is not None for name in frame.index.names)
+    flat = frame.reset_index() if has_names else frame.copy()
     return flat.set_axis([str(column) for column in flat.columns], axis=1)
 
 

@@ -42,11 +42,11 @@ def by_dtype(answers: Mapping[str, str]) -> str:
 
     Dtypes without the question are left out.
     """
-    given = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
-    if not given:
+    asked = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
+    if not asked:
         return NOT_ASKED
-    usual = max(given.values(), key=list(given.values()).count)
-    others = [f"{dtype}: {answer}" for dtype, answer in given.items() if answer != usual]
+    usual = max(asked.values(), key=list(asked.values()).count)
+    others = [f"{dtype}: {answer}" for dtype, answer in asked.items() if answer != usual]
     return f"{usual} ({', '.join(others)})" if others else usual
 
 
@@ -77,8 +77,8 @@ def _answers(
     rows = groups.obj
     for group, dtype, answer in zip(groups.ngroup(), rows["dtype"], rows[column], strict=True):
         if answer:
-            known = answers[group]
-            known[dtype] = choose(known[dtype], answer) if dtype in known else answer
+            texts = answers[group]
+            texts[dtype] = choose(texts[dtype], answer) if dtype in texts else answer
     return pd.Series([*map(by_dtype, answers)], index, dtype=object)
 
 
@@ -128,10 +128,10 @@ CHECKS_OF_INVARIANCE = {f"invariant_{kind}": name for kind, name in INVARIANT.it
 _SEVERITY = {grade: n for n, grade in enumerate((UNSUPPORTED, *INVARIANCE_GRADES))}
 
 
-def _worse(one: str, other: str) -> str:
+def _worse(first: str, second: str) -> str:
     """The worse of two grades. A cell without a grade counts as its status, which is worse than every
     grade, except "unsupported", which is best."""
-    return max(one, other, key=lambda grade: _SEVERITY.get(grade, len(_SEVERITY)))
+    return max(first, second, key=lambda grade: _SEVERITY.get(grade, len(_SEVERITY)))
 
 
 INVARIANCE = Table(
@@ -151,7 +151,7 @@ def _with_feature_pairs(cells: pd.DataFrame) -> pd.DataFrame:
     rows = cells[cells["check"] == VALUES]
     together = rows["features"].map(
         lambda needed: [
-            " + ".join(some) for count in (1, 2) for some in combinations(sorted(needed), count)
+            " + ".join(pair) for count in (1, 2) for pair in combinations(sorted(needed), count)
         ]
     )
     return rows.assign(together=together).explode("together").dropna(subset="together")

@@ -198,9 +198,9 @@ def _conditions(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> Iterato
         elif value_count <= MAX_WORDS:
             sizes = name in SIZE_AXES
             rank = 4 if value_count > 1 else 2 if sizes else 0
-            places = [*dict.fromkeys(failing[:, axis].tolist())]
-            shared = equal[:, axis] if value_count == 1 else np.isin(passing[:, axis], places)
-            candidates = [(" or ".join(words[place] for place in places), shared)]
+            codes = [*dict.fromkeys(failing[:, axis].tolist())]
+            shared = equal[:, axis] if value_count == 1 else np.isin(passing[:, axis], codes)
+            candidates = [(" or ".join(words[code] for code in codes), shared)]
         for text, shared in candidates:
             common = int(np.count_nonzero(shared))
             if not sizes or min(len(failing), len(passing) - common) >= MIN_CELLS:

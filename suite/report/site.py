@@ -84,9 +84,9 @@ def _paths(labels: Iterable[str]) -> dict[str, str]:
     paths: dict[str, str] = {}
     for label in labels:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", label).strip("-.")[:80]
-        taken = {path.lower() for path in paths.values()}
+        used = {path.lower() for path in paths.values()}
         number, path = 1, f"{FOLDER}/{stem}.html"
-        while path.lower() in taken:
+        while path.lower() in used:
             number, path = number + 1, f"{FOLDER}/{stem}-{number}.html"
         paths[label] = path
     return paths

@@ -9,12 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.records.speed import TIMED
-from attention_conformance.suite.report.table import (
-    Table,
-    first_entry,
-    per_value,
-    same_names,
-)
+from attention_conformance.suite.report.table import Table, first_entry, per_value, same_names
 
 if TYPE_CHECKING:
     import pandas as pd

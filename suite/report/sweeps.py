@@ -194,9 +194,9 @@ SEARCHES = Table(
 )
 
 
-def _by_cause(found: pd.DataFrame) -> pd.DataFrame:
+def _by_cause(failures: pd.DataFrame) -> pd.DataFrame:
     """Failures, smallest case first, each with the smallest case of its cause."""
-    smallest_first = found.assign(size=found["case"].str.len()).sort_values(
+    smallest_first = failures.assign(size=failures["case"].str.len()).sort_values(
         ["size", "case"], kind="stable"
     )
     causes = smallest_first.groupby(["implementation", "check", "kind", "dtype", "said"])

@@ -137,9 +137,9 @@ def per_value(
 
     def columns(groups: Groups) -> Any:
         values = dict.fromkeys(groups.obj[column].unique())
-        named = {v: v or "other" for v in values} if names is None else names
+        heads = {v: v or "other" for v in values} if names is None else names
         groups_by_value = group_rows(groups.obj, [*groups.keys, column])
         columns_by_value = entries(groups_by_value).unstack(column, fill_value=absent)
-        return columns_by_value[[v for v in named if v in values]].rename(columns=named)
+        return columns_by_value[[v for v in heads if v in values]].rename(columns=heads)
 
     return columns
