@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from attention_conformance.report import AttentionFailure, Report
     from attention_conformance.suite.spec.claims import claims
 
-_PLACES = {
+_MODULES = {
     "AttentionFailure": "attention_conformance.report",
     "Expected": "attention_conformance.calls",
     "Report": "attention_conformance.report",
@@ -63,9 +63,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PLACES[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

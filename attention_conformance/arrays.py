@@ -10,8 +10,8 @@ from attention_conformance.suite.spec.dtypes import DTYPES, DType, dtype, round_
 
 
 def as_numpy(array: Any, what: str) -> np.ndarray:
-    """The array in NumPy: booleans unchanged, numbers as float64. Raises TypeError if NumPy
-    cannot read it."""
+    """The array in NumPy: booleans unchanged, numbers as float64; `what` names it in messages. Raises
+    TypeError if NumPy cannot read it."""
     if hasattr(array, "detach"):  # torch has bfloat16, NumPy has not
         array = array.detach().cpu()
         array = array.double() if array.is_floating_point() else array
@@ -25,23 +25,23 @@ def as_numpy(array: Any, what: str) -> np.ndarray:
 
 
 def dtype_of(array: Any, name: str | None, what: str) -> DType:
-    """The dtype called `name`, or the dtype of the array if `name` is None.
+    """The dtype called `name`, or else the dtype of the array; `what` names the array in messages.
 
     Raises ValueError if the suite does not judge the dtype, or if values need rounding to `name`.
     """
     if name is not None:
-        fmt, values = dtype(name), as_numpy(array, what)
-        wrong = (round_to(values, fmt) != values) & ~np.isnan(values)
-        if wrong.any():
+        wanted, values = dtype(name), as_numpy(array, what)
+        inexact = (round_to(values, wanted) != values) & ~np.isnan(values)
+        if inexact.any():
             raise ValueError(
-                f"{what} holds {float(values[wrong][0])!r}, which is no number of {fmt.long_name}: "
+                f"{what} holds {float(values[inexact][0])!r}, which is no number of {wanted.long_name}: "
                 "round the values first"
             )
-        return fmt
-    own = str(array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype)
-    for fmt in DTYPES.values():
-        if fmt.long_name in own:
-            return fmt
+        return wanted
+    own_name = str(array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype)
+    for candidate in DTYPES.values():
+        if candidate.long_name in own_name:
+            return candidate
     raise ValueError(
-        f"{what} has dtype {own}; judged are {', '.join(f.long_name for f in DTYPES.values())}"
+        f"{what} has dtype {own_name}; judged are {', '.join(f.long_name for f in DTYPES.values())}"
     )

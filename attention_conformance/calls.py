@@ -28,7 +28,7 @@ ALIGNMENTS = {False: None, True: Causal(), "top-left": Causal(), "bottom-right":
 """The values of `causal`, with their masks."""
 
 SECONDS = 5.0
-"""Processor seconds for what is said of a wrong answer."""
+"""Processor seconds for the diagnosis of a wrong answer."""
 
 EMPTY_ROWS = (None, "zeros", "uniform", "nan")
 """The values of `empty_rows`."""
@@ -68,7 +68,7 @@ def attention_bound(
         query, key, value, mask, bias, features, scale, causal, numerics, dtype, axis_order
     )
     want = problem.oracle(None).expected["output"]
-    return Expected(problem.back(want.value), problem.back(want.error))
+    return Expected(problem.in_callers_order(want.value), problem.in_callers_order(want.error))
 
 
 def assert_attention_close(
@@ -131,18 +131,19 @@ def assert_attention_close(
     arrays = {"query": query, "key": key, "value": value, "bias": bias} | features
     for name, gradient in (grads or {}).items():
         problem.check_dtype(f"gradient of {name}", gradient, arrays.get(name))
-    answer, called = {"output": problem.read(actual, "actual")}, {"output": "actual", "lse": "lse"}
+    outputs = {"output": problem.read(actual, "actual")}
     if lse is not None:
-        answer["lse"] = as_numpy(lse, "lse")
+        outputs["lse"] = as_numpy(lse, "lse")
     try:
         oracle = problem.oracle(empty_rows, lse is not None)
-        for name, array in answer.items():
-            _check_shape(called[name], array, oracle.expected[name].value.shape)
-        ratio = oracle.judge(answer).error_ratio or 0.0
+        for name, array in outputs.items():
+            what = "actual" if name == "output" else name
+            _check_shape(what, array, oracle.expected[name].value.shape)
+        ratio = oracle.judge(outputs).error_ratio or 0.0
         if grads:
             ratio = max(ratio, problem.judge_gradients(grads, cotangent, empty_rows))
     except Deviation as deviation:
-        raise AssertionError(deviation.message + problem.diagnosis(answer, oracle)) from None
+        raise AssertionError(deviation.message + problem.diagnosis(outputs, oracle)) from None
     except HarnessError as error:
         raise ValueError(f"these arrays have no answer to judge by: {error}") from error
     return ratio
@@ -161,56 +162,56 @@ class _Problem:
             raise ValueError(f"axis_order is 'bhld' or 'blhd', got {axis_order!r}")
         if causal not in ALIGNMENTS:
             raise ValueError(f"causal is True, False, 'top-left' or 'bottom-right', got {causal!r}")
-        self.swapped = axis_order == "blhd"
+        self.lengths_first = axis_order == "blhd"
         operands = {"query": query, "key": key, "value": value}
-        found = {name: dtype_of(array, dtype, name) for name, array in operands.items()}
-        if len(set(found.values())) > 1:
-            listed = ", ".join(f"{name} {fmt.long_name}" for name, fmt in found.items())
-            raise ValueError(f"query, key and value have one dtype, got {listed}")
-        self.dtype: DType = found["query"]
-        self.stored = {_dtype_name(query), self.dtype.long_name} if dtype else set()
+        dtypes = {name: dtype_of(array, dtype, name) for name, array in operands.items()}
+        if len(set(dtypes.values())) > 1:
+            names_of_dtypes = ", ".join(f"{name} {fmt.long_name}" for name, fmt in dtypes.items())
+            raise ValueError(f"query, key and value have one dtype, got {names_of_dtypes}")
+        self.dtype: DType = dtypes["query"]
+        self.storage_dtypes = {_dtype_name(query), self.dtype.long_name} if dtype else set()
         self.rounding = Rounding(numerics, flushes=True)
         arrays = {name: self.read(array, name) for name, array in operands.items()}
         sizes = _sizes(**arrays)
         if bias is not None:
             arrays["bias"] = _broadcast("bias", as_numpy(bias, "bias"), sizes)
         options: dict[str, Any] = {"scale": None if scale is None else _number("scale", scale)}
-        for name, given in features.items():
+        for name, setting in features.items():
             if name not in FEATURES or FEATURES[name].option is None:
                 raise TypeError(f"unknown argument {name!r}; features: {', '.join(FEATURES)}")
-            if given is not None and FEATURES[name].axes:
-                arrays[name] = as_numpy(given, name)
+            if setting is not None and FEATURES[name].axes:
+                arrays[name] = as_numpy(setting, name)
                 shape = tuple(sizes.letters[letter] for letter in FEATURES[name].axes)
                 _check_shape(name, arrays[name], shape)
                 options[name] = True
-            elif given is not None:
-                options[name] = _number(name, given)
-            if not (bias is None or given is None) and FEATURES[name].reduction.to == "bias":
+            elif setting is not None:
+                options[name] = _number(name, setting)
+            if not (bias is None or setting is None) and FEATURES[name].reduction.to == "bias":
                 raise ValueError(f"expected bias or {name}, got both: give one of the two")
         case = Case.of(SDPA, sizes, self.dtype, form="dense", **options)
         self.inputs = Inputs(case, arrays, sizes, mask_array=_mask(mask, causal, sizes))
-        self.flag = None if mask is not None else ALIGNMENTS[causal]
+        self.causal_flag = None if mask is not None else ALIGNMENTS[causal]
 
     def read(self, array: Any, what: str) -> np.ndarray:
-        """An operand or an output as (B, H, L, D), float64."""
+        """An operand or an output as (B, H, L, D), float64; `what` names it in messages."""
         values = as_numpy(array, what)
         if values.ndim != 4:
             raise ValueError(f"{what} has four axes, batch and heads included; got {values.shape}")
-        return values.swapaxes(1, 2) if self.swapped else values
+        return values.swapaxes(1, 2) if self.lengths_first else values
 
     def check_dtype(self, what: str, array: Any, like: Any) -> None:
         """Raise AssertionError if an output or a gradient has another dtype than the array `like`."""
         got, want = _dtype_name(array), _dtype_name(like)
-        if got and want and got not in {want, *self.stored}:
+        if got and want and got not in {want, *self.storage_dtypes}:
             raise AssertionError(
                 f"{what} has dtype {got}, expected {want}: the output has the dtype of query, key and "
                 "value, lse the same or float32 beside 16 bits, and a gradient the dtype of its array"
             )
 
-    def back(self, array: np.ndarray) -> np.ndarray:
+    def in_callers_order(self, array: np.ndarray) -> np.ndarray:
         """An output in the caller's axis order."""
         array = np.array(array, np.float64)  # a copy: the oracle keeps its own
-        return array.swapaxes(1, 2) if self.swapped else array
+        return array.swapaxes(1, 2) if self.lengths_first else array
 
     def oracle(self, rows: str | None, lse: bool = False) -> Oracle:
         """The expected outputs; `rows` are the expected fully masked rows, None to skip them."""
@@ -218,22 +219,22 @@ class _Problem:
         return Oracle.forward(inputs, self.rounding, rows or "unmasked")
 
     def diagnosis(self, answer: Mapping[str, np.ndarray], oracle: Oracle) -> str:
-        """What is wrong with the outputs, as lines for a message; "" if that is unknown."""
+        """Sentences on the fault of wrong outputs, as lines for a message; "" if the fault is unknown."""
         from attention_conformance.suite.checks import all_checks
         from attention_conformance.suite.judge.diagnosis.catalogue import explained_call
         from attention_conformance.suite.judge.diagnosis.instrument import clock
 
         forms = [self.inputs]
-        if self.flag is not None:
-            forms.append(self.inputs.replace(mask_array=None, mask=self.flag, form="flag"))
+        if self.causal_flag is not None:
+            forms.append(self.inputs.replace(mask_array=None, mask=self.causal_flag, form="flag"))
         check = all_checks()[VALUES]
         try:
             diagnoses = explained_call(check, forms, answer, oracle, clock(SECONDS))
         except Exception:
             return ""
         lines = [
-            f"\n{one.sentence}" + (f"\n  in code: {one.hint}" if one.hint else "")
-            for one in diagnoses
+            f"\n{found.sentence}" + (f"\n  in code: {found.hint}" if found.hint else "")
+            for found in diagnoses
         ]
         return "".join(lines)
 
@@ -243,9 +244,9 @@ class _Problem:
             raise ValueError(
                 "grads need the cotangent: the gradient of the loss with respect to the output"
             )
-        known = [n for n in self.inputs.arrays if n not in FEATURES or not FEATURES[n].constant]
-        if unknown := sorted(set(grads) - set(known)):
-            raise ValueError(f"no gradient of {unknown[0]}: there are {', '.join(known)}")
+        names = [n for n in self.inputs.arrays if n not in FEATURES or not FEATURES[n].constant]
+        if unknown := sorted(set(grads) - set(names)):
+            raise ValueError(f"no gradient of {unknown[0]}: there are {', '.join(names)}")
         if self.inputs.has_empty_rows and rows != "zeros":
             raise ValueError(
                 "gradients depend on the values of fully masked rows: only empty_rows='zeros' is judged"
@@ -254,11 +255,11 @@ class _Problem:
         values = self.read(cotangent, "cotangent")
         _check_shape("cotangent", values, shape)
         outputs: Outputs = Oracle.vjp(self.inputs, values, self.rounding).outputs
-        worst = 0.0
+        largest_ratio = 0.0
         for name, array in grads.items():
             want, what = outputs.arrays[name], f"gradient of {name}"
-            operand = name in OPERANDS
-            got = self.read(array, what) if operand else as_numpy(array, what)
+            is_operand = name in OPERANDS
+            got = self.read(array, what) if is_operand else as_numpy(array, what)
             if name == "bias" and got.size == want.value.size:
                 got = got.reshape(want.value.shape)  # leading axes of size 1 may be absent
             _check_shape(what, got, want.value.shape)
@@ -269,11 +270,12 @@ class _Problem:
             )  # fmt: skip
             if deviation is not None:
                 raise deviation
-            worst = max(worst, measured.error_ratio or 0.0)
-        return worst
+            largest_ratio = max(largest_ratio, measured.error_ratio or 0.0)
+        return largest_ratio
 
 
 def _sizes(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> Sizes:
+    """The sizes of the operands. Raises ValueError if their shapes do not fit."""
     B, H, Lq, D = query.shape
     Hkv, Lk, Dv = key.shape[1], key.shape[2], value.shape[3]
     _check_shape("key", key, (B, Hkv, Lk, D))
@@ -284,21 +286,22 @@ def _sizes(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> Sizes:
 
 
 def _mask(mask: Any, causal: bool | str, sizes: Sizes) -> np.ndarray | None:
-    """The boolean mask, combined with the causal mask; None without either."""
+    """The boolean mask, combined with the causal mask; None if both are absent."""
     allowed = None
     if mask is not None:
         allowed = as_numpy(mask, "mask")
         if allowed.dtype.kind != "b":
             raise ValueError("mask is boolean, True attends; pass scores to add as bias")
         allowed = _broadcast("mask", allowed, sizes)
-    order = ALIGNMENTS[causal]
-    if order is None:
+    causal_mask = ALIGNMENTS[causal]
+    if causal_mask is None:
         return allowed
-    triangle = order.dense(sizes, 0)
+    triangle = causal_mask.dense(sizes, 0)
     return triangle if allowed is None else allowed & triangle
 
 
 def _broadcast(what: str, array: np.ndarray, sizes: Sizes) -> np.ndarray:
+    """The array with four axes. Raises ValueError if it does not broadcast to (B, H, Lq, Lk)."""
     shape = (sizes.B, sizes.H, sizes.Lq, sizes.Lk)
     try:
         np.broadcast_to(array, shape)
@@ -313,6 +316,7 @@ def _dtype_name(array: Any) -> str:
 
 
 def _number(what: str, value: Any) -> float:
+    """The value as a float. Raises ValueError if it is no finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -323,5 +327,6 @@ def _number(what: str, value: Any) -> float:
 
 
 def _check_shape(what: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if the array has another shape."""
     if array.shape != tuple(shape):
         raise ValueError(f"{what} has shape {array.shape}, expected {tuple(shape)}")

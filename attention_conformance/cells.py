@@ -33,17 +33,18 @@ class JudgedCell:
         self.verdict: CellRecord | None = None
 
     def __call__(self) -> None:
+        """Judge the cell. Ends a pytest case by skip, expected failure or failure."""
         __tracebackhide__ = True
-        self.verdict = found = record(
+        self.verdict = verdict = record(
             self._cell, judge(self._cell, self._plan.policy(self._cell, 0.0))
         )
-        message = printable(found.message)
-        if found.status == "unsupported":
+        message = printable(verdict.message)
+        if verdict.status == "unsupported":
             pytest.skip(message)
-        if found.status == "known":
+        if verdict.status == "known":
             pytest.xfail(message)
-        if found.status in BROKEN:
-            pytest.fail(f"{found.kind}: {message}\n  case {self.case}", pytrace=False)
+        if verdict.status in BROKEN:
+            pytest.fail(f"{verdict.kind}: {message}\n  case {self.case}", pytrace=False)
 
     def __repr__(self) -> str:
         return f"{self.check}/{self.case}"
@@ -71,12 +72,12 @@ def parametrize_attention(
     UsageError.
     """
     plan = plan_of(function, backend, level, **options)
-    asked = [
+    supported = [
         cell
         for cell in cells_of(plan, checks)
         if cell.check.unsupported(cell.implementation, cell.case) is None
     ]
-    cases = [JudgedCell(plan, cell) for cell in asked]
+    cases = [JudgedCell(plan, cell) for cell in supported]
     if not cases:
         raise UsageError("the function supports none of the selected cells")
     patterns = expected_failures or {}

@@ -81,13 +81,13 @@ def check_attention(
     )  # fmt: skip
     cells = cells_of(plan, checks)
     judged = tuple(record(cell, judge(cell, plan.policy(cell))) for cell in cells)
-    head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
+    run_header = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
     names = [i.name for i in plan.functions]
-    missing = shortfalls(judged, names, allow_refusals=plan.options.allow_refusals)
+    reasons = shortfalls(judged, names, allow_refusals=plan.options.allow_refusals)
     failures = diagnose_run(plan, judged, None)
-    run = Run(head, judged, diagnoses=failures.diagnoses)
+    run = Run(run_header, judged, diagnoses=failures.diagnoses)
     advice = (*suggestions(judged, names), *joint_suggestions(judged, failures.diagnoses, names))
-    report = Report(run, (*plan.notes, *failures.notes, *advice), tuple(missing))
+    report = Report(run, (*plan.notes, *failures.notes, *advice), tuple(reasons))
     if raises and not report.passed:
         raise AttentionFailure(report)
     return report
@@ -121,30 +121,30 @@ def plan_of(
     inherit_known: bool = True,
     allow_refusals: bool = False,
     timeout: float = 0.0,
-    **said: Any,
+    **claims: Any,
 ) -> Plan:
-    """The plan of a run that judges one function. Raises UsageError."""
+    """The plan of a run that judges one function, with its `claims`. Raises UsageError."""
     if not isinstance(backend, str):
         raise UsageError(f"backend: expected a name such as 'torch', got {backend!r}")
-    claimed = {n: v for n, v in said.items() if v is not None and v is not False}
-    if unknown := sorted(set(claimed) - set(CLAIMS)):
-        meant = did_you_mean(unknown[0], CLAIMS)
-        raise UsageError(f"unknown option {unknown[0]!r}{meant}; claims are {', '.join(CLAIMS)}")
+    given_claims = {n: v for n, v in claims.items() if v is not None and v is not False}
+    if unknown := sorted(set(given_claims) - set(CLAIMS)):
+        hint = did_you_mean(unknown[0], CLAIMS)
+        raise UsageError(f"unknown option {unknown[0]!r}{hint}; claims are {', '.join(CLAIMS)}")
     if elect:
-        claimed["elections"] = dict(elect)
-    called = name_of(function) if name is None else name
-    if not called:
+        given_claims["elections"] = dict(elect)
+    its_name = name_of(function) if name is None else name
+    if not its_name:
         raise UsageError("name: expected one letter or more, got ''")
-    check_function(function, repr(called))
+    check_function(function, repr(its_name))
     options = Options(
-        (backend,), function=(called,), level=level, device=device, seed=seed, like=like or "",
+        (backend,), function=(its_name,), level=level, device=device, seed=seed, like=like or "",
         inherit_known="yes" if inherit_known else "no", allow_refusals=allow_refusals,
         cell_timeout=timeout,
         start_timeout=0.0,  # the watchdog would end the caller's process
     )  # fmt: skip
-    plan = Plan.make(options, UserCode({called: function}, claimed))
-    if stale := plan.stale_expectations():
-        raise UsageError("stale expectations: " + "; ".join(stale))
+    plan = Plan.make(options, UserCode({its_name: function}, given_claims))
+    if unmatched := plan.stale_expectations():
+        raise UsageError("stale expectations: " + "; ".join(unmatched))
     return plan
 
 
@@ -162,6 +162,6 @@ def name_of(function: Callable[..., Any]) -> str:
     """The name of a function or of its class, without characters that names in tables cannot have."""
     name = type(function).__name__
     with suppress(Exception):  # `check_function` says what a user's `__getattr__` raises
-        plain = getattr(function, "func", function)
-        name = getattr(plain, "__name__", type(plain).__name__)
+        unwrapped = getattr(function, "func", function)
+        name = getattr(unwrapped, "__name__", type(unwrapped).__name__)
     return re.sub(r"[^A-Za-z0-9_.-]+", "", name) or "function"

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-"""Where the suite's own options have short names, if the suite is not installed but checked out."""
+"""The root of a checkout: pytest runs that start here have short names of options."""
 
-ASKED = "--attention-backend"
+BACKEND_OPTION = "--attention-backend"
 """The option that every run of the suite has."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     """Load the suite's plugin before any conftest file, if `--attention-backend` is given."""
-    if not any(str(word).partition("=")[0] == ASKED for word in args):
+    if not any(str(word).partition("=")[0] == BACKEND_OPTION for word in args):
         return
     from attention_conformance.suite.run import options
 

@@ -16,7 +16,7 @@ from attention_conformance.suite.spec.vocabulary import BROKEN, STATUSES
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST = 10
+GROUPS_SHOWN = 10
 """The number of groups of failures that the text shows."""
 
 
@@ -70,7 +70,7 @@ class Report:
 
     @cached_property
     def elections(self) -> pd.DataFrame:
-        """A row per election question: the function's answer beside that of the framework's own
+        """A row per election question: the function's answer beside the answer of the framework's own
         attention. Different answers are marked."""
         from attention_conformance.suite.report.semantics import BY_QUESTION
 
@@ -100,6 +100,7 @@ class Report:
         return f'<iframe srcdoc="{escape(page)}" style="width:100%;height:40rem;border:0"></iframe>'
 
     def _lines(self) -> list[str]:
+        """The text of the report, line by line."""
         totals, options = self.run.totals, self.run.header.options
         counts = ", ".join(f"{totals[status]} {status}" for status in STATUSES if totals[status])
         names = ", ".join(dict.fromkeys(cell.implementation for cell in self.run.cells))
@@ -111,7 +112,7 @@ class Report:
         ]
         lines += diagnoses.lines(self.run.diagnoses)
         lines += ["", "Failures by group"] if self.run.diagnoses else []
-        for number, row in enumerate(self.failures.head(MOST).to_dict("records"), 1):
+        for number, row in enumerate(self.failures.head(GROUPS_SHOWN).to_dict("records"), 1):
             cells = row["failures"] + row["passes"]
             lines += [
                 f"{number:2}. {row['check']} of {row['implementation']}: fails in {row['failures']} of "
@@ -120,14 +121,14 @@ class Report:
                 f"    smallest  {row['case']}",
                 f"              {' '.join(row['message'].split())}",
             ]
-        left = len(self.failures) - MOST
-        if left > 0:
-            lines.append(f"and {left} groups more: see .failures")
+        further_groups = len(self.failures) - GROUPS_SHOWN
+        if further_groups > 0:
+            lines.append(f"and {further_groups} groups more: see .failures")
         if not totals["pass"]:
             lines.append("no cell passed")
         if any(cell.inherited for cell in self.run.cells):
             from attention_conformance.suite.report import summary
 
-            lines += summary.inherited(self.run.cells)
+            lines += summary.inherited_failures(self.run.cells)
         lines += [f"not judged enough: {text}" for text in self.shortfalls]
         return [*lines, *self.notes]

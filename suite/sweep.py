@@ -31,7 +31,7 @@ from attention_conformance.suite.measure.releases import read
 from attention_conformance.suite.records import cells, lines, searches
 from attention_conformance.suite.records.files import locked, regular
 from attention_conformance.suite.records.machine import ROOT
-from attention_conformance.suite.records.sweeps import INSTALLED, of_release
+from attention_conformance.suite.records.sweeps import INSTALLED, with_release
 from attention_conformance.suite.run.jax_caches import compilations_in
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.process import how_it_ended, run_module
@@ -247,7 +247,7 @@ def _write_result(path: Path, task: Task, future: Future[Outcome]) -> tuple[int 
     if not records and code == KINDS[task.kind].refused:
         raise UsageError(f"{task.title}: {result}")
     new_path = path.with_suffix(".new")
-    new_path.write_text(of_release(records, task.release), encoding="utf-8")
+    new_path.write_text(with_release(records, task.release), encoding="utf-8")
     with suppress(lines.RecordError):
         # A red run without a failed cell: no record says why, so its output is shown.
         if code == _code(new_path, task):

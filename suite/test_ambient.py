@@ -10,7 +10,7 @@ unchanged, or the bound of `MixedPrecision` holds, and it determines the dtype o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -38,12 +38,12 @@ from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_p
 from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
-from attention_conformance.suite.test_stateless import changed
+from attention_conformance.suite.test_stateless import with_other_values
 
 ROUNDS = 8
 """The least number of calls of a thread that calls beside another one."""
 
-SECOND, AT_ONCE = "a second thread", "two threads at once"
+SECOND_THREAD, TWO_THREADS = "a second thread", "two threads at once"
 """The names of the modes of threads."""
 
 MASKS = (
@@ -68,60 +68,64 @@ LAYERS = (
     *plain("rotary"),
 )
 
-WIDE = "sdpa/causal/mha/f64/b2h3q17k23d8"
+FLOAT64_CASE = "sdpa/causal/mha/f64/b2h3q17k23d8"
 """Automatic mixed precision leaves float64 alone."""
 
 CASES = with_plain(
     Ask(*MASKS, *LAYERS, dtypes="growing"),
     Ask(GROUPED, dtypes="float32"),
-    Ask(WIDE),
+    Ask(FLOAT64_CASE),
     dtypes="half",
 )
 
-FEW = (GROUPED, "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
+SMOKE_CASES = (GROUPED, "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
 
-OF_FRAMEWORKS = with_plain(
-    Ask(*FEW, dtypes="float32"),
+FRAMEWORK_CASES = with_plain(
+    Ask(*SMOKE_CASES, dtypes="float32"),
     Ask(*MASKS, *LAYERS, dtypes="float32", since="standard"),
     dtypes="float32",
 )
-"""Frameworks' own implementations are asked fewer cases: their users call in these modes every day."""
+"""Cases of frameworks' own implementations: fewer, since their users call in these modes every day."""
 
 
 Problem = tuple[Inputs, PreparedCall]
+"""Inputs, and the call that is prepared for them."""
+
+Judges = dict[str, Callable[[], None]]
+"""Functions that call and judge in one mode each, by the names of the modes."""
 
 
-@check(CASES, builtin_cases=OF_FRAMEWORKS)
+@check(CASES, builtin_cases=FRAMEWORK_CASES)
 def test_ambient(cell: Cell) -> None:
     """The message names the wrong modes. If calls by two threads at once are not supported, the other
     modes are judged, and the cell is unsupported."""
     inputs = cell.inputs
     prepared = cell.prepare(inputs)
     cell.judge(cell.read(cell.call(prepared), inputs, prepared), inputs)
-    asked_modes = modes(cell, inputs, prepared)
+    judges = mode_judges(cell, inputs, prepared)
     lacking = cell.implementation.missing(["calls-at-once"])
     if lacking is not None:
-        del asked_modes[AT_ONCE]
-    expect_in_each(cell, asked_modes)
+        del judges[TWO_THREADS]
+    expect_in_every_mode(cell, judges)
     if lacking is not None:
         raise NotApplicable(lacking)
 
 
-def expect_in_each(cell: Cell, asked_modes: Mapping[str, Callable[[], None]]) -> None:
-    """Call each function. Raises a Deviation that names the wrong modes, and suggests the claim of a user
-    function that is wrong in calls at once, and right in a second thread. A mode may be refused."""
+def expect_in_every_mode(cell: Cell, judges: Judges) -> None:
+    """Call the judge of every mode. Raises a Deviation that names the wrong modes. If a user function is
+    wrong only with two threads at once, the message suggests a claim. A mode may be refused."""
     wrong: dict[str, Deviation] = {}
-    for name, expect in asked_modes.items():
+    for name, judge in judges.items():
         try:
             with suppress(NotApplicable):
-                expect()
+                judge()
         except Deviation as deviation:
             wrong[name] = deviation
     if wrong:
         first = next(iter(wrong.values()))
-        shares = AT_ONCE in wrong and SECOND not in wrong
-        claims = shares and cell.implementation.declared.is_user_code
-        hint = "; claim threads=one?" if claims else ""
+        only_at_once = TWO_THREADS in wrong and SECOND_THREAD not in wrong
+        may_claim = only_at_once and cell.implementation.declared.is_user_code
+        hint = "; claim threads=one?" if may_claim else ""
         message = f"wrong in {', '.join(wrong)}: {first.message}{hint}"
         raise Deviation(first.kind, message, where=tuple(wrong))
 
@@ -143,73 +147,73 @@ def test_ambient_gradients(cell: Cell) -> None:
 
     Under automatic mixed precision they have the dtype of the operands.
     """
-    plain = in_16_bits(cell.inputs)
+    inputs = in_16_bits(cell.inputs)
     cotangent = round_to(round_to(cell.cotangent, DTYPES["bf16"]), DTYPES["f16"])
-    prepared, _ = asked_of(cell, plain)
+    prepared, _ = asked_of(cell, inputs)
     backend = cell.implementation.backend
-    shaped = native_cotangent(cotangent, plain, prepared)
-    native = backend.memory.arranged(shaped, cell.dtype, "contiguous")
+    values = native_cotangent(cotangent, inputs, prepared)
+    native = backend.memory.arranged(values, cell.dtype, "contiguous")
 
     def expect_gradients(mode: Ambient) -> None:
-        to = DTYPES[mode.dtype or cell.dtype.name]
-        with refusing(cell, mode.question, to):
+        """Judge the gradients of a call in a mode. Raises Deviation and NotApplicable."""
+        mode_dtype = DTYPES[mode.dtype or cell.dtype.name]
+        with allowing_refusal(cell, mode.question, mode_dtype):
             with mode.within():
                 _, pull = cell.attempt(lambda: backend.pullback(prepared, OPERANDS))
                 gradients = None if mode.dtype else cell.attempt(lambda: pull(native))
             if gradients is None:  # outside, as the documentation of torch.autocast recommends
                 gradients = cell.attempt(lambda: pull(native))
-        read = read_gradients(cell, gradients, plain, prepared, OPERANDS)
-        cast = mode.dtype and elected(cell, to) != "unchanged"
-        of = (
-            MixedPrecision(cell, to)
-            if cast
-            else Cell(cell.check, plain.case, cell.implementation, cell.seed)
+        arrays = read_gradients(cell, gradients, inputs, prepared, OPERANDS)
+        is_cast = mode.dtype and autocast_answer(cell, mode_dtype) != "unchanged"
+        cell_in_mode = (
+            MixedPrecision(cell, mode_dtype)
+            if is_cast
+            else Cell(cell.check, inputs.case, cell.implementation, cell.seed)
         )
-        judge_gradients(of, read, plain.replace(dtype=of.dtype), cotangent)
+        judge_gradients(cell_in_mode, arrays, inputs.replace(dtype=cell_in_mode.dtype), cotangent)
 
-    def in_a_thread() -> None:
+    def expect_in_second_thread() -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(expect_gradients, Ambient(nullcontext)).result()
 
     expect_gradients(Ambient(nullcontext))
     modes = {n: m for n, m in modes_of(cell.implementation).items() if not m.forward_only}
-    expect_in_each(
+    expect_in_every_mode(
         cell,
         {name: partial(expect_gradients, mode) for name, mode in modes.items()}
-        | {SECOND: in_a_thread},
+        | {SECOND_THREAD: expect_in_second_thread},
     )
 
 
 def in_16_bits(inputs: Inputs) -> Inputs:
-    """The inputs with values that are exact in bfloat16 and in float16: autocast then rounds none."""
-    of_dtype = (n for n in inputs.arrays if n not in inputs.operator.array_kinds.integers)
-    narrow = {
-        name: round_to(round_to(inputs.arrays[name], DTYPES["bf16"]), DTYPES["f16"])
-        for name in of_dtype
-        if inputs.case.dtype_of(name) is inputs.dtype
+    """The inputs with values that bfloat16 and float16 have both: autocast rounds no value."""
+    integers = inputs.operator.array_kinds.integers
+    rounded = {
+        name: round_to(round_to(array, DTYPES["bf16"]), DTYPES["f16"])
+        for name, array in inputs.arrays.items()
+        if name not in integers and inputs.case.dtype_of(name) is inputs.dtype
     }
-    return inputs.replace(**narrow)
+    return inputs.replace(**rounded)
 
 
-def modes(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> dict[str, Callable[[], None]]:
-    """Functions that call and judge in one mode each, by the names of the modes."""
+def mode_judges(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> Judges:
     implementation = cell.implementation
-    asked_modes: dict[str, Callable[[], None]] = {}
-    other = changed(inputs)
-    plain: list[Problem] = [(inputs, prepared), (other, cell.prepare(other))]
+    judges: Judges = {}
+    changed = with_other_values(inputs)
+    problems: list[Problem] = [(inputs, prepared), (changed, cell.prepare(changed))]
     for name, mode in modes_of(implementation).items():
-        within = partial(expect_cast if mode.dtype else expect_in, cell, plain, mode)
-        asked_modes[name] = within
+        expect = expect_in_mixed_precision if mode.dtype else expect_in_mode
+        judges[name] = partial(expect, cell, problems, mode)
     for name in transformed(implementation, inputs, prepared):
-        asked_modes[name] = partial(expect_through, cell, inputs, prepared, name)
-    asked_modes[SECOND] = partial(expect_in_threads, cell, [plain], 1)
-    at_once = [[problem] for problem in plain]
-    asked_modes[AT_ONCE] = partial(expect_in_threads, cell, at_once, ROUNDS)
-    return asked_modes
+        judges[name] = partial(expect_transformed, cell, inputs, prepared, name)
+    judges[SECOND_THREAD] = partial(expect_in_threads, cell, [problems], 1)
+    by_thread = [[problem] for problem in problems]
+    judges[TWO_THREADS] = partial(expect_in_threads, cell, by_thread, ROUNDS)
+    return judges
 
 
 @contextmanager
-def refusing(cell: Cell, question: str, dtype: DType) -> Iterator[None]:
+def allowing_refusal(cell: Cell, question: str, dtype: DType) -> Iterator[None]:
     """A context that turns an error of a call into the answer "raises", by raising NotApplicable. The
     error stays a Deviation if the mode has no question, or if another answer is promised."""
     try:
@@ -222,71 +226,72 @@ def refusing(cell: Cell, question: str, dtype: DType) -> Iterator[None]:
 
 
 class MixedPrecision(Cell):
-    """A cell under automatic mixed precision to `to`. Nobody promised a class there: the bound is that of
-    the widest class, and every number that is stored may be rounded to both dtypes (`in_both_dtypes`)."""
+    """A cell under automatic mixed precision to `dtype`. No numerics class is declared for this mode: the
+    bound is that of the widest class, and every stored number may be rounded to both dtypes."""
 
-    def __init__(self, cell: Cell, to: DType) -> None:
-        case = cell.inputs.replace(dtype=to).case
+    def __init__(self, cell: Cell, dtype: DType) -> None:
+        case = cell.inputs.replace(dtype=dtype).case
         super().__init__(cell.check, case, cell.implementation, cell.seed)
-        self.outside = cell
+        self.original = cell
 
     @property
     def numerics(self) -> str:
-        return "working" if "working" in (super().numerics, self.outside.numerics) else "stepwise"
+        return "working" if "working" in (super().numerics, self.original.numerics) else "stepwise"
 
     @property
     def rounding(self) -> Rounding:
-        own, other = super().rounding, self.outside
-        same = other.dtype is self.dtype
-        return own if same else replace(own, beside=(other.dtype, other.flushes))
+        rounding, original = super().rounding, self.original
+        if original.dtype is self.dtype:
+            return rounding
+        return replace(rounding, beside=(original.dtype, original.flushes))
 
 
-def call_in(cell: Cell, mode: Ambient, calls: Sequence[PreparedCall]) -> list[Any]:
-    """What calls return in a mode."""
+def call_in_mode(cell: Cell, mode: Ambient, calls: Sequence[PreparedCall]) -> list[Any]:
+    """The native outputs of calls in a mode, one after the other."""
     with mode.within():
         return [cell.call(prepared) for prepared in calls]
 
 
-def expect_in(cell: Cell, problems: Sequence[Problem], mode: Ambient) -> None:
-    """The outputs of calls in a mode are right after the last one."""
-    with refusing(cell, mode.question, cell.dtype):
-        natives = call_in(cell, mode, [prepared for _, prepared in problems])
+def expect_in_mode(cell: Cell, problems: Sequence[Problem], mode: Ambient) -> None:
+    """Call every problem in a mode, then judge all outputs. Raises Deviation."""
+    with allowing_refusal(cell, mode.question, cell.dtype):
+        natives = call_in_mode(cell, mode, [prepared for _, prepared in problems])
     for (inputs, prepared), native in zip(problems, natives, strict=True):
         cell.judge(cell.read(native, inputs, prepared), inputs)
 
 
-def expect_cast(cell: Cell, problems: Sequence[Problem], mode: Ambient) -> None:
-    """The output of a call under automatic mixed precision is right, and has the elected dtype, or either
-    dtype if there is no election, as for kinds of layers, of which some end without a bias.
+def expect_in_mixed_precision(cell: Cell, problems: Sequence[Problem], mode: Ambient) -> None:
+    """Judge the output of the first problem under autocast, in the elected dtype. Variants of
+    layers have no election: either dtype is right.
 
-    Float64 is left alone. If the election is "narrow", a bias of float32 beside narrow operands is asked,
-    too.
+    Float64 must stay unchanged. If the election is "narrow", a float32 bias beside operands of 16 bits is
+    judged, too.
     """
-    inputs, to = problems[0][0], DTYPES[mode.dtype]
+    inputs, mode_dtype = problems[0][0], DTYPES[mode.dtype]
     if cell.dtype.name != "f64":
         inputs = in_16_bits(inputs)
-    narrow, prepared = inputs.replace(dtype=to), cell.prepare(inputs)
-    with refusing(cell, mode.question, to):
-        (native,) = call_in(cell, mode, [prepared])
-    plain = inputs.case.option("kind") in (None, inputs.operator.name)
-    has_question = plain and "autocast" in inputs.operator.questions.elections
-    answer = elected(cell, to) if has_question and cell.dtype.name == "f32" else ""
+    narrow, prepared = inputs.replace(dtype=mode_dtype), cell.prepare(inputs)
+    with allowing_refusal(cell, mode.question, mode_dtype):
+        (native,) = call_in_mode(cell, mode, [prepared])
+    is_operator_kind = inputs.case.option("kind") in (None, inputs.operator.name)
+    has_question = is_operator_kind and "autocast" in inputs.operator.questions.elections
+    answer = autocast_answer(cell, mode_dtype) if has_question and cell.dtype.name == "f32" else ""
     if answer == "unchanged" or cell.dtype.name == "f64":
         cell.judge(cell.read(native, inputs, prepared), inputs)
         return
-    oracle = MixedPrecision(cell, to).oracle(narrow)
-    read_as = {"narrow": [narrow], "narrow-inside": [inputs]}.get(answer, [inputs, narrow])
-    oracle.judge(read_as_one_of(cell, native, read_as, prepared).arrays)
+    oracle = MixedPrecision(cell, mode_dtype).oracle(narrow)
+    candidates = {"narrow": [narrow], "narrow-inside": [inputs]}.get(answer, [inputs, narrow])
+    oracle.judge(read_as_one_of(cell, native, candidates, prepared).arrays)
     bias = prepared.argument("bias")
     if answer == "narrow" and inputs.bias is not None and bias in prepared.arguments:
         mixed = cell.prepare(narrow)
         mixed = replace(mixed, arguments={**mixed.arguments, bias: prepared.arguments[bias]})
-        (native,) = call_in(cell, mode, [mixed])
+        (native,) = call_in_mode(cell, mode, [mixed])
         oracle.judge(cell.read(native, narrow, mixed).arrays)
 
 
-def elected(cell: Cell, dtype: DType) -> str:
-    """What automatic mixed precision to a dtype does; "" if the check `election` finds it wrong."""
+def autocast_answer(cell: Cell, dtype: DType) -> str:
+    """The elected answer about autocast to a dtype; "" if there is none (the check `election` fails)."""
     try:
         return elections.elected("autocast", cell.implementation, dtype)
     except (Deviation, NotApplicable):
@@ -294,41 +299,41 @@ def elected(cell: Cell, dtype: DType) -> str:
 
 
 def read_as_one_of(
-    cell: Cell, native: Any, kinds: Sequence[Inputs], prepared: PreparedCall
+    cell: Cell, native: Any, candidates: Sequence[Inputs], prepared: PreparedCall
 ) -> Answer:
-    """An answer in the dtype of the last of `kinds`, or of one before it."""
-    *others, last = kinds
-    for inputs in others:
+    """The answer, read as an answer to the first of `candidates` with its dtype. Raises Deviation."""
+    *first_candidates, last_candidate = candidates
+    for inputs in first_candidates:
         with suppress(Deviation):
             return cell.read(native, inputs, prepared)
-    return cell.read(native, last, prepared)
+    return cell.read(native, last_candidate, prepared)
 
 
-def expect_through(cell: Cell, inputs: Inputs, prepared: PreparedCall, name: str) -> None:
-    """The output of a call that is transformed is right."""
+def expect_transformed(cell: Cell, inputs: Inputs, prepared: PreparedCall, name: str) -> None:
+    """Judge the output of the call under a transformation of functions (`Compilers.ambient`)."""
     implementation = cell.implementation
-    with refusing(cell, implementation.backend.compilers.ambient[name], cell.dtype):
+    with allowing_refusal(cell, implementation.backend.compilers.ambient[name], cell.dtype):
         call = transformed(implementation, inputs, prepared)[name]()
         native = cell.call(call)
     cell.judge(cell.read(native, inputs, call), inputs)
 
 
 def expect_in_threads(cell: Cell, threads: Sequence[Sequence[Problem]], rounds: int) -> None:
-    """The outputs of problems that each thread calls by turns are right. All threads call at once."""
-    # What forces a kernel holds for the whole process: it surrounds the threads.
+    """Judge the outputs of threads that call at once; each thread calls its problems in turn."""
+    # The setting that forces a kernel is one of the process, so it is made around the threads.
     with threads[0][0][1].within():
         outcomes = cell.implementation.backend.profiler.at_once(
             [[call for _, call in problems] for problems in threads], rounds
         )
     for problems, outcome in zip(threads, outcomes, strict=True):
-        judged: list[np.ndarray] = []
+        right_values: list[np.ndarray] = []
         for (inputs, prepared), native in zip(cycle(problems), outcome, strict=False):
             if isinstance(native, BaseException):
                 cell.attempt(partial(_raise, native))
             answer = cell.read(native, inputs, prepared)
-            if not any(np.array_equal(answer.values, values) for values in judged):
+            if not any(np.array_equal(answer.values, values) for values in right_values):
                 cell.judge(answer, inputs)
-                judged.append(answer.values)
+                right_values.append(answer.values)
 
 
 def _raise(error: BaseException) -> None:

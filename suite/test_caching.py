@@ -24,12 +24,12 @@ from attention_conformance.suite.spec.operators.views import attended
 from attention_conformance.suite.test_invariance import expect_within
 from attention_conformance.suite.test_masking import expect_same
 
-UNCUT = asked(
+CUT_CASES = asked(
     PLAIN,
     Ask("cached/none/mha/{dt}/b3h2q8k20d8/c1.5.1.1/win3/room8", dtypes="growing", since="standard"),
 )
 
-APART = asked(
+APART_CASES = asked(
     Ask(
         "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.1.3.reset.1",
         "cached/none/gqa2/{dt}/b2h4q9k9d8/c3.tree1121.keep3.2",
@@ -49,58 +49,58 @@ APART = asked(
 )
 
 
-def cut(inputs: Inputs, size: int) -> Inputs:
-    """The same tokens in chunks of `size`, the last one smaller."""
-    full, rest = divmod(inputs.sizes.Lq, size)
-    chunks = (*[size] * full, *[rest] * (rest > 0))
-    return inputs.replace(script=tuple(map(Chunk, chunks)))
+def in_chunks(inputs: Inputs, size: int) -> Inputs:
+    """The same tokens, appended in chunks of `size`; the last chunk may be smaller."""
+    starts = range(0, inputs.sizes.Lq, size)
+    chunks = tuple(Chunk(min(size, inputs.sizes.Lq - start)) for start in starts)
+    return inputs.replace(script=chunks)
 
 
-@check(UNCUT)
+@check(CUT_CASES)
 def test_invariant_cutting(cell: Cell) -> None:
     """All at once, token by token, and two by two give the same rows, where chunks of this size are
     supported."""
     inputs = cell.inputs
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    output, bound = cell.run().values.copy(), cell.bound(inputs)
     for size in (inputs.sizes.Lq, 1, 2):
-        other = cut(inputs, size)
-        if cell.implementation.unsupported(other.case) is not None:
+        chunked = in_chunks(inputs, size)
+        if cell.implementation.unsupported(chunked.case) is not None:
             continue
-        got = cell.run(other).values
-        expect_within(cell, got, whole, 2 * bound, f"chunks of {size} tokens")
+        got = cell.run(chunked).values
+        expect_within(cell, got, output, 2 * bound, f"chunks of {size} tokens")
 
 
 def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
-    """Groups of tokens, boolean (B, Lk), by a description."""
+    """Groups of tokens: a description, and the tokens as booleans (B, Lk)."""
     s = inputs.sizes
-    sample, place = np.indices((s.B, s.Lk))
-    never = np.asarray(~attended(inputs.case).any((0, 1)))
-    yield "tokens that no row attends", never
-    yield "the last token", place == s.Lk - 1
-    yield "the first token", place == 0
-    chunks = [one for one in actions(inputs.case) if isinstance(one, Chunk) and one.asked]
+    sample, token = np.indices((s.B, s.Lk))
+    never_attended = np.asarray(~attended(inputs.case).any((0, 1)))
+    yield "tokens that no row attends", never_attended
+    yield "the last token", token == s.Lk - 1
+    yield "the first token", token == 0
+    chunks = [step for step in actions(inputs.case) if isinstance(step, Chunk) and step.asked]
     longest = max(chunks, key=lambda chunk: chunk.count)
     ends = np.full(s.B, -1)
     ends[list(longest.own)] = np.array(longest.starts) + longest.count - 1
-    yield "the last token of the longest chunk", place == ends[:, None]
-    yield "the later tokens of the last sample", (sample == s.B - 1) & (place >= s.Lk - s.Lq // 2)
+    yield "the last token of the longest chunk", token == ends[:, None]
+    yield "the later tokens of the last sample", (sample == s.B - 1) & (token >= s.Lk - s.Lq // 2)
     for chunk in chunks:
         if chunk.tree is not None:
             for node in chunk.tree.branching(chunk.count):
                 branch = np.flatnonzero(chunk.tree.paths(chunk.count)[:, node])
-                nodes = np.isin(place, chunk.starts[0] + branch)
-                yield f"the branch of node {node} of a tree", nodes
+                in_branch = np.isin(token, chunk.starts[0] + branch)
+                yield f"the branch of node {node} of a tree", in_branch
 
 
-@check(APART)
+@check(APART_CASES)
 def test_tokens_apart(cell: Cell) -> None:
     """Large numbers in some tokens change no bit of rows that do not attend these tokens."""
     inputs = cell.inputs
     before = cell.run().values.copy()
-    seen = attended(inputs.case)  # (B, Lq, B, Lk)
-    read = seen.any((2, 3))
+    pairs = attended(inputs.case)  # (B, Lq, B, Lk): row i of sample b attends token j of sample c
+    attending = pairs.any((2, 3))
     for what, group in tokens(inputs):
-        judged = read & ~(seen & group).any((2, 3))
+        judged = attending & ~(pairs & group).any((2, 3))
         if not group.any() or not judged.any():
             continue
         large = cell.dtype.large * (-1.0) ** np.arange(inputs.sizes.Lk)
@@ -112,9 +112,9 @@ def test_tokens_apart(cell: Cell) -> None:
         }
         after = cell.run(inputs.replace(**arrays)).values
         expect_same(cell, after, before, judged[:, None, :, None], f"large numbers in {what}")
-    rows = read & unpoisoned(inputs)
+    judged = attending & unpoisoned(inputs)
     if freed_tokens(inputs.case).any() and cell.elected("nan-in-freed-slot") == "blocked":
         after = cell.run(poisoned(inputs)).values
         expect_same(
-            cell, after, before, rows[:, None, :, None], "NaN in tokens that left the cache"
+            cell, after, before, judged[:, None, :, None], "NaN in tokens that left the cache"
         )

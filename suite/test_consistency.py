@@ -19,20 +19,20 @@ from attention_conformance.suite.spec.dtypes import DTYPES, DType
 from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase, of_questions
 from attention_conformance.suite.spec.operator import MODES
 
-ROWS = ("fully-masked-row", "padded-sample", "minus-inf-row")
+ROW_QUESTIONS = ("fully-masked-row", "padded-sample", "minus-inf-row")
 """Questions about fully masked rows; each has a question about its gradient."""
 
-FINITE = ("zeros", "uniform", "unmasked")
+FINITE_ANSWERS = ("zeros", "uniform", "unmasked")
 """Finite answers for fully masked rows."""
 
 
-def user_functions(declared: Declared) -> bool:
-    """True for user functions, the only ones under these checks."""
+def is_user_function(declared: Declared) -> bool:
+    """True for a user function: these checks apply to no other implementation."""
     return declared.is_user_code
 
 
-def answers(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tuple[str, ...]:
-    """The observed answers of the function.
+def observe(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tuple[str, ...]:
+    """The observed answers of the function to the questions called `names`.
 
     Raises NotApplicable if an answer is declared, if the operator does not have the question, or if the
     call gives no answer: then the question's own cell fails.
@@ -51,13 +51,13 @@ def answers(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tup
         raise NotApplicable(f"there is no answer: {deviation.message}") from deviation
 
 
-def like_native(cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequence[str]) -> bool:
-    """True if the framework's own attention gives the same answers."""
-    own = cell.implementation
-    return [elections.of_native(name, own, dtype) for name, dtype in questions] == list(got)
+def native_agrees(cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequence[str]) -> bool:
+    """True if the framework's own attention gives the answers `got` to the questions in these dtypes."""
+    function = cell.implementation
+    return [elections.of_native(name, function, dtype) for name, dtype in questions] == list(got)
 
 
-def expect(
+def expect_right(
     cell: Cell,
     right: bool,
     names: Sequence[str],
@@ -65,9 +65,9 @@ def expect(
     what: str,
     advice: str = "correct it",
 ) -> None:
-    """Raise Deviation "election" unless the answers are right or those of the framework's own
-    attention. The message begins with what to do."""
-    if right or like_native(cell, [(name, cell.dtype) for name in names], got):
+    """Raise Deviation "election" unless the answers `got` to the questions `names` are `right`, or the
+    framework's own attention gives them. `what` names the fault, `advice` the correction."""
+    if right or native_agrees(cell, [(name, cell.dtype) for name in names], got):
         return
     observed = ", ".join(f"{n} is {answer}" for n, answer in zip(names, got, strict=True))
     raise elections.never_right(f"{what}: {observed}", (names[0], got[0]), correct=advice)
@@ -75,84 +75,83 @@ def expect(
 
 @check(
     of_questions(["causal-with-mask", "causal-alone"]),
-    applies_to=user_functions,
+    applies_to=is_user_function,
     single_answer=True,
 )
 def test_mask_beside_flag(cell: Cell) -> None:
     """The causal flag and a boolean mask both count, or the call raises."""
     names = (question_of(cell),)
-    (got,) = answers(cell, names)
+    (got,) = observe(cell, names)
     what = {
         "ignored": "the causal flag is silently ignored",
         "causal-ignored": "beside a boolean mask the causal flag is silently ignored",
         "mask-ignored": "beside the causal flag the boolean mask is silently ignored",
     }.get(got, "")
-    expect(cell, not what, names, (got,), what)
+    expect_right(cell, not what, names, (got,), what)
 
 
-@check(of_questions(["minus-inf-row"]), applies_to=user_functions, single_answer=True)
+@check(of_questions(["minus-inf-row"]), applies_to=is_user_function, single_answer=True)
 def test_forms_of_empty_rows(cell: Cell) -> None:
     """A fully masked row gives the same for a boolean mask and for a bias of -inf."""
     names = ("fully-masked-row", "minus-inf-row")
-    got = answers(cell, names)
+    got = observe(cell, names)
     what = "boolean mask and -inf bias give different fully masked rows"
-    expect(
+    expect_right(
         cell, got[0] == got[1], names, got, what, "hide by -inf in both, or zero the rows in both,"
     )
 
 
-@check(of_questions(["lse-of-empty-row"]), applies_to=user_functions, single_answer=True)
+@check(of_questions(["lse-of-empty-row"]), applies_to=is_user_function, single_answer=True)
 def test_lse_of_empty_rows(cell: Cell) -> None:
     """The log-sum-exp of a fully masked row agrees with its output: a merge with other keys is right."""
     names = ("lse-of-empty-row", "fully-masked-row")
-    got = answers(cell, names)
+    got = observe(cell, names)
     right = got[0] in lse.AGREES[got[1]]
-    expect(cell, right, names, got, "the log-sum-exp of fully masked rows corrupts a merge")
+    expect_right(cell, right, names, got, "the log-sum-exp of fully masked rows corrupts a merge")
 
 
 @check(
-    of_questions([f"{name}-gradient" for name in ROWS]),
-    applies_to=user_functions,
+    of_questions([f"{name}-gradient" for name in ROW_QUESTIONS]),
+    applies_to=is_user_function,
     single_answer=True,
 )
 def test_gradient_of_finite_rows(cell: Cell) -> None:
     """If a fully masked row is finite, no gradient is NaN; if it is zeros, its cotangent goes nowhere."""
     question = question_of(cell)
     names = (question, question.removesuffix("-gradient"))
-    gradient, row = answers(cell, names)
+    gradient, row = observe(cell, names)
     if gradient == "nan":
         what = "a finite fully masked row has NaN gradients"
-        expect(cell, row not in FINITE, names, (gradient, row), what)
+        expect_right(cell, row not in FINITE_ANSWERS, names, (gradient, row), what)
     constant = row == "zeros" and gradient in ("values", "scores")
     what = "a fully masked row of zeros moves with no array, and has gradients"
-    expect(cell, not constant, names, (gradient, row), what)
+    expect_right(cell, not constant, names, (gradient, row), what)
 
 
 IN_ALL_DTYPES = [q.name for q in QUESTIONS.values() if len(q.dtypes) > 1 and q.one_answer]
 """Questions with one answer in all their dtypes."""
 
 
-@check(of_questions(IN_ALL_DTYPES), applies_to=user_functions, single_answer=True)
+@check(of_questions(IN_ALL_DTYPES), applies_to=is_user_function, single_answer=True)
 def test_one_answer_in_all_dtypes(cell: Cell) -> None:
     """The answer is the same in all dtypes."""
     question = question_of(cell)
-    (got,) = answers(cell, [question])
-    others = [name for name in QUESTIONS[question].dtypes if DTYPES[name] is not cell.dtype]
-    for name in others:
+    (got,) = observe(cell, [question])
+    for name in QUESTIONS[question].dtypes:
         dtype = DTYPES[name]
+        if dtype is cell.dtype:
+            continue
         try:
-            (other,) = answers(cell, [question], dtype)
+            (answer_there,) = observe(cell, [question], dtype)
         except NotApplicable:
             continue
         questions = ((question, cell.dtype), (question, dtype))
-        if question in MODES and "raises" in (got, other):
-            continue  # nobody promised the mode
-        if got != other and not like_native(cell, questions, (got, other)):
-            what = f"{question} is {got} in {cell.dtype.name} and {other} in {name}"
-            both = {cell.dtype.name: got, name: other}
-            raise elections.never_right(
-                what, *((question, f"{dt}:{answer}") for dt, answer in both.items())
-            )
+        if question in MODES and "raises" in (got, answer_there):
+            continue  # a mode may be supported in one dtype only
+        if got != answer_there and not native_agrees(cell, questions, (got, answer_there)):
+            what = f"{question} is {got} in {cell.dtype.name} and {answer_there} in {name}"
+            answers = (f"{cell.dtype.name}:{got}", f"{name}:{answer_there}")
+            raise elections.never_right(what, *((question, answer) for answer in answers))
 
 
 def question_of(cell: Cell) -> str:

@@ -24,11 +24,11 @@ from attention_conformance.suite.spec.catalogue import Ask, cases, with_plain
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
-LATER = 8
+CALLS_BETWEEN = 8
 """Calls before an output is read again: kernels may reuse a few buffers in turn."""
 
 
-def attached(array: Any) -> Any:
+def attached_mask(array: Any) -> Any:
     """The mask that Keras attaches to a tensor."""
     return getattr(array, "_keras_mask", None)
 
@@ -38,13 +38,13 @@ def test_contract(cell: Cell) -> None:
     backend, inputs, implementation = cell.implementation.backend, cell.inputs, cell.implementation
     prepared = cell.prepare(inputs)
     arrays = arrays_of(backend, prepared)
-    masks = {name: attached(a) for name, a in arrays.items()}
+    masks = {name: attached_mask(a) for name, a in arrays.items()}
     with keeping_arguments(backend, prepared, "the call"):
         first = cell.read(cell.call(prepared), inputs, prepared)
     # A kernel may reuse one output buffer, so the first output is copied.
     values_before = {name: array.copy() for name, array in first.arrays.items()}
     for name, array in arrays.items():
-        if attached(array) is not masks[name]:
+        if attached_mask(array) is not masks[name]:
             raise Deviation("mutated-input", f"the call changed the mask attached to {name}")
     second = cell.read(cell.call(prepared), inputs, prepared)
     if implementation.declared.deterministic:
@@ -60,17 +60,18 @@ def test_contract(cell: Cell) -> None:
             fresh.values, values_before["output"], "not-deterministic", "a fresh layer's first call"
         )
     later = cell.prepare(other_values(inputs))
-    later_answers = cell.call(later)
+    later_answer = cell.call(later)
     expect_unchanged(cell, prepared, first, values_before["output"], "a later call")
-    del later_answers
+    del later_answer  # held until here, so that its memory cannot be reused
 
 
 def expect_unchanged(
-    cell: Cell, prepared: PreparedCall, answer: Answer, values_before: np.ndarray, what: str
+    cell: Cell, prepared: PreparedCall, answer: Answer, values_before: np.ndarray, event: str
 ) -> None:
-    """An answer of the call, read again after `what`, still has the values `values_before`."""
-    again = cell.read(answer.native, cell.inputs, prepared)
-    expect_bitwise(again.values, values_before, "overwritten", f"an answer after {what}")
+    """Read an answer of the call again, after `event`. Raises Deviation unless its values are still
+    `values_before`."""
+    reread = cell.read(answer.native, cell.inputs, prepared)
+    expect_bitwise(reread.values, values_before, "overwritten", f"an answer after {event}")
 
 
 @check(cases.share("kept_answers"))
@@ -86,32 +87,32 @@ def test_kept_answers(cell: Cell) -> None:
     first = cell.read(cell.call(prepared), inputs, prepared)
     values_before = first.values.copy()
     backend, later = cell.implementation.backend, cell.prepare(other_values(inputs))
-    gone = parts(cell.call(prepared), prepared)["output"]
-    before, alias = backend.to_numpy(gone).copy(), backend.memory.alias(gone)
-    del gone
-    later_answers = [cell.call(later) for _ in range(LATER)]
+    output = parts(cell.call(prepared), prepared)["output"]
+    before, alias = backend.to_numpy(output).copy(), backend.memory.alias(output)
+    del output  # only the alias holds its memory now
+    later_answers = [cell.call(later) for _ in range(CALLS_BETWEEN)]
     expect_unchanged(cell, prepared, first, values_before, f"{len(later_answers)} later calls")
     what = f"a view of an answer, which is gone itself, after {len(later_answers)} later calls"
     expect_bitwise(backend.to_numpy(alias), before, "overwritten", what)
 
 
-MANY, SOME = 520, 24
-"""Calls before an output is read again, of the smallest case and of others: more than the buffers that a
-kernel would reuse in turn."""
+MANY_CALLS, SOME_CALLS = 520, 24
+"""Calls before an output is read again, of the smallest case and of other cases: more calls than the
+buffers that a kernel would reuse in turn."""
 
-OWN = (
+SINGLE_PART_CASES = (
     "sdpa/none/mha/{dt}/b2h3q1k1d8",
     "sdpa/none/mha/{dt}/b2h3q5k1d8",
     "sdpa/win0.0/mha/{dt}/b2h3q5k5d8",
     "merge/none/mha/{dt}/b2h3q5k1d8",
 )
-"""Cases whose output is the value, or the only part: a kernel may return its argument."""
+"""Cases whose output is the value, or the only part of a merge: a kernel may return its argument."""
 
 
 @check(
     with_plain(
-        Ask(OWN[0], dtypes="float32"),
-        Ask(*OWN[1:], dtypes="float32", since="standard"),
+        Ask(SINGLE_PART_CASES[0], dtypes="float32"),
+        Ask(*SINGLE_PART_CASES[1:], dtypes="float32", since="standard"),
         dtypes="float32",
     )
 )
@@ -126,16 +127,16 @@ def test_own_memory(cell: Cell) -> None:
     prepared, later = cell.prepare(inputs), cell.prepare(other_values(inputs))
     written, first = cell.call(prepared), cell.read(cell.call(prepared), inputs, prepared)
     values_before = first.values.copy()
-    count = MANY if inputs.sizes.Lq == 1 else SOME
+    count = MANY_CALLS if inputs.sizes.Lq == 1 else SOME_CALLS
     later_answers = [cell.call(later) for _ in range(count)]
     expect_unchanged(cell, prepared, first, values_before, f"{count} later calls")
     arrays = arrays_of(backend, prepared)
-    changed = watched(backend, arrays)
+    changed_arguments = watched(backend, arrays)
     with suppress(Exception):  # arrays of inference mode, for example, cannot be written to
         backend.memory.overwrite(
             parts(written, prepared)["output"], parts(later_answers[0], later)["output"]
         )
-    if names := changed():
+    if names := changed_arguments():
         raise Deviation("overwritten", f"a write into an answer changed the argument {names[0]}")
     expect_unchanged(cell, prepared, first, values_before, "a write into another answer")
     for name, array in arrays.items():
@@ -144,8 +145,9 @@ def test_own_memory(cell: Cell) -> None:
 
 
 def other_values(inputs: Inputs) -> Inputs:
-    """The inputs with negated values; without values, with a negated query or first array."""
-    last = [name for name in OPERANDS if name in inputs.arrays]
-    last = last or list(inputs.arrays)[:1]
-    last = last if inputs.self_attention else last[-1:]
-    return inputs.replace(**dict.fromkeys(last, -inputs.arrays[last[-1]]))
+    """The inputs with the last of query, key and value negated; without these, the first array.
+    In self-attention the operands are one array, so all of them are negated."""
+    operands = [name for name in OPERANDS if name in inputs.arrays]
+    operands = operands or list(inputs.arrays)[:1]
+    changed = operands if inputs.self_attention else operands[-1:]
+    return inputs.replace(**dict.fromkeys(changed, -inputs.arrays[operands[-1]]))

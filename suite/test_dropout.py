@@ -30,6 +30,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import parse_mask
 
 FALSE_ALARM = 1e-9
+"""The probability that a right implementation fails one comparison."""
 
 RATE = 0.25
 
@@ -44,17 +45,15 @@ LAYERS = (
 )
 HALF_LAYER = "multi-head/none/mha/bf16/b32h2q4k4d8/e16.16.16.16/self"
 
-OF_ATTENTION = asked(Ask(ATTENTION, dtypes="growing halves"))
+ATTENTION_CASES = asked(Ask(ATTENTION, dtypes="growing halves"))
 CASES = asked(
     Ask(ATTENTION, dtypes="growing halves"), Ask(*LAYERS), Ask(HALF_LAYER, since="standard")
 )
 
 
-def readable(inputs: Inputs, rate: float) -> Inputs:
-    """Inputs whose output shows the weights twice, (B, Lq, H, 2, Lk) flattened; uniform before dropout.
-
-    The output of plain attention has heads before queries.
-    """
+def showing_weights(inputs: Inputs, rate: float) -> Inputs:
+    """Inputs whose output is the weights after dropout, in two copies (`two_copies`). Before dropout the
+    weights of a row are equal."""
     s = inputs.sizes
     unit = np.tile(np.eye(s.Lk), 2)
     if "output_kernel" not in inputs.arrays:
@@ -73,15 +72,15 @@ def readable(inputs: Inputs, rate: float) -> Inputs:
     return inputs.replace(rate=rate, training=True, query=x, key=x, value=x, **arrays)
 
 
-def twice(output: np.ndarray, inputs: Inputs) -> np.ndarray:
-    """An output of `readable` inputs, or its bound, as (B, Lq, H, 2, Lk)."""
+def two_copies(output: np.ndarray, inputs: Inputs) -> np.ndarray:
+    """An output for the inputs of `showing_weights`, or its bound, as (B, Lq, H, 2, Lk)."""
     s = inputs.sizes
     if not inputs.operator.is_layer:
         output = output.swapaxes(1, 2)
     return output.reshape(s.B, s.Lq, s.H, 2, s.Lk)
 
 
-def tail(n: int, p: float, count: int) -> float:
+def two_sided_tail(n: int, p: float, count: int) -> float:
     """Two-sided tail probability of `count` successes out of `n` with probability `p`."""
     from scipy.special import bdtr, bdtrc
 
@@ -90,7 +89,7 @@ def tail(n: int, p: float, count: int) -> float:
 
 def expect_probable(n: int, p: float, count: int, what: str) -> None:
     """Raise Deviation "dropout" if `count` out of `n` is less likely than `FALSE_ALARM`."""
-    chance = tail(n, p, count)
+    chance = two_sided_tail(n, p, count)
     if chance < FALSE_ALARM:
         message = f"{what}: {count} of {n}, expected {p:.4g} of them"
         raise Deviation("dropout", f"{message}; the chance of that is {chance:.1g}", where=(what,))
@@ -99,112 +98,116 @@ def expect_probable(n: int, p: float, count: int, what: str) -> None:
 def kept_weights(
     cell: Cell, inputs: Inputs, path: str = "", call: PreparedCall | None = None
 ) -> np.ndarray:
-    """Which attended weights were kept, boolean (B, Lq, H, Lk).
+    """The attended weights that dropout kept, boolean (B, Lq, H, Lk).
 
-    Uses the prepared `call` of a `path`, if given. Raises Deviation if a kept weight is wrong.
+    `call` is the call of the code path `path`, by default that of `inputs`. Raises Deviation for wrong
+    weights.
     """
     answer = cell.run(inputs) if call is None else cell.read(cell.call(call), inputs, call)
-    both = twice(answer.values, inputs)
+    copies = two_copies(answer.values, inputs)
     prefix = f"{path}: " if path else ""
-    if not np.array_equal(both[:, :, :, 0], both[:, :, :, 1]):
+    if not np.array_equal(copies[:, :, :, 0], copies[:, :, :, 1]):
         raise Deviation("dropout", f"{prefix}two features of one value are not dropped together")
-    got, attended = both[:, :, :, 0], attended_of(inputs)
+    got, attended = copies[:, :, :, 0], attended_pairs(inputs)
     want = attended / (attended.sum(-1, keepdims=True) * (1.0 - inputs.rate))
     # Weight, rescaling and the product with ones add at most three roundings to the bound.
-    limit = twice(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
+    limit = two_copies(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
     limit = limit / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
-    zero, whole = got == 0, attended & (np.abs(got - want) <= limit)
-    _expect(
-        zero | whole,
+    dropped, kept = got == 0, attended & (np.abs(got - want) <= limit)
+    _expect_everywhere(
+        dropped | kept,
         lambda at: (
             f"{prefix}a kept weight is {float(got[at]):.6g}, expected 0 or {want[at]:.6g} = weight / "
             "(1 - rate)"
         ),
-        lambda: _wrong_weights(got, want),
+        lambda: _weight_fault(got, want),
     )
-    return whole
+    return kept
 
 
-def _wrong_weights(got: np.ndarray, want: np.ndarray) -> str:
-    """What is wrong with the weights that were kept, in which faults differ."""
-    # A row that lost all its keys may be NaN.
-    rows = got.sum(-1)[got.any(-1) & np.isfinite(got).all(-1)]
+def _weight_fault(got: np.ndarray, want: np.ndarray) -> str:
+    """The fault of wrong kept weights in a few words, which tell deviations apart."""
+    # A row whose keys were all dropped may be NaN.
+    sums = got.sum(-1)[got.any(-1) & np.isfinite(got).all(-1)]
     weights = (got != 0) & (want != 0)
     if weights.sum() == (want != 0).sum():
         return "nothing is dropped"
-    if np.abs(rows - 1).max(initial=0.0) < 1 / 64:
+    if np.abs(sums - 1).max(initial=0.0) < 1 / 64:
         return "rows sum to 1"
     return f"{np.median(got[weights] / want[weights]):.2g} times the weight"
 
 
-def attended_of(inputs: Inputs) -> np.ndarray:
+def attended_pairs(inputs: Inputs) -> np.ndarray:
     """The attended pairs, (B, Lq, H, Lk)."""
     s = inputs.sizes
     pairs = np.broadcast_to(inputs.attends, (s.B, s.H, s.Lq, s.Lk))
     return pairs.transpose(0, 2, 1, 3)
 
 
-def _expect(
+def _expect_everywhere(
     right: np.ndarray,
     message: Callable[[tuple[int, ...]], str],
-    wrong: Callable[[], str] | None = None,
+    fault: Callable[[], str] | None = None,
 ) -> None:
-    """Raise Deviation "dropout" with the message for the first wrong place, and all that is `wrong`."""
+    """Raise Deviation "dropout" unless every element is `right`. `message` describes the first wrong
+    element, by its index, and `fault` all wrong elements."""
     if not right.all():
-        at = tuple(int(i) for i in np.argwhere(~right)[0])
-        text = f"{message(at)}; {int((~right).sum())} of {right.size}"
-        raise Deviation("dropout", text, where=(wrong(),) if wrong else ())
+        index = tuple(int(i) for i in np.argwhere(~right)[0])
+        text = f"{message(index)}; {int((~right).sum())} of {right.size}"
+        raise Deviation("dropout", text, where=(fault(),) if fault else ())
 
 
 @check(CASES, ("dropout",))
 def test_dropout(cell: Cell) -> None:
     pattern, rate = cell.implementation.declared.dropout, RATE
-    inputs = readable(cell.inputs, rate)
+    inputs = showing_weights(cell.inputs, rate)
     first = kept_weights(cell, inputs)
     heads = first.shape[2]
-    alone = first[:1, :, :1] if pattern == "shared" else first
-    if pattern == "shared" and not (first == alone).all():
+    independent = first[:1, :, :1] if pattern == "shared" else first
+    if pattern == "shared" and not (first == independent).all():
         raise Deviation(
             "dropout", "expected the declared one pattern for all samples and heads, got several"
         )
-    expect_probable(alone.size, 1 - rate, int(alone.sum()), "weights kept")
+    expect_probable(independent.size, 1 - rate, int(independent.sum()), "weights kept")
     pairs = {
-        "queries": (alone[:, ::2], alone[:, 1::2]),
-        "keys": (alone[..., ::2], alone[..., 1::2]),
+        "queries": (independent[:, ::2], independent[:, 1::2]),
+        "keys": (independent[..., ::2], independent[..., 1::2]),
     }
     if pattern == "elements":
         pairs["samples"] = first[::2], first[1::2]
         if heads > 1:
             pairs["heads"] = first[:, :, 0], first[:, :, -1]
-    alike = rate**2 + (1 - rate) ** 2
-    for what, (one, other) in pairs.items():
-        expect_probable(one.size, alike, int((one == other).sum()), f"equal between two {what}")
+    chance = rate**2 + (1 - rate) ** 2  # both weights of a pair are kept, or both are dropped
+    for what, (half_1, half_2) in pairs.items():
+        equal = int((half_1 == half_2).sum())
+        expect_probable(half_1.size, chance, equal, f"equal between two {what}")
     if not np.array_equal(kept_weights(cell, inputs), first):
         raise Deviation("dropout", "the same seed gave another pattern")
     if np.array_equal(kept_weights(cell, inputs.replace(dropout_seed=1)), first):
         raise Deviation("dropout", "another seed gave the same pattern")
     for masked in with_masks(cell, inputs):
-        got = twice(cell.run(masked).values, masked)[:, :, :, 0]
-        if got[~attended_of(masked)].any():
+        got = two_copies(cell.run(masked).values, masked)[:, :, :, 0]
+        if got[~attended_pairs(masked)].any():
             raise Deviation("leak", "with dropout, a hidden pair has a weight")
     if inputs.operator.is_layer:
         return
     half = inputs.select("q", slice(0, inputs.sizes.Lq // 2))
-    last = half.replace(mask=parse_mask("causalbr"), form="native")
-    for called in (inputs, *with_masks(cell, inputs), last):
-        if cell.implementation.missing(called.needs) is None:
-            expect_dropping_paths(cell, called)
+    bottom_right = half.replace(mask=parse_mask("causalbr"), form="native")
+    for problem in (inputs, *with_masks(cell, inputs), bottom_right):
+        if cell.implementation.missing(problem.needs) is None:
+            expect_dropout_in_paths(cell, problem)
 
 
-def expect_dropping_paths(cell: Cell, inputs: Inputs) -> None:
-    """Every path of the implementation drops and scales the attended weights."""
-    attended = attended_of(inputs)
+def expect_dropout_in_paths(cell: Cell, inputs: Inputs) -> None:
+    """Judge every code path of the implementation: it drops and scales the attended weights."""
+    attended = attended_pairs(inputs)
     shared = cell.implementation.declared.dropout == "shared"
-    one = (slice(1), slice(None), slice(1)) if shared else ...
+    # A shared pattern is counted once: for one sample and one head.
+    counted = (slice(1), slice(None), slice(1)) if shared else ...
     for name, prepared in cell.implementation.paths(inputs).items():
-        whole, of = kept_weights(cell, inputs, name, prepared)[one], attended[one]
-        count = int(whole.sum())
-        expect_probable(int(of.sum()), 1 - inputs.rate, count, f"weights kept by {name}")
+        kept = kept_weights(cell, inputs, name, prepared)[counted]
+        total, count = int(attended[counted].sum()), int(kept.sum())
+        expect_probable(total, 1 - inputs.rate, count, f"weights kept by {name}")
 
 
 def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
@@ -217,26 +220,26 @@ def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
 @check(CASES, ("dropout",))
 def test_dropout_off(cell: Cell) -> None:
     """In evaluation, and at rate 0, dropout changes nothing, with or without masks. At rate 1 the
-    output is zero; a person's layer may refuse this rate, and is not asked."""
+    output is zero; user code may refuse this rate, and is not tested at it."""
     inputs = cell.inputs
-    for plain in (inputs, *with_masks(cell, inputs)):
+    for no_dropout in (inputs, *with_masks(cell, inputs)):
         for what, changed in (
-            ("in evaluation", plain.replace(rate=0.5)),
-            ("at rate 0", plain.replace(rate=0.0, training=True)),
+            ("in evaluation", no_dropout.replace(rate=0.5)),
+            ("at rate 0", no_dropout.replace(rate=0.0, training=True)),
         ):
             try:
-                cell.judge(cell.run(changed), plain)
+                cell.judge(cell.run(changed), no_dropout)
             except Deviation as deviation:
                 message = f"{what}: {deviation.message}"
                 raise Deviation(deviation.kind, message, where=(what,)) from deviation
     if cell.implementation.declared.is_user_code:
         return
-    got = cell.run(readable(inputs, 1.0)).values
+    got = cell.run(showing_weights(inputs, 1.0)).values
     if (got != 0).any():
         raise Deviation("dropout", f"at rate 1 an output is {float(got[got != 0][0])!r}, not 0")
 
 
-@check(OF_ATTENTION, ("gradient", "dropout"))
+@check(ATTENTION_CASES, ("gradient", "dropout"))
 def test_dropout_gradients(cell: Cell) -> None:
     """The gradients use the same dropout pattern as the output of the same seed.
 
@@ -244,53 +247,55 @@ def test_dropout_gradients(cell: Cell) -> None:
     P dP): dV = M^T P dO / (1 - rate), dQ = scale dS K, dK = scale dS^T Q. Weights are uniform if
     queries or keys are zero, so dQ is tested with nonzero keys, and dK with nonzero queries.
     """
-    fmt, dO = cell.dtype, round_to(cell.cotangent, cell.dtype).astype(float)
-    seen = readable(cell.inputs, RATE)
-    factor = kept_weights(cell, seen).transpose(0, 2, 1, 3) / (1.0 - RATE)  # (B, H, Lq, Lk)
-    s = seen.sizes
+    dtype, dO = cell.dtype, round_to(cell.cotangent, cell.dtype).astype(float)
+    dropped = showing_weights(cell.inputs, RATE)
+    factor = kept_weights(cell, dropped).transpose(0, 2, 1, 3) / (1.0 - RATE)  # (B, H, Lq, Lk)
+    s = dropped.sizes
     # Roundings: dot products, two sums over keys, one over queries, softmax, rescaling, scale, store.
-    relative = gamma(s.Dv + 2 * s.Lk + s.Lq + 16, fmt.unit_roundoff)
-    for name, other in (("query", "key"), ("key", "query")):
-        operand = round_to(getattr(cell.inputs, other), fmt).astype(float)
-        inputs = seen.replace(**{other: operand})
+    relative = gamma(s.Dv + 2 * s.Lk + s.Lq + 16, dtype.unit_roundoff)
+    for name, partner in (("query", "key"), ("key", "query")):
+        operand = round_to(getattr(cell.inputs, partner), dtype).astype(float)
+        inputs = dropped.replace(**{partner: operand})
         _, got = vjp(cell, inputs, (name, "value"))
         for wrt in (name, "value"):
-            want = _gradient(wrt, [dO, seen.value, factor, operand], seen.effective_scale, -1)
-            magnitudes = [np.abs(x) for x in (dO, seen.value, factor, operand)]
-            limit = relative * _gradient(wrt, magnitudes, seen.effective_scale, 1)
+            arrays = [dO, dropped.value, factor, operand]
+            want = _uniform_gradient(wrt, arrays, dropped.effective_scale, -1)
+            magnitudes = [np.abs(x) for x in arrays]
+            limit = relative * _uniform_gradient(wrt, magnitudes, dropped.effective_scale, 1)
             _expect_within(got[wrt], want, limit, f"the gradient of the {wrt}")
 
 
-RECOMPUTED = asked("sdpa/none/mha/f32/b32h2q4k4d8")
+RECOMPUTED_CASES = asked("sdpa/none/mha/f32/b32h2q4k4d8")
 
 
-@check(RECOMPUTED, ("gradient", "dropout"), compiled=RECOMPUTED)
+@check(RECOMPUTED_CASES, ("gradient", "dropout"), compiled=RECOMPUTED_CASES)
 def test_dropout_recomputed(cell: Cell) -> None:
     """Forward and backward pass have one pattern if the backward pass computes the forward pass again: in
     checkpoints, and in compiled programs that keep fewer activations."""
-    plain, compilers = readable(cell.inputs, 0.0), cell.implementation.backend.compilers
+    inputs, compilers = showing_weights(cell.inputs, 0.0), cell.implementation.backend.compilers
     compiler = getattr(cell.implementation, "compiler", "")
     eager = getattr(cell.implementation, "inner", cell.implementation)
-    prepared = eager.prepare(plain.replace(training=False))
+    prepared = eager.prepare(inputs.replace(training=False))
     calls = compilers.recomputed(prepared, RATE, compiler)
     if not calls:
         raise NotApplicable("no call is computed again in a backward pass")
-    fmt, dO = cell.dtype, round_to(cell.cotangent, cell.dtype).astype(float)
-    relative = gamma(plain.sizes.Lk + plain.sizes.Lq + 16, fmt.unit_roundoff)
+    dO = round_to(cell.cotangent, cell.dtype).astype(float)
+    relative = gamma(inputs.sizes.Lk + inputs.sizes.Lq + 16, cell.dtype.unit_roundoff)
     for name, call in calls.items():
-        answer, got = vjp(cell, plain, ("value",), prepared=call)
-        whole = twice(answer.values, plain)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
-        expect_probable(whole.size, 1 - RATE, int(whole.sum()), f"{name}: weights kept")
+        answer, got = vjp(cell, inputs, ("value",), prepared=call)
+        kept = two_copies(answer.values, inputs)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
+        expect_probable(kept.size, 1 - RATE, int(kept.sum()), f"{name}: weights kept")
+        factor = kept / (1.0 - RATE)
         want, limit = (
-            _gradient("value", [abs_of(dO), plain.value, whole / (1.0 - RATE), plain.key], 1.0, 1)
-            for abs_of in (np.asarray, np.abs)
+            _uniform_gradient("value", [array, inputs.value, factor, inputs.key], 1.0, 1)
+            for array in (dO, np.abs(dO))
         )
         _expect_within(got["value"], want, relative * limit, f"{name}: the gradient of the value")
 
 
-def _gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np.ndarray:
-    """The gradient of one operand for uniform weights times a factor, from dO, V, the factor and the
-    operand.
+def _uniform_gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np.ndarray:
+    """The gradient of `wrt` for uniform weights times a factor. `arrays` are dO, V, the factor, and the
+    key for the query's gradient or the query for the key's.
 
     Called with magnitudes and `sign` 1, returns the size that rounding errors are relative to.
     """
@@ -305,7 +310,7 @@ def _gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np
 
 def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
     """Raise Deviation "dropout" if a number exceeds its limit or is NaN."""
-    _expect(
+    _expect_everywhere(
         np.abs(got - want) <= limit,
         lambda at: (
             f"{what} at {at}: got {float(got[at]):.6g}, expected {want[at]:.6g} within {limit[at]:.2g}"
@@ -313,7 +318,7 @@ def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: s
     )
 
 
-@check(OF_ATTENTION, ("dropout",))
+@check(ATTENTION_CASES, ("dropout",))
 def test_dropout_mean(cell: Cell) -> None:
     """The mean over many seeds is the output without dropout, for any weights.
 
@@ -324,13 +329,14 @@ def test_dropout_mean(cell: Cell) -> None:
     """
     from scipy.special import softmax
 
-    plain = cell.inputs
+    inputs = cell.inputs
     outputs = [
-        cell.run(plain.replace(rate=MEAN_RATE, training=True, dropout_seed=n)).values
+        cell.run(inputs.replace(rate=MEAN_RATE, training=True, dropout_seed=n)).values
         for n in range(SEEDS)
     ]
-    q, k, v = (round_to(x, cell.dtype).astype(float) for x in (plain.query, plain.key, plain.value))
-    weights = softmax(plain.effective_scale * q @ k.swapaxes(-1, -2), axis=-1)
+    operands = (inputs.query, inputs.key, inputs.value)
+    q, k, v = (round_to(x, cell.dtype).astype(float) for x in operands)
+    weights = softmax(inputs.effective_scale * q @ k.swapaxes(-1, -2), axis=-1)
     terms = np.abs(weights[..., None] * v[:, :, None])  # (B, H, Lq, Lk, Dv)
     variance = SEEDS * (terms**2).sum(-2) * MEAN_RATE / (1 - MEAN_RATE)
     largest = terms.max(-2) * max(1.0, MEAN_RATE / (1 - MEAN_RATE))
@@ -338,6 +344,6 @@ def test_dropout_mean(cell: Cell) -> None:
     third = exponent * largest / 3
     spread = third + np.sqrt(third**2 + 2 * exponent * variance)
     # Kept terms and their errors grow by 1 / (1 - rate), with two more roundings each.
-    rounding = cell.bound(plain) + 2 * cell.dtype.unit_roundoff * terms.sum(-2)
+    rounding = cell.bound(inputs) + 2 * cell.dtype.unit_roundoff * terms.sum(-2)
     limit = spread / SEEDS + rounding / (1 - MEAN_RATE)
     _expect_within(np.mean(outputs, 0), weights @ v, limit, f"the mean over {SEEDS} seeds")

@@ -9,23 +9,23 @@ from attention_conformance.suite.judge.verdict import Deviation, HarnessError
 from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase, of_questions
 from attention_conformance.suite.spec.operator import MODES
 
-ROWS = (
+COMPILED_QUESTIONS = (
     "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
     "padded-sample-gradient", "causal-with-mask", "causal-alignment",
 )  # fmt: skip
-"""Questions for compiled implementations: answers that a compiler's rewriting may change."""
+"""Questions for compiled implementations: a compiler's rewriting may change their answers."""
 
 
-def of_frameworks(level: str) -> list[ElectionCase]:
-    """The questions that frameworks' own implementations are asked."""
-    others = [name for name in QUESTIONS if name not in MODES]
-    return of_questions(others, "own")(level) + of_questions(MODES, "own, modes")(level)
+def cases_of_frameworks(level: str) -> list[ElectionCase]:
+    """The election cases of a level for frameworks' own implementations."""
+    ordinary = [name for name in QUESTIONS if name not in MODES]
+    return of_questions(ordinary, "own")(level) + of_questions(MODES, "own, modes")(level)
 
 
 @check(
     of_questions(),
-    compiled=of_questions(ROWS, "compiled"),
-    builtin_cases=of_frameworks,
+    compiled=of_questions(COMPILED_QUESTIONS, "compiled"),
+    builtin_cases=cases_of_frameworks,
     single_answer=True,
 )
 def test_election(cell: Cell) -> None:
@@ -40,8 +40,8 @@ def test_election(cell: Cell) -> None:
     )
     if declared is not None and declared != observed:
         raise Deviation("election", f"{question.text}: declared {declared}, observed {observed}")
-    holds = cell.implementation.declared.drop_in and not question.accidental
-    if declared is None and holds and native not in ("", observed):
+    must_agree = cell.implementation.declared.drop_in and not question.accidental
+    if declared is None and must_agree and native not in ("", observed):
         raise Deviation(
             "election",
             f"{question.text}: {observed}; the framework's own attention, for which it stands in: "

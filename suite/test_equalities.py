@@ -21,40 +21,41 @@ from attention_conformance.suite.spec.masks import Causal, Window
 from attention_conformance.suite.spec.recipes import generator
 
 Undo = Callable[[np.ndarray], np.ndarray]
+"""A function that maps an output of the second form to the order of the first."""
 
 
-def same(array: np.ndarray) -> np.ndarray:
+def as_is(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def expect_equal(cell: Cell, one: Inputs, other: Inputs, what: str, undo: Undo = same) -> None:
-    """Two forms agree within the sum of their bounds; `undo` maps the second output to the form of the
-    first.
+def expect_equal(cell: Cell, first: Inputs, second: Inputs, what: str, undo: Undo = as_is) -> None:
+    """Compare the outputs for two forms of one problem, within the sum of their bounds; `undo` maps the
+    second output to the order of the first. Raises Deviation.
 
     A layer that makes its own parameters has no bounds, so it is tested in float64 only, to float32's
     roundoff of the largest output. Rounding errors are 2^29 times smaller, and faults are larger.
     """
-    own = not cell.implementation.declared.takes_parameters
-    if own and cell.dtype.name != "f64":
+    makes_parameters = not cell.implementation.declared.takes_parameters
+    if makes_parameters and cell.dtype.name != "f64":
         raise NotApplicable(
             "the layer makes its own parameters: forms are compared in float64 only"
         )
-    first = cell.run(one).values.copy()
-    second = undo(cell.run(other).values)
-    if own:
-        size = np.abs(first).max(initial=0.0) * DTYPES["f32"].unit_roundoff
-        limit = np.full(first.shape, size)
+    output = cell.run(first).values.copy()
+    other_output = undo(cell.run(second).values)
+    if makes_parameters:
+        size = np.abs(output).max(initial=0.0) * DTYPES["f32"].unit_roundoff
+        limit = np.full(output.shape, size)
     else:
-        limit = cell.bound(one) + undo(cell.bound(other))
-    expect_close(second, first, limit, what)
+        limit = cell.bound(first) + undo(cell.bound(second))
+    expect_close(other_output, output, limit, what)
 
 
-def reordered(inputs: Inputs, letter: str, order: np.ndarray) -> Undo:
-    """A function that undoes a new order of the axis `letter` in an output; outputs without this axis
-    stay."""
+def undo_order(inputs: Inputs, letter: str, order: np.ndarray) -> Undo:
+    """A function that undoes a new order of the axis `letter` in an output; it changes nothing if the
+    output does not have this axis."""
     axes = inputs.operator.outputs(inputs.case)["output"]
-    back = np.argsort(order)
-    return (lambda a: np.take(a, back, axes.index(letter))) if letter in axes else same
+    inverse = np.argsort(order)
+    return (lambda a: np.take(a, inverse, axes.index(letter))) if letter in axes else as_is
 
 
 @check(
@@ -81,9 +82,9 @@ def test_boolean_equals_additive(cell: Cell) -> None:
 def test_mask_ranks(cell: Cell) -> None:
     """A mask of smaller broadcast rank equals the same mask expanded to (B, H, Lq, Lk)."""
     s = cell.inputs.sizes
-    full = np.broadcast_to(np.asarray(cell.inputs.dense_mask), (s.B, s.H, s.Lq, s.Lk)).copy()
+    expanded = np.broadcast_to(np.asarray(cell.inputs.dense_mask), (s.B, s.H, s.Lq, s.Lk)).copy()
     expect_equal(
-        cell, cell.inputs, cell.inputs.with_dense(mask_array=full), "broadcast and full mask"
+        cell, cell.inputs, cell.inputs.with_dense(mask_array=expanded), "broadcast and full mask"
     )
 
 
@@ -142,8 +143,8 @@ def test_key_permutation(cell: Cell) -> None:
     inputs = cell.inputs
     order = generator(cell.case.id + "/order", cell.seed).permutation(inputs.sizes.Lk)
     if inputs.self_attention:
-        other = inputs.select("k", order, "q")
-        expect_equal(cell, inputs, other, "permuted tokens", reordered(inputs, "q", order))
+        permuted = inputs.select("k", order, "q")
+        expect_equal(cell, inputs, permuted, "permuted tokens", undo_order(inputs, "q", order))
     else:
         expect_equal(cell, inputs, inputs.select("k", order), "permuted keys")
 
@@ -162,7 +163,7 @@ def test_batch_independence(cell: Cell) -> None:
     inputs = cell.inputs
     order = np.arange(inputs.sizes.B)[::-1]
     expect_equal(
-        cell, inputs, inputs.select("b", order), "reversed batch", reordered(inputs, "b", order)
+        cell, inputs, inputs.select("b", order), "reversed batch", undo_order(inputs, "b", order)
     )
 
 
@@ -182,8 +183,8 @@ def test_head_independence(cell: Cell) -> None:
         raise NotApplicable("the layer makes its own parameters, so heads cannot be permuted")
     groups = np.arange(s.Hkv)[::-1]
     order = np.arange(s.H).reshape(s.Hkv, -1)[::-1].ravel()
-    other = inputs.select("g", groups).select("h", order)
-    expect_equal(cell, inputs, other, "reversed heads", reordered(inputs, "h", order))
+    permuted = inputs.select("g", groups).select("h", order)
+    expect_equal(cell, inputs, permuted, "reversed heads", undo_order(inputs, "h", order))
 
 
 @check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
@@ -192,8 +193,8 @@ def test_padding_invariance(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     rng = generator(cell.case.id + "/padding", cell.seed)
     # Copies of existing keys: exact in the dtype, and of normal size, so a fault would use them.
-    more = rng.integers(0, s.Lk, 9)
-    key, value = (np.concatenate([x, x[:, :, more]], 2) for x in (inputs.key, inputs.value))
+    copied = rng.integers(0, s.Lk, 9)
+    key, value = (np.concatenate([x, x[:, :, copied]], 2) for x in (inputs.key, inputs.value))
     visible = np.ones((s.Lq, s.Lk), bool) if inputs.dense_mask is None else inputs.dense_mask
     mask = np.concatenate([visible, np.zeros((*visible.shape[:-1], 9), bool)], -1)
     expect_equal(
@@ -205,13 +206,14 @@ def test_padding_invariance(cell: Cell) -> None:
 def test_wide_window(cell: Cell) -> None:
     """A window at least as wide as the sequence equals no window, or causal if the window ends at 0."""
     window = cell.inputs.mask
-    ends = isinstance(window, Window) and window.right == 0
-    plain = cell.inputs.replace(mask=Causal() if ends else None)
-    if (cell.inputs.attends != plain.attends).any():
+    ends_at_query = isinstance(window, Window) and window.right == 0
+    unwindowed = cell.inputs.replace(mask=Causal() if ends_at_query else None)
+    if (cell.inputs.attends != unwindowed.attends).any():
         raise NotApplicable("in these sizes the window is narrower than the sequence")
-    if ends and elections.alignment(plain, cell.implementation) not in ("", "top-left"):
+    alignment = elections.alignment(unwindowed, cell.implementation) if ends_at_query else ""
+    if alignment not in ("", "top-left"):
         raise NotApplicable("a window that ends at 0 has another alignment than the causal flag")
-    expect_equal(cell, cell.inputs, plain, "wide window and none")
+    expect_equal(cell, cell.inputs, unwindowed, "wide window and none")
 
 
 @check(
@@ -250,7 +252,7 @@ def test_equal_rows(cell: Cell) -> None:
     mask = inputs.dense_mask
     if mask is not None:
         mask = np.broadcast_to(mask[..., -1:, :], mask.shape).copy()
-    alike = inputs.with_dense(query=query, mask_array=mask)
-    got = cell.run(alike).values
+    equal_rows = inputs.with_dense(query=query, mask_array=mask)
+    got = cell.run(equal_rows).values
     want = np.broadcast_to(got[:, :, :1], got.shape)
-    expect_close(got, want, 2 * cell.bound(alike), "equal rows")
+    expect_close(got, want, 2 * cell.bound(equal_rows), "equal rows")

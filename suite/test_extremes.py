@@ -14,13 +14,13 @@ from attention_conformance.suite.spec.recipes import generator
 
 
 def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """Every element equals the expected one; a zero may have either sign."""
+    """Raise Deviation unless every element equals the expected one; a zero may have either sign."""
     wrong = ~(got == want)
     if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        index = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise Deviation(
             "value",
-            f"{what}: element {at} is {float(got[at])!r}, must be exactly {float(want[at])!r}; "
+            f"{what}: element {index} is {float(got[index])!r}, must be exactly {float(want[index])!r}; "
             f"{int(wrong.sum())} of {wrong.size} elements differ",
         )
 

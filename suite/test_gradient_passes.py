@@ -30,14 +30,14 @@ from attention_conformance.suite.judge.verdict import Deviation
 from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
 from attention_conformance.suite.spec.inputs import draw_tangents
 from attention_conformance.suite.spec.vocabulary import OPERANDS
-from attention_conformance.suite.test_gradients import ALONE
-from attention_conformance.suite.test_stateless import changed, stale
+from attention_conformance.suite.test_gradients import ATTENTION
+from attention_conformance.suite.test_stateless import as_stale, with_other_values
 
 GROUPED = "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"
 """Gradients of keys and values are sums over heads, which kernels may keep in a workspace."""
 
 CASES = with_plain(
-    Ask(*ALONE, GROUPED, *plain("layer-norm"), dtypes="growing"),
+    Ask(*ATTENTION, GROUPED, *plain("layer-norm"), dtypes="growing"),
     Ask(*plain("packed"), dtypes="growing", since="standard"),
     dtypes="growing",
     keep=lambda case: bool(case.operator.asks.gradients),
@@ -46,88 +46,96 @@ CASES = with_plain(
 
 @check(CASES, ("gradient",))
 def test_gradient_passes(cell: Cell) -> None:
-    """Two forward passes before the first backward pass; then the first one has a second backward pass,
-    a third with another cotangent, and a fourth after its output was changed in place, which may raise.
-    Operands are no leaves if the framework has leaves."""
+    """Two forward passes, then five backward passes: of the first, of the second, twice more of the
+    first, the second time with another cotangent, and of the first after its output was changed in place.
+
+    The last one may raise. Operands are results of other operations if the framework tells leaves from
+    results.
+    """
     backend = cell.implementation.backend
-    inputs, other = cell.inputs, changed(cell.inputs)
+    inputs, changed = cell.inputs, with_other_values(cell.inputs)
     if inputs.operator.option("scale") and cell.implementation.missing(["scale"]) is None:
-        other = other.replace(scale=2.5)
-    (first, names), (second, _) = (asked_of(cell, each) for each in (inputs, other))
+        changed = changed.replace(scale=2.5)
+    (first, names), (second, _) = (asked_of(cell, problem) for problem in (inputs, changed))
     if not cell.implementation.declared.takes_parameters:
         names = [name for name in names if name in OPERANDS]
     cotangents = cell.cotangent, -2.0 * np.flip(cell.cotangent, 0)
 
-    def native(cotangent: np.ndarray) -> Any:
+    def in_framework(cotangent: np.ndarray) -> Any:
+        """The cotangent as an array of the framework."""
         values = native_cotangent(cotangent, inputs, first)
         return backend.memory.arranged(values, cell.dtype, "contiguous")
 
-    def passes() -> list[Any]:
-        (out, pull), (other_out, later) = (
+    def gradients_of_passes() -> list[Any]:
+        """The gradients of each backward pass, in the order of `expectations`."""
+        (output, pullback), (other_output, other_pullback) = (
             backend.pullback(call, names) for call in (first, second)
         )
-        turns = ((pull, 0), (later, 0), (pull, 0), (pull, 1))
-        gradients = [f(native(cotangents[n])) for f, n in turns]
-        if backend.memory.overwrite(out, other_out):
+        order = ((pullback, 0), (other_pullback, 0), (pullback, 0), (pullback, 1))
+        gradients = [backward(in_framework(cotangents[n])) for backward, n in order]
+        if backend.memory.overwrite(output, other_output):
             try:
-                gradients.append(pull(native(cotangents[1])))
+                gradients.append(pullback(in_framework(cotangents[1])))
             except ENDS:
                 raise
             except Exception:
                 pass  # the framework sees the change
         return gradients
 
-    asks = (
+    expectations = (
         ("after a second forward pass", inputs, first, 0),
-        ("of the second forward pass", other, second, 0),
+        ("of the second forward pass", changed, second, 0),
         ("by a second backward pass", inputs, first, 0),
         ("by a backward pass with another cotangent", inputs, first, 1),
         ("after the output was changed in place", inputs, first, 1),
     )
-    for (what, problem, call, n), gradients in zip(asks, cell.attempt(passes), strict=False):
-        read = read_gradients(cell, gradients, problem, call, names)
-        with stale(what):
-            judge_gradients(cell, read, problem, cotangents[n])
+    for (what, problem, call, n), gradients in zip(
+        expectations, cell.attempt(gradients_of_passes), strict=False
+    ):
+        arrays = read_gradients(cell, gradients, problem, call, names)
+        with as_stale(what):
+            judge_gradients(cell, arrays, problem, cotangents[n])
     expect_after_one_sample(cell, names, cotangents[1])
     if inputs.operator.is_default and inputs.mask is None and not cell.dtype.is_half:
-        expect_second(cell, first, native(cotangents[0]))
+        expect_second_derivative(cell, first, in_framework(cotangents[0]))
 
 
 def expect_after_one_sample(cell: Cell, names: Sequence[str], cotangent: np.ndarray) -> None:
-    """Judge gradients of one sample, then of all samples: a workspace of another shape must not count.
+    """Judge gradients of one sample, then of all samples: a workspace of another shape must have no
+    influence. Raises Deviation.
 
-    Arrays without strides are immutable, so their kernels have no workspace. Raises Deviation.
+    Arrays without strides are immutable, so their kernels have no workspace.
     """
-    implementation, one = cell.implementation, cell.inputs.select("b", [0])
-    if not implementation.backend.memory.has_strides or implementation.refuses(one) is not None:
+    implementation, sample = cell.implementation, cell.inputs.select("b", [0])
+    if not implementation.backend.memory.has_strides or implementation.refuses(sample) is not None:
         return
-    of_one = np.resize(cotangent, one.full_shape("output"))
+    sample_cotangent = np.resize(cotangent, sample.full_shape("output"))
     for what, problem, values in (
-        ("of one sample alone", one, of_one),
+        ("of one sample alone", sample, sample_cotangent),
         ("after a pass of one sample", cell.inputs, cotangent),
     ):
-        with stale(what):
+        with as_stale(what):
             judge_gradients(cell, vjp(cell, problem, names, values)[1], problem, values)
 
 
 STEP = 2.0**-17
-"""Of central differences in float64: truncation and rounding errors are about 2^-36."""
+"""The step of central differences in float64: truncation and rounding errors are about 2^-36."""
 
 
-def expect_second(cell: Cell, prepared: PreparedCall, cotangent: Any) -> None:
-    """Compare the gradients of the query's gradient, times a tangent, with differences of the reference.
+def expect_second_derivative(cell: Cell, prepared: PreparedCall, cotangent: Any) -> None:
+    """Compare the VJP of the query's gradient, for a tangent of the query, with central differences of
+    the reference. Raises Deviation.
 
-    An error of the framework is right, too. No bound is derived: half of the digits must agree. Raises
-    Deviation.
+    A framework may raise an error instead. No bound is derived: half of the digits must agree.
     """
     backend, inputs = cell.implementation.backend, cell.inputs
     tangent = draw_tangents(inputs.case, ("query",), cell.seed)["query"]
 
     call = backend.compilers.gradient(prepared, "query", cotangent)
-    along = swap_heads_and_length(tangent, prepared)
+    native_tangent = swap_heads_and_length(tangent, prepared)
     try:
         _, native = backend.vjp(
-            call, OPERANDS, backend.memory.arranged(along, cell.dtype, "contiguous")
+            call, OPERANDS, backend.memory.arranged(native_tangent, cell.dtype, "contiguous")
         )
     except ENDS:
         raise
@@ -138,8 +146,8 @@ def expect_second(cell: Cell, prepared: PreparedCall, cotangent: Any) -> None:
     except Deviation as error:
         message = f"gradients of the query's gradient: {error.message}; without them it shall raise"
         raise Deviation(error.kind, message) from error
-    moved = (inputs.replace(query=inputs.query + step * tangent) for step in (STEP, -STEP))
-    ahead, behind = (Oracle.vjp(problem, cell.cotangent, cell.rounding) for problem in moved)
+    problems = (inputs.replace(query=inputs.query + step * tangent) for step in (STEP, -STEP))
+    ahead, behind = (Oracle.vjp(problem, cell.cotangent, cell.rounding) for problem in problems)
     for name in OPERANDS:
         want = (ahead.expected[name].value - behind.expected[name].value) / (2 * STEP)
         limit = np.full(want.shape, cell.dtype.unit_roundoff**0.5 * np.abs(want).max(initial=0.0))
@@ -162,9 +170,9 @@ def test_gradient_of_one_array(cell: Cell) -> None:
     """One array as query, key and value: its gradient is the sum of the three."""
     inputs = cell.inputs.replace(key=cell.inputs.query, value=cell.inputs.query)
     prepared, _ = asked_of(cell, inputs)
-    query, *others = (prepared.argument(name) for name in OPERANDS)
-    one = dict.fromkeys(others, prepared.arguments[query])
-    prepared = replace(prepared, arguments=prepared.arguments | one)
+    names = [prepared.argument(name) for name in OPERANDS]
+    one_array = dict.fromkeys(names, prepared.arguments[names[0]])
+    prepared = replace(prepared, arguments=prepared.arguments | one_array)
     answer, gradients = vjp(cell, inputs, ("query",), prepared=prepared)
     cell.judge(answer, inputs)
     expected = Oracle.vjp(inputs, cell.cotangent, cell.rounding).expected

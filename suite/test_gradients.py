@@ -38,11 +38,11 @@ from attention_conformance.suite.spec.catalogue import (
 from attention_conformance.suite.spec.inputs import draw_tangents
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 from attention_conformance.suite.test_masking import (
-    in_constant,
-    last_seen_by_some,
+    influence_roundings,
+    least_attended,
     never_attended,
-    slots_of,
-    touched,
+    rows_touching,
+    slot_mask,
     with_slots,
 )
 
@@ -54,18 +54,20 @@ def test_gradients(cell: Cell) -> None:
     prepared, names = asked_of(cell)
     with keeping_arguments(cell.implementation.backend, prepared, "differentiation"):
         answer, gradients = vjp(cell, wrt=names, prepared=prepared)
-    plain = cell.inputs.replace(returned="none") if cell.inputs.returned != "none" else cell.inputs
-    cell.judge(answer, plain)
+    inputs = cell.inputs
+    # The call that is differentiated returns no weights.
+    cell.judge(answer, inputs if inputs.returned == "none" else inputs.replace(returned="none"))
     judge_gradients(cell, gradients)
 
 
-def biased(case: Case) -> bool:
+def has_bias(case: Case) -> bool:
+    """True if a bias is added to the scores."""
     return not case.operator.is_layer and case.option("bias") not in (None, "none")
 
 
-@check(gradient_cases.where(biased), ("gradient", "gradient-of-bias"))
+@check(gradient_cases.where(has_bias), ("gradient", "gradient-of-bias"))
 def test_gradient_of_bias(cell: Cell) -> None:
-    """Only the bias requires a gradient (pytorch#148476)."""
+    """The gradient of the bias, where only the bias requires a gradient (pytorch#148476)."""
     _, gradients = vjp(cell, wrt=("bias",))
     judge_gradients(cell, gradients)
 
@@ -81,7 +83,7 @@ def test_tangents(cell: Cell) -> None:
     judge_tangent(cell, jvp(cell, tangents), tangents)
 
 
-OF_LSE = (
+LSE_CASES = (
     "sdpa/none/mha/{dt}/b2h3q17k23d8/lse",
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse",
     "sdpa/pad/mha/{dt}/b2h3q17k23d8/lse",
@@ -91,11 +93,14 @@ OF_LSE = (
 
 
 @check(
-    asked(Ask(*OF_LSE[:2], dtypes="growing"), Ask(*OF_LSE[2:], dtypes="growing", since="standard")),
+    asked(
+        Ask(*LSE_CASES[:2], dtypes="growing"),
+        Ask(*LSE_CASES[2:], dtypes="growing", since="standard"),
+    ),
     ("gradient",),
 )
 def test_gradient_of_lse(cell: Cell) -> None:
-    """The log-sum-exp has gradients, as merging of partial outputs needs. Not for fully masked rows."""
+    """The gradient of the log-sum-exp, which merges need, with no cotangent for fully masked rows."""
     if cell.elected("lse-gradient") != "flows":
         raise NotApplicable("by its election the log-sum-exp has no gradient")
     cell.require(cell.inputs)
@@ -105,22 +110,22 @@ def test_gradient_of_lse(cell: Cell) -> None:
     judge_gradients(cell, gradients, cotangent=cotangent, output="lse")
 
 
-ALONE = (
+ATTENTION = (
     "sdpa/none/mha/{dt}/b4h4q4k4d4",
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/bool.bhqk/mha/{dt}/b4h4q4k4d4/dense",
 )
 
 
-def apart(case: Case) -> bool:
+def has_three_arrays(case: Case) -> bool:
     """True if query, key and value are three arrays."""
     return set(OPERANDS) <= case.axes.keys() and not case.option("self_attention")
 
 
-alone = with_plain(Ask(*ALONE, dtypes="growing"), dtypes="growing", keep=apart)
+ALONE = with_plain(Ask(*ATTENTION, dtypes="growing"), dtypes="growing", keep=has_three_arrays)
 
 
-@check(alone, ("gradient",))
+@check(ALONE, ("gradient",))
 def test_gradient_alone(cell: Cell) -> None:
     """Only one operand requires a gradient, or only two. A second gradient equals the first."""
     for names in combinations(OPERANDS, 2):
@@ -128,57 +133,57 @@ def test_gradient_alone(cell: Cell) -> None:
     for name in OPERANDS:
         _, gradients = vjp(cell, wrt=(name,))
         judge_gradients(cell, gradients)
-        _, again = vjp(cell, wrt=(name,))
+        _, repeated = vjp(cell, wrt=(name,))
         if cell.implementation.declared.deterministic:
             what = f"the gradient of the {name} a second time"
-            expect_bitwise(again[name], gradients[name], "not-deterministic", what)
+            expect_bitwise(repeated[name], gradients[name], "not-deterministic", what)
 
 
-@check(alone, ("gradient",))
+@check(ALONE, ("gradient",))
 def test_gradient_cotangents(cell: Cell) -> None:
     """Cotangents that are equal for all samples, and cotangents with one nonzero component."""
-    alike = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
-    single = np.where(np.arange(cell.cotangent.shape[-1]) == 1, cell.cotangent, 0.0)
-    for cotangent in (alike, single):
+    equal_samples = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
+    one_component = np.where(np.arange(cell.cotangent.shape[-1]) == 1, cell.cotangent, 0.0)
+    for cotangent in (equal_samples, one_component):
         _, gradients = vjp(cell, None, OPERANDS, cotangent, "contiguous")
         judge_gradients(cell, gradients, cotangent=cotangent)
 
 
-@check(alone, ("gradient", "strides"))
+@check(ALONE, ("gradient", "strides"))
 def test_gradient_arrangements(cell: Cell) -> None:
     """Cotangents in every memory layout: stride 0, transposed, with gaps; and one number, as from a
     sum."""
-    alike = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
-    number = np.broadcast_to(cell.cotangent.flat[0], cell.cotangent.shape)
-    for arranged, cotangent in (
-        ("expanded", alike),
-        ("scalar", number),
+    equal_samples = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
+    one_number = np.broadcast_to(cell.cotangent.flat[0], cell.cotangent.shape)
+    for arrangement, cotangent in (
+        ("expanded", equal_samples),
+        ("scalar", one_number),
         ("transposed", cell.cotangent),
         ("inner-stride", cell.cotangent),
         ("offset", cell.cotangent),
     ):
-        _, gradients = vjp(cell, None, OPERANDS, cotangent, arranged)
+        _, gradients = vjp(cell, None, OPERANDS, cotangent, arrangement)
         judge_gradients(cell, gradients, cotangent=cotangent)
 
 
-@check(alone, ("gradient",))
+@check(ALONE, ("gradient",))
 def test_gradient_contract(cell: Cell) -> None:
     """Differentiation changes no argument, and gives the same output as without gradients."""
     backend, inputs = cell.implementation.backend, cell.inputs
     prepared, _ = asked_of(cell)
-    shaped = native_cotangent(cell.cotangent, inputs, prepared)
-    native = backend.memory.arranged(shaped, cell.dtype, "reversed")
-    values_before = backend.to_numpy(native).copy()
-    plain = cell.attempt(lambda: prepared.output(prepared.arguments))
-    cell.judge(read_output(cell, plain, inputs, prepared))
+    values = native_cotangent(cell.cotangent, inputs, prepared)
+    cotangent = backend.memory.arranged(values, cell.dtype, "reversed")
+    values_before = backend.to_numpy(cotangent).copy()
+    output = cell.attempt(lambda: prepared.output(prepared.arguments))
+    cell.judge(read_output(cell, output, inputs, prepared))
     with keeping_arguments(backend, prepared, "differentiation"):
-        cell.attempt(lambda: backend.vjp(prepared, OPERANDS, native))
-    if not np.array_equal(backend.to_numpy(native), values_before):
+        cell.attempt(lambda: backend.vjp(prepared, OPERANDS, cotangent))
+    if not np.array_equal(backend.to_numpy(cotangent), values_before):
         raise Deviation("mutated-input", "differentiation changed the cotangent")
 
 
-def hides(case: Case) -> bool:
-    """True if ordinary values are in slots that are hidden from all rows, or from many."""
+def hides_ordinary_values(case: Case) -> bool:
+    """True for attention with a mask over several keys, whose values are ordinary."""
     return (
         case.mask is not None
         and not case.operator.is_layer
@@ -187,7 +192,7 @@ def hides(case: Case) -> bool:
     )
 
 
-@check(gradient_cases.where(hides), ("gradient",))
+@check(gradient_cases.where(hides_ordinary_values), ("gradient",))
 def test_gradient_hidden(cell: Cell) -> None:
     """Other keys and values in hidden slots change no gradient of rows that do not attend them.
 
@@ -202,60 +207,61 @@ def test_gradient_hidden(cell: Cell) -> None:
             "leaks into gradients are seen by bits, and those of two calls may differ"
         )
     slots = never_attended(inputs)
-    nowhere = bool(slots.any())
-    if not nowhere:
-        slots = last_seen_by_some(inputs)
-    if in_constant(cell, slots):
-        changed = with_slots(inputs, slots, lambda x: -2.0 * x, -80.0)
+    unattended = bool(slots.any())
+    if not unattended:
+        slots = least_attended(inputs)
+    if influence_roundings(cell, slots):
+        changed = with_slots(inputs, slots, lambda keys: -2.0 * keys, -80.0)
         judge_gradients(cell, vjp(cell, changed, inputs.operands)[1], changed)
         return
     _, before = vjp(cell, inputs, inputs.operands)
-    for name, (key, value) in poisons(cell, nowhere).items():
+    for description, (key, value) in hidden_values(cell, unattended).items():
         _, after = vjp(cell, with_slots(inputs, slots, key, value), inputs.operands)
-        expect_unmoved(cell, before, after, slots, nowhere, name)
+        expect_gradients_unmoved(cell, before, after, slots, unattended, description)
 
 
-def poisons(cell: Cell, nowhere: bool) -> dict[str, tuple[float, float]]:
-    """Values for hidden keys and values, by name.
+def hidden_values(cell: Cell, unattended: bool) -> dict[str, tuple[float, float]]:
+    """New keys and values for hidden slots: (key, value) by a description.
 
-    NaN is included only if no row attends a slot (`nowhere`), and the election was declared, or
+    NaN is included only if no row attends the slots (`unattended`), and the election was declared, or
     observed for boolean masks.
     """
-    chosen = {"other values": (50.0, -80.0)}
+    values = {"other values": (50.0, -80.0)}
     implementation, inputs = cell.implementation, cell.inputs
-    if not nowhere or implementation.missing(["mask"]) is not None:
-        return chosen
+    if not unattended or implementation.missing(["mask"]) is not None:
+        return values
     if inputs.bias is not None and implementation.declared.merges_mask_into_bias:
-        return chosen  # the mask is -inf in the bias, and NaN - inf is NaN
+        return values  # the mask is -inf in the bias, and NaN - inf is NaN
     blocked = []
     for operand in ("key", "value"):
         question = f"nan-in-masked-{operand}-gradient"
-        known = implementation.elected(question, cell.dtype) or inputs.form == "dense"
-        blocked.append(bool(known) and cell.elected(question) == "blocked")
+        applies = implementation.elected(question, cell.dtype) or inputs.form == "dense"
+        blocked.append(bool(applies) and cell.elected(question) == "blocked")
     if any(blocked):
-        chosen["NaN"] = (np.nan if blocked[0] else 50.0, np.nan if blocked[1] else -80.0)
-    return chosen
+        values["NaN"] = (np.nan if blocked[0] else 50.0, np.nan if blocked[1] else -80.0)
+    return values
 
 
-def expect_unmoved(
+def expect_gradients_unmoved(
     cell: Cell, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray],
-    slots: np.ndarray, nowhere: bool, poison: str,
+    slots: np.ndarray, unattended: bool, poison: str,
 ) -> None:  # fmt: skip
-    """Raise Deviation "leak" if a gradient changed that the hidden slots (B, Hkv, Lk) have no part in.
+    """Raise Deviation "leak" if the hidden slots (B, Hkv, Lk) changed a gradient on which they have no
+    influence.
 
-    If no row attends the slots (`nowhere`), their own gradients must be zero.
+    If no row attends the slots (`unattended`), their own gradients must be zero. `poison` names the new
+    values.
     """
-    judged = ~touched(cell, cell.inputs, slots)[..., None]
-    rows = np.broadcast_to(judged, before["query"].shape)
+    judged = ~rows_touching(cell, cell.inputs, slots)[..., None]
     expect_bitwise(
-        np.where(rows, after["query"], 0.0), np.where(rows, before["query"], 0.0), "leak",
+        np.where(judged, after["query"], 0.0), np.where(judged, before["query"], 0.0), "leak",
         f"the query's gradient, with {poison} in hidden slots",
     )  # fmt: skip
-    if not nowhere:
+    if not unattended:
         return
     for name in cell.inputs.key_operands:
-        places = np.broadcast_to(slots_of(cell.inputs, name, slots), before[name].shape)
-        if (before[name][places] != 0).any() or (after[name][places] != 0).any():
+        hidden = np.broadcast_to(slot_mask(cell.inputs, name, slots), before[name].shape)
+        if (before[name][hidden] != 0).any() or (after[name][hidden] != 0).any():
             raise Deviation("leak", f"a hidden {name} has a nonzero gradient")
         expect_bitwise(
             after[name], before[name], "leak",

@@ -52,21 +52,21 @@ SWITCHES = (1, 8, 16, 32, 64, 128)
 """Numbers of rows at which kernels switch to another tile or kernel."""
 
 CHUNK = 8
-"""Rows of the last chunk of a prefill."""
+"""The number of rows in the last chunk of a prefill."""
 
 
-def long(pattern: str) -> Ask:
-    """Longer cases, at full only."""
+def at_full(pattern: str) -> Ask:
+    """Ask for a longer case, at the level full only."""
     return Ask(pattern, since="full")
 
 
 def expect_within(
     cell: Cell, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str
 ) -> None:
-    """Grade two outputs of one problem. Raise Deviation "unequal" beyond the sum of their bounds, and for
-    other bits than promised ("not-deterministic" for a second call).
+    """Compare two outputs of one problem, and record the worst grade of all comparisons of the cell.
 
-    The cell observes the worst grade of all its comparisons.
+    Raises Deviation "unequal" beyond the sum of their bounds (`limit`), and for other bits if equal bits
+    are promised ("not-deterministic" for a second call).
     """
     other_work = cell.check.name.removeprefix("invariant_")
     before = cell.measured.observed or "bitwise"
@@ -81,12 +81,12 @@ def expect_within(
 
 def rows_of(array: np.ndarray, inputs: Inputs, rows: slice | np.ndarray) -> np.ndarray:
     """Some rows of an output of `inputs`."""
-    place = inputs.operator.outputs(inputs.case)["output"].index("q")
-    return array[(slice(None),) * place + (rows,)]
+    axis = inputs.operator.outputs(inputs.case)["output"].index("q")
+    return array[(slice(None),) * axis + (rows,)]
 
 
-def renewed(inputs: Inputs, unchanged: np.ndarray, axis: str) -> Inputs:
-    """The inputs with negated values along `axis`, except at its indices `unchanged` (boolean).
+def with_negated_values(inputs: Inputs, unchanged: np.ndarray, axis: str) -> Inputs:
+    """The inputs with values negated along `axis`, except at its indices `unchanged` (boolean).
 
     Applies to every array with this axis, except positions and lengths.
     """
@@ -94,74 +94,74 @@ def renewed(inputs: Inputs, unchanged: np.ndarray, axis: str) -> Inputs:
     for name in inputs.arrays:
         if axis not in inputs.axes(name) or name in inputs.operator.array_kinds.constants:
             continue
-        place = inputs.axes(name).index(axis)
-        shape = [-1 if n == place else 1 for n in range(inputs.arrays[name].ndim)]
-        arrays[name] = np.where(unchanged.reshape(shape), inputs.arrays[name], -inputs.arrays[name])
+        array, number = inputs.arrays[name], inputs.axes(name).index(axis)
+        shape = [-1 if n == number else 1 for n in range(array.ndim)]
+        arrays[name] = np.where(unchanged.reshape(shape), array, -array)
     return inputs.replace(**arrays)
 
 
-@check(with_plain(NARROW, *LAYERS, long(LONG)))
+@check(with_plain(NARROW, *LAYERS, at_full(LONG)))
 def test_invariant_rerun(cell: Cell) -> None:
     """A second call gives the same bits, on new copies of the arrays and after a call on other values."""
     inputs = cell.inputs
     first, bound = cell.run().values.copy(), cell.bound(inputs)
     axis = inputs.operator.outputs(inputs.case)["output"][0]
-    other = renewed(inputs, np.zeros(inputs.letters[axis], bool), axis)
+    changed = with_negated_values(inputs, np.zeros(inputs.letters[axis], bool), axis)
     for n in range(4):
         if n == 2:
-            cell.run(other)
-        again = cell.run().values
-        expect_within(cell, again, first, 2 * bound, f"call {n + 2} on the same values")
+            cell.run(changed)
+        output = cell.run().values
+        expect_within(cell, output, first, 2 * bound, f"call {n + 2} on the same values")
 
 
-@check(with_plain(NARROW, *LAYERS, long(LONG), keep=has_axes("b")))
+@check(with_plain(NARROW, *LAYERS, at_full(LONG), keep=has_axes("b")))
 def test_invariant_batch(cell: Cell) -> None:
-    """A sample has the same output alone, at another place in the batch, and beside other samples."""
+    """A sample has the same output alone, at another place in the batch, and among changed samples."""
     inputs, s = cell.inputs, cell.inputs.sizes
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    output, bound = cell.run().values.copy(), cell.bound(inputs)
     order = np.roll(np.arange(s.B), 1)
-    moved = cell.run(inputs.select("b", order)).values
+    permuted = cell.run(inputs.select("b", order)).values
     expect_within(
-        cell, moved, whole[order], 2 * bound[order], "samples at other places in the batch"
+        cell, permuted, output[order], 2 * bound[order], "samples at other places in the batch"
     )
     first = np.arange(s.B) == 0
-    got = cell.run(renewed(inputs, first, "b")).values
-    expect_within(cell, got[:1], whole[:1], 2 * bound[:1], "sample 0 beside other samples")
+    got = cell.run(with_negated_values(inputs, first, "b")).values
+    expect_within(cell, got[:1], output[:1], 2 * bound[:1], "sample 0 beside other samples")
     for b in (0, s.B - 1):
-        place = slice(b, b + 1)
-        alone = inputs.select("b", place)
-        got, limit = cell.run(alone).values, bound[place] + cell.bound(alone)
-        expect_within(cell, got, whole[place], limit, f"sample {b} alone and in a batch of {s.B}")
+        sample = slice(b, b + 1)
+        single = inputs.select("b", sample)
+        got, limit = cell.run(single).values, bound[sample] + cell.bound(single)
+        expect_within(cell, got, output[sample], limit, f"sample {b} alone and in a batch of {s.B}")
 
 
-def counts(Lq: int) -> list[int]:
-    """Numbers of rows to compute alone, around the sizes at which kernels switch.
+def row_counts(Lq: int) -> list[int]:
+    """The numbers of rows to compute alone: around the sizes at which kernels switch.
 
-    At most two if `Lq` is small, because JAX compiles for each.
+    At most two numbers if `Lq` is small, because JAX compiles a program for each.
     """
-    around = [n + d for n in SWITCHES for d in (-1, 0, 1)]
-    return [count for count in ((1, 8) if Lq < 32 else around) if 0 < count < Lq]
+    near_switches = [n + d for n in SWITCHES for d in (-1, 0, 1)]
+    return [count for count in ((1, 8) if Lq < 32 else near_switches) if 0 < count < Lq]
 
 
-@check(with_plain(NARROW, *LAYERS, long(LONG), keep=has_axes("q")))
+@check(with_plain(NARROW, *LAYERS, at_full(LONG), keep=has_axes("q")))
 def test_invariant_rows(cell: Cell) -> None:
-    """A row has the same output among fewer rows (mlx#3573), at another place, and beside other rows."""
+    """A row has the same output among fewer rows (mlx#3573), at another place, and among changed rows."""
     inputs, s = cell.inputs, cell.inputs.sizes
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
-    back = np.arange(s.Lq)[::-1]
-    moved = cell.run(inputs.select("q", back)).values
-    want, limit = (rows_of(x, inputs, back) for x in (whole, 2 * bound))
-    expect_within(cell, moved, want, limit, "rows in reverse order")
+    output, bound = cell.run().values.copy(), cell.bound(inputs)
+    reverse = np.arange(s.Lq)[::-1]
+    reversed_rows = cell.run(inputs.select("q", reverse)).values
+    want, limit = (rows_of(x, inputs, reverse) for x in (output, 2 * bound))
+    expect_within(cell, reversed_rows, want, limit, "rows in reverse order")
     even = slice(0, None, 2)
-    got = cell.run(renewed(inputs, np.arange(s.Lq) % 2 == 0, "q")).values
-    got, want, limit = (rows_of(x, inputs, even) for x in (got, whole, 2 * bound))
+    got = cell.run(with_negated_values(inputs, np.arange(s.Lq) % 2 == 0, "q")).values
+    got, want, limit = (rows_of(x, inputs, even) for x in (got, output, 2 * bound))
     expect_within(cell, got, want, limit, "rows beside other rows")
-    for count in counts(s.Lq):
+    for count in row_counts(s.Lq):
         for rows in (slice(0, count), slice(s.Lq - count, s.Lq)):
-            some = inputs.select("q", rows)
-            got, limit = cell.run(some).values, rows_of(bound, inputs, rows) + cell.bound(some)
+            part = inputs.select("q", rows)
+            got, limit = cell.run(part).values, rows_of(bound, inputs, rows) + cell.bound(part)
             what = f"rows {rows.start} to {rows.stop - 1} alone and among {s.Lq}"
-            expect_within(cell, got, rows_of(whole, inputs, rows), limit, what)
+            expect_within(cell, got, rows_of(output, inputs, rows), limit, what)
 
 
 @check(asked(*THREADED), needs=("threads",))
@@ -177,14 +177,14 @@ def test_invariant_threads(cell: Cell) -> None:
         expect_within(cell, got, answers[0], 2 * bound, f"{count} threads and {THREADS[0]}")
 
 
-def seen_by(inputs: Inputs, row: int) -> int:
+def count_attended_keys(inputs: Inputs, row: int) -> int:
     """Number of keys that a row of a causal problem attends. Keys before the first row are a cache."""
     s = inputs.sizes
     bottom_right = isinstance(inputs.mask, Causal) and inputs.mask.bottom_right
     return row + 1 + (s.Lk - s.Lq if bottom_right else 0)
 
 
-@check(asked(GROWING, GROWING_LAYER, GROWING_LATENT, long(LONG_GROWING)))
+@check(asked(GROWING, GROWING_LAYER, GROWING_LATENT, at_full(LONG_GROWING)))
 def test_invariant_decode(cell: Cell) -> None:
     """Prefill equals decoding. Row i equals a single query over its keys without a mask, and the last 8
     rows equal a chunk over their keys.
@@ -193,37 +193,37 @@ def test_invariant_decode(cell: Cell) -> None:
     JAX compiles for every number of keys.
     """
     inputs, s = cell.inputs, cell.inputs.sizes
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    prefilled, bound = cell.run().values.copy(), cell.bound(inputs)
     between = [row for row in SWITCHES if row < s.Lq - 1] if s.Lq > 32 else []
     for row in (0, *between, s.Lq - 1):
-        keys, at = seen_by(inputs, row), slice(row, row + 1)
-        step = inputs.replace(mask=None).select("q", at).select("k", slice(0, keys))
-        got, limit = cell.run(step).values, rows_of(bound, inputs, at) + cell.bound(step)
-        want = rows_of(whole, inputs, at)
+        keys, rows = count_attended_keys(inputs, row), slice(row, row + 1)
+        step = inputs.replace(mask=None).select("q", rows).select("k", slice(0, keys))
+        got, limit = cell.run(step).values, rows_of(bound, inputs, rows) + cell.bound(step)
+        want = rows_of(prefilled, inputs, rows)
         expect_within(cell, got, want, limit, f"row {row} decoded over {keys} keys and prefilled")
-    last = slice(s.Lq - min(CHUNK, s.Lq - 2), s.Lq)
-    chunk = inputs.select("q", last).select("k", slice(0, seen_by(inputs, s.Lq - 1)))
+    tail = slice(s.Lq - min(CHUNK, s.Lq - 2), s.Lq)
+    chunk = inputs.select("q", tail).select("k", slice(0, count_attended_keys(inputs, s.Lq - 1)))
     if isinstance(inputs.mask, Causal) and inputs.mask.bottom_right:
         chunk = chunk.replace(mask=inputs.mask, mask_array=None, form=inputs.form)
-    got, limit = cell.run(chunk).values, rows_of(bound, inputs, last) + cell.bound(chunk)
-    what = f"rows {last.start} to {s.Lq - 1} as a chunk and prefilled"
-    expect_within(cell, got, rows_of(whole, inputs, last), limit, what)
+    got, limit = cell.run(chunk).values, rows_of(bound, inputs, tail) + cell.bound(chunk)
+    what = f"rows {tail.start} to {s.Lq - 1} as a chunk and prefilled"
+    expect_within(cell, got, rows_of(prefilled, inputs, tail), limit, what)
 
 
-@check(asked(PADDED, PADDED_LAYER, long(LONG_PADDED)))
+@check(asked(PADDED, PADDED_LAYER, at_full(LONG_PADDED)))
 def test_invariant_padding(cell: Cell) -> None:
     """A padded sample has the same output with half of its padding, and without padding or mask."""
     inputs, padded = cell.inputs, cell.inputs.sizes.Lk
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    output, bound = cell.run().values.copy(), cell.bound(inputs)
     keys = int(inputs.attends.any((0, 1, 2)).sum())
     half = inputs.select("k", slice(0, (keys + padded) // 2))
-    cut = inputs.replace(mask=None).select("k", slice(0, keys))
-    for other, what in ((half, f"padded to {half.sizes.Lk}"), (cut, "without padding")):
-        got, limit = cell.run(other).values, bound + cell.bound(other)
-        expect_within(cell, got, whole, limit, f"{keys} keys {what} and padded to {padded}")
+    unpadded = inputs.replace(mask=None).select("k", slice(0, keys))
+    for problem, what in ((half, f"padded to {half.sizes.Lk}"), (unpadded, "without padding")):
+        got, limit = cell.run(problem).values, bound + cell.bound(problem)
+        expect_within(cell, got, output, limit, f"{keys} keys {what} and padded to {padded}")
 
 
-@check(asked(ONE_ROW, LATENT_ROW, long(LONG_ROW)))
+@check(asked(ONE_ROW, LATENT_ROW, at_full(LONG_ROW)))
 def test_invariant_split(cell: Cell) -> None:
     """The output over all keys equals the merge of outputs over two parts of the keys.
 
@@ -234,36 +234,36 @@ def test_invariant_split(cell: Cell) -> None:
     Keys alternate between the parts, so the parts have different weights, and keys new places.
     """
     inputs = cell.inputs
-    whole, limit = cell.run().values.copy(), cell.bound(inputs)
+    output, limit = cell.run().values.copy(), cell.bound(inputs)
     keys = np.arange(inputs.sizes.Lk)
     order = generator(cell.case.id + "/split", cell.seed).permutation(keys)
     first = np.sort(order[: keys.size // 2])
-    parts = [inputs.select("k", some) for some in (first, np.setdiff1d(keys, first))]
+    parts = [inputs.select("k", part) for part in (first, np.setdiff1d(keys, first))]
     oracles = [Oracle.forward(part.replace(lse=True), cell.rounding) for part in parts]
     lse = [oracle.expected["lse"].value[..., None] for oracle in oracles]
     total = np.logaddexp(*lse)
-    merged: np.ndarray = np.zeros(whole.shape, total.dtype)
+    merged: np.ndarray = np.zeros(output.shape, total.dtype)
     for part, part_lse in zip(parts, lse, strict=True):
         weight = np.exp(part_lse - total)
         merged = merged + weight * cell.run(part).values
         limit = limit + weight * cell.bound(part)
-    expect_within(cell, merged, whole, limit, "two parts of the keys merged, and all keys")
+    expect_within(cell, merged, output, limit, "two parts of the keys merged, and all keys")
 
 
 @check(asked(PACKED, f"{PACKED}/causal"))
 def test_invariant_segments(cell: Cell) -> None:
     """A segment has the same output alone, and with the segments in another order."""
     inputs = cell.inputs
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    output, bound = cell.run().values.copy(), cell.bound(inputs)
     parts = list(segments(inputs.case))
     for n in (0, len(parts) - 1):
-        alone = inputs.select("b", [n])
+        single = inputs.select("b", [n])
         rows = parts[n][0]
-        got, limit = cell.run(alone).values, bound[rows] + cell.bound(alone)
-        expect_within(cell, got, whole[rows], limit, f"segment {n} alone and among {len(parts)}")
+        got, limit = cell.run(single).values, bound[rows] + cell.bound(single)
+        expect_within(cell, got, output[rows], limit, f"segment {n} alone and among {len(parts)}")
     order = [*range(1, len(parts)), 0]
-    places = np.concatenate(
+    row_order = np.concatenate(
         [np.arange(rows.start, rows.stop) for rows, _ in (parts[n] for n in order)]
     )
-    moved = cell.run(inputs.select("b", order)).values
-    expect_within(cell, moved, whole[places], 2 * bound[places], "segments in another order")
+    got = cell.run(inputs.select("b", order)).values
+    expect_within(cell, got, output[row_order], 2 * bound[row_order], "segments in another order")

@@ -29,22 +29,24 @@ from attention_conformance.suite.spec.operators.paged import PLAIN as PAGED
 from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRITTEN
 from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
-OF_MASKS = ("negative", "expanded-rows")
-"""Arrangements that masks and biases have besides. Equal queries or keys would hide which row is read."""
+MASK_ARRANGEMENTS = ("negative", "expanded-rows")
+"""Arrangements that only masks and biases are tested in. A wrong row of equal queries or keys would not
+show."""
 
-OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar", *INNER, *OF_MASKS))
+NOT_OUTER = ("contiguous", "scalar", *INNER, *MASK_ARRANGEMENTS)
+OUTER = tuple(how for how in ARRANGEMENTS if how not in NOT_OUTER)
 """Arrangements with adjacent components: windows, and strides of 0 or of axes of size 1."""
 
-HEADED = ("expanded-heads", "more-heads", "fused", "fused-heads")
+HEAD_ARRANGEMENTS = ("expanded-heads", "more-heads", "fused", "fused-heads")
 """Arrangements of operands with an axis of heads."""
 
-NUMBERS = {
+INDEX_ARRANGEMENTS = {
     "page_table": ("offset", "inner-stride"),
     "key_lengths": ("inner-stride",),
     "query_offsets": ("inner-stride",),
     "slot_mapping": ("inner-stride",),
 }
-"""Whole numbers that say where tokens lie, and their arrangements. Between them lie zeros."""
+"""Operands of whole numbers that say where tokens lie, with their arrangements. The gaps hold zeros."""
 
 CASES = with_plain(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
@@ -67,37 +69,39 @@ DIFFERENTIATED = with_plain(
 )
 
 
-def collapsed(inputs: Inputs, operand: str, how: str) -> Inputs:
-    """The inputs with equal slices of the operand along the axis that gets stride 0."""
+def with_equal_slices(inputs: Inputs, operand: str, how: str) -> Inputs:
+    """The inputs with equal slices of the operand along the axis that has stride 0 in the layout
+    `how`."""
     if how not in EXPANDED:
         return inputs
     array = inputs.dense_mask if operand == "mask" else inputs.arrays[operand]
     assert array is not None
     (axis,) = EXPANDED[how]
-    alike = np.broadcast_to(array.take([0], axis), array.shape)
+    equal_slices = np.broadcast_to(array.take([0], axis), array.shape)
     if operand == "mask":
-        return inputs.with_dense(mask_array=alike)
-    return inputs.replace(**dict.fromkeys(OPERANDS if inputs.self_attention else [operand], alike))
+        return inputs.with_dense(mask_array=equal_slices)
+    names = OPERANDS if inputs.self_attention else [operand]
+    return inputs.replace(**dict.fromkeys(names, equal_slices))
 
 
 def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
-    """The operands, and codes of keys, values and latents; only the first one if query, key and value are
-    one tensor."""
+    """The names of operands, and of codes of keys, values and latents. In self-attention only the first
+    operand: query, key and value are one tensor."""
     if inputs.self_attention:
         return inputs.operands[:1]
     codes = [name for name in inputs.arrays if name.endswith("_codes")]
     return (*inputs.operands, *codes)
 
 
-def whole_numbers(cell: Cell) -> tuple[str, ...]:
-    """Those of `NUMBERS` that the call takes."""
+def index_operands(cell: Cell) -> tuple[str, ...]:
+    """The names in `INDEX_ARRANGEMENTS` that the call takes."""
     prepared = cell.prepare(cell.inputs)
-    return tuple(name for name in NUMBERS if prepared.argument(name) in prepared.arguments)
+    return tuple(n for n in INDEX_ARRANGEMENTS if prepared.argument(n) in prepared.arguments)
 
 
 def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[PreparedCall, Any]:
-    """The call for `inputs` with one operand in the memory layout `how`, and the array that holds the
-    operand.
+    """The call for `inputs` with one operand in the memory layout `how`, and the larger array that
+    contains the operand and the gaps.
 
     Raises NotApplicable if the call does not take the operand as an array.
     """
@@ -107,45 +111,46 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[Prepar
     if prepared.arguments.get(argument) is None:
         raise NotApplicable(f"the call takes no {operand} as an array")
     values = backend.to_numpy(prepared.arguments[argument])
-    whole = operand in NUMBERS or values.dtype.kind == "b"
-    dtype = None if whole else inputs.case.dtype_of(operand)
-    heads = prepared.axis_order == "blhd" and operand in OPERANDS
-    array, around = backend.memory.within(
-        swap_heads_and_length(values, prepared) if heads else values, dtype, how
+    is_discrete = operand in INDEX_ARRANGEMENTS or values.dtype.kind == "b"
+    dtype = None if is_discrete else inputs.case.dtype_of(operand)
+    swaps_axes = prepared.axis_order == "blhd" and operand in OPERANDS
+    array, storage = backend.memory.within(
+        swap_heads_and_length(values, prepared) if swaps_axes else values, dtype, how
     )
-    array = backend.memory.transpose(array, 0, 2, 1, 3) if heads else array
-    return replace(prepared, arguments=prepared.with_operands({operand: array})), around
+    array = backend.memory.transpose(array, 0, 2, 1, 3) if swaps_axes else array
+    return replace(prepared, arguments=prepared.with_operands({operand: array})), storage
 
 
-class Arranged(NamedTuple):
-    """The call for inputs with one operand in an arrangement, and the array that holds the operand."""
+class ArrangedCall(NamedTuple):
+    """A call with one operand in an arrangement; the array `storage` contains operand and gaps."""
 
     operand: str
     how: str
     inputs: Inputs
     prepared: PreparedCall
-    whole: Any
+    storage: Any
 
 
 def arrangements(
     cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]
-) -> Iterator[Arranged]:
-    """Each operand in each arrangement."""
+) -> Iterator[ArrangedCall]:
+    """The calls with each operand in each arrangement of `kinds`."""
     for operand in operands:
         for how in kinds:
-            if how in HEADED and cell.inputs.operator.is_layer:
+            if how in HEAD_ARRANGEMENTS and cell.inputs.operator.is_layer:
                 continue
-            if how not in NUMBERS.get(operand, kinds):
+            if how not in INDEX_ARRANGEMENTS.get(operand, kinds):
                 continue
-            inputs = collapsed(cell.inputs, operand, how)
-            yield Arranged(operand, how, inputs, *laid_out(cell, inputs, operand, how))
+            inputs = with_equal_slices(cell.inputs, operand, how)
+            yield ArrangedCall(operand, how, inputs, *laid_out(cell, inputs, operand, how))
 
 
 @contextmanager
-def naming(cell: Cell, operand: str, how: str, whole: Any) -> Iterator[None]:
-    """A context that adds operand and layout to deviations. The array `whole` must not change."""
+def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> Iterator[None]:
+    """A context whose deviations name operand and layout. The call must not change the array
+    `storage`."""
     try:
-        with unchanged(cell.implementation.backend, {"the memory around it": whole}, "the call"):
+        with unchanged(cell.implementation.backend, {"the memory around it": storage}, "the call"):
             yield
     except Deviation as deviation:
         message = f"{operand} laid out {how}: {deviation.message}"
@@ -153,37 +158,37 @@ def naming(cell: Cell, operand: str, how: str, whole: Any) -> Iterator[None]:
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
-    """Judge the output of every arrangement. An output with the bits of a right one is right."""
-    right: Mapping[str, np.ndarray] = {}
-    for operand, how, inputs, prepared, whole in arrangements(cell, operands, kinds):
-        with naming(cell, operand, how, whole):
+    """Judge the output of every arrangement; equal bits are judged once. Raises Deviation."""
+    right_arrays: Mapping[str, np.ndarray] = {}
+    for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
+        with expect_gaps_unchanged(cell, operand, how, storage):
             answer = cell.read(cell.call(prepared), inputs, prepared)
-            if inputs is cell.inputs and same_bits(answer.arrays, right):
+            if inputs is cell.inputs and have_same_bits(answer.arrays, right_arrays):
                 continue
             cell.judge(answer, inputs)
             if inputs is cell.inputs:
-                right = answer.arrays
+                right_arrays = answer.arrays
 
 
-def same_bits(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    """True if two answers have the same arrays."""
-    return one.keys() == other.keys() and all(
-        values.tobytes() == other[name].tobytes() for name, values in one.items()
+def have_same_bits(got: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> bool:
+    """True if two answers have the same outputs, bit by bit."""
+    return got.keys() == right.keys() and all(
+        values.tobytes() == right[name].tobytes() for name, values in got.items()
     )
 
 
 @check(CASES, needs=("strides", "strided-operands"))
 def test_layouts(cell: Cell) -> None:
-    """Query, key and value from larger arrays, with stride 0 along samples or heads (pytorch#191937),
-    and with odd strides of axes of size 1 (pytorch#116333). Page tables from larger ones."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + whole_numbers(cell), OUTER)
+    """Query, key and value from larger arrays, with stride 0 along samples or heads (pytorch#191937), and
+    with odd strides of axes of size 1 (pytorch#116333); page tables from larger arrays."""
+    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + index_operands(cell), OUTER)
 
 
 @check(CASES, needs=("strides", "strided-operands", "inner-stride"))
 def test_inner_layouts(cell: Cell) -> None:
     """Query, key and value with components that are not adjacent (pytorch#187506, ROCm#3230), and
     lengths, slots and page tables whose numbers are not."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + whole_numbers(cell), INNER)
+    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + index_operands(cell), INNER)
 
 
 @check(CASES, needs=("strides", "strided-operands", "negative-views"))
@@ -192,15 +197,15 @@ def test_negative_layouts(cell: Cell) -> None:
     expect_in_every_layout(cell, laid_out_operands(cell.inputs), ("negative",))
 
 
-def added(cell: Cell) -> tuple[str]:
-    """The mask or bias of the case."""
+def mask_or_bias(cell: Cell) -> tuple[str]:
+    """The name of the operand that is added to the scores or masks them."""
     return ("mask",) if cell.inputs.bias is None else ("bias",)
 
 
 @check(MASKED, needs=("strides",))
 def test_mask_layouts(cell: Cell) -> None:
     """A boolean mask or bias from larger arrays, by negative views, and with strides of 0."""
-    expect_in_every_layout(cell, added(cell), (*OUTER, *OF_MASKS))
+    expect_in_every_layout(cell, mask_or_bias(cell), (*OUTER, *MASK_ARRANGEMENTS))
 
 
 @check(MASKED, needs=("strides",))
@@ -209,15 +214,15 @@ def test_inner_mask_layouts(cell: Cell) -> None:
 
     Also for implementations without "inner-stride", which is about queries, keys and values.
     """
-    expect_in_every_layout(cell, added(cell), INNER)
+    expect_in_every_layout(cell, mask_or_bias(cell), INNER)
 
 
 def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None:
     """Judge the gradients of all operands, for every arrangement of each operand."""
     _, names = asked_of(cell)
     operands = tuple(n for n in (*laid_out_operands(cell.inputs), "bias") if n in names)
-    for operand, how, inputs, prepared, whole in arrangements(cell, operands, kinds):
-        with naming(cell, operand, how, whole):
+    for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
+        with expect_gaps_unchanged(cell, operand, how, storage):
             _, gradients = vjp(cell, inputs, operands, prepared=prepared)
             judge_gradients(cell, gradients, inputs)
 
@@ -234,7 +239,7 @@ def test_inner_gradient_layouts(cell: Cell) -> None:
     expect_gradients_in_every_layout(cell, INNER)
 
 
-ONE_PROJECTION = (
+EQUAL_LENGTH_CASES = (
     "sdpa/causal/mha/{dt}/b2h3q16k16d16",
     "sdpa/none/mha/{dt}/b2h2q9k9d256",  # kernels choose a path by D
     "sdpa/causal/mha/{dt}/b2h2q9k9d128",
@@ -245,16 +250,17 @@ ONE_PROJECTION = (
 """Cases with as many keys as queries."""
 
 
-def parts_of_one(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, list[np.ndarray]]]:
-    """Layouts of query, key and value in one array: name, array, and the three views (B, L, H, D). Rows
-    are shared only if there are as many queries as keys."""
+def operands_in_one_array(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, list[np.ndarray]]]:
+    """Layouts of query, key and value in one array: the name of the layout, the array, and the three
+    views (B, L, H, D). The first two layouts need as many keys as queries."""
 
-    def headed(array: np.ndarray) -> np.ndarray:
+    def with_heads(array: np.ndarray) -> np.ndarray:
+        """The operand as (B, L, H, D)."""
         if inputs.operator.packing is not None:
             return array[None]
         return array[:, :, None] if array.ndim == 3 else array.swapaxes(1, 2)
 
-    arrays = [headed(inputs.arrays[name]) for name in OPERANDS]
+    arrays = [with_heads(inputs.arrays[name]) for name in OPERANDS]
     B, L = arrays[0].shape[:2]
     if len({array.shape[1] for array in arrays}) == 1:
         ends = np.cumsum([0, *(array[0, 0].size for array in arrays)])
@@ -277,44 +283,44 @@ def parts_of_one(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, list[np.ndar
     yield "(3, B, L, H D)", flat, list(shaped)
 
 
-def in_one_array(
+def call_on_one_array(
     cell: Cell, prepared: PreparedCall, array: np.ndarray, views: list[np.ndarray]
 ) -> tuple[PreparedCall, Any]:
-    """The call with views of one array as query, key and value, and the array."""
+    """The call with `views` of `array` as query, key and value, and the array in the framework."""
     inputs, memory = cell.inputs, cell.implementation.backend.memory
-    whole = cell.implementation.backend.array(array.ravel(), inputs.dtype)
+    storage = cell.implementation.backend.array(array.ravel(), inputs.dtype)
     windows = []
-    for name, headed in zip(OPERANDS, views, strict=True):
+    for name, view in zip(OPERANDS, views, strict=True):
         packed, ndim = inputs.operator.packing is not None, inputs.arrays[name].ndim
-        turned = headed if prepared.axis_order == "blhd" else headed.swapaxes(1, 2)
-        window = headed[0] if packed else headed[:, :, 0] if ndim == 3 else turned
-        windows.append(memory.window(whole, array, window))
+        ordered = view if prepared.axis_order == "blhd" else view.swapaxes(1, 2)
+        window = view[0] if packed else view[:, :, 0] if ndim == 3 else ordered
+        windows.append(memory.window(storage, array, window))
     operands = prepared.with_operands(dict(zip(OPERANDS, windows, strict=True)))
-    return replace(prepared, arguments=operands), whole
+    return replace(prepared, arguments=operands), storage
 
 
-OF_ONE_ARRAY = asked(
-    Ask(*ONE_PROJECTION[:2], dtypes="growing"),
-    Ask(*ONE_PROJECTION[2:], dtypes="growing", since="standard"),
+ONE_ARRAY_CASES = asked(
+    Ask(*EQUAL_LENGTH_CASES[:2], dtypes="growing"),
+    Ask(*EQUAL_LENGTH_CASES[2:], dtypes="growing", since="standard"),
 )
 
 
-@check(OF_ONE_ARRAY, needs=("strides", "strided-operands"))
+@check(ONE_ARRAY_CASES, needs=("strides", "strided-operands"))
 def test_fused_operands(cell: Cell) -> None:
     """Query, key and value as views of one array, as a fused projection gives them."""
-    plain = cell.prepare(cell.inputs)
-    for how, array, views in parts_of_one(cell.inputs):
-        prepared, whole = in_one_array(cell, plain, array, views)
-        with naming(cell, "query, key and value", f"in one array {how}", whole):
+    original = cell.prepare(cell.inputs)
+    for how, array, views in operands_in_one_array(cell.inputs):
+        prepared, storage = call_on_one_array(cell, original, array, views)
+        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {how}", storage):
             cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared))
 
 
-@check(OF_ONE_ARRAY, ("gradient", "strides", "strided-operands"))
+@check(ONE_ARRAY_CASES, ("gradient", "strides", "strided-operands"))
 def test_fused_gradients(cell: Cell) -> None:
     """Gradients of query, key and value that are views of one array."""
-    plain, _ = asked_of(cell)
-    for how, array, views in parts_of_one(cell.inputs):
-        prepared, whole = in_one_array(cell, plain, array, views)
-        with naming(cell, "query, key and value", f"in one array {how}", whole):
+    original, _ = asked_of(cell)
+    for how, array, views in operands_in_one_array(cell.inputs):
+        prepared, storage = call_on_one_array(cell, original, array, views)
+        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {how}", storage):
             _, gradients = vjp(cell, wrt=OPERANDS, prepared=prepared)
             judge_gradients(cell, gradients)

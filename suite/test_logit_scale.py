@@ -20,7 +20,7 @@ GROUPED = "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/logitscale"
 def test_logit_scale_equals_scaled_query(cell: Cell) -> None:
     """Logit scales that are powers of two equal scaled queries."""
     powers = 2.0 ** (np.arange(cell.inputs.sizes.H) % 3 - 1)
-    scaled = cell.inputs.replace(logit_scale=powers)
+    with_scale = cell.inputs.replace(logit_scale=powers)
     query = cell.inputs.query * powers[:, None, None]
-    other = cell.inputs.replace(logit_scale=None, query=query)
-    expect_equal(cell, scaled, other, "a logit scale and a query multiplied by it")
+    scaled_query = cell.inputs.replace(logit_scale=None, query=query)
+    expect_equal(cell, with_scale, scaled_query, "a logit scale and a query multiplied by it")

@@ -24,8 +24,9 @@ from attention_conformance.suite.spec.malformed import MALFORMED_CASES, Malforme
 def test_bad_problem(cell: Cell) -> None:
     """An implementation may raise when a layer is built, when it is called, or when the output is read.
 
-    The answer to a page that does not exist, or to a wrong length of a sample, may also have nothing from
-    memory of others: rows of other samples keep their bits, and its own rows hang on no page of others.
+    A problem with a page that does not exist, or with a wrong length of a sample, may also have an answer
+    without a trace of other samples' memory: rows of other samples keep their bits, and the sample's own
+    rows do not depend on pages of other samples.
 
     A user function is tested only as a drop-in replacement for the framework's own attention, and only
     with problems that the latter refuses.
@@ -33,18 +34,18 @@ def test_bad_problem(cell: Cell) -> None:
     if not isinstance(cell.case, MalformedCase):
         raise HarnessError(f"expected a malformed problem, got {cell.case.id}")
     inputs = cell.case.inputs(cell.seed)
-    answer = answer_to(cell.implementation, inputs)
+    answer = describe_answer(cell.implementation, inputs)
     if not answer:
         return
     native = cell.implementation.beside
-    if native is not None and answer_to(native, inputs):
+    if native is not None and describe_answer(native, inputs):
         raise NotApplicable("the framework's own attention answers it, too")
     if cell.case.contained is None:
         raise Deviation("no-raise", f"{cell.case.text}: answered with {answer}, must raise")
     got = cell.run(inputs).values.copy()
-    for other, where in cell.case.contained(cell.case.well_formed(cell.seed), inputs):
-        want = np.where(where, cell.run(other).values, 0.0)
-        expect_bitwise(np.where(where, got, 0.0), want, "no-raise", cell.case.text)
+    for problem, judged in cell.case.contained(cell.case.well_formed(cell.seed), inputs):
+        want = np.where(judged, cell.run(problem).values, 0.0)
+        expect_bitwise(np.where(judged, got, 0.0), want, "no-raise", cell.case.text)
 
 
 ARGUMENTS = (
@@ -65,7 +66,7 @@ def test_bad_argument(cell: Cell) -> None:
     backend, calls = cell.implementation.backend, cell.implementation.refused(cell.inputs)
     if not calls:
         raise NotApplicable("the adapter declares no malformed arguments")
-    answered = []
+    answered_names = []
     for name, call in calls.items():
         try:
             answer = call()
@@ -75,13 +76,13 @@ def test_bad_argument(cell: Cell) -> None:
                     backend.to_numpy(array)
         except Exception:
             continue
-        answered.append(name)
-    if answered:
-        said = f"{len(answered)} of {len(calls)} bad arguments are answered, must raise"
-        raise Deviation("no-raise", f"{said}: {', '.join(answered)}")
+        answered_names.append(name)
+    if answered_names:
+        count = f"{len(answered_names)} of {len(calls)} bad arguments are answered, must raise"
+        raise Deviation("no-raise", f"{count}: {', '.join(answered_names)}")
 
 
-def answer_to(implementation: Implementation, inputs: Inputs) -> str:
+def describe_answer(implementation: Implementation, inputs: Inputs) -> str:
     """A description of the answer to a malformed problem; "" if the implementation raises.
 
     Raises NotApplicable if the adapter cannot pass the problem to the framework. The framework builds a

@@ -23,17 +23,18 @@ RECIPES = ("normal", "ties", "integers", "onehot")
 """Recipes with ordinary values, from which poison differs."""
 
 
-def masked(case: Case) -> bool:
-    """True if a mask hides some of several keys with ordinary values, which lie in no pages."""
-    ordinary = case.mask is not None and case.recipe in RECIPES
-    ordinary = ordinary and any("k" in of for of in case.axes.values())
-    return ordinary and case.sizes.Lk > 1 and min(case.sizes.B, case.sizes.Lq) > 0
+def has_hidden_keys(case: Case) -> bool:
+    """True if a mask hides some of several keys, and values are ordinary. Keys in pages do not count."""
+    has_mask = case.mask is not None and case.recipe in RECIPES
+    has_keys = any("k" in axes for axes in case.axes.values())
+    return has_mask and has_keys and case.sizes.Lk > 1 and min(case.sizes.B, case.sizes.Lq) > 0
 
 
-def rows_that_see(inputs: Inputs, rows: slice = slice(None)) -> np.ndarray:
-    """Number of the `rows` that attend each slot, over all heads that share it: (B, Hkv, Lk).
+def count_attending_rows(inputs: Inputs, rows: slice = slice(None)) -> np.ndarray:
+    """The number of rows that attend each slot, over all heads that share it: (B, Hkv, Lk). Only `rows`
+    are counted.
 
-    If keys have no head axis: number of rows that attend the slot in some head, (B, 1, Lk).
+    If keys have no head axis: the number of rows that attend the slot in some head, (B, 1, Lk).
     """
     s, attends = inputs.sizes, inputs.attends[:, :, rows]
     if "g" not in inputs.axes(inputs.key_operands[0]):
@@ -42,20 +43,21 @@ def rows_that_see(inputs: Inputs, rows: slice = slice(None)) -> np.ndarray:
 
 
 def never_attended(inputs: Inputs) -> np.ndarray:
-    """Slots that no row attends, boolean, in the shape of `rows_that_see`."""
-    return rows_that_see(inputs) == 0
+    """Slots that no row attends, boolean, in the shape of `count_attending_rows`."""
+    return count_attending_rows(inputs) == 0
 
 
-def last_seen_by_some(inputs: Inputs) -> np.ndarray:
-    """Per sample and head, the slot with the fewest rows that attend it, at least one."""
-    rows = rows_that_see(inputs)
-    chosen = np.argmin(np.where(rows > 0, rows, np.iinfo(np.int64).max), axis=-1)
-    return np.arange(inputs.sizes.Lk) == chosen[..., None]
+def least_attended(inputs: Inputs) -> np.ndarray:
+    """Per sample and head, the slot that the fewest rows attend, but at least one: boolean, in the shape
+    of `count_attending_rows`."""
+    counts = count_attending_rows(inputs)
+    slot = np.argmin(np.where(counts > 0, counts, np.iinfo(np.int64).max), axis=-1)
+    return np.arange(inputs.sizes.Lk) == slot[..., None]
 
 
-def slots_of(inputs: Inputs, name: str, slots: np.ndarray) -> np.ndarray:
-    """The slots (B, Hkv, Lk) of an array with keys, with a last axis for its components. Latents have no
-    heads."""
+def slot_mask(inputs: Inputs, name: str, slots: np.ndarray) -> np.ndarray:
+    """The slots (B, Hkv, Lk) as a mask that broadcasts to the array `name`, of keys or values. Latents
+    have no heads."""
     return (slots if "g" in inputs.axes(name) else slots[:, 0])[..., None]
 
 
@@ -63,24 +65,25 @@ def with_slots(
     inputs: Inputs, slots: np.ndarray, key: Callable | float | np.ndarray,
     value: Callable | float | np.ndarray,
 ) -> Inputs:  # fmt: skip
-    """Inputs with other keys and values in `slots`: numbers, or functions of the old values. Latents are
-    keys.
+    """The inputs with other keys and values in `slots`: `key` and `value` are numbers, or functions of
+    the old values. Latents are keys.
 
     If query, key and value are one tensor, the query changes, too.
     """
     arrays = {}
     for name in inputs.key_operands:
-        array, new = inputs.arrays[name], value if name == "value" else key
-        other = np.where(slots_of(inputs, name, slots), new(array) if callable(new) else new, array)
-        arrays[name] = round_to(other, inputs.dtype)
+        array, change = inputs.arrays[name], value if name == "value" else key
+        new = change(array) if callable(change) else change
+        changed = np.where(slot_mask(inputs, name, slots), new, array)
+        arrays[name] = round_to(changed, inputs.dtype)
     return inputs.replace(**arrays, **({"query": arrays["key"]} if inputs.self_attention else {}))
 
 
-def in_constant(cell: Cell, slots: np.ndarray) -> bool:
-    """True if the slots influence all roundings, because the constant that is subtracted from the keys
-    (`DeclaredRounding.centred_keys`) contains them.
+def influence_roundings(cell: Cell, slots: np.ndarray) -> bool:
+    """True if the slots influence all roundings: a constant is subtracted from the keys
+    (`DeclaredRounding.centred_keys`), and depends on the slots.
 
-    It may contain all slots that some row attends. By the election about NaN it contains the others.
+    It may depend on all slots that some row attends; on hidden slots it depends if NaN in them leaks.
     """
     if cell.dtype.name not in cell.implementation.declared.rounding.centred_keys:
         return False
@@ -88,9 +91,9 @@ def in_constant(cell: Cell, slots: np.ndarray) -> bool:
     return bool(attended.any()) or cell.elected("nan-in-masked-key") == "leaks"
 
 
-def touched(cell: Cell, inputs: Inputs, slots: np.ndarray) -> np.ndarray:
-    """Rows (B, H, Lq) that may attend one of the slots, by the election. With self-attention also the
-    rows of the slots."""
+def rows_touching(cell: Cell, inputs: Inputs, slots: np.ndarray) -> np.ndarray:
+    """Rows (B, H, Lq) that may depend on one of the slots: they attend it, or the election lets fully
+    masked rows see it. With self-attention also the rows of the slots."""
     s = inputs.sizes
     heads = np.repeat(slots, s.H // max(slots.shape[1], 1), axis=1)
     rows = (cell.sees(inputs) & heads[:, :, None]).any(-1)
@@ -110,11 +113,11 @@ def expect_same(
         expect_close(got, want, 2 * cell.oracle(cell.inputs).bound(name), what)
 
 
-def expect_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> bool:
-    """Rows that attend no slot keep their bits; if hidden keys influence roundings, the changed output is
-    right. Returns True if any bit of other rows changed."""
+def expect_rows_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> bool:
+    """Raise Deviation unless rows that attend none of the slots keep their bits; if the slots influence
+    roundings, judge the answer instead. Returns True if any bit of the answer changed."""
     inputs = cell.inputs
-    rows = touched(cell, inputs, slots)
+    rows = rows_touching(cell, inputs, slots)
     outputs = inputs.operator.outputs(inputs.case)
     judged = {name: ~inputs.rows_along(rows, axes) for name, axes in outputs.items()}
     if not any(where.any() for where in judged.values()):
@@ -122,73 +125,73 @@ def expect_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) ->
     before = {name: array.copy() for name, array in cell.run(inputs).arrays.items()}
     answer = cell.run(changed)
     after = answer.arrays
-    rounds = in_constant(cell, slots)
-    if rounds:
+    if influence_roundings(cell, slots):
         cell.judge(answer, changed)
-    for name, where in () if rounds else judged.items():
-        of = what if name == "output" else f"{what}, {name}"
-        expect_same(cell, after[name], before[name], where, of, name)
+    else:
+        for name, where in judged.items():
+            described = what if name == "output" else f"{what}, {name}"
+            expect_same(cell, after[name], before[name], where, described, name)
     return not all(np.array_equal(after[name], before[name], equal_nan=True) for name in judged)
 
 
-HIDDEN = cases.where(masked).share("hidden")
+HIDDEN_CASES = cases.where(has_hidden_keys).share("hidden")
 
 
-@check(HIDDEN)
+@check(HIDDEN_CASES)
 def test_poison(cell: Cell) -> None:
     """Large finite values in hidden slots do not change rows that cannot attend these slots."""
-    half, inputs = cell.dtype.name == "f16", cell.inputs
+    is_f16, inputs = cell.dtype.name == "f16", cell.inputs
     slots = never_attended(inputs)
     if not slots.any():
-        slots = last_seen_by_some(inputs)
+        slots = least_attended(inputs)
     sign = np.where(np.arange(inputs.sizes.Lk) % 2, -1.0, 1.0)[:, None]
     if inputs.operator.is_layer:
         # Smaller poison for layers, because projections sum many of these numbers.
-        size = 30.0 if half else 1e3
+        size = 30.0 if is_f16 else 1e3
         changed = with_slots(inputs, slots, lambda x: x - sign * size, lambda x: x - sign * size)
     else:
-        # Large keys in a constant would leave no precision.
-        key = (lambda x: -2.0 * x) if in_constant(cell, slots) else sign * (100.0 if half else 1e4)
-        changed = with_slots(inputs, slots, key, sign * (1e4 if half else 1e10))
-    expect_unmoved(cell, changed, slots, "poison in masked slots")
+        # Large keys in a subtracted constant would leave no precision.
+        is_subtracted = influence_roundings(cell, slots)
+        key = (lambda keys: -2.0 * keys) if is_subtracted else sign * (100.0 if is_f16 else 1e4)
+        changed = with_slots(inputs, slots, key, sign * (1e4 if is_f16 else 1e10))
+    expect_rows_unmoved(cell, changed, slots, "poison in masked slots")
 
 
-SEGMENTS = (
+SEGMENT_CASES = (
     *plain("packed"),
     "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
     "packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0",
 )
 
 
-@check(asked(*SEGMENTS))
+@check(asked(*SEGMENT_CASES))
 def test_segments_apart(cell: Cell) -> None:
-    """Other segments do not change the rows of a segment, bit by bit. They hold large numbers, and NaN
-    if the election allows NaN."""
-    inputs, half = cell.inputs, cell.dtype.is_half
+    """Large numbers in other segments do not change the rows of a segment, bit by bit. Nor does NaN, if
+    the election says so."""
+    inputs, is_half = cell.inputs, cell.dtype.is_half
     before = cell.run(inputs).values.copy()
-    poisons = [100.0 if half else 1e4]
+    poisons = [100.0 if is_half else 1e4]
     poisons += [np.nan] if cell.elected("nan-in-other-segment") == "nobody" else []
     for poison in poisons:
         for rows, keys in packed.segments(inputs.case):
             if rows.stop == rows.start:
                 continue
             arrays = {}
-            for name, own in (("query", rows), ("key", keys), ("value", keys)):
-                array = np.full_like(inputs.arrays[name], poison)
-                array[own] = inputs.arrays[name][own]
-                arrays[name] = array
+            for name, tokens in (("query", rows), ("key", keys), ("value", keys)):
+                arrays[name] = np.full_like(inputs.arrays[name], poison)
+                arrays[name][tokens] = inputs.arrays[name][tokens]
             after = cell.run(inputs.replace(**arrays)).values
             what = f"{poison} in all segments but rows {rows.start} to {rows.stop - 1}"
-            own_rows = np.isin(np.arange(len(after)), range(rows.start, rows.stop))
-            expect_same(cell, after, before, own_rows[:, None, None], what)
+            in_segment = np.isin(np.arange(len(after)), range(rows.start, rows.stop))
+            expect_same(cell, after, before, in_segment[:, None, None], what)
 
 
-def asked_of_nan(case: Case) -> bool:
+def has_nan_elections(case: Case) -> bool:
     """True if the operator has elections about NaN in hidden slots, and separate heads."""
     return "nan-in-masked-key" in case.operator.questions.elections and not case.operator.is_layer
 
 
-@check(HIDDEN.where(asked_of_nan))
+@check(HIDDEN_CASES.where(has_nan_elections))
 def test_nan(cell: Cell) -> None:
     """NaN in slots that no query attends does not reach the output, if the election says so."""
     implementation = cell.implementation
@@ -212,7 +215,7 @@ def test_nan(cell: Cell) -> None:
     for poison in (np.nan, np.inf):
         key, value = (poison if elected[n] == "blocked" else 1.0 for n in ("key", "value"))
         changed = with_slots(cell.inputs, slots, key, value)
-        expect_unmoved(cell, changed, slots, f"{poison} in masked slots")
+        expect_rows_unmoved(cell, changed, slots, f"{poison} in masked slots")
 
 
 ATTENTION = tuple(
@@ -249,8 +252,10 @@ def test_future(cell: Cell) -> None:
     """
     inputs, s = cell.inputs, cell.inputs.sizes
     t = s.Lq // 2
-    slots = rows_that_see(inputs, slice(0, t)) == 0
-    other = with_slots(inputs, slots, lambda x: -2.0 * x, lambda x: -2.0 * x)
-    moved = expect_unmoved(cell, other, slots, f"new keys that no row before {t} attends")
-    if (slots & ~never_attended(inputs)).any() and not moved:
+    slots = count_attending_rows(inputs, slice(0, t)) == 0
+    changed = with_slots(inputs, slots, lambda x: -2.0 * x, lambda x: -2.0 * x)
+    bits_changed = expect_rows_unmoved(
+        cell, changed, slots, f"new keys that no row before {t} attends"
+    )
+    if (slots & ~never_attended(inputs)).any() and not bits_changed:
         raise Deviation("leak", "changed future keys and values did not change any row")

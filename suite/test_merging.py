@@ -16,7 +16,7 @@ CASES = (FOUR, f"{FOUR}/empty", f"{FOUR}/apart")
 
 
 class Part:
-    """A merged output (B, H, Lq, Dv) and lse (B, H, Lq), each with an error bound."""
+    """An output (B, H, Lq, Dv) and its log-sum-exp (B, H, Lq), each with an error bound."""
 
     def __init__(
         self, output: np.ndarray, lse: np.ndarray, output_error: np.ndarray, lse_error: np.ndarray
@@ -34,7 +34,7 @@ def parts_of(inputs: Inputs) -> list[Part]:
 def merged(cell: Cell, parts: list[Part]) -> Part:
     """The implementation's merge of parts, with its error relative to a merge of exact parts.
 
-    The error is the bound of the implementation plus the propagated errors of two parts
+    The error is the bound of the implementation plus the propagated errors of the two parts
     (`references.merge`).
     """
     inputs = with_parts(cell.inputs, parts)
@@ -42,13 +42,14 @@ def merged(cell: Cell, parts: list[Part]) -> Part:
     bound = {name: cell.oracle(inputs).bound(name) for name in ("output", "lse")}
     output_error, lse_error = bound["output"], bound["lse"]
     if any(part.output_error.any() or part.lse_error.any() for part in parts):
-        one, two = parts
-        moved = np.tanh((one.lse_error + two.lse_error) / 4)[..., None]
+        first, second = parts
+        weight_error = np.tanh((first.lse_error + second.lse_error) / 4)
         # A part without weight contributes no error.
-        apart = np.where(np.isneginf(one.lse) | np.isneginf(two.lse), 0.0, 1.0)[..., None]
-        output_error = output_error + moved * apart * np.abs(one.output - two.output)
-        output_error = output_error + one.output_error + two.output_error
-        lse_error = lse_error + np.maximum(one.lse_error, two.lse_error)
+        weight_error = weight_error * ~(np.isneginf(first.lse) | np.isneginf(second.lse))
+        difference = np.abs(first.output - second.output)
+        output_error = output_error + weight_error[..., None] * difference
+        output_error = output_error + first.output_error + second.output_error
+        lse_error = lse_error + np.maximum(first.lse_error, second.lse_error)
     return Part(
         answer.arrays["output"].copy(), answer.arrays["lse"].copy(), output_error, lse_error
     )
@@ -65,15 +66,15 @@ def with_parts(inputs: Inputs, parts: list[Part]) -> Inputs:
 def test_nesting(cell: Cell) -> None:
     """Four parts give one result merged at once, one after the other, and two by two."""
     parts = parts_of(cell.inputs)
-    whole = merged(cell, parts)
+    at_once = merged(cell, parts)
     one_by_one = parts[0]
     for part in parts[1:]:
         one_by_one = merged(cell, [one_by_one, part])
     pairs = [merged(cell, parts[:2]), merged(cell, parts[2:])]
-    for what, other in (("one after the other", one_by_one), ("two and two", merged(cell, pairs))):
+    for what, nested in (("one after the other", one_by_one), ("two and two", merged(cell, pairs))):
         for name in ("output", "lse"):
-            got, want = getattr(other, name), getattr(whole, name)
-            limit = getattr(other, f"{name}_error") + getattr(whole, f"{name}_error")
+            got, want = getattr(nested, name), getattr(at_once, name)
+            limit = getattr(nested, f"{name}_error") + getattr(at_once, f"{name}_error")
             same = np.isneginf(got) & np.isneginf(want)
             got, want = np.where(same, 0.0, got), np.where(same, 0.0, want)
             expect_close(got, want, limit, f"the {name} of parts merged {what}, and at once")

@@ -34,8 +34,9 @@ CASES = asked(
 )
 
 
-def renewed(inputs: Inputs) -> Inputs:
-    """Other values of the same shapes: operands reversed along rows and scaled, and another bias."""
+def with_other_values(inputs: Inputs) -> Inputs:
+    """The inputs with other values of the same shapes: operands reversed along rows and scaled, and a
+    negated bias."""
     factors = (2.0, 2.0, 2.0) if inputs.self_attention else (2.0, -1.0, 0.5)
     changed: dict[str, Any] = {
         name: round_to(factor * getattr(inputs, name)[..., ::-1, :], inputs.dtype)
@@ -46,14 +47,14 @@ def renewed(inputs: Inputs) -> Inputs:
     return inputs.replace(**changed)
 
 
-def remasked(inputs: Inputs) -> Inputs:
-    """Another mask of the same shape; every row attends its first key."""
+def with_other_mask(inputs: Inputs) -> Inputs:
+    """The inputs with another mask of the same shape; every row attends its first key."""
     mask = np.roll(np.asarray(inputs.dense_mask), 1, -1) | (np.arange(inputs.sizes.Lk) == 0)
     return inputs.replace(mask=None, mask_array=mask, form="dense")
 
 
-def handed(cell: Cell, inputs: Inputs) -> dict[str, Any]:
-    """The arguments for `inputs`, made outside the compiler."""
+def arguments_for(cell: Cell, inputs: Inputs) -> dict[str, Any]:
+    """The arguments of the call for `inputs`, prepared without the compiler."""
     inner = getattr(cell.implementation, "inner", cell.implementation)
     return inner.prepare(inputs).arguments
 
@@ -66,12 +67,12 @@ UNMASKED = CASES.where(lambda case: case.mask is None)
 def test_compiled_again(cell: Cell) -> None:
     """One compiled call with the first values, other values, another mask, and the first values again."""
     first = cell.prepare(cell.inputs)
-    problems = [cell.inputs, renewed(cell.inputs)]
+    problems = [cell.inputs, with_other_values(cell.inputs)]
     if cell.inputs.mask is not None and cell.inputs.form == "dense":
-        problems.append(remasked(cell.inputs))
+        problems.append(with_other_mask(cell.inputs))
     for inputs in (*problems, cell.inputs):
-        arguments = handed(cell, inputs)
-        if inputs.mask_array is not None and not _differs(cell, first.arguments, arguments):
+        arguments = arguments_for(cell, inputs)
+        if inputs.mask_array is not None and not _mask_differs(cell, first.arguments, arguments):
             continue  # the mask is a part of the function, not an argument
         answer = cell.attempt(partial(first.call, arguments))
         cell.judge(cell.read(answer, inputs, first), inputs)
@@ -90,13 +91,14 @@ def test_compiled_lengths(cell: Cell) -> None:
             value=cell.inputs.value[..., :keys, :],
             bias=None if cell.inputs.bias is None else cell.inputs.bias[:queries, :keys],
         )
-        arguments = handed(cell, inputs)
+        arguments = arguments_for(cell, inputs)
         answer = cell.attempt(partial(first.call, arguments))
         cell.judge(cell.read(answer, inputs, first), inputs)
 
 
-def _differs(cell: Cell, a: dict, b: dict) -> bool:
-    """True if the mask is among the arguments: an array other than an operand differs."""
+def _mask_differs(cell: Cell, a: dict, b: dict) -> bool:
+    """True if an argument that is an array and no operand differs: the call takes the mask as an
+    argument."""
     backend = cell.implementation.backend
     names = [n for n in a if backend.is_array(a[n]) and n not in OPERANDS]
     return any(

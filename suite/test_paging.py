@@ -21,8 +21,9 @@ from attention_conformance.suite.test_masking import expect_same
 
 PAGES = asked(*in_pages())
 
-ELSEWHERE, WEIGHING = 50.0, 0.0
-"""Values, and keys whose scores are 0: a slot that is read by mistake has weight, and shows."""
+OTHER_VALUE, ZERO_KEY = 50.0, 0.0
+"""Values and keys of slots that must not be read. Scores with a zero key are 0, so the slot would have
+weight, and its value would show."""
 
 
 def read_pages(inputs: Inputs) -> list[int]:
@@ -32,8 +33,8 @@ def read_pages(inputs: Inputs) -> list[int]:
     )
 
 
-def moved(inputs: Inputs, order: np.ndarray) -> Inputs:
-    """The same problem with page `order[n]` at place n of the pool."""
+def permuted_pool(inputs: Inputs, order: np.ndarray) -> Inputs:
+    """The same problem with a pool in which page n is the former page `order[n]`."""
     table = np.argsort(order)[inputs.arrays["page_table"].astype(int)]
     arrays = {name: inputs.arrays[name][order] for name in pools(inputs)}
     return inputs.replace(**arrays, page_table=table.astype(float))
@@ -44,16 +45,16 @@ def test_invariant_pages(cell: Cell) -> None:
     """Pages at other places of the pool give the same output: in the order in which they are read, with
     and without a gap, and in the reverse order."""
     inputs = cell.inputs
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
-    read = read_pages(inputs)
-    free = [n for n in range(inputs.letters["p"]) if n not in read]
+    output, bound = cell.run().values.copy(), cell.bound(inputs)
+    pages = read_pages(inputs)
+    unread = [n for n in range(inputs.letters["p"]) if n not in pages]
     for what, order in (
-        ("in reading order", [*read, *free]),
-        ("in reading order with a gap", [*read[:-1], *free, read[-1]]),
-        ("in reverse", [*free, *read[::-1]]),
+        ("in reading order", [*pages, *unread]),
+        ("in reading order with a gap", [*pages[:-1], *unread, pages[-1]]),
+        ("in reverse", [*unread, *pages[::-1]]),
     ):
-        got = cell.run(moved(inputs, np.array(order))).values
-        expect_within(cell, got, whole, 2 * bound, f"pages {what}")
+        got = cell.run(permuted_pool(inputs, np.array(order))).values
+        expect_within(cell, got, output, 2 * bound, f"pages {what}")
 
 
 @check(asked(WRITTEN, f"{WRITTEN}/hnd"))
@@ -61,29 +62,31 @@ def test_written_in_turn(cell: Cell) -> None:
     """Chunks that two calls write into one page give the bits of one call that writes all tokens. The
     second call has the pools that the first one returned."""
     inputs = cell.inputs
-    whole = {name: array.copy() for name, array in cell.run(inputs).arrays.items()}
+    at_once = {name: array.copy() for name, array in cell.run(inputs).arrays.items()}
     first, second = split_write(inputs)
-    half = {name: array.copy() for name, array in cell.run(first).arrays.items()}
-    pools = {"key_cache": half["output"], "value_cache": half["value_output"]}
+    after_first = {name: array.copy() for name, array in cell.run(first).arrays.items()}
+    pools = {"key_cache": after_first["output"], "value_cache": after_first["value_output"]}
     for name, array in cell.run(second.replace(**pools)).arrays.items():
-        expect_bitwise(array, whole[name], "unequal", f"{name} after two calls")
+        expect_bitwise(array, at_once[name], "unequal", f"{name} after two calls")
 
 
 @check(asked(WRITTEN, f"{WRITTEN}/skipped"))
 def test_written_bits(cell: Cell) -> None:
-    """-0.0, NaN and infinity are written, kept and skipped as other numbers are, with their signs (of
-    NaN no sign is asked)."""
+    """-0.0, NaN and infinity are written, kept and skipped like other numbers, with their signs (except
+    NaN's)."""
     arrays = {}
     for name in ("key", "value", "key_cache", "value_cache"):
         arrays[name] = array = cell.inputs.arrays[name].copy()
         array.flat[::3] = np.resize([-0.0, np.nan, np.inf, -np.inf], array.flat[::3].shape)
     inputs = cell.inputs.replace(**arrays)
-    right = Oracle.forward(inputs, Rounding("exact")).expected
+    expected = Oracle.forward(inputs, Rounding("exact")).expected
     for name, got in cell.run(inputs).arrays.items():
-        want = right[name].value.astype(np.float64)
+        want = expected[name].value.astype(np.float64)
         expect_bitwise(got, want, "unequal", name)
-        one, other = (np.where(np.isnan(want), 0.0, np.copysign(1.0, x)) for x in (got, want))
-        expect_bitwise(one, other, "unequal", f"sign of {name}")
+        signs, want_signs = (
+            np.where(np.isnan(want), 0.0, np.copysign(1.0, x)) for x in (got, want)
+        )
+        expect_bitwise(signs, want_signs, "unequal", f"sign of {name}")
 
 
 @check(PAGES)
@@ -94,25 +97,25 @@ def test_pages_apart(cell: Cell) -> None:
     other samples' pages in the entries behind the last page. NaN lies behind the last key if the election
     says so.
     """
-    inputs, n = cell.inputs, cell.inputs.letters
+    inputs, letters = cell.inputs, cell.inputs.letters
     before = cell.run(inputs).values.copy()
-    own = owned(inputs)
-    free = np.broadcast_to(~own.any(1, keepdims=True), own.shape)
-    unused = ~own & ~free
+    owned_slots = owned(inputs)
+    free = np.broadcast_to(~owned_slots.any(1, keepdims=True), owned_slots.shape)
+    unused = ~owned_slots & ~free
     table, read = inputs.arrays["page_table"], read_pages(inputs)
-    next_read = np.zeros(n["p"])
+    next_read = np.zeros(letters["p"])
     next_read[read] = np.roll(read, 1)
-    others = {
+    problems = {
         "NaN in pages of no table": filled(inputs, free, np.nan),
         "infinity in pages of no table": filled(inputs, free, np.inf),
-        "other numbers behind the last keys": filled(inputs, unused, ELSEWHERE, WEIGHING),
+        "other numbers behind the last keys": filled(inputs, unused, OTHER_VALUE, ZERO_KEY),
         "other pages behind the last ones": inputs.replace(
             page_table=np.where(read_entries(inputs), table, next_read[table.astype(int)])
         ),
     }
     election = "nan-behind-last-key"
     if election in inputs.operator.questions.elections and cell.elected(election) == "blocked":
-        others["NaN behind the last keys"] = filled(inputs, unused, np.nan)
+        problems["NaN behind the last keys"] = filled(inputs, unused, np.nan)
     everywhere = np.ones(before.shape, bool)
-    for what, other in others.items():
-        expect_same(cell, cell.run(other).values, before, everywhere, what)
+    for what, problem in problems.items():
+        expect_same(cell, cell.run(problem).values, before, everywhere, what)

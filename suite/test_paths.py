@@ -11,7 +11,7 @@ from attention_conformance.suite.spec.catalogue import Ask, asked, plain
 
 SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
 
-FIRST = (
+FIRST_CASES = (
     SLIDING,
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
@@ -30,7 +30,7 @@ FIRST = (
 )
 """Cases of every level."""
 
-SERVED = (
+SERVING_CASES = (
     *plain("paged", "cached"),
     "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
     "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
@@ -41,7 +41,7 @@ MASKED_SAMPLE = "multi-head/bool.qk/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/dense"
 
 ONE_SAMPLE = "multi-head/none/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self"
 
-MORE = (
+MORE_CASES = (
     ONE_SAMPLE,
     MASKED_SAMPLE,
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",
@@ -72,9 +72,9 @@ MORE = (
 
 @check(
     asked(
-        Ask(*FIRST, dtypes="growing"),
-        Ask(*MORE, dtypes="float32", since="standard"),
-        Ask(*SERVED, dtypes="growing", since="standard"),
+        Ask(*FIRST_CASES, dtypes="growing"),
+        Ask(*MORE_CASES, dtypes="float32", since="standard"),
+        Ask(*SERVING_CASES, dtypes="growing", since="standard"),
     )
 )
 def test_paths(cell: Cell) -> None:
@@ -84,7 +84,7 @@ def test_paths(cell: Cell) -> None:
     if not paths:
         raise NotApplicable("has one path")
     wrong: dict[str, Deviation] = {}
-    left_out: list[str] = []
+    unjudged: list[str] = []
     for name, prepared in paths.items():
         try:
             problem = prepared.problem or cell.inputs
@@ -92,17 +92,17 @@ def test_paths(cell: Cell) -> None:
         except Deviation as deviation:
             wrong[name] = deviation
         except NotApplicable as reason:
-            # The path asks another problem, whose answer is an election that cannot be judged.
-            left_out.append(f"{name}: {reason}")
-    if len(left_out) == len(paths):
-        raise NotApplicable("; ".join(left_out))
+            # The path calls with another problem, whose answer is an election that cannot be judged.
+            unjudged.append(f"{name}: {reason}")
+    if len(unjudged) == len(paths):
+        raise NotApplicable("; ".join(unjudged))
     if wrong:
         first = next(iter(wrong.values()))
         message = f"{len(wrong)} of {len(paths)} paths ({', '.join(wrong)}): {first.message}"
         raise Deviation(first.kind, message, where=tuple(wrong))
 
 
-MEMORY = (
+CROSS_ATTENTION = (
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12/nobias",
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
 )
@@ -112,7 +112,7 @@ MEMORY = (
 @check(
     asked(
         Ask(*plain("multi-head"), dtypes="float32 first"),
-        Ask(*MEMORY, dtypes="promise", since="standard"),
+        Ask(*CROSS_ATTENTION, dtypes="promise", since="standard"),
     )
 )
 def test_one_memory(cell: Cell) -> None:
@@ -120,5 +120,5 @@ def test_one_memory(cell: Cell) -> None:
     inputs = cell.inputs.replace(value=cell.inputs.key)
     prepared = cell.prepare(inputs)
     key, value = (prepared.argument(name) for name in ("key", "value"))
-    one = replace(prepared, arguments=prepared.arguments | {value: prepared.arguments[key]})
-    cell.judge(cell.read(cell.call(one), inputs, one), inputs)
+    shared = replace(prepared, arguments=prepared.arguments | {value: prepared.arguments[key]})
+    cell.judge(cell.read(cell.call(shared), inputs, shared), inputs)

@@ -14,8 +14,8 @@ from attention_conformance.suite.spec.catalogue import Ask, asked
 from attention_conformance.suite.spec.vocabulary import REGISTERED
 
 
-def registered(declared: Declared) -> bool:
-    """True for operators, which alone have rules."""
+def is_registered(declared: Declared) -> bool:
+    """True for an implementation that is registered as an operator: only such an operator has rules."""
     return REGISTERED in declared.features
 
 
@@ -25,10 +25,11 @@ def registered(declared: Declared) -> bool:
         Ask("sdpa/causal/mha/{dt}/b2h3q5k7d8", dtypes="float32"),
     ),
     (REGISTERED,),
-    applies_to=registered,
+    applies_to=is_registered,
 )
 def test_registration(cell: Cell) -> None:
-    """An operator's schema, shapes without values, and backward pass are as it acts, also if traced."""
+    """An operator's schema, its shapes without values and its backward pass agree with what it computes,
+    also if it is traced."""
     cell.run()
     broken = cell.attempt(lambda: cell.implementation.broken_rules(cell.inputs))
     if broken:

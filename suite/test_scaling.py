@@ -38,11 +38,11 @@ def test_score_variance(cell: Cell) -> None:
     with np.errstate(divide="ignore"):
         scores = np.log(weights)
     deviations = np.square(scores - scores.mean(-1, keepdims=True)).sum(-1)
-    size = inputs.effective_scale * np.linalg.norm(inputs.query[:, :, 0], axis=-1)
-    freedom = (s.Lk - 1) * size.size
-    ratio = float((deviations / np.square(size)).sum() / freedom)
-    spread = 2.0 / (9.0 * freedom)
-    distance = (np.cbrt(ratio) - (1.0 - spread)) / np.sqrt(spread)
+    std = inputs.effective_scale * np.linalg.norm(inputs.query[:, :, 0], axis=-1)
+    degrees = (s.Lk - 1) * std.size
+    ratio = float((deviations / np.square(std)).sum() / degrees)
+    variance = 2.0 / (9.0 * degrees)
+    distance = (np.cbrt(ratio) - (1.0 - variance)) / np.sqrt(variance)
     if not abs(distance) <= NORMAL_QUANTILE:
         d = s.D
         want = 1.0 if inputs.scale is None else d * inputs.scale**2

@@ -29,21 +29,21 @@ def test_sink_equals_key(cell: Cell) -> None:
     key, value = (np.concatenate([x, 0 * x[:, :, :1]], 2) for x in (inputs.key, inputs.value))
     bias = np.zeros((1, s.H, s.Lq, s.Lk + 1))
     bias[0, :, :, -1] = np.asarray(inputs.feature("sinks"))[:, None]
-    seen = np.ones((s.Lq, s.Lk), bool) if inputs.dense_mask is None else inputs.dense_mask
-    mask = np.concatenate([seen, np.ones((*seen.shape[:-1], 1), bool)], -1)
-    masked = (
+    visible = np.ones((s.Lq, s.Lk), bool) if inputs.dense_mask is None else inputs.dense_mask
+    mask = np.concatenate([visible, np.ones((*visible.shape[:-1], 1), bool)], -1)
+    changed_mask = (
         {} if inputs.dense_mask is None else {"mask_array": mask, "form": "dense", "mask": None}
     )
-    other = inputs.replace(sinks=None, key=key, value=value, bias=bias, **masked)
-    expect_equal(cell, inputs, other, "a sink and a key with the same logit")
+    with_key = inputs.replace(sinks=None, key=key, value=value, bias=bias, **changed_mask)
+    expect_equal(cell, inputs, with_key, "a sink and a key with the same logit")
 
 
 @check(asked(PLAIN, GROUPED))
 def test_sink_of_nothing(cell: Cell) -> None:
     """A sink of -inf changes nothing but rounding."""
-    nothing = cell.inputs.replace(sinks=np.full(cell.inputs.sizes.H, -np.inf))
-    plain = cell.inputs.replace(sinks=None)
-    expect_equal(cell, nothing, plain, "a sink of -inf and no sink")
+    without_weight = cell.inputs.replace(sinks=np.full(cell.inputs.sizes.H, -np.inf))
+    without_sink = cell.inputs.replace(sinks=None)
+    expect_equal(cell, without_weight, without_sink, "a sink of -inf and no sink")
 
 
 @check(asked(*EMPTY), single_answer=True)
@@ -59,7 +59,7 @@ def test_sink_without_keys(cell: Cell) -> None:
 
 @check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/offset"))
 def test_high_sink(cell: Cell) -> None:
-    """The maximum is subtracted from a sink, too: no sink overflows that is as large as the scores."""
+    """A sink as large as the scores does not overflow: the maximum is subtracted from the sink, too."""
     inputs = cell.inputs
     level = 8.0 * float(inputs.key.flat[0]) * inputs.effective_scale
     high = inputs.replace(sinks=round_to(np.asarray(inputs.feature("sinks")) + level, cell.dtype))

@@ -94,34 +94,36 @@ LONG_AND_KINKED = (
 def test_spread(cell: Cell) -> None:
     """Errors of the output are as small as random rounding, and in 16 bits uncorrelated. In float32
     only their size is judged, because constants rounded once give correlated errors."""
-    refuse_other_models(cell)
-    u = cell.rounding.roundoffs(cell.inputs)
+    require_rounding_model(cell)
+    roundoffs = cell.rounding.roundoffs(cell.inputs)
     output = Spread("the output")
     for inputs, _ in draws(cell):
-        drawn = forward_drawn(inputs, u)
-        along = {"the answer": drawn.exact, **directions(inputs)} if inputs.dtype.is_half else {}
-        output.add(cell.run(inputs).arrays["output"], drawn, along)
+        drawn = forward_drawn(inputs, roundoffs)
+        correlates = (
+            {"the answer": drawn.exact, **directions(inputs)} if inputs.dtype.is_half else {}
+        )
+        output.add(cell.run(inputs).arrays["output"], drawn, correlates)
     judge(cell, [output])
 
 
 @check(asked(*SHORT_AND_WIDE), ("gradient",))
 def test_gradient_spread(cell: Cell) -> None:
     """Errors of every gradient are as small as random rounding, and uncorrelated."""
-    refuse_other_models(cell)
-    u = cell.rounding.roundoffs(cell.inputs, backward=True)
+    require_rounding_model(cell)
+    roundoffs = cell.rounding.roundoffs(cell.inputs, backward=True)
     spreads: dict[str, Spread] = {}
     for inputs, seed in draws(cell):
         cotangent = draw_cotangent(inputs.case, seed)
         _, gradients = vjp(cell, inputs, cotangent=cotangent)
-        drawn = gradients_drawn(inputs, cotangent, u)
+        drawn = gradients_drawn(inputs, cotangent, roundoffs)
         for name, values in gradients.items():
             spread = spreads.setdefault(name, Spread(f"the gradient of the {name}"))
             spread.add(values, drawn[name], {"the gradient": drawn[name].exact})
     judge(cell, list(spreads.values()))
 
 
-def refuse_other_models(cell: Cell) -> None:
-    """Raise NotApplicable if roundings are not random, not all modelled, or too many."""
+def require_rounding_model(cell: Cell) -> None:
+    """Raise NotApplicable if roundings are not random, not all modelled, or too many to draw."""
     if not cell.implementation.declared.takes_parameters:
         raise NotApplicable("the layer makes its own parameters: its reference is unknown")
     if cell.numerics not in RMS_CLASSES:
@@ -143,7 +145,7 @@ def draws(cell: Cell) -> Iterator[tuple[Inputs, int]]:
 
 
 def judge(cell: Cell, spreads: list[Spread]) -> None:
-    """Judge the errors of every array."""
+    """Record the largest RMS error, and judge the errors of every array. Raises Deviation."""
     cell.measured.rms = max(spread.rms for spread in spreads)
     for spread in spreads:
         spread.judge()

@@ -45,23 +45,22 @@ TURNS = 3
 """How often two problems of one size alternate, in arrays that may reuse memory."""
 
 
-def changed(inputs: Inputs) -> Inputs:
+def with_other_values(inputs: Inputs) -> Inputs:
     """The same problem with other values; rows attend as many keys as before, but other ones.
 
     A rotation has another base, because instances must not share tables; at far positions it has a
     shorter sequence. Packed samples are reversed.
     """
-    position, first = inputs.arrays.get("position"), inputs.case.option("offset")
-    if position is not None and first:
+    position, offset = inputs.arrays.get("position"), inputs.case.option("offset")
+    if position is not None and offset:
         nearer = np.floor(position / 4)
-        return inputs.replace(query=-inputs.query, position=nearer, offset=first // 4)
+        return inputs.replace(query=-inputs.query, position=nearer, offset=offset // 4)
     if position is not None:
         return inputs.replace(query=-inputs.query, position=position + 7, offset=7, base=500.0)
     if not {"query", "key"} <= inputs.arrays.keys():
         codes = inputs.operator.array_kinds.codes
-        return inputs.replace(
-            **{n: np.flip(x, -1) if n in codes else -x for n, x in inputs.arrays.items()}
-        )
+        changed = {n: np.flip(x, -1) if n in codes else -x for n, x in inputs.arrays.items()}
+        return inputs.replace(**changed)
     query, key, value = -inputs.query, np.flip(inputs.key, -1), -inputs.value
     arrays = {"query": query, "key": key, "value": value}
     if inputs.operator.packing is not None:
@@ -70,15 +69,16 @@ def changed(inputs: Inputs) -> Inputs:
         arrays = dict.fromkeys(arrays, np.flip(query, -1))
     if inputs.bias is not None:
         arrays["bias"] = -inputs.bias
-    other = inputs.replace(**arrays)
+    result = inputs.replace(**arrays)
     if inputs.form == "dense" and inputs.dense_mask is not None:
-        other = other.with_dense(mask_array=np.flip(inputs.dense_mask, -1).copy())
-    return other
+        result = result.with_dense(mask_array=np.flip(inputs.dense_mask, -1).copy())
+    return result
 
 
 @contextmanager
-def stale(what: str) -> Iterator[None]:
-    """A context for what was right before: a deviation is "stale", and its message begins with `what`."""
+def as_stale(what: str) -> Iterator[None]:
+    """A context that makes a Deviation "stale", with `what` before its message: for an answer that was
+    right before."""
     try:
         yield
     except Deviation as error:
@@ -86,16 +86,16 @@ def stale(what: str) -> Iterator[None]:
         raise Deviation("stale", message, error.measured, (what,)) from error
 
 
-def expect_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
-    """Judge an output that was right in a first call. Raises Deviation "stale"."""
-    with stale(what):
+def expect_still_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
+    """Judge an output whose first call was right. Raises Deviation "stale"."""
+    with as_stale(what):
         cell.judge(answer, inputs)
 
 
-def overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
+def overwrite_arguments(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
     """Write the arrays of `other` into the arrays of `call`, a call of the same function.
 
-    False if arrays cannot be changed, or the function itself holds some of the differing values.
+    Returns False if arrays cannot be changed, or if the function itself holds differing values.
     """
     backend = cell.implementation.backend
     arrays = {n: array for n, array in call.arguments.items() if backend.is_array(array)}
@@ -104,14 +104,14 @@ def overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
     )
 
 
-def reparametrised(inputs: Inputs) -> Inputs:
+def with_other_parameters(inputs: Inputs) -> Inputs:
     """The same problem with other parameters."""
     return inputs.replace(**{name: np.flip(array) for name, array in inputs.parameters.items()})
 
 
-def held_overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
-    """Write the parameters of the layer of `other` into those of the layer of `call`; False if there are
-    none, or if they cannot be changed."""
+def overwrite_parameters(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
+    """Write the layer's parameters of `other` into those of `call`. Returns False if there are none, or
+    if they cannot be changed."""
     memory = cell.implementation.backend.memory
     pairs = list(zip(call.layer_parameters, other.layer_parameters, strict=True))
     return bool(pairs) and all(memory.overwrite(*pair) for pair in pairs)
@@ -119,42 +119,42 @@ def held_overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> boo
 
 @check(with_plain(*CASES))
 def test_stateless(cell: Cell) -> None:
-    inputs, other = cell.inputs, changed(cell.inputs)
+    inputs, changed = cell.inputs, with_other_values(cell.inputs)
     cell.judge(cell.run(), inputs)
-    cell.judge(cell.run(other), other)
-    prepared, later = cell.prepare(inputs), cell.prepare(other)
+    cell.judge(cell.run(changed), changed)
+    prepared, later = cell.prepare(inputs), cell.prepare(changed)
     cell.call(prepared)
-    if overwritten(cell, prepared, later):
-        answer = cell.read(cell.call(prepared), other, prepared)
-        expect_right(cell, answer, other, "after the arguments were changed in place")
+    if overwrite_arguments(cell, prepared, later):
+        answer = cell.read(cell.call(prepared), changed, prepared)
+        expect_still_right(cell, answer, changed, "after the arguments were changed in place")
     if prepared.layer_parameters:
-        trained = reparametrised(inputs)
-        prepared, later = cell.prepare(inputs), cell.prepare(trained)
+        retrained = with_other_parameters(inputs)
+        prepared, later = cell.prepare(inputs), cell.prepare(retrained)
         cell.call(prepared)
-        if held_overwritten(cell, prepared, later):
-            answer = cell.read(cell.call(prepared), trained, prepared)
-            expect_right(cell, answer, trained, "after parameters were changed in place")
+        if overwrite_parameters(cell, prepared, later):
+            answer = cell.read(cell.call(prepared), retrained, prepared)
+            expect_still_right(cell, answer, retrained, "after parameters were changed in place")
     del prepared, later
     for _ in range(TURNS):
-        for these in (inputs, other):
-            expect_right(
-                cell, cell.run(these), these, "after a call with other arrays, which are gone"
+        for problem in (inputs, changed):
+            expect_still_right(
+                cell, cell.run(problem), problem, "after a call with other arrays, which are gone"
             )
     if inputs.self_attention or inputs.dense_mask is not None or inputs.sizes.Lk < 2:
         return
     if inputs.operator.packing is not None:
-        few = inputs.select("b", [0])
+        shorter = inputs.select("b", [0])
     else:
-        few = inputs.select("k", slice(0, inputs.sizes.Lk // 2))
+        shorter = inputs.select("k", slice(0, inputs.sizes.Lk // 2))
     try:
-        before = cell.run(few).values.copy()
+        before = cell.run(shorter).values.copy()
     except NotApplicable:
         return  # the number of keys is not supported
-    spoilt = {n: np.full_like(inputs.arrays[n], np.nan) for n in inputs.operands}
+    nan_arrays = {n: np.full_like(inputs.arrays[n], np.nan) for n in inputs.operands}
     with suppress(Deviation, NotApplicable):  # other checks judge NaN
-        cell.run(inputs.replace(**spoilt))
-    answer, what = cell.run(few), "over fewer keys, after a call with NaN"
-    expect_right(cell, answer, few, what)
+        cell.run(inputs.replace(**nan_arrays))
+    answer, what = cell.run(shorter), "over fewer keys, after a call with NaN"
+    expect_still_right(cell, answer, shorter, what)
     if cell.implementation.declared.deterministic:
         expect_bitwise(answer.values, before, "stale", what)
 
@@ -163,98 +163,99 @@ SCALARS = ({"scale": 0.3}, {"scale": 3.0}, {"softcap": 2.0}, {"softcap": 5.0})
 """Options that are numbers, two values of each."""
 
 MASKS = ("causal", "win2.1", "win4.0", "pad", "bool.b1qk", "bool.bhqk", "causal+bool.qk")
-"""Masks that leave every row of `REMEMBERED` a key. The last one is a flag beside an array (Lq, Lk)."""
+"""Masks that leave every row of `VARIED` a key. The last one is a flag beside an array (Lq, Lk)."""
 
-REMEMBERED = (
+VARIED = (
     "sdpa/none/mha/{dt}/b2h4q6k11d8",
     *plain("multi-head", "additive", "dot"),
 )
-"""Operators with masks; of them plain attention has scalars, too."""
+"""Operators with masks. Only plain attention has scalars, too."""
 
 
 def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Problems that differ from `inputs` by scalars, by a mask, by both, or by one size or the dtype."""
+    """Descriptions and inputs that differ by scalars, by a mask, by both, or by one size or the dtype."""
     masks: list[dict[str, Any]] = [
         {"mask": parse_mask(token), "form": "dense" if token.startswith("bool") else "native"}
         for token in MASKS
     ]
     scalars = [change for change in SCALARS if inputs.operator.option(*change) is not None]
-    both = [{**a, **b} for a, b in zip(masks, scalars, strict=False)]
-    for change in (*scalars, *masks, *both):
+    masks_and_scalars = [{**a, **b} for a, b in zip(masks, scalars, strict=False)]
+    for change in (*scalars, *masks, *masks_and_scalars):
         words = [f"{n} {getattr(change[n], 'token', change[n])}" for n in change if n != "form"]
         yield " and ".join(words), inputs.replace(**change)
     if inputs.operator.is_layer:
         return
-    pairs = np.arange(inputs.sizes.Lq)[:, None] - np.arange(inputs.sizes.Lk)
-    yield "causal and a bias", inputs.replace(mask=Causal(), bias=round_to(pairs / 8, inputs.dtype))
+    distances = np.arange(inputs.sizes.Lq)[:, None] - np.arange(inputs.sizes.Lk)
+    bias = round_to(distances / 8, inputs.dtype)
+    yield "causal and a bias", inputs.replace(mask=Causal(), bias=bias)
     narrow = DTYPES["bf16"]
     rounded = {name: round_to(array, narrow) for name, array in inputs.arrays.items()}
     yield "dtype", inputs.replace(dtype=narrow, **rounded)
-    one = inputs.select("q", slice(0, 1))
-    yield "one query", one
-    yield "one query and a mask", one.replace(mask=parse_mask("bool.b1qk"), form="dense")
+    one_query = inputs.select("q", slice(0, 1))
+    yield "one query", one_query
+    yield "one query and a mask", one_query.replace(mask=parse_mask("bool.b1qk"), form="dense")
     sizes, rng = inputs.sizes, np.random.default_rng(inputs.seed)
     for feature in FEATURES.values():
         if feature.axes and feature.draw is not None:
-            asked_for = inputs.replace(**{feature.name: True})
-            dtype = asked_for.case.dtype_of(feature.name)
+            with_feature = inputs.replace(**{feature.name: True})
+            dtype = with_feature.case.dtype_of(feature.name)
             array = round_to(feature.draw(sizes, rng), dtype)
             for factor in (1.0, 0.5):
                 yield (
                     f"{factor} {feature.word}",
-                    asked_for.replace(**{feature.name: factor * array}),
+                    with_feature.replace(**{feature.name: factor * array}),
                 )
     for letter in "qkdg":
         if half := inputs.letters[letter] // 2:
             yield f"axis {letter}", inputs.select(letter, slice(0, half))
 
 
-def same_arrays(cell: Cell, call: PreparedCall, first: PreparedCall) -> PreparedCall:
-    """The call with the arrays of an earlier call as query, key and value, if their values are equal.
+def with_earlier_arrays(cell: Cell, call: PreparedCall, first: PreparedCall) -> PreparedCall:
+    """The call with the arrays of the call `first` for query, key and value whose values are equal.
 
-    A user's layer is the instance of the earlier call.
+    A user's layer is the instance of the call `first`.
     """
     backend, arrays = cell.implementation.backend, {}
     for name in (call.argument(name) for name in OPERANDS):
-        own, earlier = call.arguments.get(name), first.arguments.get(name)
-        if not (backend.is_array(own) and backend.is_array(earlier)):
+        array, earlier = call.arguments.get(name), first.arguments.get(name)
+        if not (backend.is_array(array) and backend.is_array(earlier)):
             continue
-        same_dtype = backend.dtype_name(own) == backend.dtype_name(earlier)
-        if same_dtype and np.array_equal(backend.to_numpy(own), backend.to_numpy(earlier)):
+        same_dtype = backend.dtype_name(array) == backend.dtype_name(earlier)
+        if same_dtype and np.array_equal(backend.to_numpy(array), backend.to_numpy(earlier)):
             arrays[name] = earlier
     implementation = cell.implementation
-    layer = implementation.operator.is_layer and implementation.declared.is_user_code
-    function = first.function if layer else call.function
+    is_user_layer = implementation.operator.is_layer and implementation.declared.is_user_code
+    function = first.function if is_user_layer else call.function
     return replace(call, function=function, arguments=call.arguments | arrays)
 
 
 @check(
     asked(
-        Ask(REMEMBERED[0], dtypes="float32"),
-        Ask(*REMEMBERED[1:], dtypes="float32", since="standard"),
+        Ask(VARIED[0], dtypes="float32"),
+        Ask(*VARIED[1:], dtypes="float32", since="standard"),
     )
 )
 def test_remembered(cell: Cell) -> None:
     """The same arrays with every scalar, flag and mask changed, and part of the arrays.
 
-    Between any two variations the plain problem is asked; then the variations are asked in the reverse
-    order. So each of two problems follows the other, whatever cells were judged before. A variation
-    may be refused, if it is always refused.
+    Between any two variations the unchanged problem is called; then the variations are called in the
+    reverse order. So each of two problems follows the other, whatever cells were judged before. A
+    variation may be refused, if it is always refused.
     """
     inputs, implementation = cell.inputs, cell.implementation
     first = cell.prepare(inputs)
     calls = {"nothing": (inputs, first)}
-    for what, other in variations(inputs):
-        aligned = elections.aligned(other, implementation)
+    for what, variation in variations(inputs):
+        aligned = elections.aligned(variation, implementation)
         with suppress(NotApplicable):
             if implementation.refuses(aligned) is None and not aligned.has_empty_rows:
-                calls[what] = (aligned, same_arrays(cell, cell.prepare(aligned), first))
+                calls[what] = (aligned, with_earlier_arrays(cell, cell.prepare(aligned), first))
     if len(calls) == 1:
         raise NotApplicable("no scalar, mask, size or dtype can be changed")
-    right: dict[str, np.ndarray] = {}
+    right_values: dict[str, np.ndarray] = {}
     refused: dict[str, Refused] = {}
-    forth = [name for what in calls for name in ("nothing", what)]
-    for what in (*forth, *reversed(calls)):
+    forward = [name for what in calls for name in ("nothing", what)]
+    for what in (*forward, *reversed(calls)):
         problem, call = calls[what]
         try:
             answer = cell.read(cell.call(call), problem, call)
@@ -263,9 +264,9 @@ def test_remembered(cell: Cell) -> None:
             continue
         if what in refused:
             raise inconsistent(refused[what])
-        if not np.array_equal(answer.values, right.get(what, np.nan)):
+        if not np.array_equal(answer.values, right_values.get(what, np.nan)):
             text = f"with {what} changed, after calls with other options"
-            expect_right(cell, answer, problem, text)
-            right[what] = answer.values.copy()
+            expect_still_right(cell, answer, problem, text)
+            right_values[what] = answer.values.copy()
     if "nothing" in refused:
         raise refused["nothing"]

@@ -49,9 +49,10 @@ class CellRecord:
     - `features`: the features that the case needs (`suite.spec.operators.WORDS`)
     - `facts`: sizes, mask and options of the case by name (`suite.spec.case.Case.facts`)
     - `error_ratio`: max |error| / bound, None if nothing was measured
-    - `ratios`: the same by operand or parameter, if several arrays were judged
+    - `ratios`: error ratios by operand or parameter, if several arrays were judged
     - `observed`: the answer to an election question, or a grade of invariance
     - `kernels`: the kernels that a compiled implementation ran, as its framework names them
+    - `native`: the answer of the framework's own attention to the question, or ""
     - `inherited`: the finding that makes a failure of a user function known (`suite.run.steps`)
     """
 
@@ -84,9 +85,8 @@ class CellRecord:
     inherited: str = ""
 
     def __post_init__(self) -> None:
-        from attention_conformance.suite.spec.dtypes import (
-            DTYPES,  # imports NumPy, which only a reader of records needs
-        )
+        # Imports NumPy, which only a reader of records needs.
+        from attention_conformance.suite.spec.dtypes import DTYPES
 
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {brief(self.dtype)}; valid: {', '.join(DTYPES)}")
@@ -135,7 +135,7 @@ FILE_SCHEMA = FileSchema(
     record=CellRecord,
     statuses=STATUSES,
     origin="`pytest suite --results=FILE`",
-    remarks={diagnoses.LINE: DiagnosisRecord},
+    remarks={diagnoses.LINE_NAME: DiagnosisRecord},
 )
 
 
@@ -151,19 +151,20 @@ class Run:
 
     @property
     def totals(self) -> Counter[str]:
+        """The number of cells by status."""
         return Counter(cell.status for cell in self.cells)
 
     def save(self, path: str | Path, file: TextIO | None = None) -> Path:
         """Write the run to a new file; `file` is the open file, if it is open. Raises FileExistsError."""
-        parts = self.header, self.cells, str(path), self.complete, self.diagnoses
-        return FILE_SCHEMA.save(path, Content(*parts), file)
+        content = Content(self.header, self.cells, str(path), self.complete, self.diagnoses)
+        return FILE_SCHEMA.save(path, content, file)
 
 
 writer = FILE_SCHEMA.writer
 
 
 def load(path: str | Path, partial: bool = False) -> Run:
-    """Read a result file; with `partial` also the file of an unfinished run. Raises as
+    """Read a result file; with `partial` also the file of an unfinished run. Raises the errors of
     `FileSchema.load`."""
     content = FILE_SCHEMA.load(path, partial)
     header = content.header
@@ -195,14 +196,15 @@ def merge(runs: list[Run]) -> Run:
                 "shard"
             )
     cells = [cell for run in runs for cell in run.cells]
-    twice = next((key for key, n in Counter(cell.key for cell in cells).items() if n > 1), None)
-    if twice is not None:
-        raise DuplicateCell(f"cell {' '.join(map(str, twice))} is in more than one shard")
+    counts = Counter(cell.key for cell in cells)
+    duplicate = next((key for key, count in counts.items() if count > 1), None)
+    if duplicate is not None:
+        raise DuplicateCell(f"cell {' '.join(map(str, duplicate))} is in more than one shard")
     if digest(cell.key for cell in cells) != first.digest:
         raise IncompleteShards(
             f"the shards hold {len(cells)} cells that are not the whole run "
             f"(shards given: {', '.join(run.header.shard or 'whole' for run in runs)})"
         )
     header = replace(first, cells=len(cells), shard="")
-    diagnoses = tuple(one for run in runs for one in run.diagnoses)
+    diagnoses = tuple(diagnosis for run in runs for diagnosis in run.diagnoses)
     return Run(header, tuple(cells), "+".join(run.source for run in runs), diagnoses=diagnoses)

@@ -15,10 +15,10 @@ ENOUGH = 0.5
 """A user function must answer this share of the cells that its signature and claims allow."""
 
 NOT_JUDGED_ENOUGH = 6
-"""The exit code of a run without failures in which too few cells were judged. pytest uses 0 to 5."""
+"""The exit code of a run without failures that judged too few cells. pytest uses 0 to 5."""
 
 
-def word(totals: Counter[str], shortfalls: Sequence[str] = ()) -> str:
+def verdict_word(totals: Counter[str], shortfalls: Sequence[str] = ()) -> str:
     """The verdict: WRONG if a cell fails, BROKEN if only the suite or an adapter broke, NOT JUDGED ENOUGH
     if there are `shortfalls`, or no cell passed, else RIGHT. `totals` counts cells by status."""
     if any(totals[status] for status in BROKEN):
@@ -44,7 +44,7 @@ class Coverage:
 
     name: str
     cells: tuple[CellRecord, ...]
-    of_function: bool
+    is_function: bool
 
     @cached_property
     def judged(self) -> list[CellRecord]:
@@ -62,16 +62,15 @@ class Coverage:
         passed = sum(cell.status == "pass" for cell in self.judged)
         return scored(passed, len(self.judged), len(self.cells))
 
-    def without_values(self, part: bool) -> str:
+    def values_shortfall(self, is_shard: bool) -> str:
         """A sentence if no cell of the check `values` was judged, else "".
 
-        For a shard (`part`) there is a sentence only if values were refused: another shard may have
-        judged values.
+        For a shard there is a sentence only if values were refused: another shard may have judged values.
         """
         values = [cell for cell in self.cells if cell.check == VALUES and cell.mode == "eager"]
         unsupported = [cell for cell in values if cell.status == "unsupported"]
         refused = any(cell.kind == REFUSED for cell in values)
-        if not values or len(unsupported) < len(values) or (part and not refused):
+        if not values or len(unsupported) < len(values) or (is_shard and not refused):
             return ""
         ((reason, _),) = Counter(cell.message for cell in unsupported).most_common(1)
         return (
@@ -79,23 +78,23 @@ class Coverage:
             f"{reason}."
         )
 
-    def refused_too_much(self) -> str:
-        """Sentences if less than the share `ENOUGH` was judged, else ""."""
+    def refusal_shortfall(self) -> str:
+        """Sentences if refusals leave less than the share `ENOUGH` of the cells judged, else ""."""
         judged, refused = len(self.judged), len(self.refused)
         if not refused or judged >= ENOUGH * (judged + refused):
             return ""
         return (
             f"It refused {refused} of the {judged + refused} cells that its signature and its claims "
-            f"allow, and {percent(ENOUGH)} must be judged. {self.advice()}or say --allow-refusals."
+            f"allow, and {percent(ENOUGH)} must be judged. {self.claim_advice()}or say --allow-refusals."
         )
 
-    def advice(self) -> str:
+    def claim_advice(self) -> str:
         """The claim that would explain the refusals, as the beginning of a sentence."""
-        answered, refused = (
+        judged_lengths, refused_lengths = (
             {cell.facts["Lq"] for cell in cells if "Lq" in cell.facts}
             for cells in (self.judged, self.refused)
         )
-        if answered == {1} and refused - {1}:
+        if judged_lengths == {1} and refused_lengths - {1}:
             return (
                 "It refused every case of more than one query: claim queries=1 to be judged on "
                 "decoding, "
@@ -104,14 +103,14 @@ class Coverage:
 
 
 def coverages(cells: Iterable[CellRecord], functions: Collection[str]) -> Iterator[Coverage]:
-    """The coverage of each of the named user functions, and of each backend without them."""
+    """The coverage of each user function in `functions`, and of each backend's other implementations."""
     groups: dict[tuple[str, bool], list[CellRecord]] = {}
     for cell in cells:
-        own = cell.implementation in functions
-        name = cell.name if own else cell.backend
-        groups.setdefault((name, own), []).append(cell)
-    for (name, own), found in groups.items():
-        yield Coverage(name, tuple(found), own)
+        is_function = cell.implementation in functions
+        name = cell.name if is_function else cell.backend
+        groups.setdefault((name, is_function), []).append(cell)
+    for (name, is_function), group in groups.items():
+        yield Coverage(name, tuple(group), is_function)
 
 
 def shortfalls(
@@ -126,16 +125,17 @@ def shortfalls(
 
     Too little means one of two things:
 
-    - No cell of the check `values` was judged. Backends are asked only if nothing is `filtered`.
+    - No cell of the check `values` was judged. For a backend this counts only if nothing is `filtered`.
     - A user function refused too many cells (`ENOUGH`), and `allow_refusals` is False.
 
     `part` is True if the cells are a shard of a run.
     """
     reasons = []
-    for one in coverages(cells, functions):
-        values = one.of_function or not (part or filtered)
-        missing = [one.without_values(part)] if values else []
-        missing += [] if allow_refusals else [one.refused_too_much()]
-        if any(missing):
-            reasons.append(f"{one.name}: {one.score}. {' '.join(filter(None, missing))}")
+    for coverage in coverages(cells, functions):
+        needs_values = coverage.is_function or not (part or filtered)
+        sentences = [coverage.values_shortfall(part)] if needs_values else []
+        sentences += [] if allow_refusals else [coverage.refusal_shortfall()]
+        if any(sentences):
+            text = " ".join(filter(None, sentences))
+            reasons.append(f"{coverage.name}: {coverage.score}. {text}")
     return reasons

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from attention_conformance.suite.records.lines import NonNegativeInt
 from attention_conformance.suite.spec.vocabulary import GRADIENTS, OF_ANSWERS, VALUES
 
-FIRST = (VALUES, *GRADIENTS)
-"""Checks whose failures are listed first, since they explain those of other checks."""
+EXPLAINING_CHECKS = (VALUES, *GRADIENTS)
+"""Checks whose failures are listed first: they explain failures of other checks."""
 
-LINE = "diagnosis"
-"""The name of such lines in result files."""
+LINE_NAME = "diagnosis"
+"""The name of lines with diagnoses in result files."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class DiagnosisRecord:
 
 @dataclass(frozen=True)
 class FailureReport:
-    """What is said of the failures of a run.
+    """What a run says of its failures.
 
-    `smaller` is a failing case that was made smaller from one of the `group` (check, implementation and
-    kind), `script` the path of a script that shows it, "" without one.
+    `smaller` is a smaller failing case, made from a failure of the `group` (check, implementation and
+    kind); `script` is the path of a script that shows it, "" without one.
     """
 
     diagnoses: tuple[DiagnosisRecord, ...] = ()
@@ -62,6 +62,6 @@ NO_REPORT = FailureReport()
 
 
 def group_order(check: str, kind: str, count: int) -> tuple[bool, int, int]:
-    """The sort key of a group of `count` failures, by how much they explain: first the kinds
-    `OF_ANSWERS`, then values, gradients and the rest; the largest first."""
-    return kind not in OF_ANSWERS, (*FIRST, check).index(check), -count
+    """The sort key of a group of `count` failures: first the kinds `OF_ANSWERS`; then the checks of
+    values, of gradients, and all others; then the largest group."""
+    return kind not in OF_ANSWERS, (*EXPLAINING_CHECKS, check).index(check), -count

@@ -85,7 +85,7 @@ class ManifestEntry(
     sometimes: Text | None = None
 
 
-def _one_of(patterns: Iterable[str], text: str) -> bool:
+def _matches_any(patterns: Iterable[str], text: str) -> bool:
     return any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
@@ -97,24 +97,24 @@ class Expectation(ManifestEntry, frozen=True):
     committed: bool = False
 
     def matches(self, implementation: str, check: str, case: str) -> bool:
-        """Whether the entry's patterns match this cell."""
-        return self.asks(implementation, check) and self.names(case)
+        """True if the entry's patterns match this cell."""
+        return self.matches_check(implementation, check) and self.matches_case(case)
 
-    def asks(self, implementation: str, check: str) -> bool:
-        """Whether the entry's patterns match this implementation and check."""
-        return _one_of(self.implementation, implementation) and _one_of(self.check, check)
+    def matches_check(self, implementation: str, check: str) -> bool:
+        """True if the entry's patterns match this implementation and check."""
+        return _matches_any(self.implementation, implementation) and _matches_any(self.check, check)
 
-    def names(self, case: str) -> bool:
-        """Whether the entry's patterns match this case."""
-        return _one_of(self.case, case) and not _one_of(self.except_, case)
+    def matches_case(self, case: str) -> bool:
+        """True if the entry's patterns match this case."""
+        return _matches_any(self.case, case) and not _matches_any(self.except_, case)
 
-    def expects(self, verdict: VerdictLike) -> bool:
-        """Whether a failure has the entry's kind and a message that the entry's pattern finds."""
+    def matches_failure(self, verdict: VerdictLike) -> bool:
+        """True if a failure has the entry's kind, and a message that the entry's pattern finds."""
         return verdict.kind == self.kind and bool(re.search(self.message, verdict.message))
 
     def holds_for(self, versions: Mapping[str, str], device: str) -> bool:
-        """Whether the entry applies to these versions (by distribution name), this device
-        and this CPU."""
+        """True if the entry applies to these versions (by distribution name), this device and this
+        CPU."""
         if (self.device and device not in self.device) or not cpu_is(self.cpu):
             return False
         for text in self.versions:
@@ -135,36 +135,37 @@ def load(path: Path) -> list[Expectation]:
     invalid pattern or version, and an issue that is neither a link nor begins with "none found".
     """
     document, committed = tables(path), path.resolve().is_relative_to(MANIFESTS)
-    own = _shared(document.get("finding", []))
+    fields = _fields_by_finding(document.get("finding", []))
     return [
-        _expectation(_completed(values, own), f"{path.name}, entry {number}", committed)
+        _expectation(_with_cited(values, fields), f"{path.name}, entry {number}", committed)
         for number, values in enumerate(document.get("expect", []), 1)
     ]
 
 
-def _shared(findings: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """What entries take from each finding that they cite."""
+def _fields_by_finding(findings: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """The fields that an entry takes from the finding that it cites, by the finding's name."""
     return {
-        one["name"]: {"cause": one["title"]}
-        | {name: one[name] for name in ("issue", "versions", "cpu") if name in one}
-        for one in findings
-        if isinstance(one, dict) and {"name", "title"} <= set(one)
+        finding["name"]: {"cause": finding["title"]}
+        | {name: finding[name] for name in ("issue", "versions", "cpu") if name in finding}
+        for finding in findings
+        if isinstance(finding, dict) and {"name", "title"} <= set(finding)
     }
 
 
 @cache
-def _shared_by_finding() -> dict[str, dict[str, Any]]:
-    """`_shared` of the manifests of this project."""
-    found = (tables(path).get("finding", []) for path in sorted(MANIFESTS.glob("*/*.toml")))
-    return _shared(chain.from_iterable(found))
+def _fields_of_committed_findings() -> dict[str, dict[str, Any]]:
+    """`_fields_by_finding` for all manifests of this project."""
+    findings = (tables(path).get("finding", []) for path in sorted(MANIFESTS.glob("*/*.toml")))
+    return _fields_by_finding(chain.from_iterable(findings))
 
 
-def _completed(values: Any, own: Mapping[str, Mapping[str, Any]]) -> Any:
-    """An entry with what it takes from the finding that it cites, of its `own` manifest or another."""
+def _with_cited(values: Any, fields: Mapping[str, Mapping[str, Any]]) -> Any:
+    """An entry with the fields of the finding that it cites: of its own manifest (`fields`, by the
+    finding's name), or else of one of this project. Fields of the entry itself win."""
     if not isinstance(values, dict) or "finding" not in values:
         return values
     name = str(values["finding"])
-    return {**(own.get(name) or _shared_by_finding().get(name, {})), **values}
+    return {**(fields.get(name) or _fields_of_committed_findings().get(name, {})), **values}
 
 
 def load_named(path: str | Path) -> list[Expectation]:
@@ -200,7 +201,7 @@ def tables(path: Path) -> dict[str, list[Any]]:
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def typed(values: Any, kind: type[S], where: str) -> S:
+def to_struct(values: Any, kind: type[S], where: str) -> S:
     """Convert values to a struct. Raises ExpectationError."""
     try:
         return msgspec.convert(values, kind)
@@ -209,7 +210,7 @@ def typed(values: Any, kind: type[S], where: str) -> S:
 
 
 def check_issue(issue: str, where: str) -> None:
-    """Raise ExpectationError unless an issue is a link or says that none was found."""
+    """Raise ExpectationError unless an issue is a link or begins with "none found"."""
     if not re.match(r"https://\S+|none found", issue):
         raise ExpectationError(
             f"{where}: issue must be a link, or begin with 'none found', got {issue!r}"
@@ -217,7 +218,8 @@ def check_issue(issue: str, where: str) -> None:
 
 
 def _expectation(values: Any, where: str, committed: bool) -> Expectation:
-    entry = typed(values, ManifestEntry, where)
+    """The entry with these values; `where` is its place in messages. Raises ExpectationError."""
+    entry = to_struct(values, ManifestEntry, where)
     if entry.kind not in KINDS:
         raise ExpectationError(f"{where}: unknown kind {entry.kind!r}; valid: {', '.join(KINDS)}")
     check_issue(entry.issue, where)
@@ -265,8 +267,8 @@ class Manifest:
         """The entry that matches a cell, or None. Raises ExpectationError if two entries match."""
         key = (implementation, check)
         if key not in self._by_check:
-            self._by_check[key] = [e for e in self.entries if not e.drawn and e.asks(*key)]
-        entries = [entry for entry in self._by_check[key] if entry.names(case)]
+            self._by_check[key] = [e for e in self.entries if not e.drawn and e.matches_check(*key)]
+        entries = [entry for entry in self._by_check[key] if entry.matches_case(case)]
         if len(entries) > 1:
             raise ExpectationError(
                 f"{entries[0].source} and {entries[1].source} both match "
@@ -275,8 +277,8 @@ class Manifest:
         return entries[0] if entries else None
 
     def apply(self, verdict: V, implementation: str, check: str, case: str) -> V:
-        """The verdict after the manifest is applied: `known`, unexpected pass, other
-        failure, or unchanged."""
+        """The verdict after the manifest is applied: `known`, an unexpected pass, another failure than
+        expected, or unchanged."""
         entry = self.find(implementation, check, case)
         if entry is None or verdict.status in ("unsupported", "error", "crash"):
             return verdict
@@ -290,7 +292,7 @@ class Manifest:
                 message=f"passed, but {entry.source} expects {entry.kind}: {entry.cause}; "
                 "remove or narrow the entry",
             )
-        if entry.expects(verdict):
+        if entry.matches_failure(verdict):
             return replace(
                 verdict, status="known", message=f"{verdict.message} [{entry.cause}; {entry.issue}]"
             )
@@ -301,11 +303,11 @@ class Manifest:
             f"{verdict.kind}: {verdict.message}",
         )
 
-    def alike(self, failure: VerdictLike, implementation: str, check: str, case: str) -> str:
-        """The source and cause of an entry with this failure in other cases of the operator and dtype,
-        or "". Entries name sizes of the catalogue; a search draws cases of any size."""
+    def similar(self, failure: VerdictLike, implementation: str, check: str, case: str) -> str:
+        """The source and cause of an entry that expects this failure in other cases of the operator and
+        dtype, or "". Entries name sizes of the catalogue; a search draws cases of any size."""
         for entry in self.entries:
-            if entry.asks(implementation, check) and entry.expects(failure):
+            if entry.matches_check(implementation, check) and entry.matches_failure(failure):
                 for operator, *parts in (pattern.split("/") for pattern in entry.case):
                     dtypes = {*parts} & {*DTYPES} <= {*case.split("/")}
                     if dtypes and fnmatchcase(case.split("/")[0], operator):
@@ -315,22 +317,22 @@ class Manifest:
     def unmatched(
         self, met: Callable[[Expectation], bool], filtered: bool = False
     ) -> list[Expectation]:
-        """Entries that match no cell of the catalogue; `met` says whether an entry matches one.
+        """Entries that match no cell of the catalogue; `met` is True for an entry that matches a cell.
         `filtered` leaves out committed entries."""
-        asked = (e for e in self.entries if not (e.drawn or (filtered and e.committed)))
-        return [entry for entry in asked if not met(entry)]
+        strict = (e for e in self.entries if not (e.drawn or (filtered and e.committed)))
+        return [entry for entry in strict if not met(entry)]
 
 
-_BREAKS = re.compile(r"(?:\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f])+")
+_LINE_ENDS = re.compile(r"(?:\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f])+")
 """Terminal colours and line ends. A drafted pattern covers a message up to the first of them."""
 
-_VARIES = re.compile(
+_VARYING_PARTS = re.compile(
     r"[(\[][^()\[\]]*\d[^()\[\]]*[)\]]"  # a place or a shape
     r"|[-+]?\b(?:\d[\w.]*(?:[-+]\d+)?|nan|inf)\b%?"  # a number
 )
 """The parts of a message that differ from cell to cell."""
 
-_LOST = re.compile("[\ud800-\udfff\ufffd]")
+_LOST_CHARACTERS = re.compile("[\ud800-\udfff\ufffd]")
 """Characters that UTF-8 cannot encode, and their replacement character."""
 
 
@@ -346,8 +348,8 @@ def draft(
     quotes the first of the `diagnoses` of its implementation.
     """
     sentences: dict[str, str] = {}
-    for one in diagnoses:
-        sentences.setdefault(one.implementation, f"; the run says: {one.sentence}")
+    for diagnosis in diagnoses:
+        sentences.setdefault(diagnosis.implementation, f"; the run says: {diagnosis.sentence}")
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for cell in failures:
         key = (cell.implementation, cell.check, cell.kind, _pattern(cell.message))
@@ -371,7 +373,7 @@ def draft(
 
 def _pattern(message: str) -> str:
     """A regular expression for the first line of a message, with `.*` for numbers."""
-    line = next((part.strip() for part in _BREAKS.split(message) if part.strip()), "")
-    parts = _VARIES.split(line)
-    words = [_LOST.sub(".*", re.escape(part).replace("\\ ", " ")) for part in parts]
+    line = next((part.strip() for part in _LINE_ENDS.split(message) if part.strip()), "")
+    parts = _VARYING_PARTS.split(line)
+    words = [_LOST_CHARACTERS.sub(".*", re.escape(part).replace("\\ ", " ")) for part in parts]
     return ".*".join(words) if any(map(re.compile(r"\w").search, words)) else ".*"

@@ -11,7 +11,7 @@ from attention_conformance.suite.records.lines import Content, FileSchema
 from attention_conformance.suite.records.machine import Origin
 
 READ = "read"
-"""The one status of such records: a fact is no verdict."""
+"""The only status of records of facts: a fact is no verdict."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class FactsHeader(Origin):
 
 @dataclass(frozen=True)
 class FactsRecord:
-    """What one implementation computes: `facts` by the names of rows (`suite.judge.diagnosis.facts`)."""
+    """The answers of one implementation: `facts` by the names of rows (`suite.judge.diagnosis.facts`)."""
 
     backend: str
     implementation: str

@@ -28,13 +28,14 @@ def new_file(path: str | Path) -> TextIO:
 def write_new(path: str | Path, text: str) -> None:
     """Write a new file. Raises FileExistsError; any other error leaves no file."""
     file = new_file(path)
-    with or_nothing(path), file:
+    with remove_on_error(path), file:
         file.write(text)
 
 
 @contextmanager
-def or_nothing(path: str | Path) -> Iterator[None]:
-    """Remove a new file or folder that cannot be filled, as on a full disk. An OSError names it."""
+def remove_on_error(path: str | Path) -> Iterator[None]:
+    """A context that fills a new file or folder, and removes it on an error. An OSError names the
+    path."""
     try:
         yield
     except BaseException as error:
@@ -48,7 +49,7 @@ def or_nothing(path: str | Path) -> Iterator[None]:
 
 
 def regular(path: Path) -> Path:
-    """The path. Raises OSError for a device or a pipe, which may never end."""
+    """Return the path. Raises OSError for a device or a pipe, which may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError("expected a regular file or standard input, got a device or a pipe")
     return path
@@ -74,14 +75,14 @@ def new_folder(folder: str | Path) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, if its file system has locks. Raises BlockingIOError if another process has locked
-    it."""
+    """A context that locks a folder, if its file system has locks. Raises BlockingIOError if another
+    process has locked it."""
     import fcntl  # not on Windows
 
-    place = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             advice = "wait for its end, or name a new folder"
             raise BlockingIOError(f"another process is at work on {folder}: {advice}") from error
@@ -89,4 +90,4 @@ def locked(folder: Path) -> Iterator[None]:
             pass
         yield
     finally:
-        os.close(place)
+        os.close(descriptor)

@@ -38,7 +38,7 @@ from attention_conformance.suite.records.expectations import (
     check_issue,
     load,
     tables,
-    typed,
+    to_struct,
 )
 
 SEVERITIES = {
@@ -49,7 +49,7 @@ SEVERITIES = {
     "accepted": "answers an invalid call",
     "form": "returns another dtype, shape or meaning than documented, or than elsewhere in the library",
 }
-"""What findings do, the gravest first."""
+"""The effects of findings, the gravest first."""
 
 STATES = {
     "open": "reported; the report is open",
@@ -59,7 +59,7 @@ STATES = {
     "not reported": "no report was found",
     "not looked up": "nobody looked at the report's state",
 }
-"""What became of findings upstream, as looked up in November 2026."""
+"""States of reports upstream, as looked up in November 2026."""
 
 SCRIPTS = MANIFESTS.parent / "docs" / "findings" / "scripts"
 """The scripts of findings, NAME.py; an installed package has none."""
@@ -68,7 +68,7 @@ KERAS = "keras"
 """The manifest of Keras on every engine."""
 
 OWNERS = {"torch": "pytorch", "mlx-lm": "mlx"}
-"""Owners of packages that have another name than their owner."""
+"""The project of each package that has another name than its project."""
 
 Contents = Mapping[str, tuple[Sequence["Finding"], Sequence[Expectation]]]
 """Findings and entries by manifest name."""
@@ -96,7 +96,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def state(self) -> str:
-        """What became of it upstream: a name of `STATES`."""
+        """The state of the report upstream: a name of `STATES`."""
         if self.issue.startswith("none found: by design"):
             return "by design"
         if self.issue.startswith("none found"):
@@ -111,19 +111,19 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether a user whose calls are valid has nothing to do about it."""
+        """True if a user whose calls are valid has nothing to do about it."""
         return self.state == "by design" or self.severity == "accepted"
 
     @property
     def reproduction(self) -> str:
-        """The script; where it is, if the package is installed without scripts."""
+        """The script's text; a comment with its path, if the package is installed without scripts."""
         path = SCRIPTS / f"{self.name}.py"
         if not path.is_file():
             return f"# docs/findings/scripts/{self.name}.py of the repository"
         return path.read_text(encoding="utf-8").strip()
 
     @property
-    def where(self) -> str:
+    def platforms(self) -> str:
         """The devices and CPUs that show the deviation; "" for all."""
         flags = [f"CPU {flag.replace('!', 'without ')}" for flag in self.cpu]
         return ", ".join([*self.device, *flags])
@@ -138,7 +138,7 @@ def load_findings(path: Path) -> list[Finding]:
     findings = []
     for number, values in enumerate(tables(path).get("finding", []), 1):
         where = f"{path.name}, finding {number}"
-        findings.append(typed(values, Finding, where))
+        findings.append(to_struct(values, Finding, where))
         check_issue(findings[-1].issue, where)
         if findings[-1].upstream and findings[-1].issue.startswith("none found"):
             raise ExpectationError(f"{where}: a report that was not found has no state upstream")
@@ -155,8 +155,8 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
     paths = sorted(folder.rglob("*.toml"), key=lambda path: path.stem)
     contents = {path.stem: (load_findings(path), load(path)) for path in paths}
     names = [f.name for findings, _ in contents.values() for f in findings]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ExpectationError(f"two findings are called {sorted(twice)[0]!r}")
+    if duplicates := {name for name in names if names.count(name) > 1}:
+        raise ExpectationError(f"two findings are called {sorted(duplicates)[0]!r}")
     for _, entries in contents.values():
         for entry in entries:
             if entry.finding and entry.finding not in names:
@@ -164,10 +164,11 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
     return contents
 
 
-def fulfilled(
+def find_fulfilled(
     contents: Contents, backend: str, implementation: str, check: str, case: str, message: str
 ) -> Expectation | None:
-    """The entry that a known cell fulfils: the one whose cause the message of the cell quotes."""
+    """The entry that a known cell fulfils: it matches, and the message has its cause. None without
+    any."""
     for name in (backend, KERAS):
         for entry in contents.get(name, ((), ()))[1]:
             if entry.cause in message and entry.matches(implementation, check, case):
@@ -197,49 +198,52 @@ def pages(contents: Contents, runs: Iterable[Run] = ()) -> dict[str, str]:
         "findings": findings, "owners": owners, "words": [*SEVERITIES.items(), *STATES.items()],
         "versions": ", ".join(f"{name} {text}" for name, text in sorted(versions.items())),
     }  # fmt: skip
-    made = {"index": template.render(owner="", **index)}
+    pages = {"index": template.render(owner="", **index)}
     for owner in owners:
-        its = [(f, seen_in(f, contents, cells)) for f in findings if f.owner == owner]
-        made[owner] = template.render(owner=owner, findings=its, severities=SEVERITIES)
-    return made
+        listed = [finding for finding in findings if finding.owner == owner]
+        sections = [(finding, describe_sightings(finding, contents, cells)) for finding in listed]
+        pages[owner] = template.render(owner=owner, findings=sections, severities=SEVERITIES)
+    return pages
 
 
-def seen_in(finding: Finding, contents: Contents, cells: Iterable[CellRecord]) -> str:
-    """Where the suite sees a finding: implementations with the number of their known `cells`, checks and
-    cases of the entries that cite it."""
-    cited = {
-        name: [e for e in entries if e.finding == finding.name]
-        for name, (_, entries) in contents.items()
+def describe_sightings(finding: Finding, contents: Contents, cells: Iterable[CellRecord]) -> str:
+    """Where the suite sees a finding, in words: implementations with the number of their known `cells`,
+    checks and cases of the entries that cite the finding."""
+    citing = {
+        manifest: [entry for entry in entries if entry.finding == finding.name]
+        for manifest, (_, entries) in contents.items()
     }
-    entries = [e for listed in cited.values() for e in listed]
+    entries = [entry for listed in citing.values() for entry in listed]
     if not entries:
         return finding.seen
-    hit = Counter(
-        cell.name
-        for cell in cells
-        if any(
-            e.matches(cell.implementation, cell.check, cell.case)
-            for e in cited.get(cell.backend, ())
-        )
-    )
-    counts = ", ".join(f"{n} ({c} cell{'s' * (c != 1)})" for n, c in hit.items())
+
+    def shows(cell: CellRecord) -> bool:
+        listed = citing.get(cell.backend, ())
+        return any(e.matches(cell.implementation, cell.check, cell.case) for e in listed)
+
+    cell_counts = Counter(cell.name for cell in cells if shows(cell))
+    counts = [f"{name} ({n} cell{'s' * (n != 1)})" for name, n in cell_counts.items()]
     names = dict.fromkeys(
-        f"{b}:{n}" for b, listed in cited.items() for e in listed for n in e.implementation
+        f"{manifest}:{name}"
+        for manifest, listed in citing.items()
+        for entry in listed
+        for name in entry.implementation
     )
-    checks = dict.fromkeys(c for e in entries for c in e.check)
+    checks = dict.fromkeys(check for entry in entries for check in entry.check)
     checked = "every check" if "*" in checks else f"check {', '.join(checks)}"
-    cases = dict.fromkeys(f"`{c}`" for e in entries for c in e.case)
-    return f"{counts or ', '.join(names)}; {checked}; cases {', '.join(cases)}"
+    cases = dict.fromkeys(f"`{case}`" for entry in entries for case in entry.case)
+    return f"{', '.join(counts or names)}; {checked}; cases {', '.join(cases)}"
 
 
 def report(finding: Finding) -> str:
-    """A report to post upstream, with what the script prints here; "" if it prints no deviation."""
+    """A report to post upstream, with the script's output; "" if the script shows no deviation here."""
     command = [sys.executable, "-c", finding.reproduction]
-    done = subprocess.run(command, capture_output=True, text=True)
-    printed = done.stdout.strip() if done.returncode >= 0 else f"{done.stdout}(the process ends)"
-    if done.returncode >= 0 and not printed.endswith("DEVIATES"):
+    result = subprocess.run(command, capture_output=True, text=True)
+    died = result.returncode < 0
+    output = f"{result.stdout}(the process ends)" if died else result.stdout.strip()
+    if not died and not output.endswith("DEVIATES"):
         return ""
-    blocks = f"```python\n{finding.reproduction}\n```\n\nIt prints:\n\n```\n{printed}\n```\n"
+    blocks = f"```python\n{finding.reproduction}\n```\n\nIt prints:\n\n```\n{output}\n```\n"
     versions = ", ".join(finding.versions)
     return f"# {finding.title}\n\n{finding.text}\n\nVersions: {versions}\n\n{blocks}"
 

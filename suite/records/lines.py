@@ -37,7 +37,8 @@ Seed = Annotated[int, msgspec.Meta(ge=0)]
 Fact = str | Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] | float | bool | None
 """One fact about a case: a size, a word, a number, a flag, or None."""
 
-CHANGED = "the file was changed after it was written: restore it, or run again"
+CHANGED_FILE = "the file was changed after it was written: restore it, or run again"
+"""The end of messages about a file that was changed after it was written."""
 
 
 class RecordError(Exception):
@@ -137,32 +138,32 @@ class FileSchema(Generic[H, R]):
         header = self._header(path, first)
         records: list[R] = []
         remarks: list[Any] = []
-        seen: set[tuple[Hashable, ...]] = set()
+        seen_keys: set[tuple[Hashable, ...]] = set()
         complete = False
-        for place, line in enumerate(lines, 2):
-            where, last = f"{path}: line {place}", place == len(lines) + 1
+        for number, line in enumerate(lines, 2):
+            where, is_last = f"{path}: line {number}", number == len(lines) + 1
             try:
-                kind = _NAMED.decode(line).record
+                kind = _LINE_KIND.decode(line).record
             except (ValueError, RecursionError) as error:
-                if last and partial:
+                if is_last and partial:
                     break
-                if last:
+                if is_last:
                     raise TruncatedRun(
                         f"{path}: the last line is cut off or damaged; the run was killed. Run it again, "
                         "or pass --partial to read what is there"
                     ) from error
                 raise BrokenLine(
-                    f"{where} is not a record: expected a JSON object, got {error}; {CHANGED}"
+                    f"{where} is not a record: expected a JSON object, got {error}; {CHANGED_FILE}"
                 ) from error
             if kind == self.name:
-                record = _decoded(where, line, self.record)
-                self._check(where, record, seen)
-                seen.add(record.key)
+                record = _decode(where, line, self.record)
+                self._check(where, record, seen_keys)
+                seen_keys.add(record.key)
                 records.append(record)
             elif kind in self.remarks:
-                remarks.append(_decoded(where, line, self.remarks[kind]))
-            elif kind == "footer" and last:
-                _check_totals(where, _decoded(where, line, _Footer).totals, records)
+                remarks.append(_decode(where, line, self.remarks[kind]))
+            elif kind == "footer" and is_last:
+                _check_totals(where, _decode(where, line, _Footer).totals, records)
                 complete = True
             else:
                 raise BrokenLine(
@@ -182,40 +183,42 @@ class FileSchema(Generic[H, R]):
         return self._header(path, _lines(path, first=True)[0])
 
     def accepts(self, path: str | Path) -> bool:
-        """Whether a file begins with a header of this schema, in any version."""
+        """True if a file begins with a header of this schema, in any version."""
         try:
-            named = _NAMED.decode(_lines(Path(path), first=True)[0])
+            line_kind = _LINE_KIND.decode(_lines(Path(path), first=True)[0])
         except (NotARecordFile, ValueError, RecursionError):
             return False
-        return named.record == "header" and self.is_kind(named.schema)
+        return line_kind.record == "header" and self.is_kind(line_kind.schema)
 
     def _header(self, path: Path, line: str) -> H:
+        """The header in line 1. Raises NotARecordFile and OtherSchema."""
         expected = f"{path}: expected a result file written by {self.origin}"
         try:
-            named = _NAMED.decode(line)
+            line_kind = _LINE_KIND.decode(line)
         except (ValueError, RecursionError) as error:
             raise NotARecordFile(f"{expected}; line 1 is no header") from error
-        if named.record != "header" or not self.is_kind(named.schema):
+        if line_kind.record != "header" or not self.is_kind(line_kind.schema):
             raise NotARecordFile(
                 f"{expected}, whose line 1 is a header of schema {self.schema}; got "
-                f"{brief(named.record)} of schema {brief(named.schema)}"
+                f"{brief(line_kind.record)} of schema {brief(line_kind.schema)}"
             )
-        if str(named.schema) != self.schema:
+        if str(line_kind.schema) != self.schema:
             raise OtherSchema(
-                f"{path}: expected schema {self.schema}, got {named.schema}: another version of the "
+                f"{path}: expected schema {self.schema}, got {line_kind.schema}: another version of the "
                 "suite wrote the file; run again, or read the file with that version"
             )
-        return _decoded(f"{path}: line 1", line, self.header)
+        return _decode(f"{path}: line 1", line, self.header)
 
-    def _check(self, where: str, record: R, seen: Collection[tuple[Hashable, ...]]) -> None:
+    def _check(self, where: str, record: R, seen_keys: Collection[tuple[Hashable, ...]]) -> None:
+        """Raise BrokenLine for an unknown status, DuplicateCell if the record's key is in `seen_keys`."""
         if record.status not in self.statuses:
             raise BrokenLine(
                 f"{where}: unknown status {brief(record.status)}; valid: {', '.join(self.statuses)}; "
-                f"{CHANGED}"
+                f"{CHANGED_FILE}"
             )
-        if record.key in seen:
+        if record.key in seen_keys:
             raise DuplicateCell(
-                f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED}"
+                f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED_FILE}"
             )
 
 
@@ -230,7 +233,7 @@ class Content(Generic[H, R]):
     remarks: tuple[Any, ...] = ()
 
 
-class _Named(msgspec.Struct):
+class _LineKind(msgspec.Struct):
     """The fields that say what a line is."""
 
     record: Any
@@ -238,10 +241,12 @@ class _Named(msgspec.Struct):
 
 
 class _Footer(msgspec.Struct):
+    """The last line: the number of records by status."""
+
     totals: dict[str, int]
 
 
-_NAMED = msgspec.json.Decoder(_Named)
+_LINE_KIND = msgspec.json.Decoder(_LineKind)
 
 
 class Writer(Generic[H, R]):
@@ -275,7 +280,8 @@ class Writer(Generic[H, R]):
         self._file.close()
 
     def _line(self, name: str, fields: dict[str, Any]) -> None:
-        entry = {"record": name, **_strict(fields)}
+        """Write and flush a line that `name` marks."""
+        entry = {"record": name, **_without_nonfinite(fields)}
         text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
         # A framework's message may contain surrogates, which UTF-8 cannot encode.
         try:
@@ -318,29 +324,30 @@ def _standard_input() -> str:
 T = TypeVar("T")
 
 
-def _decoded(where: str, line: str, kind: type[T]) -> T:
-    """The line as this class, with texts for numbers as `_strict` writes them. Raises BrokenLine."""
+def _decode(where: str, line: str, kind: type[T]) -> T:
+    """The line as an instance of `kind`; texts may stand for numbers. Raises BrokenLine."""
     try:
         return msgspec.json.decode(line, type=kind, strict=False)
     except (ValueError, RecursionError) as error:
-        raise BrokenLine(f"{where}: {error}; {CHANGED}") from error
+        raise BrokenLine(f"{where}: {error}; {CHANGED_FILE}") from error
 
 
-def _check_totals(where: str, said: dict[str, int], records: list[R]) -> None:
+def _check_totals(where: str, totals: dict[str, int], records: list[R]) -> None:
+    """Raise BrokenLine unless the footer's `totals` count the records by status."""
     counted = Counter(record.status for record in records)
-    if said != counted:
+    if totals != counted:
         raise BrokenLine(
-            f"{where}: the footer counts {said}, the file holds {dict(counted)}: lines were lost or "
-            f"added; {CHANGED}"
+            f"{where}: the footer counts {totals}, the file holds {dict(counted)}: lines were lost or "
+            f"added; {CHANGED_FILE}"
         )
 
 
-def _strict(value: Any) -> Any:
+def _without_nonfinite(value: Any) -> Any:
     """The value with strings in place of NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, dict):
-        return {name: _strict(inner) for name, inner in value.items()}
+        return {name: _without_nonfinite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(inner) for inner in value]
+        return [_without_nonfinite(entry) for entry in value]
     return value

@@ -17,12 +17,12 @@ from attention_conformance import suite
 ROOT = Path(__file__).parents[3].resolve()
 """The folder that the package lies in: the root of a checkout."""
 
-KINDS_OF_CPU = (
+MATMUL_CPU_FLAGS = (
     "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16",
     "asimdhp", "sve", "i8mm", "bf16",
 )  # fmt: skip
-"""The CPU flags, by Linux' names, that choose the matrix products of frameworks. The expectations and
-findings of this project depend on no others, and every run records those of its CPU."""
+"""The CPU flags, by Linux' names, by which frameworks choose their matrix products. The expectations and
+findings of this project depend on no other flags, and every run records those of its CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +45,13 @@ class Origin:
 
 
 def facts() -> dict[str, Any]:
-    """Operating system, architecture, model, flags and number of CPUs, OMP_NUM_THREADS, and
-    ONEDNN_MAX_CPU_ISA, by which oneDNN uses fewer flags."""
+    """The machine as recorded: operating system, architecture, model, flags and number of CPUs,
+    OMP_NUM_THREADS, and ONEDNN_MAX_CPU_ISA, which makes oneDNN ignore flags."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
         "cpu": cpu_model(),
-        "cpu_flags": " ".join(flag for flag in KINDS_OF_CPU if flag in cpu_flags()),
+        "cpu_flags": " ".join(flag for flag in MATMUL_CPU_FLAGS if flag in cpu_flags()),
         "onednn_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         "cpus": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
@@ -77,11 +77,12 @@ def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), "")
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "")
 
 
 def commit() -> tuple[str, bool]:
-    """The commit of the checkout and whether files differ from it; "" and False without git."""
+    """The commit of the checkout, and True if files differ from it; "" and False without git."""
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -106,5 +107,5 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def cpu_is(wanted: Iterable[str]) -> bool:
-    """Whether the CPU has every flag, and lacks every flag that is written "!flag"."""
+    """True if the CPU has every flag, and lacks every flag that is written "!flag"."""
     return all((flag.removeprefix("!") in cpu_flags()) != flag.startswith("!") for flag in wanted)

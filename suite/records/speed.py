@@ -16,6 +16,7 @@ STATUSES = ("timed", "unsettled", "refused", "unsupported", "error")
 still changing. "refused" means a wrong answer or an implausible time."""
 
 TIMED = ("timed", "unsettled")
+"""The statuses of measurements that have times."""
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 """The seconds of a call, always positive."""
@@ -74,7 +75,7 @@ class SpeedRecord:
 
     @property
     def share_of_gemm(self) -> float | None:
-        """Operations per second, divided by those of the largest matrix product; None without a time."""
+        """Operations per second over the rate of the largest matrix product; None without a time."""
         seconds = self.seconds
         if not seconds or not self.flops or not self.gemm:
             return None
@@ -82,7 +83,7 @@ class SpeedRecord:
 
     @property
     def share_of_copy(self) -> float | None:
-        """Bytes per second, divided by those of a copy of the same size; None without a time.
+        """Bytes per second over the rate of a copy of the same size; None without a time.
 
         Every operand is counted once, so a call that reads more than it writes can exceed 1.
         """
@@ -93,7 +94,7 @@ class SpeedRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of a step over its median; None without a time, and for what is no step of decoding."""
+        """Tokens of a decoding step over its median time; None without a time, and for other calls."""
         return self.tokens / self.seconds if self.seconds and self.tokens else None
 
 

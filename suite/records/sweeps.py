@@ -34,37 +34,38 @@ class Shards:
         """Title, release and seed of the run."""
         return title_of(self.header), release_of(self.header), seed_of(self.header)
 
-    def load(self, partial: bool = False, lacking: bool = True) -> Run:
-        """Read the run; with `partial` also files without a footer. If `lacking`, shards may be missing,
-        and the run is then not `complete`. Raises RecordError."""
-        parts = [load(path, partial) for path in self.paths]
+    def load(self, partial: bool = False, allow_missing: bool = True) -> Run:
+        """Read the run; with `partial` also files without a footer. If `allow_missing`, shards may be
+        missing; the run is then not `complete`. Raises RecordError."""
+        shard_runs = [load(path, partial) for path in self.paths]
         if not self.header.shard:
-            return parts[0]
+            return shard_runs[0]
         try:
-            return merge(parts)
+            return merge(shard_runs)
         except IncompleteShards:
-            if not lacking:
+            if not allow_missing:
                 raise
-            every = tuple(cell for part in parts for cell in part.cells)
-            diagnoses = tuple(one for part in parts for one in part.diagnoses)
-            whole = replace(self.header, shard="")
-            return Run(whole, every, str(self.paths[0]), complete=False, diagnoses=diagnoses)
+            cells = tuple(cell for run in shard_runs for cell in run.cells)
+            diagnoses = tuple(diagnosis for run in shard_runs for diagnosis in run.diagnoses)
+            header = replace(self.header, shard="")
+            return Run(header, cells, str(self.paths[0]), complete=False, diagnoses=diagnoses)
 
 
 def shards(paths: Iterable[Path]) -> list[Shards]:
-    """The files by run; only their headers are read. Shards belong to one run if case lists, commits,
-    versions, release and seed are equal. Raises RecordError."""
-    runs: dict[object, list[tuple[Header, Path]]] = {}
+    """The result files grouped by run; only their headers are read. Shards belong to one run if case
+    lists, commits, versions, release and seed are equal. Raises RecordError."""
+    files_by_run: dict[object, list[tuple[Header, Path]]] = {}
     for path in paths:
         header = cells.FILE_SCHEMA.read_header(path)
         identity = (header.digest, header.commit, header.dirty, str(header.versions), header.python)
-        one = (*Shards(header, (path,)).key, *identity) if header.shard else path
-        runs.setdefault(one, []).append((header, path))
-    return [Shards(of[0][0], tuple(path for _, path in of)) for of in runs.values()]
+        run = (*Shards(header, (path,)).key, *identity) if header.shard else path
+        files_by_run.setdefault(run, []).append((header, path))
+    groups = files_by_run.values()
+    return [Shards(group[0][0], tuple(path for _, path in group)) for group in groups]
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether a path is a folder with result files of runs or searches."""
+    """True if a path is a folder with result files of runs or searches."""
     schemas = (cells.FILE_SCHEMA, searches.FILE_SCHEMA)
     return path.is_dir() and any(s.accepts(file) for file in files(path) for s in schemas)
 
@@ -100,14 +101,14 @@ def release_of(header: Header) -> str:
     return str(header.options.get("release") or INSTALLED)
 
 
-def of_release(text: str, release: str) -> str:
-    """The text of a result file, with the release that its run judged in the header."""
-    header, _, rest = text.partition("\n")
+def with_release(text: str, release: str) -> str:
+    """The text of a result file, after the release that its run judged was written into the header."""
+    header, _, lines = text.partition("\n")
     if release == INSTALLED or not header:
         return text
     fields = json.loads(header)
     fields["options"]["release"] = release
-    return f"{json.dumps(fields, ensure_ascii=False)}\n{rest}"
+    return f"{json.dumps(fields, ensure_ascii=False)}\n{lines}"
 
 
 def seed_of(header: Origin) -> int:

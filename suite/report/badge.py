@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attention_conformance.suite.records.cells import Run
-from attention_conformance.suite.records.coverage import percent, shortfalls, word
+from attention_conformance.suite.records.coverage import percent, shortfalls, verdict_word
 from attention_conformance.suite.records.files import new_folder, write_new
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.report.conformance import UNSUPPORTED
@@ -40,7 +40,7 @@ def badges(runs: Sequence[Run]) -> dict[str, str]:
             raise RecordError(f"{run.source}: a badge needs a whole run, and this one is partial")
     totals = sum((run.totals for run in runs), Counter[str]())
     cells, judged = totals.total(), totals.total() - totals[UNSUPPORTED]
-    verdict = word(totals, [reason for run in runs for reason in _shortfalls(run)]).lower()
+    verdict = verdict_word(totals, [reason for run in runs for reason in _shortfalls(run)]).lower()
     share = percent(judged / cells) if cells else "0%"
     return {
         "attention": picture(
@@ -53,10 +53,10 @@ def badges(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _shortfalls(run: Run) -> list[str]:
-    """Why the run judged too little."""
+    """The reasons why the run judged too little; [] if it judged enough."""
     options = run.header.options
-    own = {cell.implementation for cell in run.cells} if options.get("function") else set()
-    return shortfalls(run.cells, own, allow_refusals=bool(options.get("allow_refusals")))
+    functions = {cell.implementation for cell in run.cells} if options.get("function") else set()
+    return shortfalls(run.cells, functions, allow_refusals=bool(options.get("allow_refusals")))
 
 
 def precision(runs: Sequence[Run]) -> str:
@@ -65,35 +65,36 @@ def precision(runs: Sequence[Run]) -> str:
     for cell in (cell for run in runs for cell in run.cells):
         if cell.check == VALUES and cell.status == "pass" and cell.grade in GRADES:
             grades.setdefault(cell.dtype, []).append(cell.grade)
-    widest = {dtype: max(of, key=GRADES.index) for dtype, of in grades.items()}
-    named = [f"{dtype} {widest[dtype]}" for dtype in DTYPES if dtype in widest]
-    return ", ".join(named) or "not measured"
+    widest = {dtype: max(names, key=GRADES.index) for dtype, names in grades.items()}
+    grades_in_order = [f"{dtype} {widest[dtype]}" for dtype in DTYPES if dtype in widest]
+    return ", ".join(grades_in_order) or "not measured"
 
 
-def draw(runs: Sequence[Run], path: Path | None, folder: Path | None) -> None:
-    """Write the badge "attention" to a new file, and the others as NAME.svg into a new or empty folder.
+def write_badges(runs: Sequence[Run], path: Path | None, folder: Path | None) -> None:
+    """Write the badge "attention" to a new file, and every other badge as NAME.svg into a new or empty
+    folder.
 
-    Raises FileExistsError if the file exists or the folder is not empty, and as `badges`.
+    Raises FileExistsError if the file exists or the folder is not empty, and the errors of `badges`.
     """
-    made = badges(runs)
-    attention = made.pop("attention")
+    texts_by_name = badges(runs)
+    attention = texts_by_name.pop("attention")
     if path:
         write_new(path, attention)
     if folder:
         new_folder(folder)
-        for name, badge in made.items():
+        for name, badge in texts_by_name.items():
             write_new(folder / f"{name}.svg", badge)
 
 
 def picture(label: str, text: str, colour: str = FACT) -> str:
-    """The SVG of a badge with these two halves."""
+    """The SVG of a badge: `label` in the left half, `text` in the right half."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
     template = Path(__file__).with_name("badge.svg.jinja").read_text("utf-8")
-    left, right = (len(half) * LETTER + MARGIN for half in (label, text))
+    left_width, right_width = (len(half) * LETTER + MARGIN for half in (label, text))
     return environment.from_string(template).render(
-        label=label, text=text, left=left, right=right, colour=colour
+        label=label, text=text, left=left_width, right=right_width, colour=colour
     )

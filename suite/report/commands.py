@@ -94,7 +94,7 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _rename(text: str) -> tuple[str, str]:
+def _parse_rename(text: str) -> tuple[str, str]:
     """Parse the two names of a --map."""
     old, equals, new = text.partition("=")
     if not (old and equals and new):
@@ -111,7 +111,7 @@ class DiffOptions(OutputOptions):
         "torch:sdpa=jax:jax-nn), and skip implementations of only one run; repeatable",
         "OLD=NEW",
         many=True,
-        kind=_rename,
+        kind=_parse_rename,
     )
 
 
@@ -151,7 +151,7 @@ def report(args: argparse.Namespace) -> int:
     """Run `report`; returns the exit code."""
     from attention_conformance.suite.report.render import render
 
-    paths_of = _by_kind(args.results)
+    paths_of = _paths_by_kind(args.results)
     for kind in KINDS:
         names = [name for name in kind.tables if name in (args.table or ())]
         if kind not in paths_of and names:
@@ -165,20 +165,20 @@ def report(args: argparse.Namespace) -> int:
 
         if CONFORMANCE not in paths_of:
             raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
-        badge.draw(load_runs(paths_of[CONFORMANCE], args.partial), args.badge, args.badges)
+        badge.write_badges(load_runs(paths_of[CONFORMANCE], args.partial), args.badge, args.badges)
     if args.format == SITE and CONFORMANCE not in paths_of:
         raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
     if args.format == SITE and args.table:
         raise RecordError("--format=site chooses its tables itself: leave --table out")
     # Data formats include the rare tables; a site makes its own.
-    every = {**dict.fromkeys(DATA_FORMATS, tuple(TABLES)), SITE: ()}
-    chosen = args.table or every.get(args.format)
+    tables_of_format = {**dict.fromkeys(DATA_FORMATS, tuple(TABLES)), SITE: ()}
+    names_of_tables = args.table or tables_of_format.get(args.format)
     tables: dict[str, Any] = {}
     all_frames: dict[str, Any] = {}
     for kind, paths in paths_of.items():
         frames = kind.read(paths, args.partial, args.baseline)
         all_frames |= frames
-        tables |= kind.of(frames, chosen)
+        tables |= kind.of(frames, names_of_tables)
     if args.plots:
         from attention_conformance.suite.report.plots import draw
 
@@ -188,25 +188,25 @@ def report(args: argparse.Namespace) -> int:
 
         site.write(all_frames, CONFORMANCE.title, args.output)
         return 0
-    first = {}
+    first_screen = {}
     if args.format == "html" and not args.table:
         from attention_conformance.suite.report.overview import overview
 
-        first = overview(all_frames, tables)
-    render(tables, args.format, args.output, next(iter(paths_of)).title, first)
+        first_screen = overview(all_frames, tables)
+    render(tables, args.format, args.output, next(iter(paths_of)).title, first_screen)
     return 0
 
 
-def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
+def _paths_by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
     """The paths by kind, in the order of a report. Raises RecordError if a path is named twice."""
-    seen: dict[Path, Path] = {}
+    listed: dict[Path, Path] = {}
     for path in paths:
-        if path.resolve() in seen:
-            raise RecordError(f"{path} is given twice (as {seen[path.resolve()]}); name it once")
-        seen[path.resolve()] = path
+        if path.resolve() in listed:
+            raise RecordError(f"{path} is given twice (as {listed[path.resolve()]}); name it once")
+        listed[path.resolve()] = path
     kinds = [kind_of(path) for path in paths]
     return {
-        kind: [path for path, its in zip(paths, kinds, strict=True) if its is kind]
+        kind: [path for path, its_kind in zip(paths, kinds, strict=True) if its_kind is kind]
         for kind in KINDS
         if kind in kinds
     }

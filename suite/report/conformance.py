@@ -11,12 +11,12 @@ from attention_conformance.suite.report.table import (
     Entries,
     Groups,
     Table,
-    across,
-    counted,
-    distinct,
-    extreme,
-    grouped,
-    same,
+    distinct_texts,
+    entry_of_largest,
+    group_rows,
+    per_value,
+    same_names,
+    value_counts,
 )
 from attention_conformance.suite.spec.vocabulary import BROKEN, GRADES, GRADIENTS, STATUSES, VALUES
 
@@ -27,7 +27,7 @@ FAILING = ("crash", "error", "fail", "known")
 """The statuses of failing cells, the gravest first."""
 
 UNSUPPORTED = "unsupported"
-"""The status of cells that were not asked."""
+"""The status of cells that were not judged."""
 
 REASONS_NAMED = 3
 """The number of implementations that are named for one reason."""
@@ -38,7 +38,7 @@ BY_DTYPE = {"implementation": "label", "dtype": "dtype"}
 
 def _counts(groups: Groups) -> pd.DataFrame:
     """Score, coverage, and cells per status; NaN for the score if no cell was judged."""
-    numbers = counted("status", STATUSES)(groups)
+    numbers = value_counts("status", STATUSES)(groups)
     cells = groups.size()
     judged = cells - numbers[UNSUPPORTED]
     shares = {"score": numbers["pass"] / judged, "coverage": judged / cells, "cells": cells}
@@ -54,13 +54,14 @@ def _tallies(groups: Groups) -> pd.Series:
     import pandas as pd
 
     counts = _counts(groups)
-    return pd.Series([*map(_tally, counts.to_dict("records"))], counts.index, dtype=object)
+    return pd.Series([*map(_tally_text, counts.to_dict("records"))], counts.index, dtype=object)
 
 
-def _tally(counts: dict[Any, Any]) -> str:
-    others = ", ".join(f"{counts[s]} {s}" for s in (*FAILING, UNSUPPORTED) if counts[s])
+def _tally_text(counts: dict[Any, Any]) -> str:
+    """The tally of one group: "17/20 (3 fail, 2 unsupported)"."""
+    other_counts = ", ".join(f"{counts[s]} {s}" for s in (*FAILING, UNSUPPORTED) if counts[s])
     share = f"{counts['pass']}/{counts['cells'] - counts[UNSUPPORTED]}"
-    return f"{share} ({others})" if others else share
+    return f"{share} ({other_counts})" if other_counts else share
 
 
 RUNS = Table("runs", "The runs: versions, machine, options.", over="runs")
@@ -82,11 +83,11 @@ OF_OPERATORS = Table(
 )
 
 
-def _named(labels: Iterable[str]) -> str:
-    """The first implementations, and the number of others."""
-    one, *others = labels
-    few = len(others) < REASONS_NAMED
-    return ", ".join([one, *others]) if few else f"{one} and {len(others)} more"
+def _shortened_list(labels: Iterable[str]) -> str:
+    """The labels of a few implementations; of many the first label, and the number of others."""
+    first_label, *others = labels
+    all_fit = len(others) < REASONS_NAMED
+    return ", ".join([first_label, *others]) if all_fit else f"{first_label} and {len(others)} more"
 
 
 OF_UNSUPPORTED = Table(
@@ -96,8 +97,8 @@ OF_UNSUPPORTED = Table(
     by={"reason": "message"},
     columns={
         "cells": ("case", "size"),
-        "implementations": distinct("label", _named),
-        **same("check", "case"),
+        "implementations": distinct_texts("label", _shortened_list),
+        **same_names("check", "case"),
     },
     order="cells",
 )
@@ -107,7 +108,7 @@ CONFORMANCE = Table(
     "Cells passed / judged in every group of cases, with other statuses in brackets. Unsupported cells "
     "are not judged.",
     by=BY_IMPLEMENTATION,
-    columns={**COUNTS, "groups": across("group", _tallies)},
+    columns={**COUNTS, "groups": per_value("group", _tallies)},
 )
 
 
@@ -119,13 +120,13 @@ def widest(grades: Iterable[str]) -> str:
 
 
 CLASSES: dict[str, Column] = {
-    "numerics": distinct("numerics"),
-    "grade": distinct("grade", widest),
+    "numerics": distinct_texts("numerics"),
+    "grade": distinct_texts("grade", widest),
 }
 """The numerics classes whose bounds were used, and the widest grade."""
 
 
-def _measured(cells: pd.DataFrame) -> pd.DataFrame:
+def _value_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The judged cells of the check `VALUES`.
 
     A wrong answer without a grade, as one that is not finite, has an infinite error ratio and the grade
@@ -147,7 +148,7 @@ ACCURACY = Table(
     "The check values: error ratio = max |error| / bound of the declared numerics class; the grade is "
     "the narrowest class whose bounds hold for all cells (exact, fused and eager are equal for f32 and "
     "f64); beyond counts the cells that exceed their bound.",
-    rows=_measured,
+    rows=_value_cells,
     by=BY_DTYPE,
     columns={
         **CLASSES,
@@ -157,7 +158,7 @@ ACCURACY = Table(
         "median": ("error_ratio", "median"),
         "max": ("error_ratio", "max"),
         "rms": ("rms", "max"),
-        "case": extreme("case"),
+        "case": entry_of_largest("case"),
     },
 )
 
@@ -166,13 +167,13 @@ LARGEST = Table(
     "largest",
     "The check values: the largest error ratio of right answers, over all seeds of the records, by "
     "operator, framework, numerics class and dtype.",
-    rows=lambda cells: _measured(cells).query("status == 'pass' and error_ratio.notna()"),
+    rows=lambda cells: _value_cells(cells).query("status == 'pass' and error_ratio.notna()"),
     by={"operator": "operator", "backend": "backend", "numerics": "numerics"},
     columns={
         "implementations": ("implementation", "nunique"),
         "seeds": ("seed", "nunique"),
         "cells": ("case", "size"),
-        "dtypes": across("dtype", lambda groups: groups["error_ratio"].max(), absent=math.nan),
+        "dtypes": per_value("dtype", lambda groups: groups["error_ratio"].max(), absent=math.nan),
     },
     rare=True,
 )
@@ -185,21 +186,21 @@ INTERVALS = (*(f"≤ {high:g}" for high in EDGES[1:-1]), f"> {EDGES[-2]:g}")
 """The names of the intervals of error ratios."""
 
 
-def _distributed(cells: pd.DataFrame) -> pd.DataFrame:
+def _with_intervals(cells: pd.DataFrame) -> pd.DataFrame:
     """The judged cells of the check `VALUES`, each with its interval."""
     import pandas as pd
 
-    rows = _measured(cells)
+    rows = _value_cells(cells)
     return rows.assign(interval=pd.cut(rows["error_ratio"], EDGES, labels=INTERVALS).astype(object))
 
 
 DISTRIBUTION = Table(
     "distribution",
     "The check values: how many cells have an error ratio in each interval. Above 1 is wrong.",
-    rows=_distributed,
+    rows=_with_intervals,
     by=BY_DTYPE,
     columns={
-        "intervals": counted("interval", INTERVALS),
+        "intervals": value_counts("interval", INTERVALS),
         "median": ("error_ratio", "median"),
         "max": ("error_ratio", "max"),
     },
@@ -209,12 +210,12 @@ DISTRIBUTION = Table(
 _RATIO = "ratio of "
 
 
-def _differentiated(cells: pd.DataFrame) -> pd.DataFrame:
+def _gradient_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The judged cells of the checks `GRADIENTS`, with a column for every error ratio."""
-    from attention_conformance.suite.report.frames import expanded
+    from attention_conformance.suite.report.frames import dict_columns
 
     rows = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != UNSUPPORTED)]
-    ratios = expanded(rows["ratios"]).add_prefix(_RATIO)
+    ratios = dict_columns(rows["ratios"]).add_prefix(_RATIO)
     return rows.assign(beyond=rows["status"] != "pass").join(ratios)
 
 
@@ -227,7 +228,7 @@ OF_GRADIENTS = Table(
     "gradients",
     "The checks gradients and gradient_of_bias: the largest error ratio of the gradient of each operand "
     "and parameter, by the bound of the declared class, and the widest grade.",
-    rows=_differentiated,
+    rows=_gradient_cells,
     by=BY_DTYPE,
     columns={
         **CLASSES,
@@ -268,8 +269,8 @@ DIAGNOSES = Table(
     over="diagnoses",
     columns={
         **BY_IMPLEMENTATION,
-        **same("sentence", "explains", "tried", "contradicts"),
-        **same("hint", "family", "origin", "check", "case"),
+        **same_names("sentence", "explains", "tried", "contradicts"),
+        **same_names("hint", "family", "origin", "check", "case"),
     },
 )
 
@@ -280,26 +281,26 @@ def failing_cells(cells: pd.DataFrame) -> pd.DataFrame:
     return failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
 
 
-def _beside_others(cells: pd.DataFrame) -> pd.DataFrame:
-    """The failing cells, with numbers of implementations for the same check and case: those that fail
-    with any seed, and all that were asked."""
-    wrong = failing_cells(cells)
-    cells = cells[cells["case"].isin(wrong["case"])]
-    asked, fails = cells["status"] != UNSUPPORTED, cells["status"].isin(FAILING)
-    each = grouped(cells.assign(asked=asked, failing=fails), ["check", "case", "label"])
-    numbers = each[["failing", "asked"]].any().groupby(["check", "case"]).sum().reset_index()
-    return wrong.merge(numbers, on=["check", "case"])
+def _with_failing_counts(cells: pd.DataFrame) -> pd.DataFrame:
+    """The failing cells, with two numbers of implementations for the same check and case: those that fail
+    with any seed, and those that were asked."""
+    failing = failing_cells(cells)
+    cells = cells[cells["case"].isin(failing["case"])]
+    flags = {"asked": cells["status"] != UNSUPPORTED, "failing": cells["status"].isin(FAILING)}
+    by_label = group_rows(cells.assign(**flags), ["check", "case", "label"])[[*flags]].any()
+    counts = by_label.groupby(["check", "case"])[["failing", "asked"]].sum().reset_index()
+    return failing.merge(counts, on=["check", "case"])
 
 
 FAILURES = Table(
     "failures",
     "Every cell with the status crash, error, fail or known, with the number of implementations that "
     "fail in the same check and case, and of those that were asked.",
-    rows=_beside_others,
+    rows=_with_failing_counts,
     columns={
-        **same("status"),
+        **same_names("status"),
         **BY_IMPLEMENTATION,
-        **same("check", "case", "kind", "error_ratio", "failing", "asked", "message"),
+        **same_names("check", "case", "kind", "error_ratio", "failing", "asked", "message"),
     },
 )
 
@@ -313,28 +314,28 @@ HISTORY = Table(
 )
 
 
-def _changed(cells: pd.DataFrame) -> pd.DataFrame:
+def _changed_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells whose oldest and newest records have different statuses, new failures first."""
-    from attention_conformance.suite.report.frames import asked_again
+    from attention_conformance.suite.report.frames import repeated_cells
 
-    again = asked_again(cells)
-    changed = again[again["before"] != again["status"]]
+    repeated = repeated_cells(cells)
+    changed = repeated[repeated["before"] != repeated["status"]]
     return changed.sort_values("status", key=lambda s: ~s.isin(BROKEN), kind="stable")
 
 
 CHANGED = Table(
     "changed",
     "Cells whose status changed from the oldest to the newest of the runs given, new failures first.",
-    rows=_changed,
-    columns={"implementation": "name", **same("before", "status", "check", "case", "message")},
+    rows=_changed_cells,
+    columns={"implementation": "name"} | same_names("before", "status", "check", "case", "message"),
     rare=True,
 )
 
 
-def _recorded(cells: pd.DataFrame) -> pd.DataFrame:
-    from attention_conformance.suite.report.frames import recorded
+def _file_columns(cells: pd.DataFrame) -> pd.DataFrame:
+    from attention_conformance.suite.report.frames import file_columns
 
-    return recorded(cells)
+    return file_columns(cells)
 
 
-CELLS = Table("cells", "One row per cell, as recorded.", rows=_recorded, rare=True)
+CELLS = Table("cells", "One row per cell, as recorded.", rows=_file_columns, rare=True)

@@ -6,38 +6,38 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 
-Again = Callable[[DiagnosisRecord], str]
+Rerun = Callable[[DiagnosisRecord], str]
 """The command that judges the smallest cell of a diagnosis; "" without one."""
 
 
-def lines(diagnoses: Sequence[DiagnosisRecord], again: Again = lambda one: "") -> Iterator[str]:
-    """Diagnoses with their evidence, hint, smallest case and command, the first picture below its own
-    diagnosis; nothing if there is none."""
+def lines(diagnoses: Sequence[DiagnosisRecord], rerun: Rerun = lambda _: "") -> Iterator[str]:
+    """The lines of a text about diagnoses: evidence, hint, smallest case and command of each; below the
+    first diagnosis with a picture, its picture. No lines without a diagnosis."""
     pictured = next((one for one in diagnoses if one.picture), None)
     names = dict.fromkeys((one.backend, one.implementation) for one in diagnoses)
     if diagnoses:
         yield from ("", "Diagnosis", "---------")
     for number, one in enumerate(diagnoses, 1):
-        of = f" ({one.backend}:{one.implementation})" if len(names) > 1 else ""
-        yield f"{number:2}. {one.sentence}{of}"
+        label = f" ({one.backend}:{one.implementation})" if len(names) > 1 else ""
+        yield f"{number:2}. {one.sentence}{label}"
         yield f"    {evidence(one)}; {one.case}"
         if one.hint:
             yield f"    in code   {one.hint}"
-        if command := again(one):
+        if command := rerun(one):
             yield f"    again     {command}"
         if one is pictured:
             yield from ("", *(f"    {line}" for line in one.picture.splitlines()))
 
 
-def evidence(one: DiagnosisRecord) -> str:
+def evidence(diagnosis: DiagnosisRecord) -> str:
     """How much a diagnosis explains: "measured: explains 3 of 6 failures tried, contradicts 2 passes".
 
-    Measured sentences without a formula are held against no passing cell.
+    A measured sentence without a formula is compared with no passing cell.
     """
-    noun = "failure" if one.tried == 1 else "failures"
-    explains = f"explains {one.explains} of {one.tried} {noun} tried"
-    if one.contradicts:
-        explains += f", contradicts {one.contradicts} pass{'' if one.contradicts == 1 else 'es'}"
-    if one.origin != "catalogue":
+    noun = "failure" if diagnosis.tried == 1 else "failures"
+    explains = f"explains {diagnosis.explains} of {diagnosis.tried} {noun} tried"
+    if count := diagnosis.contradicts:
+        explains += f", contradicts {count} pass{'' if count == 1 else 'es'}"
+    if diagnosis.origin != "catalogue":
         return f"measured: {explains}"
-    return f"as a known fault: {explains}{'' if one.contradicts else ', contradicts none'}"
+    return f"as a known fault: {explains}{'' if diagnosis.contradicts else ', contradicts none'}"

@@ -37,7 +37,7 @@ class Change:
     observed: str = ""
 
 
-def _differ(field: str) -> Condition:
+def _field_differs(field: str) -> Condition:
     """The condition that both cells have the field, with different values."""
 
     def differ(pairs: pd.DataFrame) -> pd.Series[bool]:
@@ -47,10 +47,10 @@ def _differ(field: str) -> Condition:
     return differ
 
 
-def _fell(field: str, order: tuple[str, ...]) -> Condition:
-    """The condition that the field's value moved towards the end of `order`."""
-    places = {entry: float(place) for place, entry in enumerate(order)}
-    return lambda pairs: pairs[f"new_{field}"].map(places) > pairs[f"old_{field}"].map(places)
+def _field_worsened(field: str, order: tuple[str, ...]) -> Condition:
+    """The condition that the field's value moved towards the end of `order`, its worst value."""
+    positions = {entry: float(position) for position, entry in enumerate(order)}
+    return lambda pairs: pairs[f"new_{field}"].map(positions) > pairs[f"old_{field}"].map(positions)
 
 
 CHANGES = {
@@ -72,20 +72,20 @@ CHANGES = {
     ),
     "election": Change(
         "another answer was observed where the field has no single right one",
-        lambda p: _differ("observed")(p) & (p["new_question"] != ""),
+        lambda p: _field_differs("observed")(p) & (p["new_question"] != ""),
         "observed",
     ),
     "grade": Change(
         "the narrowest numerics class whose bound the answer keeps is a wider one",
-        lambda p: _fell("grade", GRADES)(p) & (p["old_status"] == p["new_status"]),
+        lambda p: _field_worsened("grade", GRADES)(p) & (p["old_status"] == p["new_status"]),
         "grade",
     ),
     "invariance": Change(
         "answers that were bitwise the same are within bound now, or broken",
-        lambda p: _fell("observed", INVARIANCE_GRADES)(p) & (p["new_question"] == ""),
+        lambda p: _field_worsened("observed", INVARIANCE_GRADES)(p) & (p["new_question"] == ""),
         "observed",
     ),
-    "kernels": Change("other kernels ran", _differ("kernels"), "kernels"),
+    "kernels": Change("other kernels ran", _field_differs("kernels"), "kernels"),
     "ratio": Change(
         "the largest |error| / bound moved by more than a factor of 2; information only",
         lambda p: (
@@ -112,46 +112,47 @@ class NothingInCommon(RecordError):
 def difference(
     old: Path, new: Path, renames: Mapping[str, str], partial: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """The tables of a comparison: `summary`, `changes`, `headers`, and `alone` if a sweep has runs that
-    the other one lacks.
+    """The tables of a comparison: `summary`, `changes`, `headers`, and `alone` if a sweep has runs
+    that the other one lacks.
 
     `renames` maps implementations (`mapped`); runs of sweeps without these are skipped. Raises
     RecordError if a path cannot be read, UnknownImplementation and NothingInCommon.
     """
-    before, after = _paired(_runs(old, partial), _runs(new, partial))
-    both = [key for key in after if key in before]
-    if not both:
+    before, after = _with_common_keys(_runs_by_key(old, partial), _runs_by_key(new, partial))
+    common_keys = [key for key in after if key in before]
+    if not common_keys:
         raise NothingInCommon(
             f"{old} and {new} have no run in common: compare sweeps of the same backends, level, "
             "mode and seeds"
         )
     changes, headers = [], []
-    for key in both:
+    for key in common_keys:
         pair = before[key](), after[key]()
         try:
             changes.append(compare(*(mapped(*pair, renames) if renames else pair)))
         except UnknownImplementation:
-            if key == both[-1] and not changes:
+            if key == common_keys[-1] and not changes:
                 raise
         else:
-            headers.append(header_changes(*pair).assign(runs=_shown(key)))
-    every = pd.concat(changes, ignore_index=True).sort_values(
+            headers.append(header_changes(*pair).assign(runs=_key_text(key)))
+    table = pd.concat(changes, ignore_index=True).sort_values(
         "change", key=lambda names: names.map([*CHANGES].index), kind="stable", ignore_index=True
     )
-    alone = [(_shown(key), "old") for key in before if key not in after]
-    alone += [(_shown(key), "new") for key in after if key not in before]
-    named = {"alone": pd.DataFrame(alone, columns=["runs", "in"])} if alone else {}
+    unpaired = [(_key_text(key), "old") for key in before if key not in after]
+    unpaired += [(_key_text(key), "new") for key in after if key not in before]
+    extra = {"alone": pd.DataFrame(unpaired, columns=["runs", "in"])} if unpaired else {}
     fields = pd.concat(headers).groupby(["field", "old", "new"], sort=False)["runs"]
-    once = fields.agg(["size", "first"]).rename(columns={"size": "runs", "first": "one"})
-    once = once.reset_index() if len(both) > 1 else once[[]].reset_index()
-    return {"summary": summary(every), "changes": every, "headers": once, **named}
+    headers_once = fields.agg(["size", "first"]).rename(columns={"size": "runs", "first": "one"})
+    several = len(common_keys) > 1
+    shown = (headers_once if several else headers_once[[]]).reset_index()
+    return {"summary": summary(table), "changes": table, "headers": shown, **extra}
 
 
-Runs = dict[Key, Callable[[], Run]]
+RunsByKey = dict[Key, Callable[[], Run]]
 """A function that reads the run, by title, release and seed."""
 
 
-def _runs(path: Path, partial: bool) -> Runs:
+def _runs_by_key(path: Path, partial: bool) -> RunsByKey:
     """The runs of a sweep, or the run of a file."""
     if is_sweep(path):
         return {run.key: run.load for run in runs(path)}
@@ -159,20 +160,20 @@ def _runs(path: Path, partial: bool) -> Runs:
     return {Shards(run.header, (path,)).key: lambda: run}
 
 
-def _paired(before: Runs, after: Runs) -> tuple[Runs, Runs]:
-    """The runs with equal keys for those that are compared."""
+def _with_common_keys(before: RunsByKey, after: RunsByKey) -> tuple[RunsByKey, RunsByKey]:
+    """The runs, with equal keys for two single runs, and for sweeps that have one release each."""
     if len(before) == len(after) == 1:
         return dict(zip(after, before.values(), strict=True)), after
-    releases = [{release for _, release, _ in of} for of in (before, after)]
-    if all(len(names) == 1 for names in releases) and releases[0] != releases[1]:
+    release_names = [{release for _, release, _ in runs} for runs in (before, after)]
+    if all(len(names) == 1 for names in release_names) and release_names[0] != release_names[1]:
         before, after = (
-            {(title, "", seed): run for (title, _, seed), run in of.items()}
-            for of in (before, after)
+            {(title, "", seed): run for (title, _, seed), run in runs.items()}
+            for runs in (before, after)
         )
     return before, after
 
 
-def _shown(key: Key) -> str:
+def _key_text(key: Key) -> str:
     title, release, seed = key
     return " ".join([title, *filter(None, [release]), f"seed {seed}"])
 
@@ -197,8 +198,8 @@ def compare(old: Run, new: Run) -> pd.DataFrame:
             unchanged &= ~holds
         rows = pairs[holds].assign(change=name)
         for side in ("old", "new"):
-            seen = rows[f"{side}_{change.observed}"] if change.observed else ""
-            rows[f"{side}_observed"] = seen
+            observed = rows[f"{side}_{change.observed}"] if change.observed else ""
+            rows[f"{side}_observed"] = observed
         changed.append(rows)
     return pd.concat(changed, ignore_index=True)[COLUMNS]
 
@@ -219,8 +220,8 @@ def _pairs(old: Run, new: Run) -> pd.DataFrame:
             f"common ({len(before)} and {len(after)} cells): compare runs of the same backend, "
             "device and seed"
         )
-    whole = all(r.complete and not r.header.partial and not r.header.shard for r in (old, new))
-    keys = after.index.append(before.index[gone]) if whole else after.index[in_both]
+    are_whole = all(r.complete and not r.header.partial and not r.header.shard for r in (old, new))
+    keys = after.index.append(before.index[gone]) if are_whole else after.index[in_both]
     sides = [run.reindex(keys).add_prefix(p) for run, p in ((before, "old_"), (after, "new_"))]
     pairs = sides[0].join(sides[1]).reset_index()
     texts = pairs.select_dtypes(exclude="number")
@@ -236,30 +237,30 @@ def mapped(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run]:
     Raises UnknownImplementation if a name is in no cell or in several backends, or if a new name is given
     twice.
     """
-    pairs = {_implementation(was, old): _implementation(now, new) for was, now in renames.items()}
+    pairs = {_implementation(a, old): _implementation(b, new) for a, b in renames.items()}
     if len(set(pairs.values())) < len(renames) or len(pairs) < len(renames):
         raise UnknownImplementation("an implementation can be mapped once; name each of them once")
-    taken = set(pairs.values()) - set(pairs)
+    replaced = set(pairs.values()) - set(pairs)
     renamed = tuple(
         replace(cell, backend=backend, implementation=name)
         for cell in old.cells
-        if _name(cell) not in taken
-        for backend, name in [pairs.get(_name(cell), _name(cell))]
+        if _backend_and_name(cell) not in replaced
+        for backend, name in [pairs.get(_backend_and_name(cell), _backend_and_name(cell))]
     )
-    both = set(map(_name, renamed)) & set(map(_name, new.cells))
+    common = set(map(_backend_and_name, renamed)) & set(map(_backend_and_name, new.cells))
     return (
-        replace(old, cells=tuple(cell for cell in renamed if _name(cell) in both)),
-        replace(new, cells=tuple(cell for cell in new.cells if _name(cell) in both)),
+        replace(old, cells=tuple(cell for cell in renamed if _backend_and_name(cell) in common)),
+        replace(new, cells=tuple(cell for cell in new.cells if _backend_and_name(cell) in common)),
     )
 
 
-def _name(cell: CellRecord) -> tuple[str, str]:
+def _backend_and_name(cell: CellRecord) -> tuple[str, str]:
     return cell.backend, cell.implementation
 
 
 def _implementation(text: str, run: Run) -> tuple[str, str]:
     """Backend and name of the implementation `text` ("backend:name" or "name") in a run."""
-    names = list(dict.fromkeys(map(_name, run.cells)))
+    names = list(dict.fromkeys(map(_backend_and_name, run.cells)))
     matches = [name for name in names if text in (name[1], ":".join(name))]
     if len(matches) != 1:
         what = "is called so in several backends" if matches else "is not in it"
@@ -269,7 +270,7 @@ def _implementation(text: str, run: Run) -> tuple[str, str]:
 
 
 def new_failures(frame: pd.DataFrame) -> bool:
-    """Whether a comparison contains a new failure."""
+    """True if a comparison contains a new failure."""
     return bool((frame["change"] == "new failure").any())
 
 

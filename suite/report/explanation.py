@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 import pandas as pd
 
 from attention_conformance.suite.records.diagnoses import group_order
-from attention_conformance.suite.report.frames import expanded
+from attention_conformance.suite.report.frames import dict_columns
 from attention_conformance.suite.report.separation import axes, separation
-from attention_conformance.suite.report.table import grouped
+from attention_conformance.suite.report.table import group_rows
 from attention_conformance.suite.spec.vocabulary import BROKEN
 
 _EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
@@ -36,26 +36,27 @@ class Group:
 
 
 def groups(cells: pd.DataFrame) -> list[Group]:
-    """The groups of failing cells, those first that explain most (`group_order`)."""
+    """The groups of failing cells, in the order of `group_order`: groups that explain most come first."""
     broken = cells[cells["status"].isin(BROKEN)]
     if broken.empty:
         return []
-    known, case = axes(cells), pd.Series(pd.factorize(cells["case"])[0], cells.index)
-    passed = grouped(cells[cells["status"] == "pass"], ["check", "label"]).groups
-    size = {row: place for place, row in enumerate(_by_size(broken).index)}
+    case_axes, numbers = axes(cells), pd.Series(pd.factorize(cells["case"])[0], cells.index)
+    passing_rows = group_rows(cells[cells["status"] == "pass"], ["check", "label"]).groups
+    positions = {row: position for position, row in enumerate(_by_size(broken).index)}
     entries = []
-    for (check, label, kind), rows in grouped(broken, ["check", "label", "kind"]).groups.items():
-        passing = passed.get((check, label), broken.index[:0])
-        text = separation(known, case[rows].to_numpy(), case[passing].to_numpy())
-        smallest_first = tuple(sorted(map(int, rows), key=size.__getitem__))
-        entries.append(Group(check, kind, label, smallest_first, len(passing), text))
+    for (check, label, kind), rows in group_rows(broken, ["check", "label", "kind"]).groups.items():
+        passing = passing_rows.get((check, label), broken.index[:0])
+        failing_cases, passing_cases = (numbers[labels].to_numpy() for labels in (rows, passing))
+        sentence = separation(case_axes, failing_cases, passing_cases)
+        smallest_first = tuple(sorted(map(int, rows), key=positions.__getitem__))
+        entries.append(Group(check, kind, label, smallest_first, len(passing), sentence))
     return sorted(entries, key=lambda group: group_order(group.check, group.kind, len(group.cells)))
 
 
 def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells, smallest case first: by the product of sizes, the number of features, the length of the
-    id."""
-    facts = expanded(cells["facts"])
+    """The cells, smallest case first: by the product of sizes, then the number of features, then the
+    length of the id."""
+    facts = dict_columns(cells["facts"])
     sizes = facts.filter(_EXTENT).astype("float64")
     keys = pd.DataFrame(
         {

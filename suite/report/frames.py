@@ -10,7 +10,7 @@ float64         error_ratio, rms, max_abs_error, seconds; NaN where nothing was 
                 measured error ratio of NaN, which is beyond every bound
 int64           seed; uint64 if one is beyond
 tuple of text   features
-dict            ratios (float by operand), facts (text, number, flag or None by name); see `expanded`
+dict            ratios (float by operand), facts (text, number, flag or None by name); see `dict_columns`
 
 The source is the result file. The label names the implementation in tables: it is the name, and if the
 name occurs with several modes, devices or sources, these in brackets.
@@ -40,21 +40,21 @@ from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.machine import Origin
 from attention_conformance.suite.records.speed import TIMED, SpeedRecord, SpeedRun
 
-MEASURED = ("workload", "direction", "dtype", "device", "threads")
+COMPARED = ("workload", "direction", "dtype", "device", "threads")
 """Measurements are compared only if these fields are equal."""
 
 
 def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     """A row for every cell of one run, or of several, with the columns that this module describes."""
     names = [f.name for f in fields(CellRecord)]
-    records = [cell for run in _listed(loaded) for cell in run.cells]
+    records = [cell for run in _as_list(loaded) for cell in run.cells]
     columns: dict[str, list[Any]] = {name: [*map(attrgetter(name), records)] for name in names}
-    columns["error_ratio"] = [*map(_beyond, columns["error_ratio"])]
+    columns["error_ratio"] = [*map(_no_nan, columns["error_ratio"])]
     columns["ratios"] = [
-        {name: _beyond(ratio) for name, ratio in of.items()} for of in columns["ratios"]
+        {name: _no_nan(ratio) for name, ratio in ratios.items()} for ratios in columns["ratios"]
     ]
-    for name, of_run in _OF_RUN.items():
-        columns[name] = [text for run in _listed(loaded) for text in [of_run(run)] * len(run.cells)]
+    for name, text_of in _RUN_COLUMNS.items():
+        columns[name] = [text_of(run) for run in _as_list(loaded) for _ in run.cells]
     figures = ("error_ratio", "rms", "max_abs_error", "seconds")
     frame = pd.DataFrame(columns, dtype=None if records else object).astype(
         dict.fromkeys(figures, "float64")
@@ -63,7 +63,7 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     return frame.assign(label=_labels(frame))
 
 
-_OF_RUN: dict[str, Callable[[Run], str]] = {
+_RUN_COLUMNS: dict[str, Callable[[Run], str]] = {
     "source": lambda run: run.source,
     "started": lambda run: run.header.started,
     "digest": lambda run: run.header.digest,
@@ -84,40 +84,41 @@ def provenance(headers: Iterable[Origin]) -> str:
 
 
 def latest(cells: pd.DataFrame) -> pd.DataFrame:
-    """Of the frame `cells` the newest run of each implementation, with labels without sources.
+    """The cells of the newest run of each implementation, with labels without sources.
 
-    Runs of one list of cells, such as shards, are one run: the newest record of each cell counts.
+    Runs of one list of cells, such as shards, count as one run: the newest record of each cell is taken.
     """
     order = cells.sort_values("started", kind="stable")
-    newest = order.groupby(["name", "mode", "device"])["digest"].transform("last")
-    now = order[order["digest"] == newest].drop_duplicates([*KEY], keep="last").sort_index()
-    return now.assign(label=_labels(now.assign(source="")))
+    digest = order.groupby(["name", "mode", "device"])["digest"].transform("last")
+    newest = order[order["digest"] == digest].drop_duplicates([*KEY], keep="last").sort_index()
+    return newest.assign(label=_labels(newest.assign(source="")))
 
 
-def asked_again(cells: pd.DataFrame) -> pd.DataFrame:
-    """The newest record of each cell that several runs of the frame `cells` have, with the status that
-    the oldest one has, `before`."""
+def repeated_cells(cells: pd.DataFrame) -> pd.DataFrame:
+    """The newest record of each cell that several runs of the frame `cells` have; the column `before` is
+    the status in the oldest record."""
     order = cells[cells.duplicated([*KEY], keep=False)].sort_values("started", kind="stable")
     statuses = order.groupby([*KEY])["status"]
     return order.assign(before=statuses.transform("first")).drop_duplicates([*KEY], keep="last")
 
 
 def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
-    """The newest measurement of each of the same, with labels without sources."""
+    """The newest of equal measurements of an implementation, with labels without sources."""
     order = measurements.sort_values("started", kind="stable")
-    same = [*MEASURED, "case", "backend", "implementation"]
-    newest = order.drop_duplicates(same, keep="last").sort_index()
+    identity = [*COMPARED, "case", "backend", "implementation"]
+    newest = order.drop_duplicates(identity, keep="last").sort_index()
     return newest.assign(label=newest["backend"] + ":" + newest["implementation"])
 
 
-def _beyond(ratio: float | None) -> float | None:
-    """The ratio; infinity for NaN."""
+def _no_nan(ratio: float | None) -> float | None:
+    """The ratio, with infinity in place of NaN."""
     return math.inf if ratio is not None and math.isnan(ratio) else ratio
 
 
 def _labels(cells: pd.DataFrame) -> pd.Series:
+    """The label of each cell: the name, and what varies of mode, device and source in brackets."""
     name = cells["name"]
-    details = cells[["mode", "device"]].assign(source=_short(cells["source"]))
+    details = cells[["mode", "device"]].assign(source=_short_sources(cells["source"]))
     label = name
     for column in details:
         varies = details[column].groupby(name).transform("nunique") > 1
@@ -125,7 +126,7 @@ def _labels(cells: pd.DataFrame) -> pd.Series:
     return label
 
 
-def _short(sources: pd.Series) -> pd.Series:
+def _short_sources(sources: pd.Series) -> pd.Series:
     """Sources without folder and suffix; unchanged if two short names would be equal."""
     names = {
         source: "+".join(Path(part).stem for part in source.split("+"))
@@ -134,7 +135,7 @@ def _short(sources: pd.Series) -> pd.Series:
     return sources.map(names) if len({*names.values()}) == len(names) else sources
 
 
-def expanded(entries: pd.Series) -> pd.DataFrame:
+def dict_columns(entries: pd.Series) -> pd.DataFrame:
     """A column of dicts (`ratios`, `facts`) as columns by name, in the order of occurrence.
 
     Dtypes are Int64 for integers, float64 for other numbers, else object. Missing values are NA, NaN or
@@ -149,9 +150,9 @@ def expanded(entries: pd.Series) -> pd.DataFrame:
     return pd.DataFrame(columns, index=entries.index)
 
 
-def recorded(cells: pd.DataFrame) -> pd.DataFrame:
+def file_columns(cells: pd.DataFrame) -> pd.DataFrame:
     """The frame of `cells` for files: a column for every ratio and every fact, features as one text."""
-    ratios, facts = (expanded(cells[name]) for name in ("ratios", "facts"))
+    ratios, facts = (dict_columns(cells[name]) for name in ("ratios", "facts"))
     texts = facts.select_dtypes("object")
     facts[[*texts]] = texts.map(lambda value: "" if value is None else str(value))
     names = [f.name for f in fields(CellRecord) if f.name not in ("ratios", "facts")]
@@ -162,13 +163,14 @@ def recorded(cells: pd.DataFrame) -> pd.DataFrame:
 
 def runs(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     """A row per header field, a column per run, all text."""
-    columns = {run.source: _described(run) for run in _listed(loaded)}
+    columns = {run.source: _run_fields(run) for run in _as_list(loaded)}
     order = dict.fromkeys(name for column in columns.values() for name in column)
     frame = pd.DataFrame(columns, index=pd.Index(list(order), name="field"), dtype=object)
     return frame.fillna("")
 
 
-def _described(run: Run) -> dict[str, str]:
+def _run_fields(run: Run) -> dict[str, str]:
+    """The texts of a run's header, by field."""
     h = run.header
     extent = [f"shard {h.shard}"] if h.shard else []
     extent += ["partial: cells were left out by a filter"] if h.partial else []
@@ -189,7 +191,7 @@ def _described(run: Run) -> dict[str, str]:
 def diagnoses(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     """A row for every diagnosis: the fields of `suite.records.diagnoses.DiagnosisRecord`, source and
     label ("backend:name")."""
-    rows = [vars(one) | {"source": run.source} for run in _listed(loaded) for one in run.diagnoses]
+    rows = [vars(one) | {"source": run.source} for run in _as_list(loaded) for one in run.diagnoses]
     frame = pd.DataFrame(rows, columns=[*(f.name for f in fields(DiagnosisRecord)), "source"])
     return frame.assign(label=frame["backend"] + ":" + frame["implementation"])
 
@@ -208,7 +210,7 @@ def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.Da
     Raises RecordError if there is no record, or the baseline was never timed.
     """
     rows = [
-        _measured(record) | {"source": run.source, "started": run.header.started}
+        _measurement_row(record) | {"source": run.source, "started": run.header.started}
         for run in runs
         for record in run.records
     ]
@@ -218,44 +220,45 @@ def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.Da
     figures = ("seconds", "share_of_gemm", "share_of_copy", "tokens_per_second", "error_ratio",
                "peak_bytes", "first_call")  # fmt: skip
     frame = frame.astype(dict.fromkeys(figures, "float64"))
-    twice = frame.duplicated([*MEASURED, "case", "label"], keep=False)
-    frame.loc[twice, "label"] += " [" + frame.loc[twice, "source"].map(lambda s: Path(s).stem) + "]"
+    repeated = frame.duplicated([*COMPARED, "case", "label"], keep=False)
+    files = frame.loc[repeated, "source"].map(lambda source: Path(source).stem)
+    frame.loc[repeated, "label"] += " [" + files + "]"
     timed = frame[frame["status"].isin(TIMED)]
     labels = list(dict.fromkeys(timed["label"]))
     if baseline and baseline not in labels:
         raise RecordError(f"unknown baseline {baseline!r}; timed: {', '.join(labels)}")
-    of_baseline = timed[timed["label"] == baseline] if baseline else timed
-    of_baseline = of_baseline.sort_values(
+    baseline_rows = timed[timed["label"] == baseline] if baseline else timed
+    baseline_rows = baseline_rows.sort_values(
         "label", key=lambda names: names.map(labels.index), kind="stable"
     )
-    base = of_baseline.groupby([*MEASURED])["seconds"].first()
-    seconds = base.reindex(pd.MultiIndex.from_frame(frame[[*MEASURED]])).to_numpy()
+    baseline_seconds = baseline_rows.groupby([*COMPARED])["seconds"].first()
+    seconds = baseline_seconds.reindex(pd.MultiIndex.from_frame(frame[[*COMPARED]])).to_numpy()
     return frame.assign(speedup=seconds / frame["seconds"])
 
 
 def facts_of(runs: Iterable[FactsRun]) -> pd.DataFrame:
     """A row for every fact of every implementation, all text: backend, implementation, device, fact,
-    answer, started and label ("backend:name"). The newest reading of an implementation counts.
+    answer, started and label ("backend:name"), of the newest reading of the implementation.
 
-    Raises RecordError if there is none.
+    Raises RecordError if there is no record.
     """
-    read = {
+    newest = {
         record.key: (run.header.started, record)
         for run in sorted(runs, key=lambda run: run.header.started)
         for record in run.records
     }
-    if not read:
+    if not newest:
         raise RecordError("the records of facts hold no implementation")
     rows = [
         (*key, fact, answer, started, f"{record.backend}:{record.implementation}")
-        for key, (started, record) in read.items()
+        for key, (started, record) in newest.items()
         for fact, answer in record.facts.items()
     ]
     columns = ["backend", "implementation", "device", "fact", "answer", "started", "label"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _measured(record: SpeedRecord) -> dict[str, Any]:
+def _measurement_row(record: SpeedRecord) -> dict[str, Any]:
     low, high = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan, np.nan)
     derived = ("seconds", "share_of_gemm", "share_of_copy", "tokens_per_second")
     return {
@@ -281,6 +284,7 @@ def asv_results(folder: str | Path) -> pd.DataFrame:
 
 
 def _asv_file(path: Path) -> list[dict[str, Any]]:
+    """The rows of a result file of asv. Raises RecordError."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         of_file = {
@@ -314,5 +318,5 @@ def _asv_rows(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _listed(loaded: Run | Sequence[Run]) -> list[Run]:
+def _as_list(loaded: Run | Sequence[Run]) -> list[Run]:
     return [loaded] if isinstance(loaded, Run) else list(loaded)

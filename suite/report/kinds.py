@@ -26,9 +26,9 @@ Frames = Mapping[str, Any]
 class Kind:
     """One kind of results.
 
-    `accepts` says whether a path holds such results. `read` reads several paths, of unfinished runs, too,
-    if `partial`; it gets the baseline of speed, and raises RecordError for an invalid path. `tables` are
-    the tables by name, in order.
+    `accepts` is True for a path that holds such results. `read` reads several paths, also of unfinished
+    runs if `partial`; it gets the baseline of speed, and raises RecordError for an invalid path. `tables`
+    are the tables by name, in order.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Kind:
         return {table.name: table.of(frames[table.over]) for table in chosen}
 
 
-def _named(*tables: Table) -> dict[str, Table]:
+def _by_name(*tables: Table) -> dict[str, Table]:
     return {table.name: table for table in tables}
 
 
 def load_runs(paths: Iterable[Path], partial: bool = False) -> list[Run]:
     """The runs of these files, with the shards of a run merged (`suite.records.sweeps.shards`).
 
-    With `partial`, files without a footer and incomplete shards are runs, too. Raises RecordError if a
-    file is invalid or shards are missing.
+    With `partial`, also files without a footer and runs that lack shards. Raises RecordError if a file is
+    invalid or shards are missing.
     """
-    return [one.load(partial, partial) for one in shards(paths)]
+    return [run.load(partial, partial) for run in shards(paths)]
 
 
 def frames_of(runs: Run | list[Run]) -> Frames:
@@ -75,7 +75,7 @@ CONFORMANCE = Kind(
     title="Attention conformance",
     accepts=cells.FILE_SCHEMA.accepts,
     read=lambda paths, partial, baseline: frames_of(load_runs(paths, partial)),
-    tables=_named(
+    tables=_by_name(
         conformance.RUNS, conformance.DIAGNOSES, conformance.OF_STATUSES, conformance.OF_OPERATORS,
         conformance.OF_UNSUPPORTED, conformance.CONFORMANCE, semantics.TOGETHER,
         conformance.ACCURACY, conformance.LARGEST, conformance.DISTRIBUTION,
@@ -87,7 +87,7 @@ CONFORMANCE = Kind(
 )  # fmt: skip
 
 
-def _speed(paths: list[Path], partial: bool, baseline: str) -> Frames:
+def _read_speed(paths: list[Path], partial: bool, baseline: str) -> Frames:
     from attention_conformance.suite.report.frames import measurements
 
     runs = [times.load(path, partial) for path in paths]
@@ -101,14 +101,14 @@ SPEED = Kind(
     name="records of speed",
     title="Attention speed",
     accepts=times.FILE_SCHEMA.accepts,
-    read=_speed,
-    tables=_named(
+    read=_read_speed,
+    tables=_by_name(
         speed.SPEED, speed.SPEEDUP, speed.EXACTNESS, speed.COST_LAW, speed.REFUSED, speed.SAMPLES
     ),
 )
 
 
-def _facts(paths: list[Path], partial: bool, baseline: str) -> Frames:
+def _read_facts(paths: list[Path], partial: bool, baseline: str) -> Frames:
     from attention_conformance.suite.report.frames import facts_of
 
     return {"facts": facts_of(facts.load(path, partial) for path in paths)}
@@ -118,12 +118,12 @@ FACTS = Kind(
     name="records of facts",
     title="What implementations compute",
     accepts=facts.FILE_SCHEMA.accepts,
-    read=_facts,
-    tables=_named(semantics.IDENTIFICATION),
+    read=_read_facts,
+    tables=_by_name(semantics.IDENTIFICATION),
 )
 
 
-def _asv(paths: list[Path], partial: bool, baseline: str) -> Frames:
+def _read_asv(paths: list[Path], partial: bool, baseline: str) -> Frames:
     import pandas as pd
 
     from attention_conformance.suite.report.frames import asv_results
@@ -135,12 +135,12 @@ ASV = Kind(
     name="a folder of asv's results",
     title="Attention speed",
     accepts=Path.is_dir,
-    read=_asv,
-    tables=_named(speed.ASV_HISTORY, speed.ASV),
+    read=_read_asv,
+    tables=_by_name(speed.ASV_HISTORY, speed.ASV),
 )
 
 
-def _sweeps(paths: list[Path], partial: bool, baseline: str) -> Frames:
+def _read_sweeps(paths: list[Path], partial: bool, baseline: str) -> Frames:
     from attention_conformance.suite.report.swept import read
 
     return read(paths)
@@ -150,8 +150,8 @@ SWEEPS = Kind(
     name="a folder of a sweep",
     title="Attention conformance: sweeps",
     accepts=is_sweep,
-    read=_sweeps,
-    tables=_named(
+    read=_read_sweeps,
+    tables=_by_name(
         sweeps.SWEPT, sweeps.OF_RELEASES, sweeps.OF_SEEDS, sweeps.RATES,
         sweeps.TIGHTNESS, sweeps.TIGHTNESS_OF_CHECKS, sweeps.FAILING, sweeps.SOME_SEEDS,
         sweeps.SEARCHES, sweeps.FOUND,

@@ -14,8 +14,8 @@ LENGTHS = 4
 RESAMPLED = 1000
 CONFIDENCE = 0.95
 
-_UNITS = {"a_us": 1e6, "b_us": 1e6, "c_ns": 1e9}
-"""The coefficients as columns, with their units in seconds."""
+_UNITS_PER_SECOND = {"a_us": 1e6, "b_us": 1e6, "c_ns": 1e9}
+"""The columns of the coefficients, with the number of their units in a second."""
 
 
 def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -30,7 +30,7 @@ def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def law(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Seconds at these lengths."""
+    """The seconds that the law T(L) gives for these lengths."""
     a, b, c = coefficients
     return a + b * lengths + c * lengths**2
 
@@ -57,7 +57,7 @@ def cost_law(swept: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         low, high = np.quantile(fits, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), axis=0)
         row = dict(zip(("implementation", "direction", "dtype"), key, strict=True))
         rows.append(row | {"lengths": len(lengths)})
-        for n, (name, unit) in enumerate(_UNITS.items()):
+        for n, (name, unit) in enumerate(_UNITS_PER_SECOND.items()):
             interval = {f"{name}_low": low[n] * unit, f"{name}_high": high[n] * unit}
             rows[-1] |= {name: best[n] * unit, **interval}
         rows[-1]["worst_misfit"] = float(np.abs(law(best, lengths) / medians - 1).max())

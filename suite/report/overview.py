@@ -18,7 +18,7 @@ import pandas as pd
 
 from attention_conformance.suite.records.cells import Header
 from attention_conformance.suite.records.expectations import ExpectationError
-from attention_conformance.suite.records.findings import Contents, fulfilled, manifests
+from attention_conformance.suite.records.findings import Contents, find_fulfilled, manifests
 from attention_conformance.suite.records.speed import TIMED
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
@@ -27,10 +27,10 @@ from attention_conformance.suite.report.conformance import (
     UNSUPPORTED,
     failing_cells,
 )
-from attention_conformance.suite.report.frames import asked_again, latest, provenance
+from attention_conformance.suite.report.frames import latest, provenance, repeated_cells
 from attention_conformance.suite.report.semantics import ELECTIONS, NOT_ASKED
-from attention_conformance.suite.report.table import counted, distinct, grouped
-from attention_conformance.suite.report.topics import ALL, TOPICS, members
+from attention_conformance.suite.report.table import distinct_texts, group_rows, value_counts
+from attention_conformance.suite.report.topics import ALL, TOPICS, topic_members
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.vocabulary import BROKEN, STATUSES
@@ -39,7 +39,7 @@ SENTENCES = 3
 """The number of wrong implementations that the page names at its top."""
 
 ByLabel = dict[Any, dict[Any, Any]]
-"""Entries by the label of an implementation, and by what they are of."""
+"""Entries by the label of an implementation, and then by a second key: a name, a topic or a dtype."""
 
 
 def overview(
@@ -63,46 +63,47 @@ def overview(
     if cells is None or cells.empty:
         return {}
     headers, cells = frames.get("headers", {}), cells.reset_index(drop=True)
-    topics, times = members(cells), _times(frames.get("measurements"))
+    topics, times = topic_members(cells), _call_times(frames.get("measurements"))
     dtypes = [name for name in DTYPES if (cells["dtype"] == name).any()]
     best: dict[str, float] = {}
-    for workload, (_, middle, _) in (one for its in times.values() for one in its.items()):
-        best[workload] = min(best.get(workload, middle), middle)
-    verdicts, items = _verdicts(cells, topics), _items(cells, topics, headers)
+    for times_of_label in times.values():
+        for workload, (_, median, _) in times_of_label.items():
+            best[workload] = min(best.get(workload, median), median)
+    verdicts = _verdicts_by_label(cells, topics)
+    items = _items_by_heading(cells, topics, headers)
     accuracy, gradients, elected = (
         tables[t.name] if t.name in tables else t.of(cells)
         for t in (ACCURACY, OF_GRADIENTS, ELECTIONS)
     )
     tables_of = _small_tables(accuracy, gradients, elected, frames.get("facts")) | {TIMES: times}
     controls = {name for header in headers.values() for name in header.controls}
-    operators = distinct("operator")(grouped(cells, ["label"]))
+    operators = distinct_texts("operator")(group_rows(cells, ["label"]))
     rows = []
-    for first in _in_order(cells).to_dict("records"):
-        label, name = first["label"], f"{first['backend']}:{first['implementation']}"
-        its = {caption: of.get(label, {}) for caption, of in tables_of.items()}
-        answers = [f"{question}={answer}" for question, (answer,) in its[ANSWERS].items()]
-        middles = {workload: quartiles[1] for workload, quartiles in its[TIMES].items()}
-        ratios = [middle / best[workload] for workload, middle in middles.items()]
+    for first_cell in _first_cells(cells).to_dict("records"):
+        label, name = first_cell["label"], f"{first_cell['backend']}:{first_cell['implementation']}"
+        its_tables = {caption: texts.get(label, {}) for caption, texts in tables_of.items()}
+        answers = [f"{question}={answer}" for question, (answer,) in its_tables[ANSWERS].items()]
+        medians = {workload: quartiles[1] for workload, quartiles in its_tables[TIMES].items()}
+        ratios = [median / best[workload] for workload, median in medians.items()]
         shown = {
             "label": label,
             "text": " ".join([label, operators[label], *answers]).lower(),
-            "backend": first["backend"],
+            "backend": first_cell["backend"],
             "control": name in controls,
             "verdicts": verdicts[label],
-            "keys": {dtype: of[1] for dtype, of in its[PRECISION].items() if of[1]},
-            "times": middles,
+            "keys": {dtype: texts[1] for dtype, texts in its_tables[PRECISION].items() if texts[1]},
+            "times": medians,
             "slowness": statistics.median(ratios) if ratios else None,
         }
-        of_topics = {
-            topic: [texts[""].partition(":")[0]] for topic, texts in verdicts[label].items()
-        }
+        words = {topic: [texts[""].partition(":")[0]] for topic, texts in verdicts[label].items()}
+        all_tables = {VERDICTS: words} | its_tables
         rows.append(
             {
                 "label": label, "name": name, "operator": operators[label], "page": "",
-                "grades": {dtype: figures[0] for dtype, figures in its[PRECISION].items()},
+                "grades": {dtype: figures[0] for dtype, figures in its_tables[PRECISION].items()},
                 "shown": shown,
-                "tables": {c: of for c, of in ({VERDICTS: of_topics} | its).items() if of},
-                "items": {heading: of[label] for heading, of in items.items() if label in of},
+                "tables": {caption: texts for caption, texts in all_tables.items() if texts},
+                "items": {heading: by[label] for heading, by in items.items() if label in by},
             }
         )  # fmt: skip
     labels = [row["label"] for row in rows]
@@ -120,7 +121,7 @@ def overview(
             ("b", "with", "none", labels),
         ],
         "answers": sorted(
-            {f"{name}={text}" for of in tables_of[ANSWERS].values() for name, (text,) in of.items()}
+            {f"{name}={text}" for by in tables_of[ANSWERS].values() for name, (text,) in by.items()}
         ),
         "rows": rows,
         "sentences": sentences(
@@ -132,12 +133,12 @@ def overview(
     }
 
 
-def _in_order(cells: pd.DataFrame) -> pd.DataFrame:
-    """A cell of each implementation, by operator and backend. Operators of another version are last."""
-    places = {name: place for place, name in enumerate(OPERATORS)}
+def _first_cells(cells: pd.DataFrame) -> pd.DataFrame:
+    """The first cell of each implementation, by operator and backend; unknown operators come last."""
+    order = {name: position for position, name in enumerate(OPERATORS)}
     return (
         cells.assign(
-            at=cells["operator"].map(places).fillna(len(places)),
+            at=cells["operator"].map(order).fillna(len(order)),
             framework=pd.factorize(cells["backend"])[0],
         )
         .drop_duplicates("label")
@@ -145,21 +146,21 @@ def _in_order(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _verdicts(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
-    """The verdict in words, by label, topic and dtype; "" for every dtype."""
-    topic, at = np.nonzero(topics.to_numpy().T)
-    rows = cells[["label", "dtype", "status"]].iloc[at].assign(topic=topics.columns[topic])
-    counts = counted("status", STATUSES)(grouped(rows, ["label", "topic", "dtype"]))
-    every = counts.groupby(["label", "topic"], sort=False).sum().assign(dtype="")
-    every = every.set_index("dtype", append=True)
+def _verdicts_by_label(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
+    """The verdicts in words, by label, topic and dtype; the dtype "" stands for every dtype."""
+    topic, row = np.nonzero(topics.to_numpy().T)
+    rows = cells[["label", "dtype", "status"]].iloc[row].assign(topic=topics.columns[topic])
+    counts = value_counts("status", STATUSES)(group_rows(rows, ["label", "topic", "dtype"]))
+    all_dtypes = counts.groupby(["label", "topic"], sort=False).sum().assign(dtype="")
+    all_dtypes = all_dtypes.set_index("dtype", append=True)
     verdicts: ByLabel = {}
-    for (label, name, dtype), numbers in (every.T.to_dict() | counts.T.to_dict()).items():
+    for (label, name, dtype), numbers in (all_dtypes.T.to_dict() | counts.T.to_dict()).items():
         verdicts.setdefault(label, {}).setdefault(name, {})[dtype] = verdict(numbers)
     return verdicts
 
 
 def verdict(counts: Mapping[Any, int]) -> str:
-    """The verdict of cells by status: wrong, known wrong, right or refused, with numbers."""
+    """The verdict of the numbers of cells by status, as "right: 12 of 12 judged cells pass"."""
     refused = counts[UNSUPPORTED]
     judged = sum(counts[status] for status in STATUSES) - refused
     if not judged:
@@ -179,43 +180,43 @@ TIMES = "time of a call, ms: first quartile, median, third quartile"
 def _small_tables(
     accuracy: pd.DataFrame, derived: pd.DataFrame, elected: pd.DataFrame, facts: pd.DataFrame | None
 ) -> dict[str, ByLabel]:
-    """Tables of implementations by caption: texts by label and name."""
+    """The small tables of implementations by caption: texts by label and name."""
     answers: ByLabel = {}
     for question in [] if facts is None else facts.to_dict("records"):
         answers.setdefault(question["label"], {})[question["fact"]] = (question["answer"],)
-    for label, its in elected.to_dict("index").items():
+    for label, entries in elected.to_dict("index").items():
         answers.setdefault(label, {}).update(
-            {question: (text,) for question, text in its.items() if text not in ("", NOT_ASKED)}
+            {question: (text,) for question, text in entries.items() if text not in ("", NOT_ASKED)}
         )
     precision: ByLabel = {}
     for row in accuracy.reset_index().to_dict("records"):
-        texts = [row["grade"], *(_figure(row[name]) for name in ("median", "max", "rms"))]
+        texts = [row["grade"], *(_three_digits(row[name]) for name in ("median", "max", "rms"))]
         if any(texts):
             precision.setdefault(row["implementation"], {})[row["dtype"]] = texts
     gradients: ByLabel = {}
-    others = {*BY_DTYPE, "numerics", "grade", "cells", "beyond"}
+    other_columns = {*BY_DTYPE, "numerics", "grade", "cells", "beyond"}
     for row in derived.reset_index().to_dict("records"):
-        figures = {name: _figure(row[name]) for name in row if name not in others}
-        its = {f"{name} {row['dtype']}": [text] for name, text in figures.items() if text}
-        gradients.setdefault(row["implementation"], {}).update(its)
+        figures = {name: _three_digits(row[name]) for name in row if name not in other_columns}
+        entries = {f"{name} {row['dtype']}": [text] for name, text in figures.items() if text}
+        gradients.setdefault(row["implementation"], {}).update(entries)
     return {ANSWERS: answers, PRECISION: precision, GRADIENTS: gradients}
 
 
-def _figure(number: float | None) -> str:
+def _three_digits(number: float | None) -> str:
     return "" if number is None or math.isnan(number) else f"{number:.3g}"
 
 
-def _times(measurements: pd.DataFrame | None) -> ByLabel:
+def _call_times(measurements: pd.DataFrame | None) -> ByLabel:
     """Quartiles of the time of a call in ms, [low, median, high], by label and workload."""
     times: ByLabel = {}
     if measurements is not None:
         rows = measurements[
             measurements["status"].isin(TIMED) & ~measurements["swept"].astype(bool)
         ]
-        what = rows["workload"] + " " + rows["direction"] + " " + rows["dtype"]
+        workloads = rows["workload"] + " " + rows["direction"] + " " + rows["dtype"]
         quartiles = (1e3 * rows[["low", "seconds", "high"]]).round(4).to_numpy().tolist()
-        for label, named, its in zip(rows["label"], what, quartiles, strict=True):
-            times.setdefault(label, {})[named] = its
+        for label, workload, row_quartiles in zip(rows["label"], workloads, quartiles, strict=True):
+            times.setdefault(label, {})[workload] = row_quartiles
     return times
 
 
@@ -223,119 +224,121 @@ FAILING_CELLS, FINDINGS = "failing cells", "findings behind them"
 LARGEST, REFUSED = "the largest error of a right cell, by dtype", "refused, by reason"
 
 
-def _items(
+def _items_by_heading(
     cells: pd.DataFrame, topics: pd.DataFrame, headers: Mapping[str, Header]
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Cells and findings by heading and label: the text of a mark and its `status`, a summary, further
     texts, a script or command, and the topics and the dtype that show the item ("": every dtype)."""
     items: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
-    def add(heading: str, at: int, shown: Iterable[str], **fields: Any) -> None:
-        cell = every[at]
+    def add(heading: str, row: int, topics_shown: Iterable[str], **fields: Any) -> None:
+        """Add an item for the cell in this row; `fields` replace the fields of the item."""
+        cell = cells_by_row[row]
         item = {
-            "status": cell["status"], "mark": cell["status"], "summary": _described(cell),
-            "texts": [], "script": _command(cell, headers.get(cell["source"])),
-            "topics": ",".join(shown), "dtype": cell["dtype"], **fields,
+            "status": cell["status"], "mark": cell["status"], "summary": _cell_text(cell),
+            "texts": [], "script": _rerun_command(cell, headers.get(cell["source"])),
+            "topics": ",".join(topics_shown), "dtype": cell["dtype"], **fields,
         }  # fmt: skip
         items.setdefault(heading, {}).setdefault(cell["label"], []).append(item)
 
-    failing, worst, refused = failing_cells(cells), _worst(cells, topics), _refused(cells, topics)
-    places = sorted({*failing.index, *worst, *(at for at, _, _ in refused)})
-    every = dict(zip(places, cells.loc[places].to_dict("records"), strict=True))
+    failing, refused = failing_cells(cells), _refused_cells(cells, topics)
+    worst = _largest_errors(cells, topics)
+    rows = sorted({*failing.index, *worst, *(row for row, _, _ in refused)})
+    cells_by_row = dict(zip(rows, cells.loc[rows].to_dict("records"), strict=True))
     contents: Contents = {}
     with suppress(ExpectationError, OSError):  # manifests may be unreadable
         contents = manifests()
     findings = {finding.name: finding for listed, _ in contents.values() for finding in listed}
     cited: dict[tuple[str, str], tuple[int, dict[str, None]]] = {}
-    for at, cell in ((at, every[at]) for at in failing.index):
-        shown = topics.columns[topics.to_numpy()[at]]
+    for row, cell in ((row, cells_by_row[row]) for row in failing.index):
+        topics_shown = topics.columns[topics.to_numpy()[row]]
         names = (cell[name] for name in ("backend", "implementation", "check", "case", "message"))
-        entry = fulfilled(contents, *names) if cell["status"] == "known" else None
+        entry = find_fulfilled(contents, *names) if cell["status"] == "known" else None
         finding = findings.get(cell["inherited"] or (entry.finding if entry else ""))
         texts = [cell["message"], *([f"Cause: {entry.cause}. {entry.issue}"] if entry else [])]
         if finding:
             texts.append(f"Finding: {finding.name}")
-            _, its = cited.setdefault((cell["label"], finding.name), (at, {}))
-            its |= dict.fromkeys(shown)
-        add(FAILING_CELLS, at, shown, texts=texts)
-    for (_, name), (at, its) in cited.items():
-        one = findings[name]
+            _, cited_topics = cited.setdefault((cell["label"], finding.name), (row, {}))
+            cited_topics |= dict.fromkeys(topics_shown)
+        add(FAILING_CELLS, row, topics_shown, texts=texts)
+    for (_, name), (row, cited_topics) in cited.items():
+        finding = findings[name]
         add(
-            FINDINGS, at, its, mark=one.severity, summary=f"{name}: {one.title}", dtype="",
-            texts=[one.text, f"Upstream: {one.state}. {one.issue}"], script=one.reproduction,
+            FINDINGS, row, cited_topics, mark=finding.severity, summary=f"{name}: {finding.title}",
+            texts=[finding.text, f"Upstream: {finding.state}. {finding.issue}"], dtype="",
+            script=finding.reproduction,
         )  # fmt: skip
-    for at, shown in worst.items():
-        add(LARGEST, at, shown, mark=every[at]["dtype"])
-    for at, size, shown in refused:
-        reason, mark = every[at]["message"], f"{size} cells"
-        texts = [_described(every[at])]
-        add(REFUSED, at, shown, mark=mark, summary=reason, texts=texts, dtype="")
+    for row, topics_shown in worst.items():
+        add(LARGEST, row, topics_shown, mark=cells_by_row[row]["dtype"])
+    for row, size, topics_shown in refused:
+        reason, mark = cells_by_row[row]["message"], f"{size} cells"
+        texts = [_cell_text(cells_by_row[row])]
+        add(REFUSED, row, topics_shown, mark=mark, summary=reason, texts=texts, dtype="")
     return items
 
 
-def _worst(cells: pd.DataFrame, topics: pd.DataFrame) -> dict[int, list[str]]:
-    """Passing cells with the largest error of an implementation and dtype in a topic, with these
-    topics."""
-    topic, at = np.nonzero(topics.to_numpy().T)
-    rows = cells[["label", "dtype", "status", "error_ratio"]].iloc[at]
-    rows = rows.assign(topic=topics.columns[topic], at=at)[rows["status"].to_numpy() == "pass"]
+def _largest_errors(cells: pd.DataFrame, topics: pd.DataFrame) -> dict[int, list[str]]:
+    """The rows of passing cells whose error is the largest of their implementation and dtype in some
+    topic, each with these topics."""
+    topic, row = np.nonzero(topics.to_numpy().T)
+    rows = cells[["label", "dtype", "status", "error_ratio"]].iloc[row]
+    rows = rows.assign(topic=topics.columns[topic], row=row)[rows["status"].to_numpy() == "pass"]
     rows = rows.sort_values("error_ratio", ascending=False, kind="stable")
-    worst: dict[int, list[str]] = {}
-    for place, name in (
-        rows.drop_duplicates(["label", "topic", "dtype"])[["at", "topic"]].to_numpy().tolist()
-    ):
-        worst.setdefault(place, []).append(name)
-    return worst
+    largest = rows.drop_duplicates(["label", "topic", "dtype"])[["row", "topic"]]
+    topics_by_row: dict[int, list[str]] = {}
+    for number, name in largest.to_numpy().tolist():
+        topics_by_row.setdefault(number, []).append(name)
+    return topics_by_row
 
 
-def _refused(cells: pd.DataFrame, topics: pd.DataFrame) -> list[tuple[int, int, list[str]]]:
-    """A refused cell of every implementation and reason, the most frequent first, with the number of such
-    cells and the topics that have any."""
+def _refused_cells(cells: pd.DataFrame, topics: pd.DataFrame) -> list[tuple[int, int, list[str]]]:
+    """A refused cell for every implementation and reason, the most frequent reason first: its row, the
+    number of such cells, and the topics that have such cells."""
     refused = cells[cells["status"] == UNSUPPORTED]
     groups = refused.groupby(["label", "message"], sort=False).indices.values()
     rows, names = refused.index.to_numpy(), topics.columns
-    of = topics.to_numpy()[rows]
-    found = [(int(rows[g[0]]), len(g), [*names[of[g].any(axis=0)]]) for g in groups]
-    return sorted(found, key=lambda one: -one[1])
+    belongs = topics.to_numpy()[rows]
+    entries = [(int(rows[g[0]]), len(g), [*names[belongs[g].any(axis=0)]]) for g in groups]
+    return sorted(entries, key=lambda entry: -entry[1])
 
 
-def _described(cell: Mapping[Any, Any]) -> str:
-    """Check and case of a cell, and how near the bound its largest error comes."""
-    ratio, error = (_figure(cell[name]) for name in ("error_ratio", "max_abs_error"))
+def _cell_text(cell: Mapping[Any, Any]) -> str:
+    """Check and case of a cell, and its largest error: as a multiple of the bound, and absolute."""
+    ratio, error = (_three_digits(cell[name]) for name in ("error_ratio", "max_abs_error"))
     errors = (f" {ratio} times its bound" if ratio else "") + (
         f", |error| {error}" if error else ""
     )
     return f"{cell['check']} {cell['case']}{errors}"
 
 
-def _command(cell: Mapping[Any, Any], header: Header | None) -> str:
+def _rerun_command(cell: Mapping[Any, Any], header: Header | None) -> str:
     """The command that judges a cell again."""
-    again = () if header is None else header.again
+    options = () if header is None else header.again
     modes = () if cell["mode"] == "eager" else (f"--mode={cell['mode']}",)
     test = f"{cell['check']}[{cell['name']}/{cell['case']}]"
     return shlex.join(
-        ["pytest", "suite", f"--backend={cell['backend']}", *again, *modes, "-k", test]
+        ["pytest", "suite", f"--backend={cell['backend']}", *options, *modes, "-k", test]
     )
 
 
-def sentences(cells: pd.DataFrame, every: pd.DataFrame, diagnoses: pd.DataFrame) -> list[str]:
-    """What is right, what is wrong and why, and what changed since the records given first. `cells` are
-    the newest of `every` run."""
-    broken, known = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
+def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFrame) -> list[str]:
+    """Sentences on what is right, what is wrong and why, and what changed since the oldest record.
+    `cells` are the newest of `all_cells`, the cells of all runs."""
+    broken, known_labels = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
     labels, wrong = list(dict.fromkeys(cells["label"])), list(dict.fromkeys(cells["label"][broken]))
-    right = len(labels) - len({*wrong, *known})
+    right = len(labels) - len({*wrong, *known_labels})
     tally = cells["status"].value_counts()
     refused = int(tally.get(UNSUPPORTED, 0))
     sentences = [
         f"{tally.get('pass', 0)} of {len(cells) - refused} judged cells pass, "
-        f"{len(known)} are known failures; {refused} cells were refused."
+        f"{len(known_labels)} are known failures; {refused} cells were refused."
         if len(labels) == 1
         else f"{right} of {len(labels)} implementations are right in all that they were asked."
     ]
-    if not known.empty and len(labels) > 1:
-        most = known.value_counts()
-        first = f"{most.index[0]}, {most.iloc[0]} of {len(known)} cells"
-        sentences.append(f"{len(most)} have known failures, most of all {first}.")
+    if not known_labels.empty and len(labels) > 1:
+        counts = known_labels.value_counts()
+        most_frequent = f"{counts.index[0]}, {counts.iloc[0]} of {len(known_labels)} cells"
+        sentences.append(f"{len(counts)} have known failures, most of all {most_frequent}.")
     sentence_of = diagnoses.drop_duplicates("label").set_index("label")["sentence"]
     for label in wrong[:SENTENCES]:
         rows = cells[broken & (cells["label"] == label)]
@@ -344,16 +347,16 @@ def sentences(cells: pd.DataFrame, every: pd.DataFrame, diagnoses: pd.DataFrame)
         sentences.append(f"{label} is wrong: {sentence_of.get(name, count)}")
     if len(wrong) > SENTENCES:
         sentences.append(f"{len(wrong) - SENTENCES} more implementations are wrong.")
-    return [*sentences, *_changes(every)]
+    return [*sentences, *_changes_sentence(all_cells)]
 
 
-def _changes(cells: pd.DataFrame) -> list[str]:
-    """What the latest records say of cells that earlier records have, too."""
-    both = asked_again(cells)
-    if both.empty:
+def _changes_sentence(cells: pd.DataFrame) -> list[str]:
+    """A sentence on cells that changed since their oldest record; [] if no cell was judged twice."""
+    cells_again = repeated_cells(cells)
+    if cells_again.empty:
         return []
-    before, now = both["before"].isin(BROKEN), both["status"].isin(BROKEN)
+    failed, fails = cells_again["before"].isin(BROKEN), cells_again["status"].isin(BROKEN)
     return [
-        f"Since the first of the records: {int((now & ~before).sum())} new failures, "
-        f"{int((before & ~now).sum())} fixed, of {len(both)} cells that were asked again."
+        f"Since the first of the records: {int((fails & ~failed).sum())} new failures, "
+        f"{int((failed & ~fails).sum())} fixed, of {len(cells_again)} cells that were asked again."
     ]

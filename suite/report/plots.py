@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attention_conformance.suite.records.files import new_folder, or_nothing
+from attention_conformance.suite.records.files import new_folder, remove_on_error
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.speed import TIMED
 from attention_conformance.suite.report.frames import provenance
@@ -30,7 +30,7 @@ def draw(frames: Mapping[str, Any], folder: str | Path) -> None:
     except ImportError as error:
         raise RecordError(MISSING) from error
     folder = new_folder(folder)
-    with or_nothing(folder):
+    with remove_on_error(folder):
         for name, figure in pictures(frames):
             for kind in ("png", "svg", "pdf"):
                 figure.savefig(folder / f"{re.sub('[^A-Za-z0-9.]+', '-', name)}.{kind}", dpi=200)
@@ -40,32 +40,32 @@ def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The figures that `draw` saves, by name: time, exact, cost and precision (docs/speed.md)."""
     if "measurements" in frames:
         timed = frames["measurements"][frames["measurements"]["status"].isin(TIMED)]
-        swept, below = timed["swept"].astype(bool), provenance(frames["timed"].values())
-        for by, block in timed[~swept].groupby(["direction", "workload", "dtype"], sort=False):
+        swept, footer = timed["swept"].astype(bool), provenance(frames["timed"].values())
+        for key, block in timed[~swept].groupby(["direction", "workload", "dtype"], sort=False):
             points = 1e3 * block.set_index("label")[["low", "seconds", "high"]]
             points = points.sort_values("seconds", ascending=False)
-            yield "-".join(("time", *by)), _lines(points, ", ".join(by), "ms a call", below)
-            if not (exact := block[block["error_ratio"] > 0]).empty:
-                yield "-".join(("exact", *by)), _exactness(exact, ", ".join(by), below)
+            yield "-".join(("time", *key)), _lines(points, ", ".join(key), "ms a call", footer)
+            if not (exact_rows := block[block["error_ratio"] > 0]).empty:
+                yield "-".join(("exact", *key)), _exactness(exact_rows, ", ".join(key), footer)
         for direction, block in timed[swept].groupby("direction", sort=False):
-            yield f"cost-{direction}", _costs(block, direction, below)
+            yield f"cost-{direction}", _costs(block, direction, footer)
     if "cells" in frames:
         cells, headers = frames["cells"], frames["headers"].values()
         controls = {name for header in headers for name in header.controls}
-        product = ~(cells["backend"] + ":" + cells["implementation"]).isin(controls)
-        finite = (cells["error_ratio"] > 0) & (cells["error_ratio"] < math.inf)
-        judged = cells[product & finite & (cells["check"] == VALUES)]
+        is_product = ~(cells["backend"] + ":" + cells["implementation"]).isin(controls)
+        is_finite = (cells["error_ratio"] > 0) & (cells["error_ratio"] < math.inf)
+        judged = cells[is_product & is_finite & (cells["check"] == VALUES)]
         for dtype, block in judged.groupby("dtype", sort=False):
             points = block.groupby("label")["error_ratio"].quantile([0.25, 0.5, 1.0]).unstack()
             yield f"precision-{dtype}", _lines(points, dtype, RATIO, provenance(headers))
 
 
-def _figure(title: str, x: str, y: str, below: str, height: float) -> tuple[Any, Any]:
+def _figure(title: str, x: str, y: str, footer: str, height: float) -> tuple[Any, Any]:
     """A figure with a panel of a height in inches, and a caption: versions, machine and date."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.4, height + 0.8), layout="constrained")
-    figure.supxlabel(fill(below, 76), fontsize=4.5, x=0.01, ha="left")
+    figure.supxlabel(fill(footer, 76), fontsize=4.5, x=0.01, ha="left")
     axis = figure.subplots()
     axis.set_title(title, fontsize=7, loc="left")
     axis.set(xscale="log", yscale="log" if y else "linear", xlabel=x, ylabel=y)
@@ -77,26 +77,26 @@ def _figure(title: str, x: str, y: str, below: str, height: float) -> tuple[Any,
 
 
 def _mark(number: int) -> dict[str, Any]:
-    """The colour and marker of an implementation."""
+    """The colour and marker of the implementation with this number."""
     return {"color": f"C{number % 10}", "marker": "osD^v<>PX*"[number // 10 % 10], "markersize": 3}
 
 
-def _lines(points: pd.DataFrame, title: str, unit: str, below: str) -> Any:
-    """Low, middle and high of every implementation as a line, the last at the top."""
-    figure, axis = _figure(title, unit, "", below, 0.15 * len(points))
-    for place, (_, values) in enumerate(points.iterrows()):
-        axis.plot(values, [place] * 3, **_mark(place), markevery=[1])
+def _lines(points: pd.DataFrame, title: str, unit: str, footer: str) -> Any:
+    """Three numbers of every implementation as a line; the last implementation is at the top."""
+    figure, axis = _figure(title, unit, "", footer, 0.15 * len(points))
+    for height, (_, values) in enumerate(points.iterrows()):
+        axis.plot(values, [height] * 3, **_mark(height), markevery=[1])
     axis.set_yticks(range(len(points)), points.index)
     return figure
 
 
-def _exactness(rows: pd.DataFrame, title: str, below: str) -> Any:
-    """Time against error ratio, with the line of those that none beats in both."""
+def _exactness(rows: pd.DataFrame, title: str, footer: str) -> Any:
+    """Time against error ratio, with a line through the rows that no row beats in both."""
     rows = rows.sort_values(["seconds", "error_ratio"])
     front = rows[rows["error_ratio"] < rows["error_ratio"].cummin().shift(fill_value=np.inf)]
-    named = "none is faster and nearer: " + ", ".join(front["label"])
-    x, height = f"ms a call\n{fill(named, 76, break_on_hyphens=False)}", 2.5 + 0.1 * len(rows)
-    figure, axis = _figure(title, x, RATIO, below, height)
+    note = "none is faster and nearer: " + ", ".join(front["label"])
+    x, height = f"ms a call\n{fill(note, 76, break_on_hyphens=False)}", 2.5 + 0.1 * len(rows)
+    figure, axis = _figure(title, x, RATIO, footer, height)
     for number, row in enumerate(rows.to_dict("records")):
         times = [1e3 * row[name] for name in ("low", "seconds", "high")]
         ratios = [row["error_ratio"]] * 3
@@ -106,15 +106,15 @@ def _exactness(rows: pd.DataFrame, title: str, below: str) -> Any:
     return figure
 
 
-def _costs(block: pd.DataFrame, title: str, below: str) -> Any:
+def _costs(block: pd.DataFrame, title: str, footer: str) -> Any:
     """Time against length, with the fitted law a + b L + c L²."""
     kernels = block.sort_values("keys", kind="stable").groupby("label", sort=False)
-    figure, axis = _figure(title, "queries and keys", "ms a call", below, 2.6 + 0.1 * len(kernels))
-    for number, (label, mine) in enumerate(kernels):
-        lengths, seconds = mine["keys"].to_numpy(float), mine["seconds"].to_numpy()
+    figure, axis = _figure(title, "queries and keys", "ms a call", footer, 2.6 + 0.1 * len(kernels))
+    for number, (label, rows) in enumerate(kernels):
+        lengths, seconds = rows["keys"].to_numpy(float), rows["seconds"].to_numpy()
         axis.plot(lengths, 1e3 * seconds, **_mark(number), linestyle="", label=label)
-        if mine["keys"].nunique() >= LENGTHS:
-            every = np.geomspace(lengths.min(), lengths.max(), 60)
-            axis.plot(every, 1e3 * law(fit(lengths, seconds), every), color=f"C{number % 10}")
+        if rows["keys"].nunique() >= LENGTHS:
+            grid = np.geomspace(lengths.min(), lengths.max(), 60)
+            axis.plot(grid, 1e3 * law(fit(lengths, seconds), grid), color=f"C{number % 10}")
     figure.legend(loc="outside upper left", fontsize=5, frameon=False)
     return figure

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from attention_conformance.suite.records.coverage import percent
-from attention_conformance.suite.records.files import new_folder, or_nothing, write_new
+from attention_conformance.suite.records.files import new_folder, remove_on_error, write_new
 from attention_conformance.suite.report import DATA_FORMATS, FORMATS
 from attention_conformance.suite.report.conformance import FAILING, UNSUPPORTED
 from attention_conformance.suite.report.kinds import CAPTIONS
@@ -73,7 +73,8 @@ class Section:
 
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
-    """The tables for display."""
+    """The tables as sections for display; a score has the numbers of judged and of all cells beside
+    it."""
     for name, frame in tables.items():
         flat = _flat(frame)
         values = [list(row) for row in zip(*(flat[column] for column in flat), strict=True)]
@@ -98,9 +99,9 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
 
 
 def _flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with a named index as its first columns."""
-    named = any(name is not None for name in frame.index.names)
-    flat = frame.reset_index() if named else frame.copy()
+    """The frame with a named index as its first columns, and names of columns as texts."""
+    has_names = any(name is not None for name in frame.index.names)
+    flat = frame.reset_index() if has_names else frame.copy()
     return flat.set_axis([str(column) for column in flat.columns], axis=1)
 
 
@@ -112,6 +113,7 @@ _LIMITS = {"max": 1, "error_ratio": 1, "old_ratio": 1, "new_ratio": 1, "beyond":
 
 
 def _text(value: Any, column: str) -> str:
+    """The text of an entry of a column."""
     if value is None or value is pd.NA:
         return ""
     if isinstance(value, bool):
@@ -127,7 +129,7 @@ def _text(value: Any, column: str) -> str:
 
 
 def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """Aligned columns, numbers to the right."""
+    """The tables as text: aligned columns, numbers to the right."""
     blocks = [f"{title}\n{'=' * len(title)}"]
     for section in sections(tables):
         head = f"{section.heading}\n{'-' * len(section.heading)}\n{section.caption}".rstrip()
@@ -137,8 +139,8 @@ def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:
 
 
 def aligned(rows: list[list[str]], right: list[bool], rule: bool = False) -> list[str]:
-    """The lines of a table whose first row is the heads of columns; `right` are the columns that stand to
-    the right, and with a `rule` a line stands below the heads."""
+    """The lines of a table whose first row is the heads of columns. `right` is True for columns that are
+    aligned to the right; `rule` adds a line below the heads."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[-1:] = [min(width, 40) for width in widths[-1:]]  # the last column may overhang
     if rule:
@@ -153,7 +155,7 @@ def aligned(rows: list[list[str]], right: list[bool], rule: bool = False) -> lis
 
 
 def as_markdown(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """GitHub-flavoured Markdown: a section with a table for each."""
+    """The tables in GitHub-flavoured Markdown, each in a section."""
     blocks = [f"# {_escaped(title)}"]
     for section in sections(tables):
         blocks += [f"## {section.heading}", _escaped(section.caption)]
@@ -177,7 +179,7 @@ def as_html(
     home: str = "",
 ) -> str:
     """One self-contained page: the first screen (`suite.report.overview`), and all tables, with coloured
-    statuses and counts. The page of one implementation links the page of all, `home`."""
+    statuses and counts. `home` is the address of the page of all implementations, for a link."""
     script = Path(__file__).with_name("page.js").read_text("utf-8")
     listed = list(sections(tables))
     return (
@@ -228,26 +230,26 @@ def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
     A tally has the colour of its gravest status. An election that differs from the most frequent one of
     its column is marked.
     """
-    beside = section.name == "elections" and section.columns[0] == "implementation"
-    counts = map(Counter, zip(*section.rows, strict=True)) if beside else ()
-    usual = [min(texts, key=lambda text: (-texts[text], text)) for texts in counts]
+    marks_differences = section.name == "elections" and section.columns[0] == "implementation"
+    counts = map(Counter, zip(*section.rows, strict=True)) if marks_differences else ()
+    most_frequent = [min(texts, key=lambda text: (-texts[text], text)) for texts in counts]
     for texts, values in zip(section.rows, section.values, strict=True):
         classes = [*map(_classes, section.columns, values, texts)]
         for n, text in enumerate(texts[1:], 1):
             if section.name == "conformance" and "/" in text:
                 gravest = next((s for s in (*FAILING, UNSUPPORTED) if s in text), "pass")
                 classes[n] = gravest
-            elif beside and text not in (usual[n], "", "-"):
+            elif marks_differences and text not in (most_frequent[n], "", "-"):
                 classes[n] += " differs"
         yield list(zip(texts, classes, strict=True))
 
 
 def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) -> None:
-    with or_nothing(new_folder(folder)):
+    with remove_on_error(new_folder(folder)):
         for name, frame in tables.items():
             flat = _flat(frame)
             if fmt == "csv":
-                _harmless(flat).to_csv(folder / f"{name}.csv", index=False)
+                _without_formulas(flat).to_csv(folder / f"{name}.csv", index=False)
             else:
                 flat.to_parquet(folder / f"{name}.parquet", index=False)
 
@@ -256,13 +258,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that a spreadsheet program may read as a formula."""
 
 
-def _harmless(flat: pd.DataFrame) -> pd.DataFrame:
+def _without_formulas(flat: pd.DataFrame) -> pd.DataFrame:
     """The frame with an apostrophe before every text that a spreadsheet program may read as a formula.
 
     Numbers and the sign for "not asked" stay unchanged.
     """
 
-    def safe(value: Any) -> Any:
+    def quoted(value: Any) -> Any:
+        """The value; a text that may be read as a formula begins with an apostrophe."""
         if not isinstance(value, str) or not value.startswith(_FORMULA) or value == "-":
             return value
         try:
@@ -271,4 +274,4 @@ def _harmless(flat: pd.DataFrame) -> pd.DataFrame:
             return f"'{value}"
         return value
 
-    return flat.map(safe).set_axis([safe(column) for column in flat.columns], axis=1)
+    return flat.map(quoted).set_axis([quoted(column) for column in flat.columns], axis=1)

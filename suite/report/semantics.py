@@ -11,9 +11,9 @@ from attention_conformance.suite.report.conformance import BY_IMPLEMENTATION, UN
 from attention_conformance.suite.report.table import (
     Groups,
     Table,
-    across,
-    counted,
-    first,
+    first_entry,
+    per_value,
+    value_counts,
 )
 from attention_conformance.suite.spec.vocabulary import (
     INVARIANCE_GRADES,
@@ -29,7 +29,7 @@ ELECTION = "election"
 """The check that asks election questions."""
 
 PROBES = f"question != '' and check == '{ELECTION}'"
-"""The cells that ask an election question. Other checks ask whether answers are consistent."""
+"""The cells that ask an election question. Checks of the consistency of answers also name questions."""
 
 DIFFERS = " *"
 """The mark of an answer that differs from the framework's own attention."""
@@ -42,16 +42,17 @@ def by_dtype(answers: Mapping[str, str]) -> str:
 
     Dtypes without the question are left out.
     """
-    put = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
-    if not put:
+    asked = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
+    if not asked:
         return NOT_ASKED
-    most = max(put.values(), key=list(put.values()).count)
-    others = [f"{dtype}: {answer}" for dtype, answer in put.items() if answer != most]
-    return f"{most} ({', '.join(others)})" if others else most
+    usual = max(asked.values(), key=list(asked.values()).count)
+    others = [f"{dtype}: {answer}" for dtype, answer in asked.items() if answer != usual]
+    return f"{usual} ({', '.join(others)})" if others else usual
 
 
-def _answered(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """The selected rows with the observed `answer`, or the status if there is none."""
+def _with_answers(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """A function that selects rows by a condition, and adds their `answer`: the observed answer, or the
+    status if there is none; `differs` compares it with the framework's own attention."""
 
     def rows(frame: pd.DataFrame) -> pd.DataFrame:
         rows = frame.query(condition)
@@ -66,9 +67,9 @@ def _answered(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
 
 
 def _answers(
-    groups: Groups, column: str = "answer", chosen: Callable[[str, str], str] = lambda old, new: new
+    groups: Groups, column: str = "answer", choose: Callable[[str, str], str] = lambda old, new: new
 ) -> pd.Series:
-    """The answers of each group by dtype as one text; `chosen` is called if a dtype has several."""
+    """The answers of each group by dtype as one text; `choose` gets two answers of one dtype."""
     import pandas as pd
 
     index = groups.size().index
@@ -76,8 +77,8 @@ def _answers(
     rows = groups.obj
     for group, dtype, answer in zip(groups.ngroup(), rows["dtype"], rows[column], strict=True):
         if answer:
-            known = answers[group]
-            known[dtype] = chosen(known[dtype], answer) if dtype in known else answer
+            texts = answers[group]
+            texts[dtype] = choose(texts[dtype], answer) if dtype in texts else answer
     return pd.Series([*map(by_dtype, answers)], index, dtype=object)
 
 
@@ -85,18 +86,18 @@ ELECTIONS = Table(
     "elections",
     "Observed answers to questions without a single right answer, by dtype if dtypes differ; - if the "
     "question cannot be asked; * marks an answer that differs from the framework's own attention.",
-    rows=_answered(PROBES),
+    rows=_with_answers(PROBES),
     by=BY_IMPLEMENTATION,
-    columns={"answers": across("question", _answers)},
+    columns={"answers": per_value("question", _answers)},
 )
 
 
-def _marked(groups: Groups) -> pd.Series:
+def _marked_answers(groups: Groups) -> pd.Series:
     """The answers, with `DIFFERS` if the framework's own attention gives another one in any dtype."""
     return _answers(groups) + groups["differs"].any().map({True: DIFFERS, False: ""})
 
 
-def _native(groups: Groups) -> pd.DataFrame:
+def _native_answers(groups: Groups) -> pd.DataFrame:
     """The answers of the framework's own attention; no column if there is none."""
     native = _answers(groups, "native").to_frame("the framework's own")
     return native if (groups.obj["native"] != "").any() else native[[]]
@@ -105,9 +106,9 @@ def _native(groups: Groups) -> pd.DataFrame:
 BY_QUESTION = Table(
     "elections",
     ELECTIONS.text,
-    rows=_answered(PROBES),
+    rows=_with_answers(PROBES),
     by={"question": "question"},
-    columns={"answers": across("label", _marked), "native": _native},
+    columns={"answers": per_value("label", _marked_answers), "native": _native_answers},
 )
 """`ELECTIONS` with a row per question; beside user functions the answers of the
 framework's own attention."""
@@ -117,7 +118,7 @@ IDENTIFICATION = Table(
     "What implementations compute, measured by probes without a verdict: the command explain.",
     over="facts",
     by={"fact": "fact"},
-    columns={"answers": across("label", first("answer"))},
+    columns={"answers": per_value("label", first_entry("answer"))},
 )
 
 CHECKS_OF_INVARIANCE = {f"invariant_{kind}": name for kind, name in INVARIANT.items()}
@@ -127,10 +128,10 @@ CHECKS_OF_INVARIANCE = {f"invariant_{kind}": name for kind, name in INVARIANT.it
 _SEVERITY = {grade: n for n, grade in enumerate((UNSUPPORTED, *INVARIANCE_GRADES))}
 
 
-def _worse(one: str, other: str) -> str:
+def _worse(first: str, second: str) -> str:
     """The worse of two grades. A cell without a grade counts as its status, which is worse than every
     grade, except "unsupported", which is best."""
-    return max(one, other, key=lambda grade: _SEVERITY.get(grade, len(_SEVERITY)))
+    return max(first, second, key=lambda grade: _SEVERITY.get(grade, len(_SEVERITY)))
 
 
 INVARIANCE = Table(
@@ -139,26 +140,27 @@ INVARIANCE = Table(
     "the number of threads, decoding one token at a time, padding, keys in two parts that are merged. "
     "The worst grade, by dtype where dtypes differ: bitwise the same; within bound, other bits as near "
     "as rounding explains; broken. - where it cannot be asked.",
-    rows=_answered(f"check in {list(CHECKS_OF_INVARIANCE)}"),
+    rows=_with_answers(f"check in {list(CHECKS_OF_INVARIANCE)}"),
     by=BY_IMPLEMENTATION,
-    columns={"grades": across("check", partial(_answers, chosen=_worse), CHECKS_OF_INVARIANCE)},
+    columns={"grades": per_value("check", partial(_answers, choose=_worse), CHECKS_OF_INVARIANCE)},
 )
 
 
-def _of_pairs(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the check `VALUES`, once for every feature that the case needs, and every two."""
+def _with_feature_pairs(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the check `VALUES`, repeated for each feature and each two features of the case."""
     rows = cells[cells["check"] == VALUES]
     together = rows["features"].map(
         lambda needed: [
-            " + ".join(some) for count in (1, 2) for some in combinations(sorted(needed), count)
+            " + ".join(pair) for count in (1, 2) for pair in combinations(sorted(needed), count)
         ]
     )
     return rows.assign(together=together).explode("together").dropna(subset="together")
 
 
 def _verdicts(groups: Groups) -> pd.Series:
-    """Refused if no cell was judged, right if all judged cells pass, else wrong, with numbers."""
-    numbers = counted("status", STATUSES)(groups)
+    """The verdicts of groups: refused if no cell was judged, right if all pass, else wrong with
+    numbers."""
+    numbers = value_counts("status", STATUSES)(groups)
     judged = numbers.drop(columns=UNSUPPORTED).sum(axis=1)
     wrong = judged - numbers["pass"]
     texts = "wrong (" + wrong.astype(str) + " of " + judged.astype(str) + ")"
@@ -169,8 +171,8 @@ TOGETHER = Table(
     "together",
     "What works together: for every feature of a case, and every two, whether all judged cells of the "
     "check values are right, some are wrong, or all are refused.",
-    rows=_of_pairs,
+    rows=_with_feature_pairs,
     by={"operator": "operator", "features": "together"},
-    columns={"verdicts": across("label", _verdicts)},
+    columns={"verdicts": per_value("label", _verdicts)},
     rare=True,
 )

@@ -3,7 +3,7 @@
 An axis is a column of `Axes`: the dtype, a feature, a fact of the case, or a comparison of sizes. A
 condition holds for every failing cell on one axis: a threshold of numbers, or one of a few words. Words
 come first, since kernels branch by mask, feature and dtype. Sizes separate a few cells by chance: a
-condition on sizes needs `ENOUGH` failures and `ENOUGH` passes without the property.
+condition on sizes needs `MIN_CELLS` failures and `MIN_CELLS` passes without the property.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attention_conformance.suite.report.frames import expanded
+from attention_conformance.suite.report.frames import dict_columns
 
 COMPARED = (("Lq", "Lk"), ("Hkv", "H"), ("Dv", "D"))
 """Pairs of sizes that kernels confuse. Which one is larger is an axis."""
 
 BLOCKED = ("Lq", "Lk", "D")
 BLOCKS = (16, 64)
-"""Common block sizes of kernels. Whether a block divides a size is an axis."""
+"""Common block sizes of kernels. Divisibility of a size by a block is an axis."""
 
 SIZES = ("B", "H", "Hkv", "Lq", "Lk", "D", "Dv")
 
-OF_SIZES = (
+SIZE_AXES = (
     *(f"{one} : {other}" for one, other in COMPARED),
     *(f"{name} % {block}" for name in BLOCKED for block in BLOCKS),
 )
-"""The axes of words that concern sizes."""
+"""The axes of words whose property is one of sizes."""
 
-WORDS_AT_MOST = 3
+MAX_WORDS = 3
 """The largest number of words in a condition."""
 
-PAIRED_FROM = 3
-"""The smallest number of failures for a pair of conditions; fewer failures are always separated by some
-pair."""
+MIN_FAILURES_OF_PAIR = 3
+"""The smallest number of failures for a pair of conditions: some pair always separates fewer failures."""
 
-ENOUGH = 4
+MIN_CELLS = 4
 """The smallest number of failures, and of passes on the other side, for a condition on sizes."""
 
 
@@ -82,13 +81,14 @@ class Condition:
 
 
 def axes(cells: pd.DataFrame) -> Axes:
-    """The facts of every case, in the order of occurrence."""
+    """The facts of every case as axes, in the order of occurrence: first axes of words (mask, features,
+    dtype, other facts, `SIZE_AXES`), then axes of numbers."""
     cases = cells.drop_duplicates("case")
-    facts = expanded(cases["facts"])
+    facts = dict_columns(cases["facts"])
     numbers = facts.select_dtypes("Int64")
     words: dict[str, Any] = {}
     if "mask" in facts:
-        words["mask"] = [_worded("mask", value) for value in facts["mask"]]
+        words["mask"] = [_fact_in_words("mask", value) for value in facts["mask"]]
     for name in dict.fromkeys(name for needs in cases["features"] for name in needs):
         words[f"feature {name}"] = [
             f"feature {name}" if name in needs else f"no feature {name}"
@@ -96,7 +96,22 @@ def axes(cells: pd.DataFrame) -> Axes:
         ]
     words["dtype"] = "dtype " + cases["dtype"]
     for name in facts.columns.drop([*numbers.columns, *words.keys() & {"mask"}]):
-        words[name] = [_worded(name, value) for value in facts[name]]
+        words[name] = [_fact_in_words(name, value) for value in facts[name]]
+    words |= _words_of_sizes(numbers)
+    columns = pd.DataFrame(words, index=cases.index, dtype="category")
+    codes = [columns[name].cat.codes.astype("int64").replace(-1, MISSING) for name in columns]
+    texts = [tuple(columns[name].cat.categories) for name in columns]
+    return Axes(
+        (*words, *numbers),
+        (*texts, *([()] * len(numbers.columns))),
+        np.column_stack([*codes, *(numbers[n].fillna(MISSING).astype("int64") for n in numbers)]),
+        ~(numbers.filter(SIZES) == 0).fillna(False).any(axis=1).to_numpy(bool),
+    )
+
+
+def _words_of_sizes(numbers: pd.DataFrame) -> dict[str, pd.Series]:
+    """The axes `SIZE_AXES` in words, for a row of numbers per case."""
+    words = {}
     for one, other in COMPARED:
         if {one, other} <= set(numbers):
             signs = {
@@ -110,18 +125,10 @@ def axes(cells: pd.DataFrame) -> Axes:
                 False: f"{name} no multiple of {block}",
             }
             words[f"{name} % {block}"] = (numbers[name] % block == 0).map(divides)
-    columns = pd.DataFrame(words, index=cases.index, dtype="category")
-    places = [columns[name].cat.codes.astype("int64").replace(-1, MISSING) for name in columns]
-    texts = [tuple(columns[name].cat.categories) for name in columns]
-    return Axes(
-        (*words, *numbers),
-        (*texts, *([()] * len(numbers.columns))),
-        np.column_stack([*places, *(numbers[n].fillna(MISSING).astype("int64") for n in numbers)]),
-        ~(numbers.filter(SIZES) == 0).fillna(False).any(axis=1).to_numpy(bool),
-    )
+    return words
 
 
-def _worded(name: str, value: Any) -> str:
+def _fact_in_words(name: str, value: Any) -> str:
     """A fact in words: "mask causal", "lse on", "no bias"."""
     if pd.isna(value):
         return f"no {name}"
@@ -137,33 +144,33 @@ def separation(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> str:
     `failing` must not be empty. Passing cells without elements are left out if every failing cell has
     elements: they pass whatever the function computes.
     """
-    full = axes.full[passing]
-    if axes.full[failing].all() and not full.all():
-        passing = passing[full]
+    has_elements = axes.full[passing]
+    if axes.full[failing].all() and not has_elements.all():
+        passing = passing[has_elements]
         if not len(passing):
             return "no cell of the check that has elements passes"
     if not len(passing):
         return "no cell of the check passes"
-    count, passed = len(failing), len(passing)
-    all_have = f"all {count} failures have"
-    all_have = {1: "the only failure has", 2: "both failures have"}.get(count, all_have)
-    none_has = "the only pass has not" if passed == 1 else f"none of {passed} passes has"
-    found = _conditions(axes, axes.table[failing], axes.table[passing])
-    conditions = sorted(found, key=lambda c: (c.rank, -c.values))
-    apart = [condition for condition in conditions if not condition.common]
-    if apart:
-        first, *others = apart
-        same = [
+    failure_count, pass_count = len(failing), len(passing)
+    all_have = f"all {failure_count} failures have"
+    all_have = {1: "the only failure has", 2: "both failures have"}.get(failure_count, all_have)
+    none_has = "the only pass has not" if pass_count == 1 else f"none of {pass_count} passes has"
+    conditions_found = _conditions(axes, axes.table[failing], axes.table[passing])
+    conditions = sorted(conditions_found, key=lambda c: (c.rank, -c.values))
+    separating = [condition for condition in conditions if not condition.common]
+    if separating:
+        first, *others = separating
+        equivalent = [
             c.text for c in others if c.sizes and (c.rank, c.values) == (first.rank, first.values)
         ]
-        also = f"; so with {same[0]}" if first.sizes and same else ""
-        return f"{all_have} {first.text}, {none_has}{also}"
-    if count >= PAIRED_FROM and (pair := _pair(conditions)):
+        suffix = f"; so with {equivalent[0]}" if first.sizes and equivalent else ""
+        return f"{all_have} {first.text}, {none_has}{suffix}"
+    if failure_count >= MIN_FAILURES_OF_PAIR and (pair := _pair(conditions)):
         return f"{all_have} {pair[0].text} and {pair[1].text}, {none_has} both"
     nearest = min(conditions, key=lambda c: c.common, default=None)
-    if nearest and nearest.common <= passed / 2:
-        have = "has" if nearest.common == 1 else "have"
-        return f"{all_have} {nearest.text}, as {have} {nearest.common} of {passed} passes"
+    if nearest and nearest.common <= pass_count / 2:
+        verb = "has" if nearest.common == 1 else "have"
+        return f"{all_have} {nearest.text}, as {verb} {nearest.common} of {pass_count} passes"
     return ""
 
 
@@ -174,37 +181,37 @@ def _conditions(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> Iterato
     A single number lies beyond all others by chance more often than several numbers do.
     """
     ordered = np.sort(failing, axis=0)
-    least, most = ordered[0], ordered[-1]
+    smallest, largest = ordered[0], ordered[-1]
     values = 1 + (np.diff(ordered, axis=0) != 0).sum(axis=0)
-    from_least, to_most = passing >= least, (passing <= most) & (passing != MISSING)
-    equal = passing == least
-    for n in np.flatnonzero(least != MISSING):
-        name, words, several = axes.names[n], axes.words[n], int(values[n])
-        found: list[tuple[str, np.ndarray]] = []
+    from_least, to_most = passing >= smallest, (passing <= largest) & (passing != MISSING)
+    equal = passing == smallest
+    for axis in np.flatnonzero(smallest != MISSING):
+        name, words, value_count = axes.names[axis], axes.words[axis], int(values[axis])
+        candidates: list[tuple[str, np.ndarray]] = []
         if not words:
-            rank, sizes = {1: 5, 2: 3}.get(several, 1), True
-            found = [
-                (f"{name} >= {least[n]}", from_least[:, n]),
-                (f"{name} <= {most[n]}", to_most[:, n]),
-                *([(f"{name} = {least[n]}", equal[:, n])] if several == 1 else []),
+            rank, sizes = {1: 5, 2: 3}.get(value_count, 1), True
+            candidates = [
+                (f"{name} >= {smallest[axis]}", from_least[:, axis]),
+                (f"{name} <= {largest[axis]}", to_most[:, axis]),
+                *([(f"{name} = {smallest[axis]}", equal[:, axis])] if value_count == 1 else []),
             ]
-        elif several <= WORDS_AT_MOST:
-            sizes = name in OF_SIZES
-            rank = 4 if several > 1 else 2 if sizes else 0
-            places = [*dict.fromkeys(failing[:, n].tolist())]
-            shared = equal[:, n] if several == 1 else np.isin(passing[:, n], places)
-            found = [(" or ".join(words[place] for place in places), shared)]
-        for text, shared in found:
+        elif value_count <= MAX_WORDS:
+            sizes = name in SIZE_AXES
+            rank = 4 if value_count > 1 else 2 if sizes else 0
+            codes = [*dict.fromkeys(failing[:, axis].tolist())]
+            shared = equal[:, axis] if value_count == 1 else np.isin(passing[:, axis], codes)
+            candidates = [(" or ".join(words[code] for code in codes), shared)]
+        for text, shared in candidates:
             common = int(np.count_nonzero(shared))
-            if not sizes or min(len(failing), len(passing) - common) >= ENOUGH:
-                yield Condition(text, shared, common, rank, several, sizes)
+            if not sizes or min(len(failing), len(passing) - common) >= MIN_CELLS:
+                yield Condition(text, shared, common, rank, value_count, sizes)
 
 
 def _pair(conditions: list[Condition]) -> tuple[Condition, Condition] | None:
     """The first two conditions that hold together for no passing cell."""
     shared = np.array([condition.shared for condition in conditions], dtype=np.float32)
-    apart = np.argwhere(np.triu(shared @ shared.T == 0, 1))
-    if not len(apart):
+    separating_pairs = np.argwhere(np.triu(shared @ shared.T == 0, 1))
+    if not len(separating_pairs):
         return None
-    first, second = apart[apart.sum(axis=1).argmin()]
+    first, second = separating_pairs[separating_pairs.sum(axis=1).argmin()]
     return conditions[first], conditions[second]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from attention_conformance.suite.records.files import new_folder, or_nothing
+from attention_conformance.suite.records.files import new_folder, remove_on_error
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.report.frames import latest, newest_times
 from attention_conformance.suite.report.kinds import TABLES
@@ -23,14 +23,14 @@ from attention_conformance.suite.report.render import as_html
 FOLDER = "implementations"
 """The folder of the pages of implementations."""
 
-OF_INDEX = ("changed", "runs", "diagnoses", "statuses", "elections")
+INDEX_TABLES = ("changed", "runs", "diagnoses", "statuses", "elections")
 """The tables below the matrix."""
 
-OF_PAGE = ("diagnoses", "distribution", "invariance", "kernels", "history", "changed")
+PAGE_TABLES = ("diagnoses", "distribution", "invariance", "kernels", "history", "changed")
 """The tables of an implementation, below its entries."""
 
-OF_RUNS = ("history", "changed")
-"""The tables of all runs; the others are of the newest run of each implementation."""
+TABLES_OF_ALL_RUNS = ("history", "changed")
+"""The tables of all runs; other tables are of the newest run of each implementation."""
 
 
 def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
@@ -40,7 +40,7 @@ def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
     """
     if frames["cells"].empty:
         raise RecordError("a site needs judged cells, and the records hold none")
-    with or_nothing(new_folder(folder)):
+    with remove_on_error(new_folder(folder)):
         (folder / FOLDER).mkdir()
         for name, text in pages(frames, title):
             (folder / name).write_text(text, encoding="utf-8")
@@ -52,28 +52,28 @@ def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
     if "measurements" in frames:
         newest["measurements"] = newest_times(frames["measurements"])
     tables = {
-        name: TABLES[name].of((frames if name in OF_RUNS else newest)[TABLES[name].over])
-        for name in dict.fromkeys((*OF_INDEX, *OF_PAGE))
+        name: TABLES[name].of((frames if name in TABLES_OF_ALL_RUNS else newest)[TABLES[name].over])
+        for name in dict.fromkeys((*INDEX_TABLES, *PAGE_TABLES))
     }
     matrix = overview({**newest, "cells": frames["cells"]}, newest=newest["cells"])
     paths = _paths(row["label"] for row in matrix["rows"])
     rows = [{**row, "page": paths[row["label"]], "items": {}} for row in matrix["rows"]]
-    below = {name: tables[name] for name in OF_INDEX}
-    yield "index.html", as_html(below, title, {**matrix, "rows": rows})
-    cells = dict(iter(newest["cells"].groupby("label", sort=False)))
-    every = dict(iter(frames["cells"].groupby("name", sort=False)))
+    index_tables = {name: tables[name] for name in INDEX_TABLES}
+    yield "index.html", as_html(index_tables, title, {**matrix, "rows": rows})
+    newest_cells = dict(iter(newest["cells"].groupby("label", sort=False)))
+    cells_of_all_runs = dict(iter(frames["cells"].groupby("name", sort=False)))
     for row in matrix["rows"]:
         label, name = row["label"], row["name"]
-        of_page = {table: _of(tables[table], {label, name}) for table in OF_PAGE}
-        filled = {table: rows for table, rows in of_page.items() if not rows.empty}
-        lead = sentences(cells[label], every[name], frames["diagnoses"])
-        part = {**matrix, "rows": [row], "sentences": lead, "choices": [], "answers": []}
-        yield paths[label], as_html(filled, label, part, "../index.html")
+        page_tables = {table: _rows_of(tables[table], {label, name}) for table in PAGE_TABLES}
+        nonempty_tables = {table: rows for table, rows in page_tables.items() if not rows.empty}
+        lead = sentences(newest_cells[label], cells_of_all_runs[name], frames["diagnoses"])
+        first_screen = {**matrix, "rows": [row], "sentences": lead, "choices": [], "answers": []}
+        yield paths[label], as_html(nonempty_tables, label, first_screen, "../index.html")
 
 
-def _of(table: pd.DataFrame, names: set[str]) -> pd.DataFrame:
-    """The rows of a table that are of the implementation with one of these names, without the name, and
-    without columns that are empty."""
+def _rows_of(table: pd.DataFrame, names: set[str]) -> pd.DataFrame:
+    """The rows of a table for the implementation that has one of these names, without the column of
+    names, and without empty columns."""
     flat = table.reset_index() if "implementation" in table.index.names else table
     rows = flat[flat["implementation"].isin(names)].drop(columns="implementation")
     return rows.loc[:, ~(rows.isna() | (rows == "")).all()]
@@ -84,9 +84,9 @@ def _paths(labels: Iterable[str]) -> dict[str, str]:
     paths: dict[str, str] = {}
     for label in labels:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", label).strip("-.")[:80]
-        taken = {path.lower() for path in paths.values()}
+        used = {path.lower() for path in paths.values()}
         number, path = 1, f"{FOLDER}/{stem}.html"
-        while path.lower() in taken:
+        while path.lower() in used:
             number, path = number + 1, f"{FOLDER}/{stem}-{number}.html"
         paths[label] = path
     return paths

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.records.speed import TIMED
-from attention_conformance.suite.report.table import Table, across, first, same
+from attention_conformance.suite.report.table import Table, first_entry, per_value, same_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +19,8 @@ _WAS_TIMED = f"status in {TIMED}"
 _IMPLEMENTATION = {"implementation": "label"}
 
 
-def _times(column: str, factor: float) -> Callable[[pd.DataFrame], pd.Series]:
+def _scaled_column(column: str, factor: float) -> Callable[[pd.DataFrame], pd.Series]:
+    """A function that gives the column times a factor."""
     return lambda rows: rows[column] * factor
 
 
@@ -30,17 +31,17 @@ SPEED = Table(
     over="measurements",
     rows=_WAS_TIMED,
     columns={
-        **same("workload", "direction", "dtype"),
+        **same_names("workload", "direction", "dtype"),
         **_IMPLEMENTATION,
-        "ms": _times("seconds", 1e3),
-        "q1": _times("low", 1e3),
-        "q3": _times("high", 1e3),
-        **same("share_of_gemm", "share_of_copy", "tokens_per_second"),
-        "first_call_ms": _times("first_call", 1e3),
-        "MiB": _times("peak_bytes", 2.0**-20),
-        **same("error_ratio"),
+        "ms": _scaled_column("seconds", 1e3),
+        "q1": _scaled_column("low", 1e3),
+        "q3": _scaled_column("high", 1e3),
+        **same_names("share_of_gemm", "share_of_copy", "tokens_per_second"),
+        "first_call_ms": _scaled_column("first_call", 1e3),
+        "MiB": _scaled_column("peak_bytes", 2.0**-20),
+        **same_names("error_ratio"),
         "settled": lambda rows: rows["status"] == "timed",
-        **same("kernel"),
+        **same_names("kernel"),
     },
 )
 
@@ -49,8 +50,8 @@ SPEEDUP = Table(
     "Seconds of the baseline / seconds of the implementation: 2 is twice as fast.",
     over="measurements",
     rows=_WAS_TIMED,
-    by=same("workload", "direction", "dtype", "device", "threads"),
-    columns={"speedups": across("label", first("speedup"), absent=float("nan"))},
+    by=same_names("workload", "direction", "dtype", "device", "threads"),
+    columns={"speedups": per_value("label", first_entry("speedup"), absent=float("nan"))},
 )
 
 EXACTNESS = Table(
@@ -58,7 +59,7 @@ EXACTNESS = Table(
     "The largest error ratio beside the share of the best matrix product.",
     over="measurements",
     rows=_WAS_TIMED,
-    by=_IMPLEMENTATION | same("direction", "dtype"),
+    by=_IMPLEMENTATION | same_names("direction", "dtype"),
     columns={
         "workloads": ("workload", "nunique"),
         "error_ratio": ("error_ratio", "max"),
@@ -88,9 +89,9 @@ REFUSED = Table(
     over="measurements",
     rows=f"status not in {(*TIMED, 'unsupported')}",
     columns={
-        **same("workload", "direction", "dtype"),
+        **same_names("workload", "direction", "dtype"),
         **_IMPLEMENTATION,
-        **same("status", "kind", "message"),
+        **same_names("status", "kind", "message"),
     },
 )
 
@@ -100,7 +101,7 @@ SAMPLES = Table(
     over="measurements",
     rows=lambda measurements: measurements.query(_WAS_TIMED).explode("samples"),
     columns={
-        **same("workload", "direction", "dtype", "device", "threads", "case", "label"),
+        **same_names("workload", "direction", "dtype", "device", "threads", "case", "label"),
         "seconds": lambda rows: rows["samples"].astype("float64"),
     },
     rare=True,
@@ -117,8 +118,8 @@ def _history(results: pd.DataFrame) -> pd.DataFrame:
     index = ["benchmark", "parameters", "machine", "environment", "version"]
     grouped = results.assign(column=column).groupby([*index, "column"], sort=False)["value"]
     wide = grouped.first().unstack("column")
-    once: list[Hashable] = [name for name in index[2:] if results[name].nunique() == 1]
-    return wide.reindex(columns=order).droplevel(once).rename_axis(columns=None)
+    constant: list[Hashable] = [name for name in index[2:] if results[name].nunique() == 1]
+    return wide.reindex(columns=order).droplevel(constant).rename_axis(columns=None)
 
 
 ASV_HISTORY = Table(

@@ -13,8 +13,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.records.cells import CellRecord, Run
-from attention_conformance.suite.records.coverage import percent, scored, word
-from attention_conformance.suite.records.findings import Contents, fulfilled, manifests
+from attention_conformance.suite.records.coverage import percent, scored, verdict_word
+from attention_conformance.suite.records.findings import Contents, find_fulfilled, manifests
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
     FAILING,
@@ -42,40 +42,40 @@ HIDDEN = (
 
 
 def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
-    """One line: the verdict (`word`) with the counts of cells, and the name of the implementation if
-    there is one."""
+    """One line: the verdict (`verdict_word`) with the numbers of cells, and the name of the
+    implementation if there is only one."""
     totals, cells = run.totals, len(run.cells)
     names = {cell.name for cell in run.cells}
-    of = f" of {names.pop()}" if len(names) == 1 else ""
+    of_name = f" of {names.pop()}" if len(names) == 1 else ""
     judged, broken = cells - totals[UNSUPPORTED], sum(totals[status] for status in BROKEN)
     score = scored(totals["pass"], judged, cells)
     counts = [f"{totals[status]} {status}" for status in ("known", UNSUPPORTED) if totals[status]]
-    rest = f" ({', '.join(counts)})" if counts else ""
-    said = word(totals, shortfalls)
+    others = f" ({', '.join(counts)})" if counts else ""
+    word = verdict_word(totals, shortfalls)
     if broken:
         verb = "fails" if broken == 1 else "fail"
-        return f"{said}: {broken} of {judged} judged cells{of} {verb}; score {score}{rest}"
-    return f"{said}: {totals['pass']} of {judged} judged cells{of} pass; score {score}{rest}"
+        return f"{word}: {broken} of {judged} judged cells{of_name} {verb}; score {score}{others}"
+    return f"{word}: {totals['pass']} of {judged} judged cells{of_name} pass; score {score}{others}"
 
 
 def facts(cells: Sequence[CellRecord], unavailable: Mapping[str, str]) -> list[str]:
-    """What a person should know besides: the precision that is reached, elections that differ from the
-    framework's own attention, refusals, known failures by finding. `unavailable` maps backends that could
-    not be used to reasons."""
+    """Further lines of a summary: the precision that is reached, elections that differ from the
+    framework's own attention, refusals, and known failures by finding. `unavailable` maps backends that
+    could not be used to reasons."""
     return [
-        *reached(cells),
-        *differing(cells),
-        *refused(cells),
-        *inherited(cells),
-        *known(cells),
+        *reached_precision(cells),
+        *differing_elections(cells),
+        *refusal_counts(cells),
+        *inherited_failures(cells),
+        *known_failures(cells),
         *(f"not judged: {name}: {reason}" for name, reason in unavailable.items()),
     ]
 
 
-def _by(
+def _cells_by(
     name: Callable[[CellRecord], str], cells: Iterable[CellRecord]
 ) -> dict[str, list[CellRecord]]:
-    """The cells by their `name`, in the order of occurrence."""
+    """The cells grouped by the text that `name` gives, in the order of occurrence."""
     groups: dict[str, list[CellRecord]] = {}
     for cell in cells:
         groups.setdefault(name(cell), []).append(cell)
@@ -83,9 +83,9 @@ def _by(
 
 
 def statuses(run: Run) -> list[str]:
-    """Status counts as text, if there are several implementations: a row for each, those of the framework
-    first. The textbook implementations without a failing cell are one line."""
-    groups = _by(attrgetter("name"), _framework_first(run).cells)
+    """A row of status counts for each implementation, the framework's own first; [] for a single
+    implementation. The textbook implementations without a failing cell share one line."""
+    groups = _cells_by(attrgetter("name"), _framework_first(run).cells)
     if len(groups) <= 1:
         return []
     textbook = [name for name in groups if name in run.header.controls]
@@ -93,14 +93,14 @@ def statuses(run: Run) -> list[str]:
     rows = {name: cells for name, cells in groups.items() if name not in right}
     if not rows:
         rows, right = groups, []
-    table = OF_STATUSES.of(_frame(replace(run, cells=tuple(chain(*rows.values())))))
-    lines = _as_lines({"statuses": table})
+    table = OF_STATUSES.of(_cell_frame(replace(run, cells=tuple(chain(*rows.values())))))
+    lines = _lines_of_tables({"statuses": table})
     if right:
         cells = [cell for name in right for cell in groups[name]]
         judged = sum(cell.status != UNSUPPORTED for cell in cells)
         score = scored(judged, judged, len(cells))
-        said = f"{len(right)} of {len(textbook)} textbook implementations are right"
-        lines += ["", f"{said}; score {score}; -v shows each"]
+        sentence = f"{len(right)} of {len(textbook)} textbook implementations are right"
+        lines += ["", f"{sentence}; score {score}; -v shows each"]
     return lines
 
 
@@ -111,13 +111,13 @@ def _framework_first(run: Run) -> Run:
     )
 
 
-def _frame(run: Run) -> pd.DataFrame:
+def _cell_frame(run: Run) -> pd.DataFrame:
     from attention_conformance.suite.report import frames
 
     return frames.cells(run)
 
 
-def _as_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+def _lines_of_tables(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     from attention_conformance.suite.report.render import as_text
 
     return as_text(tables, "attention conformance").splitlines()
@@ -125,25 +125,25 @@ def _as_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 def tables(run: Run) -> list[str]:
     """Statuses, accuracy with the worst case, elections, and reasons for unsupported cells, as text."""
-    cells = _frame(_framework_first(run))
+    cells = _cell_frame(_framework_first(run))
     accuracy = ACCURACY.of(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     tables = {"statuses": OF_STATUSES.of(cells), "accuracy": accuracy}
     probes = cells.query(PROBES)
     answered = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
     for operator, answers in answered.groupby("operator", sort=False):
-        single = answered["operator"].nunique() == 1
-        tables["elections" if single else f"elections: {operator}"] = BY_QUESTION.of(answers)
+        is_single = answered["operator"].nunique() == 1
+        tables["elections" if is_single else f"elections: {operator}"] = BY_QUESTION.of(answers)
     reasons = OF_UNSUPPORTED.of(cells).drop(columns=["check", "case"])
     tables["unsupported"] = reasons[:REASONS]
-    text = _as_lines(tables)
+    text = _lines_of_tables(tables)
     if len(reasons) > REASONS:
-        left = reasons["cells"][REASONS:]
-        text.append(f"... and {len(left)} more reasons, of {left.sum()} cells")
+        further = reasons["cells"][REASONS:]
+        text.append(f"... and {len(further)} more reasons, of {further.sum()} cells")
     return text
 
 
-def reached(cells: Sequence[CellRecord]) -> list[str]:
+def reached_precision(cells: Sequence[CellRecord]) -> list[str]:
     """The numerics class that outputs of an implementation reach by dtype, one line; [] if there are
     several implementations, or if an answer is beyond every class."""
     labels = {cell.name for cell in cells}
@@ -153,8 +153,8 @@ def reached(cells: Sequence[CellRecord]) -> list[str]:
     if len(labels) > 1 or not errors or beyond or not all(error <= 1 for error in errors):
         return []
     graded = {
-        dtype: widest(_grade(cell) for cell in of)
-        for dtype, of in _by(attrgetter("dtype"), outputs).items()
+        dtype: widest(_grade(cell) for cell in dtype_cells)
+        for dtype, dtype_cells in _cells_by(attrgetter("dtype"), outputs).items()
     }
     grades = ", ".join(f"{dtype} {grade}" for dtype, grade in graded.items() if grade)
     return [
@@ -169,21 +169,22 @@ def _grade(cell: CellRecord) -> str:
     return cell.grade or ("none" if wrong else "")
 
 
-def differing(cells: Sequence[CellRecord]) -> list[str]:
+def differing_elections(cells: Sequence[CellRecord]) -> list[str]:
     """The elections in which a user function differs from the framework's own attention, a line for each
     operator that has any."""
     probes = [cell for cell in cells if cell.question and cell.check == ELECTION]
     lines = []
-    for of_operator in _by(attrgetter("operator"), probes).values():
-        for label, answers in _by(attrgetter("name"), of_operator).items():
-            questions = _by(attrgetter("question"), answers)
-            said = ", ".join(
-                f"{question} {by_dtype({cell.dtype: _answer(cell) for cell in of})}"
-                for question, of in questions.items()
-                if any(c.observed and c.native and c.observed != c.native for c in of)
+    for of_operator in _cells_by(attrgetter("operator"), probes).values():
+        for label, answers in _cells_by(attrgetter("name"), of_operator).items():
+            questions = _cells_by(attrgetter("question"), answers)
+            differing = ", ".join(
+                f"{question} {by_dtype({cell.dtype: _answer(cell) for cell in question_cells})}"
+                for question, question_cells in questions.items()
+                if any(c.observed and c.native and c.observed != c.native for c in question_cells)
             )
-            if said:
-                lines.append(f"{label} elects otherwise than the framework's own attention: {said}")
+            if differing:
+                text = "elects otherwise than the framework's own attention"
+                lines.append(f"{label} {text}: {differing}")
     return lines
 
 
@@ -192,12 +193,12 @@ def _answer(cell: CellRecord) -> str:
     return cell.status if cell.status == UNSUPPORTED else cell.observed or cell.status
 
 
-def refused(cells: Sequence[CellRecord]) -> list[str]:
+def refusal_counts(cells: Sequence[CellRecord]) -> list[str]:
     """The share of cells that were answered, a line for each user function that refused any."""
     lines = []
-    for label, of in _by(attrgetter("name"), cells).items():
-        count = sum(cell.kind == REFUSED for cell in of)
-        judged = sum(cell.status != UNSUPPORTED for cell in of)
+    for label, function_cells in _cells_by(attrgetter("name"), cells).items():
+        count = sum(cell.kind == REFUSED for cell in function_cells)
+        judged = sum(cell.status != UNSUPPORTED for cell in function_cells)
         if count:
             lines.append(
                 f"{label}: judged on {percent(judged / (judged + count))} of what it could be asked: it "
@@ -206,47 +207,48 @@ def refused(cells: Sequence[CellRecord]) -> list[str]:
     return lines
 
 
-def inherited(cells: Sequence[CellRecord]) -> list[str]:
+def inherited_failures(cells: Sequence[CellRecord]) -> list[str]:
     """The number of inherited failures by finding, a line for each user function that has any."""
     lines = []
-    for label, of in _by(attrgetter("name"), (cell for cell in cells if cell.inherited)).items():
-        counts = Counter(cell.inherited for cell in of).most_common()
+    inherited = (cell for cell in cells if cell.inherited)
+    for label, failures in _cells_by(attrgetter("name"), inherited).items():
+        counts = Counter(cell.inherited for cell in failures).most_common()
         findings = ", ".join(f"{name} {count}" for name, count in counts)
         lines.append(
-            f"{label}: {len(of)} known: the framework's own code fails them too ({findings}); with "
+            f"{label}: {len(failures)} known: the framework's own code fails them too ({findings}); with "
             "--inherit-known=no they fail"
         )
     return lines
 
 
-def known(cells: Sequence[CellRecord]) -> list[str]:
+def known_failures(cells: Sequence[CellRecord]) -> list[str]:
     """The known failures of backends by finding, the most frequent first; [] if there are none."""
     failures = [cell for cell in cells if cell.status == "known" and not cell.inherited]
     if not failures:
         return []
     contents = manifests()
     titles = {f.name: f.title for findings, _ in contents.values() for f in findings}
-    named = _by(lambda cell: _finding(contents, cell), failures)
-    blocks = sorted(named.items(), key=lambda block: -len(block[1]))
+    by_finding = _cells_by(lambda cell: _finding_or_cause(contents, cell), failures)
+    groups = sorted(by_finding.items(), key=lambda group: -len(group[1]))
     lines = [f"known failures: {len(failures)} cells, by finding (docs/findings):"]
-    for name, block in blocks[:FINDINGS]:
-        labels = [*dict.fromkeys(cell.name for cell in block)]
-        who = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
-        said = f"{name}: {titles[name]}" if name in titles else name
-        lines.append(f"  {len(block):4}  {said} ({who})")
-    if left := blocks[FINDINGS:]:
-        count = sum(len(block) for _, block in left)
+    for name, group in groups[:FINDINGS]:
+        labels = [*dict.fromkeys(cell.name for cell in group)]
+        names = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+        description = f"{name}: {titles[name]}" if name in titles else name
+        lines.append(f"  {len(group):4}  {description} ({names})")
+    if further := groups[FINDINGS:]:
+        count = sum(len(group) for _, group in further)
         lines.append(
-            f"  {count:4}  of {len(left)} more findings: `attention-conformance findings RESULTS`"
+            f"  {count:4}  of {len(further)} more findings: `attention-conformance findings RESULTS`"
         )
     return lines
 
 
-def _finding(contents: Contents, cell: CellRecord) -> str:
-    """The name of the finding that the entry of a known cell cites, or the cause that its message ends
-    with."""
+def _finding_or_cause(contents: Contents, cell: CellRecord) -> str:
+    """The name of the finding that the entry of a known cell cites; without a finding, the cause at the
+    end of the cell's message."""
     names = cell.backend, cell.implementation, cell.check, cell.case, cell.message
-    entry = fulfilled(contents, *names)
+    entry = find_fulfilled(contents, *names)
     if entry and entry.finding:
         return entry.finding
     return cell.message.rpartition(" [")[2].rpartition("; ")[0] or "expected by a manifest"

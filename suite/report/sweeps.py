@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.report.conformance import COUNTS, UNSUPPORTED
-from attention_conformance.suite.report.table import Groups, Table, distinct, same
+from attention_conformance.suite.report.table import Groups, Table, distinct_texts, same_names
 from attention_conformance.suite.spec.vocabulary import BROKEN, VALUES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SWEPT = Table(
     columns={
         "seeds": ("seed", "size"),
         **{name: (name, "sum") for name in ("whole", "cells", "owed", "core_hours")},
-        "versions": distinct("versions", "; ".join),
+        "versions": distinct_texts("versions", "; ".join),
     },
 )  # fmt: skip
 
@@ -45,7 +45,7 @@ OF_SEEDS = Table(
     "Cells per status and seed.",
     over="swept_cells",
     rows=lambda cells: cells.sort_values(["release", "seed"], kind="stable"),
-    by=same("release", "seed"),
+    by=same_names("release", "seed"),
     columns=COUNTS,
 )
 
@@ -87,8 +87,8 @@ RATES = Table(
 )  # fmt: skip
 
 
-def _of_ratios(groups: Groups) -> pd.DataFrame:
-    """Cells, cells beyond their bound, and quantiles of error ratios."""
+def _ratio_quantiles(groups: Groups) -> pd.DataFrame:
+    """The number of cells, of cells beyond their bound, and quantiles of error ratios."""
     # "higher", since interpolation with infinity gives NaN.
     shares = [*QUANTILES.values()]
     quantiles = groups["error_ratio"].quantile(shares, interpolation="higher").unstack()
@@ -109,8 +109,8 @@ TIGHTNESS = Table(
     "that exceed their bound.",
     over="swept_cells",
     rows=lambda cells: _with_ratios(cells[cells["check"] == VALUES]),
-    by={"implementation": "label", **same("dtype", "release")},
-    columns={"numerics": distinct("numerics"), "ratios": _of_ratios},
+    by={"implementation": "label", **same_names("dtype", "release")},
+    columns={"numerics": distinct_texts("numerics"), "ratios": _ratio_quantiles},
 )
 
 TIGHTNESS_OF_CHECKS = Table(
@@ -118,8 +118,8 @@ TIGHTNESS_OF_CHECKS = Table(
     "The same quantiles by check and numerics class, over all implementations.",
     over="swept_cells",
     rows=lambda cells: _with_ratios(cells).sort_values(["check", "numerics"]),
-    by=same("check", "numerics"),
-    columns={"ratios": _of_ratios},
+    by=same_names("check", "numerics"),
+    columns={"ratios": _ratio_quantiles},
 )
 
 
@@ -130,16 +130,16 @@ FAILING = Table(
     rows=lambda cells: cells.query(f"status in {BROKEN}").sort_values(
         "error_ratio", ascending=False, kind="stable"
     ),
-    by={"implementation": "label", **same("check", "kind", "release")},
+    by={"implementation": "label", **same_names("check", "kind", "release")},
     columns={
         "cells": ("case", "nunique"), "seeds": ("seed", "nunique"),
-        **same("error_ratio", "case", "message"),
+        **same_names("error_ratio", "case", "message"),
     },
     order="cells",
 )  # fmt: skip
 
 
-def _of_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
+def _failing_with_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
     """Failures (also known ones) of cells that do not fail with every seed.
 
     Cells that fail with few seeds come first, cells with only known failures last; of a cell the worst
@@ -148,13 +148,14 @@ def _of_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
     seeds = cells.groupby(["release", "label"])["seed"].transform("nunique")
     rows = cells.assign(of=seeds)[cells["status"].isin([*BROKEN, "known"])]
     failed = rows["status"].isin(BROKEN)
-    one = [rows[name] for name in ("release", "check", "case", "label")]
-    times, every = failed.groupby(one).transform("sum"), failed.groupby(one).transform("size")
-    some = (times < rows["of"]) & ((times > 0) | (every < rows["of"]))
-    last = times.where(times > 0, math.inf)
-    flags = {"failed": failed, "known": ~failed, "first": rows["seed"].where(failed)}
+    by_cell = failed.groupby([rows[name] for name in ("release", "check", "case", "label")])
+    failure_counts, record_counts = by_cell.transform("sum"), by_cell.transform("size")
+    varies = (failure_counts < rows["of"]) & ((failure_counts > 0) | (record_counts < rows["of"]))
+    sort_counts = failure_counts.where(failure_counts > 0, math.inf)
+    columns = {"failed": failed, "known": ~failed, "first": rows["seed"].where(failed)}
     order = {"times": True, "known": True, "error_ratio": False}
-    return rows.assign(times=last, **flags)[some].sort_values([*order], ascending=[*order.values()])
+    cells = rows.assign(times=sort_counts, **columns)[varies]
+    return cells.sort_values([*order], ascending=[*order.values()])
 
 
 SOME_SEEDS = Table(
@@ -162,17 +163,17 @@ SOME_SEEDS = Table(
     "Cells that fail, or are known, with some seeds and pass with others, so the failure depends on the "
     "values. Known counts seeds with an expected failure; seed is the smallest that fails.",
     over="swept_cells",
-    rows=_of_some_seeds,
-    by={**same("release", "check", "case"), "implementation": "label"},
+    rows=_failing_with_some_seeds,
+    by={**same_names("release", "check", "case"), "implementation": "label"},
     columns={
         "failed": ("failed", "sum"), "known": ("known", "sum"), "of": "of",
-        **same("status", "kind", "error_ratio"), "seed": ("first", "min"), **same("message"),
+        **same_names("status", "kind", "error_ratio"), "seed": ("first", "min"), **same_names("message"),
     },
 )  # fmt: skip
 
 
-def _statuses(groups: Groups) -> pd.DataFrame:
-    """The cells of each status in the searches."""
+def _status_counts(groups: Groups) -> pd.DataFrame:
+    """The numbers of cells by status, summed over the searches of a group."""
     import pandas as pd
 
     counts = pd.DataFrame([*groups.obj["statuses"]], groups.obj.index).fillna(0).astype(int)
@@ -184,22 +185,22 @@ SEARCHES = Table(
     "Searches that differ only in their seeds: judged cases, cells by status, and the number of "
     "processes that died.",
     over="searches",
-    by=same("backends", "implementations", "dtypes", "mode", "gradients", "versions"),
+    by=same_names("backends", "implementations", "dtypes", "mode", "gradients", "versions"),
     columns={
         "seeds": ("seed", "size"),
         **{name: (name, "sum") for name in ("died", "examples", "core_hours")},
-        "statuses": _statuses,
+        "statuses": _status_counts,
     },
 )
 
 
-def _by_cause(found: pd.DataFrame) -> pd.DataFrame:
+def _by_cause(failures: pd.DataFrame) -> pd.DataFrame:
     """Failures, smallest case first, each with the smallest case of its cause."""
-    ordered = found.assign(size=found["case"].str.len()).sort_values(
+    smallest_first = failures.assign(size=failures["case"].str.len()).sort_values(
         ["size", "case"], kind="stable"
     )
-    one = ordered.groupby(["implementation", "check", "kind", "dtype", "said"])
-    return ordered.assign(case=one["case"].transform("first"))
+    causes = smallest_first.groupby(["implementation", "check", "kind", "dtype", "said"])
+    return smallest_first.assign(case=causes["case"].transform("first"))
 
 
 FOUND = Table(
@@ -208,10 +209,10 @@ FOUND = Table(
     "number of seeds, and the first seed.",
     over="found",
     rows=_by_cause,
-    by=same("implementation", "check", "kind", "case"),
+    by=same_names("implementation", "check", "kind", "case"),
     columns={
         "times": ("times", "sum"), "seeds": ("seed", "nunique"), "seed": ("seed", "min"),
-        **same("message"),
+        **same_names("message"),
     },
     order="times",
 )  # fmt: skip

@@ -41,49 +41,49 @@ def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
 
     Raises RecordError if nothing is recorded, a file is invalid, or a run is given twice.
     """
-    seen: dict[object, tuple[object, ...]] = {}
-    cells, searches, found = [], [], []
+    run_rows: dict[object, tuple[object, ...]] = {}
+    cells, searches, failures = [], [], []
     for folder in folders:
         for run in runs(folder):
-            if run.key in seen:
+            if run.key in run_rows:
                 raise RecordError(
                     f"the run {' '.join(map(str, run.key))} is given twice, or its shards are of "
                     "different versions; remove one"
                 )
-            seen[run.key], of_run = _taken(run)
-            cells.append(of_run)
+            run_rows[run.key], run_cells = _run_rows(run)
+            cells.append(run_cells)
         for search in searched(folder):
             seed = seed_of(search.header)
-            searches.append(_searched(search.header) | {"seed": seed})
-            found += [asdict(record) | {"seed": seed} for record in search.records]
+            searches.append(_search_row(search.header) | {"seed": seed})
+            failures += [asdict(record) | {"seed": seed} for record in search.records]
     if not (cells or searches):
         raise RecordError("the folders hold no records; sweep first")
     columns = [*SEARCHED, "seed", "died", "examples", "core_hours", "statuses"]
     empty = frames.cells([])[[*CELLS]].assign(title="", release="", seed=0)
     return {
         "swept_cells": pd.concat(cells, ignore_index=True) if cells else empty,
-        "swept_runs": pd.DataFrame([*seen.values()], columns=[*RUNS]),
+        "swept_runs": pd.DataFrame([*run_rows.values()], columns=[*RUNS]),
         "searches": pd.DataFrame(searches, columns=columns),
-        "found": pd.DataFrame(found, columns=[*FOUND]),
+        "found": pd.DataFrame(failures, columns=[*FOUND]),
     }
 
 
-def _taken(run: Shards) -> tuple[tuple[object, ...], pd.DataFrame]:
+def _run_rows(run: Shards) -> tuple[tuple[object, ...], pd.DataFrame]:
     """The row of a run, and the rows of its cells."""
     loaded = run.load()
-    every = frames.cells(loaded)
-    cells = every[[*CELLS]].copy()
+    frame = frames.cells(loaded)
+    cells = frame[[*CELLS]].copy()
     for name in cells.select_dtypes(exclude="number"):
         # Runs of a sweep share many texts: interning saves memory.
         cells[name] = pd.Series([*map(sys.intern, cells[name])], cells.index, dtype=object)
     title, release, seed = run.key
-    whole = loaded.complete and len(cells) == run.header.cells
+    is_whole = loaded.complete and len(cells) == run.header.cells
     hours = cells["seconds"].sum() / 3600
-    row = (*run.key, whole, len(cells), run.header.cells, hours, run.header.installed)
+    row = (*run.key, is_whole, len(cells), run.header.cells, hours, run.header.installed)
     return row, cells.assign(title=title, release=release, seed=seed)
 
 
-def _searched(header: SearchHeader) -> dict[str, object]:
+def _search_row(header: SearchHeader) -> dict[str, object]:
     """The row of a search; "" for unrestricted options."""
     options = header.options
     return {

@@ -56,7 +56,7 @@ class Table:
         if not self.by:
             columns = {n: c(rows) if callable(c) else rows[c] for n, c in self.columns.items()}
             return pd.DataFrame(columns) if columns else rows
-        groups = grouped(rows, self.by.values())
+        groups = group_rows(rows, self.by.values())
         table = pd.DataFrame(index=groups.size().index)
         for name, column in self.columns.items():
             entries = _entries(groups, column)
@@ -72,73 +72,74 @@ class Table:
         return frame.query(self.rows) if self.rows else frame
 
 
-def grouped(rows: pd.DataFrame, keys: Iterable[str]) -> Groups:
+def group_rows(rows: pd.DataFrame, keys: Iterable[str]) -> Groups:
     """The rows in groups, in the order of occurrence."""
     return rows.groupby([*keys], sort=False)
 
 
 def _entries(groups: Groups, column: Column) -> Any:
+    """The entries of a column: a Series, or a DataFrame of several columns."""
     if isinstance(column, tuple):
         return groups[column[0]].agg(column[1])
-    return first(column)(groups) if isinstance(column, str) else column(groups)
+    return first_entry(column)(groups) if isinstance(column, str) else column(groups)
 
 
-def same(*names: str) -> dict[str, str]:
-    """Columns with the same names in table and frame."""
+def same_names(*names: str) -> dict[str, str]:
+    """Columns that have the same names in the table and in the frame."""
     return {name: name for name in names}
 
 
-def first(column: str) -> Entries:
+def first_entry(column: str) -> Entries:
     """The entry of the first row of each group."""
     return lambda groups: groups.head(1).set_index(groups.keys)[column]
 
 
-def extreme(column: str, by: str = "error_ratio", absent: Any = "") -> Entries:
-    """The entry of the row with the largest number `by`, the first of several; `absent` without any."""
+def entry_of_largest(column: str, by: str = "error_ratio", absent: Any = "") -> Entries:
+    """The entry of the row with the largest number in `by`; `absent` in groups without a number."""
 
     def entries(groups: Groups) -> Any:
         ordered = groups.obj.dropna(subset=by).sort_values(by, ascending=False, kind="stable")
-        found = ordered.drop_duplicates(groups.keys).set_index(groups.keys)[column]
-        return found.reindex(groups.size().index, fill_value=absent)
+        largest = ordered.drop_duplicates(groups.keys).set_index(groups.keys)[column]
+        return largest.reindex(groups.size().index, fill_value=absent)
 
     return entries
 
 
-def distinct(column: str, text: Callable[[Iterable[str]], str] = ", ".join) -> Entries:
-    """The different texts of a column in each group as one text, without empty ones."""
+def distinct_texts(column: str, text: Callable[[Iterable[str]], str] = ", ".join) -> Entries:
+    """The different texts of a column in each group, joined by `text`; empty texts do not count."""
 
     def entries(groups: Groups) -> Any:
         pairs = groups.obj[[*groups.keys, column]].drop_duplicates()
-        texts = grouped(pairs[pairs[column] != ""], groups.keys)[column].agg(text)
+        texts = group_rows(pairs[pairs[column] != ""], groups.keys)[column].agg(text)
         return texts.reindex(groups.size().index, fill_value="")
 
     return entries
 
 
-def counted(column: str, values: Collection[Any]) -> Entries:
-    """The number of rows with each of these values of a column, a column for each."""
+def value_counts(column: str, values: Collection[Any]) -> Entries:
+    """The number of rows of a group with each of these values of a column: a column for each value."""
 
     def entries(groups: Groups) -> Any:
-        numbers = grouped(groups.obj, [*groups.keys, column]).size().unstack(fill_value=0)
+        numbers = group_rows(groups.obj, [*groups.keys, column]).size().unstack(fill_value=0)
         return numbers.reindex(index=groups.size().index, columns=[*values], fill_value=0)
 
     return entries
 
 
-def across(
+def per_value(
     column: str, entries: Entries, names: Mapping[str, str] | None = None, absent: Any = ""
 ) -> Entries:
     """A column for every value of a column of the frame.
 
     It has the `entries` of the rows with this value, or `absent` if a group has no such rows. `names`
-    maps values to names of columns, in order; by default every value in the order of occurrence.
+    maps values to names of columns, in order; by default all values in the order of occurrence.
     """
 
     def columns(groups: Groups) -> Any:
         values = dict.fromkeys(groups.obj[column].unique())
-        named = {v: v or "other" for v in values} if names is None else names
-        finer = grouped(groups.obj, [*groups.keys, column])
-        wide = entries(finer).unstack(column, fill_value=absent)
-        return wide[[v for v in named if v in values]].rename(columns=named)
+        heads = {v: v or "other" for v in values} if names is None else names
+        groups_by_value = group_rows(groups.obj, [*groups.keys, column])
+        columns_by_value = entries(groups_by_value).unstack(column, fill_value=absent)
+        return columns_by_value[[v for v in heads if v in values]].rename(columns=heads)
 
     return columns

@@ -15,7 +15,7 @@ from attention_conformance.suite.spec.operators import OPERATORS
 
 @dataclass(frozen=True)
 class Topic:
-    """What people ask of an implementation, as a column of the matrix.
+    """A question that people ask of an implementation, as a column of the matrix.
 
     A cell belongs to the topic if its case needs one of `features`, is in one of `groups` of the default
     operator, is of one of `operators` or of `mode`, or if its check matches one of `checks`.
@@ -29,28 +29,29 @@ class Topic:
     checks: tuple[str, ...] = ()
     mode: str = ""
 
-    def of(self, columns: Mapping[str, tuple[np.ndarray, Any]]) -> np.ndarray:
-        """Whether each cell belongs to the topic. `columns` are those of cells after `pd.factorize`."""
+    def contains(self, columns: Mapping[str, tuple[np.ndarray, Any]]) -> np.ndarray:
+        """True for each cell that belongs to the topic; `columns` are factorized (`pd.factorize`)."""
 
-        def taken(column: str, condition: Callable[[Any], bool]) -> np.ndarray:
-            places, values = columns[column]
-            return np.array([condition(value) for value in values], dtype=bool)[places]
+        def where(column: str, condition: Callable[[Any], bool]) -> np.ndarray:
+            """True for each cell whose value in the column meets the condition."""
+            codes, values = columns[column]
+            return np.array([condition(value) for value in values], dtype=bool)[codes]
 
-        wanted = frozenset(self.features)
+        own_features = frozenset(self.features)
         return (
-            taken("features", lambda needed: not wanted.isdisjoint(needed))
-            | taken("check", lambda name: any(fnmatchcase(name, p) for p in self.checks))
-            | taken("operator", self.operators.__contains__)
-            | taken("operator", _DEFAULT.__contains__) & taken("group", self.groups.__contains__)
-            | taken("mode", self.mode.__eq__)
+            where("features", lambda needed: not own_features.isdisjoint(needed))
+            | where("check", lambda name: any(fnmatchcase(name, p) for p in self.checks))
+            | where("operator", self.operators.__contains__)
+            | where("operator", _DEFAULT.__contains__) & where("group", self.groups.__contains__)
+            | where("mode", self.mode.__eq__)
         )
 
 
-def members(cells: pd.DataFrame) -> pd.DataFrame:
-    """A column for each topic that has cells, `ALL` first: whether each cell belongs to it."""
+def topic_members(cells: pd.DataFrame) -> pd.DataFrame:
+    """A column for each topic that has cells, `ALL` first: True for each cell of the topic."""
     names = ("features", "check", "operator", "group", "mode")
     columns = {name: pd.factorize(cells[name]) for name in names}
-    topics = {ALL.name: np.full(len(cells), True)} | {t.name: t.of(columns) for t in TOPICS}
+    topics = {ALL.name: np.full(len(cells), True)} | {t.name: t.contains(columns) for t in TOPICS}
     return pd.DataFrame({n: rows for n, rows in topics.items() if rows.any()}, cells.index)
 
 

@@ -19,7 +19,7 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.coverage import shortfalls
-from attention_conformance.suite.records.diagnoses import LINE, NO_REPORT
+from attention_conformance.suite.records.diagnoses import LINE_NAME, NO_REPORT
 from attention_conformance.suite.records.files import new_file, remove_empty
 from attention_conformance.suite.records.lines import RecordError, Writer
 from attention_conformance.suite.run.options import FORBID_ADVICE, NAMES, Options
@@ -235,7 +235,7 @@ class RunLog:
         if self.writer:
             with self._ending_on_errors():
                 for one in self.report.diagnoses:
-                    self.writer.remark(LINE, one)
+                    self.writer.remark(LINE_NAME, one)
 
     def time_functions(self) -> None:
         """Time the functions on the workloads of --time if the run has no failure."""
@@ -263,7 +263,7 @@ class RunLog:
             for cell in self.cells:
                 corrected.write(cell)
             for one in self.report.diagnoses:
-                corrected.remark(LINE, one)
+                corrected.remark(LINE_NAME, one)
             corrected.close(finished)
             corrected.path.replace(path)
 

@@ -160,10 +160,10 @@ class Plan:
         if not names or (is_filtered and names - {i.name for i in judged}):
             return True
         return any(
-            entry.names(case.id) and i.unsupported(case) is None
+            entry.matches_case(case.id) and i.unsupported(case) is None
             for i in judged
             for check in all_checks().values()
-            if entry.asks(i.name, check.name)
+            if entry.matches_check(i.name, check.name)
             for case in asked_at_full(check, i)
         )
 

@@ -94,10 +94,10 @@ def inherited(loaded: LoadedBackend, policy: Policy, cell: Cell, verdict: Verdic
             entry = loaded.manifest.find(native.name, cell.check.name, cell.case.id)
         except ExpectationError as error:
             return _manifest_error(verdict, error)
-        if entry is None or not entry.finding or not entry.expects(verdict):
+        if entry is None or not entry.finding or not entry.matches_failure(verdict):
             continue
         native_verdict = judge(Cell(cell.check, cell.case, native, cell.seed), policy)
-        if entry.expects(native_verdict) and _errors_are_alike(verdict, native_verdict):
+        if entry.matches_failure(native_verdict) and _errors_are_alike(verdict, native_verdict):
             message = f"{verdict.message} [{_inherited_note(native, entry)}]"
             return replace(verdict, status="known", message=message, inherited=entry.finding)
     return verdict

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from attention_conformance.suite.records.cells import CellRecord
-from attention_conformance.suite.records.coverage import word
+from attention_conformance.suite.records.coverage import verdict_word
 from attention_conformance.suite.spec.vocabulary import BROKEN, REFUSED
 
 VERSION = 1
@@ -29,8 +29,8 @@ NOT_JUDGED = "not judged"
 class RunVerdict:
     """The verdict of a run, with facts for programs.
 
-    - `verdict`: the word of the run's first line (`suite.records.coverage.word`) in small letters, or
-      `NOT_JUDGED`; `exit_code` of the run
+    - `verdict`: the word of the run's first line (`suite.records.coverage.verdict_word`) in small
+      letters, or `NOT_JUDGED`; `exit_code` of the run
     - `reasons`: sentences, if the verdict follows from no single cell
     - `seed`: the seed of values and sizes, with which the run can be repeated
     - `cells`: the number of cells by status, and `missing` cells that have no verdict
@@ -75,7 +75,7 @@ def of_run(
     `other_fields` are fields of `RunVerdict`."""
     failed = next((cell for cell in cells if cell.status in BROKEN), None)
     totals = Counter(cell.status for cell in cells)
-    verdict = word(totals, [*reasons, *(["ended early"] if exit_code else [])]).lower()
+    verdict = verdict_word(totals, [*reasons, *(["ended early"] if exit_code else [])]).lower()
     return RunVerdict(
         verdict if cells else NOT_JUDGED, exit_code,
         cells=dict(totals), reasons=tuple(dict.fromkeys(reasons)),

@@ -141,7 +141,7 @@ class Search:
         known_entry = ""
         if verdict.status == "fail" and cell.implementation not in self.plan.functions:
             manifest, name = self.plan.of(cell.implementation).manifest, cell.implementation.name
-            known_entry = manifest.alike(verdict, name, cell.check.name, cell.case.id)
+            known_entry = manifest.similar(verdict, name, cell.check.name, cell.case.id)
         self.statuses["like known" if known_entry else verdict.status] += 1
         self.alike.update([known_entry] if known_entry else [])
         if known_entry or verdict.status not in BROKEN:

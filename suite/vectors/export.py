@@ -13,7 +13,7 @@ from attention_conformance import suite
 from attention_conformance.references.rounding import Bounded
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import HarnessError
-from attention_conformance.suite.records.files import new_folder, or_nothing
+from attention_conformance.suite.records.files import new_folder, remove_on_error
 from attention_conformance.suite.spec.vocabulary import NUMERICS
 from attention_conformance.suite.vectors.asked import StoredProblem, problems_of
 from attention_conformance.suite.vectors.files import (
@@ -34,7 +34,7 @@ def export(selection: Selection, folder: Path) -> str:
     problems, entries, size = problems_of(selection), [], 0
     if not problems:
         raise VectorsError("the level has no case of these operators and dtypes")
-    with or_nothing(new_folder(folder)):
+    with remove_on_error(new_folder(folder)):
         for problem in problems:
             data = encoded(contents(problem))
             (folder / problem.file).write_bytes(data)
