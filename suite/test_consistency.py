@@ -54,7 +54,7 @@ def answers(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tup
 def like_native(cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequence[str]) -> bool:
     """True if the framework's own attention gives the same answers."""
     own = cell.implementation
-    return [elections.of_native(name, own, dtype) for name, dtype in questions] == list(got)
+    return [elections.native_answer(name, own, dtype) for name, dtype in questions] == list(got)
 
 
 def expect(
@@ -70,7 +70,7 @@ def expect(
     if right or like_native(cell, [(name, cell.dtype) for name in names], got):
         return
     observed = ", ".join(f"{n} is {answer}" for n, answer in zip(names, got, strict=True))
-    raise elections.never_right(f"{what}: {observed}", (names[0], got[0]), correct=advice)
+    raise elections.unpromised_deviation(f"{what}: {observed}", (names[0], got[0]), correct=advice)
 
 
 @check(
@@ -150,7 +150,7 @@ def test_one_answer_in_all_dtypes(cell: Cell) -> None:
         if got != other and not like_native(cell, questions, (got, other)):
             what = f"{question} is {got} in {cell.dtype.name} and {other} in {name}"
             both = {cell.dtype.name: got, name: other}
-            raise elections.never_right(
+            raise elections.unpromised_deviation(
                 what, *((question, f"{dt}:{answer}") for dt, answer in both.items())
             )
 

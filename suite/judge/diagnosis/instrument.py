@@ -125,7 +125,9 @@ class Instrument:
     def prepared(self, inputs: Inputs, differentiable: bool = False) -> PreparedCall | None:
         """The implementation's call, or None if it refuses the inputs by declaration."""
         implementation = self.implementation
-        refused = implementation.refuses(inputs) or elections.raising(inputs, implementation)
+        refused = implementation.refuses(inputs) or elections.question_that_raises(
+            inputs, implementation
+        )
         if refused or self.late:
             return None
         return (implementation.differentiable if differentiable else implementation.prepare)(inputs)

@@ -184,7 +184,7 @@ def right(cell: Cell, inputs: Inputs, gradients: bool, got: Arrays) -> Expected:
     them."""
     try:
         rounding = cell.rounding
-        expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected_beside(got))
+        expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected_given(got))
         if gradients:
             if inputs.has_empty_rows:
                 return {}

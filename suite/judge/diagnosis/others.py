@@ -77,13 +77,13 @@ class Read(Answered):
         got, oracle = tool.ask(inputs), tool.oracle(inputs)
         if got is None or oracle is None:
             return None
-        return cls(inputs, got, with_limits(oracle.expected_beside(got), inputs), oracle)
+        return cls(inputs, got, with_limits(oracle.expected_given(got), inputs), oracle)
 
     @cached_property
     def wrong(self) -> Arrays:
         """A flag for every element beyond its own bound, without fully masked rows."""
         wrong = {}
-        for name, want in self.oracle.expected_beside(self.got).items():
+        for name, want in self.oracle.expected_given(self.got).items():
             if name in self.got and self.got[name].shape == want.value.shape:
                 got = self.got[name]
                 near = (np.abs(got - want.value) <= want.error) | (got == want.value)
@@ -108,7 +108,7 @@ class Read(Answered):
             return False
         if isinstance(other, Inputs):
             oracle = tool.oracle(other)
-            expected = {} if oracle is None else oracle.expected_beside(self.got)
+            expected = {} if oracle is None else oracle.expected_given(self.got)
             other = {name: want.value for name, want in expected.items()}
         return {*names} <= {*other} and explains(self, {name: other[name] for name in names})
 
@@ -146,7 +146,7 @@ def _outputs(tool: Instrument, read: Read) -> Iterator[Found]:
     code_name = read.oracle.rounding.declared.codes.get(inputs.dtype.name)
     judged = read.judged(name)
     if code_name is not None and np.isfinite(read.got[name][judged]).all():
-        want = read.oracle.expected_beside(read.got)[name]
+        want = read.oracle.expected_given(read.got)[name]
         times = (np.abs(read.got[name] - want.value) / want.error)[judged].max()
         text = f"The {name} is off by up to {times:.2g} times what codes in {code_name} allow."
         hint = "codes that are clipped, wrap around or are coarser, or the scale of another token"
@@ -188,7 +188,7 @@ def _of_factor(tool: Instrument, read: Read) -> Callable[[Inputs], Inputs] | Non
     for _ in range(4):
         found = [tool.oracle(scaled(factor * (1 + step), inputs)) for step in (0.0, 2.0**-10)]
         here, beside = (
-            None if oracle is None else oracle.expected_beside(got)["output"].value.astype(float)
+            None if oracle is None else oracle.expected_given(got)["output"].value.astype(float)
             for oracle in found
         )
         if here is None or beside is None:
@@ -202,7 +202,7 @@ def _of_factor(tool: Instrument, read: Read) -> Callable[[Inputs], Inputs] | Non
 
 def _by_place(read: Read, name: str) -> Iterator[Found]:
     """The finding for an output that is right for no known other problem: a factor, or a place."""
-    inputs, got, right = read.inputs, read.got[name], read.oracle.expected_beside(read.got)[name]
+    inputs, got, right = read.inputs, read.got[name], read.oracle.expected_given(read.got)[name]
     want, bound, judged = np.asarray(right.value, float), right.error, read.judged(name)
     family = "layer" if inputs.operator.is_layer else inputs.operator.name
     known = judged & np.isfinite(want)

@@ -191,7 +191,7 @@ class Remote(parts.Asking, Backend):
         with self.link.living():
             left, died = msgspec.convert(said, tuple[list[str], list[str]])
         for event in died:
-            leaks.hear(event)
+            leaks.record_death(event)
         self._ended = self.link.count
         return left
 
