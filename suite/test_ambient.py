@@ -31,7 +31,7 @@ from attention_conformance.suite.judge.derivative import (
     native_cotangent,
     read_gradients,
 )
-from attention_conformance.suite.judge.elections.modes import modes_of, transformed
+from attention_conformance.suite.judge.elections.modes import modes_of, transformed_calls
 from attention_conformance.suite.judge.oracle import Rounding
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
@@ -200,7 +200,7 @@ def modes(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> dict[str, Calla
     for name, mode in modes_of(implementation).items():
         within = partial(expect_cast if mode.dtype else expect_in, cell, plain, mode)
         asked_modes[name] = within
-    for name in transformed(implementation, inputs, prepared):
+    for name in transformed_calls(implementation, inputs, prepared):
         asked_modes[name] = partial(expect_through, cell, inputs, prepared, name)
     asked_modes[SECOND] = partial(expect_in_threads, cell, [plain], 1)
     at_once = [[problem] for problem in plain]
@@ -308,7 +308,7 @@ def expect_through(cell: Cell, inputs: Inputs, prepared: PreparedCall, name: str
     """The output of a call that is transformed is right."""
     implementation = cell.implementation
     with refusing(cell, implementation.backend.compilers.ambient[name], cell.dtype):
-        call = transformed(implementation, inputs, prepared)[name]()
+        call = transformed_calls(implementation, inputs, prepared)[name]()
         native = cell.call(call)
     cell.judge(cell.read(native, inputs, call), inputs)
 

@@ -198,7 +198,7 @@ class Fitting:
         if binding.axes:
             return False
         self.function.rebind(binding)
-        inputs = self.probe.drawn(COMMON.format(dt=self.dtype.name))
+        inputs = self.probe.draw(COMMON.format(dt=self.dtype.name))
         for axes in [axes for axes in self.candidate_axes() if not self.has_fewer_axes(axes)]:
             self.function.rebind(binding.but(axes=axes))
             if self.call(inputs) is not None:
@@ -293,7 +293,7 @@ class Fitting:
             return
         before = self.binding
         self.function.rebind(before.but(heads="shapes"))
-        inputs = self.probe.drawn(GROUPED.format(dt=self.dtype.name))
+        inputs = self.probe.draw(GROUPED.format(dt=self.dtype.name))
         needs_right_answer = lacks_grouped_heads and native
         if inputs.sizes.Hkv == inputs.sizes.H:
             self.function.rebind(before)
@@ -362,14 +362,14 @@ class Fitting:
 
     def takes_biases(self, name: str) -> bool:
         """False if the parameter of this name is given biases, and the answers are wrong."""
-        inputs = self.probe.drawn(BIASED.format(dt=self.dtype.name))
+        inputs = self.probe.draw(BIASED.format(dt=self.dtype.name))
         return name not in self.function.binder.serving("bias") or self.is_right(inputs)
 
     def advice_on_biases(self, name: str, native: bool) -> tuple[str, tuple[str, ...]]:
         """The claim to advise if the parameter of this name takes no biases; see `advice_on_masks`."""
         if self.takes_biases(name):
             return NO_ADVICE
-        inputs = self.probe.drawn(BIASED.format(dt=self.dtype.name))
+        inputs = self.probe.draw(BIASED.format(dt=self.dtype.name))
         biased, unbiased = self.output(inputs), self.output(inputs.replace(bias=None))
         equal = biased is not None and unbiased is not None and (biased == unbiased).all()
         if native and not equal:
