@@ -221,14 +221,14 @@ class _Problem:
         """What is wrong with the outputs, as lines for a message; "" if that is unknown."""
         from attention_conformance.suite.checks import all_checks
         from attention_conformance.suite.judge.diagnosis.catalogue import explained_call
-        from attention_conformance.suite.judge.diagnosis.instrument import clock
+        from attention_conformance.suite.judge.diagnosis.instrument import deadline
 
         forms = [self.inputs]
         if self.flag is not None:
             forms.append(self.inputs.replace(mask_array=None, mask=self.flag, form="flag"))
         check = all_checks()[VALUES]
         try:
-            diagnoses = explained_call(check, forms, answer, oracle, clock(SECONDS))
+            diagnoses = explained_call(check, forms, answer, oracle, deadline(SECONDS))
         except Exception:
             return ""
         lines = [

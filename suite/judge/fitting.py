@@ -21,7 +21,7 @@ from attention_conformance.backends.protocol import (
     PreparedCall,
 )
 from attention_conformance.suite.judge.answer import swap_heads_and_length, values_of
-from attention_conformance.suite.judge.diagnosis.instrument import MOST_CALLS, one_hot
+from attention_conformance.suite.judge.diagnosis.instrument import MOST_CALLS, one_hot_inputs
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import Deviation
@@ -304,7 +304,7 @@ class Fitting:
 
     def has_pattern(self, inputs: Inputs, dense: np.ndarray) -> bool:
         """True if exactly the keys of a mask (Lq, Lk) have weights above 0, whatever the scale."""
-        rows, calls = dense.any(-1), one_hot(inputs, MOST_CALLS)
+        rows, calls = dense.any(-1), one_hot_inputs(inputs, MOST_CALLS)
         for keys, one_hots in calls:
             got = self.output(one_hots)
             if got is None or got.shape != one_hots.full_shape("output"):

@@ -32,7 +32,6 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 _CACHE: Cache[Outputs] = Cache(512)
 
-
 UNJUDGED = ("nan", "unmasked", "unread")
 """The values of `Oracle.rows` for which the numbers of fully masked rows are not compared."""
 

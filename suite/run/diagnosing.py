@@ -25,7 +25,7 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.diagnose import chosen, diagnose, place
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
-from attention_conformance.suite.judge.diagnosis.instrument import clock
+from attention_conformance.suite.judge.diagnosis.instrument import deadline
 from attention_conformance.suite.judge.judge import Policy, judge
 from attention_conformance.suite.judge.verdict import Verdict, first_line
 from attention_conformance.suite.records.cells import CellRecord
@@ -135,7 +135,7 @@ def _diagnosed(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> 
         return NO_REPORT
     compiles = first[0].backend.compilers.compiles_shapes
     seconds = SECONDS * (COMPILING if compiles else 1)
-    late = clock(seconds)
+    late = deadline(seconds)
     diagnoses, notes = [], []
     for implementation in first:
         try:

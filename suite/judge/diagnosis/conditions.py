@@ -14,8 +14,8 @@ import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence, differs
-from attention_conformance.suite.judge.diagnosis.instrument import Found, Reading, softmax
-from attention_conformance.suite.judge.diagnosis.look import Arrays, Look
+from attention_conformance.suite.judge.diagnosis.instrument import Reading, Symptom, softmax
+from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable
 from attention_conformance.suite.spec.case import Case
@@ -32,21 +32,21 @@ TILES = (128, 64, 32, 16)
 
 
 def conditioned(
-    evidence: Evidence, found: Found, cases: Sequence[Case]
-) -> tuple[Found, Sequence[Case], int]:
+    evidence: Evidence, found: Symptom, cases: Sequence[Case]
+) -> tuple[Symptom, Sequence[Case], int]:
     """A finding with the property that it needs, the cases it explains, and the number of passing cells
     that contradict it. `cases` are those like the problem in which it was found, which a finding without
     a formula, or with another fault beside it, explains."""
     if not evidence.failing or (found.formula is None and found.problem is None):
         return found, cases, 0
     answer = partial(predicted, found)
-    explained, against = evidence.explains(answer), evidence.contradicts(answer)
+    explained, against = evidence.explained(answer), evidence.contradicting(answer)
     if explained and found.family == "mask":
         # A sentence about a mask concerns masks that are given in the same form.
-        forms = {_form(look) for look in explained}
-        against = [look for look in against if _form(look) in forms]
-    cases = [look.inputs.case for look in explained] or cases
-    concerned = [look for look in evidence.failing if differs(look, answer(look))]
+        forms = {_form(outcome) for outcome in explained}
+        against = [outcome for outcome in against if _form(outcome) in forms]
+    cases = [outcome.inputs.case for outcome in explained] or cases
+    concerned = [outcome for outcome in evidence.failing if differs(outcome, answer(outcome))]
     where = separating(concerned, against) if explained and against else ""
     if where and where.removeprefix("with ") not in found.sentence.lower():
         found = replace(found, sentence=only(where, found.sentence))
@@ -75,28 +75,28 @@ def alike(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
     return sorted((cell for cell in cells if isinstance(cell.case, Case)), key=difference)
 
 
-def predicted(found: Found, look: Look) -> Arrays | None:
+def predicted(found: Symptom, outcome: Outcome) -> Arrays | None:
     """The output that a finding predicts; None if the finding says nothing of the inputs."""
-    want = look.expected.get("output")
+    want = outcome.expected.get("output")
     if want is None or not want[0].size:
         return None
     try:
-        return (_weighed if look.inputs.operator.is_default else _of_problem)(found, look)
+        return (_weighed if outcome.inputs.operator.is_default else _of_problem)(found, outcome)
     except (NotApplicable, HarnessError):
         return None
 
 
-def _weighed(found: Found, look: Look) -> Arrays | None:
+def _weighed(found: Symptom, outcome: Outcome) -> Arrays | None:
     """The values weighed by the formula of a finding. None if the inputs have more than a formula
     knows."""
-    inputs, (want, limit) = look.presented, look.expected["output"]
-    reading, value = Reading.of(inputs), np.repeat(inputs.value, inputs.sizes.group, axis=1)
+    inputs, (want, limit) = outcome.fault_inputs, outcome.expected["output"]
+    reading, value = Reading.of_mask(inputs), np.repeat(inputs.value, inputs.sizes.group, axis=1)
     with np.errstate(all="ignore"):
-        known = softmax(reading.scores, reading.seen) @ value
+        known = softmax(reading.scores, reading.visible) @ value
         weights = None if found.formula is None else found.formula(reading)
-    if weights is None or not look.close("output", known, want, limit).all():
+    if weights is None or not outcome.close("output", known, want, limit).all():
         return None
-    output, got = weights @ value, look.got.get("output")
+    output, got = weights @ value, outcome.got.get("output")
     if got is not None and got.shape == output.shape:
         blank = np.isnan(got).all(-1)  # whatever weights rows have that become NaN
         if blank.all():
@@ -105,20 +105,20 @@ def _weighed(found: Found, look: Look) -> Arrays | None:
     return {"output": output}
 
 
-def _of_problem(found: Found, look: Look) -> Arrays | None:
+def _of_problem(found: Symptom, outcome: Outcome) -> Arrays | None:
     """The output of the problem that a finding says is answered, or the answer that it gives itself."""
-    other = None if found.problem is None else found.problem(look.inputs)
+    other = None if found.problem is None else found.problem(outcome.inputs)
     if not isinstance(other, Inputs):
         return other
-    right = Oracle.forward(other, look.cell.rounding).expected["output"]
+    right = Oracle.forward(other, outcome.cell.rounding).expected["output"]
     return {"output": np.asarray(right.value, float)}
 
 
-def _form(look: Look) -> str:
+def _form(outcome: Outcome) -> str:
     """How a mask is given, in words that stand behind "only"."""
-    presented_case = look.presented
+    presented_case = outcome.fault_inputs
     if presented_case.mask is None and presented_case.mask_array is None:
-        return "without a mask" if look.inputs.case.mask is None else "with a mask in the bias"
+        return "without a mask" if outcome.inputs.case.mask is None else "with a mask in the bias"
     return "with a mask as an array" if presented_case.form == "dense" else "with a mask by a flag"
 
 
@@ -144,16 +144,21 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
     }  # fmt: skip
 
 
-def separating(failing: Sequence[Look], passing: Sequence[Look]) -> str:
+def separating(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
     """The properties that all failing cells have in which a fault should show itself, and no passing one.
     "" for more than two, which these cells do not tell apart, and for less than two failing cells."""
-    ours, theirs = ([look.inputs.case for look in looks] for looks in (failing, passing))
+    ours, theirs = (
+        [outcome.inputs.case for outcome in outcomes] for outcomes in (failing, passing)
+    )
     if len(ours) < 2:
         return ""
     needs = sorted({name for case in (*ours, *theirs) for name in case.needs})
     have, have_not = (
-        [{"form": _form(look), **_properties(look.inputs.case, needs)} for look in looks]
-        for looks in (failing, passing)
+        [
+            {"form": _form(outcome), **_properties(outcome.inputs.case, needs)}
+            for outcome in outcomes
+        ]
+        for outcomes in (failing, passing)
     )
     apart = {
         name: text

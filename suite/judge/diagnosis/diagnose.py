@@ -23,13 +23,13 @@ from attention_conformance.suite.judge.diagnosis.catalogue import (
     MORE,
     TRIED,
     explained,
-    wrong_looks,
+    wrong_outcomes,
 )
 from attention_conformance.suite.judge.diagnosis.conditions import alike
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.identify import identify
-from attention_conformance.suite.judge.diagnosis.instrument import clock
+from attention_conformance.suite.judge.diagnosis.instrument import deadline
 from attention_conformance.suite.judge.diagnosis.others import PLACES
 from attention_conformance.suite.judge.diagnosis.weights import BROKEN
 from attention_conformance.suite.judge.judge import judge
@@ -47,7 +47,6 @@ ones."""
 
 OF_CATALOGUE = 0.6
 """The part of the time that the catalogue may take; measurements take what the catalogue leaves."""
-
 
 NAN = "/nan-in-attended-"
 """Stands in the ids of election cases of NaN that must reach the output, whatever else is wrong."""
@@ -94,9 +93,9 @@ def diagnose(
     ]  # fmt: skip
     passing = [*dict.fromkeys(passing)]
     begin = time.process_time()
-    wrong, evidence_looks = tee(wrong_looks(failing))
+    wrong, evidence_looks = tee(wrong_outcomes(failing))
     with leaks.undone(backend):
-        found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without, wrong)
+        found = explained(failing, passing, deadline(OF_CATALOGUE * seconds), without, wrong)
     left = max((1 - OF_CATALOGUE) * seconds, seconds - (time.process_time() - begin))
     evidence = Evidence(islice(evidence_looks, len(cases)), beside)
     measured = identify(backend, implementation, cases, left, evidence)

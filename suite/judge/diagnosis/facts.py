@@ -20,9 +20,9 @@ from attention_conformance.suite.judge.diagnosis import (
     weights,
 )
 from attention_conformance.suite.judge.diagnosis.instrument import (
-    Found,
     Instrument,
     Reading,
+    Symptom,
     softmax,
 )
 from attention_conformance.suite.spec.case import Case
@@ -52,7 +52,7 @@ def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]
         if (plain := _case(tool)) is not None:
             list(precision.ask(tool, plain))  # sets the unit roundoff of what is rounded inside
         for name, fact in FACTS.items():
-            facts[name] = "not measured in time" if tool.late else fact(tool)
+            facts[name] = "not measured in time" if tool.is_late else fact(tool)
     return facts
 
 
@@ -62,13 +62,13 @@ def _case(
     """A case that the implementation answers, or None."""
     named = "mha" if group == 1 else f"gqa{group}"
     case = Case.parse(ID.format(mask=mask, heads=named, h=3 * group, q=q, more=more))
-    return tool.small(case) if tool.implementation.missing(case.needs) is None else None
+    return tool.small_case(case) if tool.implementation.missing(case.needs) is None else None
 
 
 def _reading(tool: Instrument, **changes: object) -> Reading | None:
     """The weights of a case, or None."""
     case = _case(tool, **changes)  # type: ignore[arg-type]
-    return None if case is None else tool.weights(tool.drawn(case))
+    return None if case is None else tool.read_weights(tool.draw(case))
 
 
 def _scale(tool: Instrument) -> str:
@@ -106,30 +106,30 @@ def _causal(tool: Instrument) -> str:
     case = _case(tool, "causal") or _case(tool, "causal", q=7)
     if case is None or tool.implementation.missing(["native-causal"]) is not None:
         return NOT_TAKEN
-    reading = tool.weights(tool.drawn(case).replace(mask=Causal(), form="flag"))
+    reading = tool.read_weights(tool.draw(case).replace(mask=Causal(), form="flag"))
     if reading is None:
         return "refused"
     s = case.sizes
     q, k = np.arange(s.Lq)[:, None], np.arange(s.Lk)
     names = {0: "top-left", s.Lk - s.Lq: "bottom-right"} if s.Lk != s.Lq else {}
     for n in range(-s.Lq, s.Lk):
-        if (reading.seen == (k <= q + n)).all():
+        if (reading.visible == (k <= q + n)).all():
             sees = f"query i sees keys up to i {'+' if n >= 0 else '-'} {abs(n)}".removesuffix(
                 " + 0"
             )
             return f"{names[n]}: {sees}" if n in names else sees
-    return "no causal mask" if reading.seen.all() else "another pattern"
+    return "no causal mask" if reading.visible.all() else "another pattern"
 
 
 def _mask(tool: Instrument) -> str:
     case = _case(tool, "bool.bhqk", more="/dense")
-    reading = None if case is None else tool.weights(tool.drawn(case))
+    reading = None if case is None else tool.read_weights(tool.draw(case))
     if reading is None:
         return NOT_TAKEN
     found = [f for f in weights.ask(tool, reading) if f.family == "mask"]
     if found:
         return found[0].sentence
-    seen = (reading.seen == reading.inputs.attends) | ~reading.rows[..., None]
+    seen = (reading.visible == reading.inputs.attends) | ~reading.judged_rows[..., None]
     return "True attends" if seen.all() else "not read: keys are seen in no known pattern"
 
 
@@ -149,7 +149,7 @@ def _softcap(tool: Instrument) -> str:
     reading = _reading(tool, more="/cap2.0")
     if reading is None:
         return NOT_TAKEN
-    if reading.fits(softmax(reading.scores, reading.seen)):
+    if reading.fits(softmax(reading.scores, reading.visible)):
         return "c tanh(s / c)"
     return " ".join(f.sentence for f in scale.ask(tool, reading)) or "another formula"
 
@@ -172,7 +172,7 @@ def _inside(name: str, tool: Instrument) -> str:
         found = precision.read(tool, typed)
         listed = [f"{n} {f}" for n, f in found.items() if n != "ignored"]
         return "rounds " + ", ".join(listed) if listed else "nothing narrower"
-    inputs = tool.drawn(typed, 1.0)
+    inputs = tool.draw(typed, 1.0)
     wide, oracle, reached = (
         tool.output(inputs.replace(dtype=DTYPES["f32"])),
         tool.oracle(inputs),
@@ -198,7 +198,7 @@ def _gradients(tool: Instrument) -> str:
     case = _case(tool)
     if case is None or tool.implementation.missing(["gradient"]) is not None:
         return NOT_TAKEN
-    inputs = tool.drawn(case, 1.0)
+    inputs = tool.draw(case, 1.0)
     if not gradients.near(tool.output(inputs), tool.oracle(inputs)):
         return "not compared: the answer is not that of attention"
     if gradients.read(tool, inputs, draw_cotangent(case)) is None:
@@ -208,7 +208,7 @@ def _gradients(tool: Instrument) -> str:
 
 def _effects(tool: Instrument) -> str:
     case = _case(tool)
-    found: list[Found] = [] if case is None else list(behaviour.ask(tool, case))
+    found: list[Symptom] = [] if case is None else list(behaviour.ask(tool, case))
     return (
         " ".join(f.sentence for f in found)
         or "none: repeats its bits, leaves its inputs, keeps nothing"

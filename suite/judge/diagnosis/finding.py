@@ -17,7 +17,7 @@ class Diagnosis:
     - `contradicts`: the passing cells tried that the fault would fail
     - `case`: the id of the smallest failing case that is explained
     - `fault`: the name of the catalogue's fault, or "A + B" for a pair
-    - `key`: what was measured, without numbers of the inputs; see `Found`
+    - `key`: what was measured, without numbers of the inputs; see `Symptom`
     - `picture`: lines of text, at most 12 x 12 entries, expected beside got
     """
 

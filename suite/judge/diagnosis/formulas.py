@@ -33,7 +33,7 @@ class Fit:
 def fitted(reading: Reading, *columns: np.ndarray) -> Fit | None:
     """The regression of log weights on columns (B, H, Lq, Lk); None if the columns do not explain them,
     or if too few weights are seen."""
-    compared = reading.seen & reading.rows[..., None] & np.isfinite(reading.got)
+    compared = reading.visible & reading.judged_rows[..., None] & np.isfinite(reading.got)
     if compared.sum() - compared.any(-1).sum() < len(columns) + 2:
         return None
 
@@ -101,7 +101,7 @@ def of_other_sizes(tool: Instrument, inputs: Inputs) -> Iterator[tuple[Fit, Inpu
     """The scale of heads of another size, where formulas differ that agree for the size of `inputs`."""
     case = replace(inputs.case, sizes=replace(inputs.sizes, D=24, Dv=inputs.sizes.Lk + 1))
     if tool.implementation.unsupported(case) is None:
-        reading = tool.weights(tool.drawn(case))
+        reading = tool.read_weights(tool.draw(case))
         own = () if reading is None or reading.bias is None else (reading.bias,)
         fit = None if reading is None else fitted(reading, reading.products, *own)
         if reading is not None and fit is not None:

@@ -16,15 +16,15 @@ from attention_conformance.suite.judge.answer import swap_heads_and_length
 from attention_conformance.suite.judge.derivative import differentiated, native_cotangent
 from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
 from attention_conformance.suite.judge.diagnosis.instrument import (
-    Found,
     Instrument,
     Reading,
-    Row,
-    few,
+    Symptom,
+    Variant,
     softmax,
 )
-from attention_conformance.suite.judge.diagnosis.look import Answered
 from attention_conformance.suite.judge.diagnosis.masks import meanings
+from attention_conformance.suite.judge.diagnosis.outcome import Comparison
+from attention_conformance.suite.judge.diagnosis.words import few_places
 from attention_conformance.suite.judge.elections.probe import empty_row
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.spec.case import Case
@@ -37,10 +37,10 @@ PLACES = {"b": "sample", "h": "head", "g": "head", "q": "query", "k": "key"}
 Arrays = Mapping[str, np.ndarray | None]
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Found]:
+def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """What is wrong with the gradients of a small case; nothing if the output is wrong, too. Fully masked
     rows have a cotangent of 0."""
-    inputs = tool.drawn(case, 1.0)
+    inputs = tool.draw(case, 1.0)
     if tool.implementation.missing(["gradient"]) is not None:
         return
     plain, output, empty = inputs.operator.is_default, tool.output(inputs), inputs.fully_masked_rows
@@ -65,7 +65,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     lacking = [n for n in wrong if got[n] is None]
     if lacking:
         hint = "a backward pass that returns None, `detach()`"
-        yield Found(f"{_the(lacking)} is missing.", "gradient", hint)
+        yield Symptom(f"{_the(lacking)} is missing.", "gradient", hint)
         return
     values = {n: g for n, g in got.items() if g is not None}
     again = read(tool, inputs, cotangent) or {}
@@ -73,22 +73,22 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         a is not None and not np.array_equal(a, values[n], equal_nan=True) for n, a in again.items()
     ):
         hint = "a buffer of gradients that is not cleared"
-        yield Found(f"{_the(wrong)} differs in a second pass.", "gradient", hint)
+        yield Symptom(f"{_the(wrong)} differs in a second pass.", "gradient", hint)
         return
     known = {n: (want[n], float(np.max(bound[n], initial=0.0))) for n in values}
-    answered = Answered(inputs, values, known)
+    answered = Comparison(inputs, values, known)
     for row in _variants(inputs, cotangent) if plain else ():
-        if values.keys() <= row.gives.keys() and explains(answered, row.gives):
-            yield Found(row.sentence, "gradient", row.hint, key=row.name)
+        if values.keys() <= row.result.keys() and explains(answered, row.result):
+            yield Symptom(row.sentence, "gradient", row.hint, key=row.name)
             return
     limit = {n: WIDER * bound[n] for n in bound}
     yield from _one_by_one(inputs, {n: values[n] for n in wrong}, want, limit)
 
 
-def ask_empty(tool: Instrument, case: Case) -> Iterator[Found]:
+def ask_empty(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """What fully masked rows do to gradients, if the output of these rows is 0: NaN, or any gradient.
     Other outputs follow elections. One row of the case is masked fully, if none is."""
-    inputs = tool.drawn(case, 1.0)
+    inputs = tool.draw(case, 1.0)
     if not inputs.has_empty_rows:
         mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
         mask[empty_row(inputs)] = False
@@ -115,12 +115,12 @@ def ask_empty(tool: Instrument, case: Case) -> Iterator[Found]:
     if broken:
         where = "" if wide else ", in these rows"
         hint = "`where` behind a softmax of -inf alone, `exp(s - lse)` with an lse of -inf"
-        yield Found(f"{zeros}but NaN comes back in {_all(broken)}{where}.", "gradient", hint)
+        yield Symptom(f"{zeros}but NaN comes back in {_all(broken)}{where}.", "gradient", hint)
     elif moved:
         size, names = max(moved)[0], [name for _, name in moved]
         text = f"{zeros}but change {_all(names)}, by up to {size:.2g}."
         hint = "a backward pass that hides no such rows, or uses an old lse"
-        yield Found(text, "gradient", hint, key="fully masked rows")
+        yield Symptom(text, "gradient", hint, key="fully masked rows")
 
 
 def near(got: np.ndarray | None, oracle: Oracle | None) -> bool:
@@ -139,7 +139,7 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
     None if there is no reading."""
 
     def asked() -> Arrays | None:
-        prepared = tool.prepared(inputs, differentiable=True)
+        prepared = tool.prepare(inputs, differentiable=True)
         if prepared is None:
             return None
         backend = tool.implementation.backend
@@ -158,7 +158,7 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
             arrays[name] = array.reshape(inputs.arrays[name].shape)
         return arrays
 
-    found: Arrays | None = tool.trying(asked)
+    found: Arrays | None = tool.attempt(asked)
     return found
 
 
@@ -170,7 +170,7 @@ def backward(
     """The gradients by the formula in float64, with what backward passes get wrong: another mask `shown`,
     D times `mean` (`saved`: that of the right output, dO . O), the scale times `scale`, no bias, the last
     head of a group for all (not `summed`), dS transposed, weights as `weigh(scores, shown)`."""
-    reading = Reading.of(inputs)
+    reading = Reading.of_mask(inputs)
     s, group = inputs.effective_scale, inputs.sizes.group
     scores = reading.scores if biased or reading.bias is None else reading.scores - reading.bias
     weights = weigh(scores, inputs.attends if attended is None else attended)
@@ -201,7 +201,7 @@ def backward(
     return out
 
 
-def _variants(inputs: Inputs, cotangent: np.ndarray) -> Iterator[Row[dict[str, np.ndarray]]]:
+def _variants(inputs: Inputs, cotangent: np.ndarray) -> Iterator[Variant[dict[str, np.ndarray]]]:
     """Gradients of wrong backward passes that are no deviations of the catalogue."""
     s, attends = inputs.effective_scale, inputs.attends
     plain = backward(inputs, cotangent)
@@ -220,37 +220,41 @@ def _variants(inputs: Inputs, cotangent: np.ndarray) -> Iterator[Row[dict[str, n
     both = "The gradients of query and key "
     saving, order = "what the forward pass saves", "the order of what the backward pass returns"
     stores = "one program overwrites what another one stored: add, or loop over the group"
-    yield Row(of(mean=-1.0), passes + "adds D: dS is P (dP + D), expected P (dP - D).", "a sign")
-    yield Row(of(scale=1 / s), both + "leave out the scale.", "`dQ = dS @ K` without `* scale`")
-    yield Row(of(scale=s), both + "have the scale twice.", "a query that is scaled already")
+    yield Variant(
+        of(mean=-1.0), passes + "adds D: dS is P (dP + D), expected P (dP - D).", "a sign"
+    )
+    yield Variant(of(scale=1 / s), both + "leave out the scale.", "`dQ = dS @ K` without `* scale`")
+    yield Variant(of(scale=s), both + "have the scale twice.", "a query that is scaled already")
     text = passes + "takes exp(s - max) for the weights, not divided by their sum."
-    yield Row(of(weigh=raised), text, "`exp(s - m)` for `exp(s - lse)`")
+    yield Variant(of(weigh=raised), text, "`exp(s - m)` for `exp(s - lse)`")
     if not attends.all():
         every = np.ones(attends.shape, bool)
         for weigh, saved in ((softmax, False), (by_lse, False), (by_lse, True)):
             for biased, beside in ((True, ""), (False, " and the bias")):
                 wrong = of(attended=every, weigh=weigh, biased=biased, saved=saved)
-                yield Row(
+                yield Variant(
                     wrong, f"{passes}recomputes the weights without the mask{beside}.", saving
                 )
             for row in meanings(inputs):
-                pairs = np.broadcast_to(row.gives, attends.shape)
+                pairs = np.broadcast_to(row.result, attends.shape)
                 text = f"In the backward pass: {row.sentence}"
-                yield Row(of(attended=pairs, weigh=weigh, saved=saved), text, saving, key=row.name)
+                yield Variant(
+                    of(attended=pairs, weigh=weigh, saved=saved), text, saving, key=row.name
+                )
     if inputs.sizes.group > 1:
         wrong = of(summed=False)
         last = "{} {} the last of the query heads of a group, expected their sum."
         text = last.format("The gradients of key and value are", "those of")
-        yield Row(wrong, text, stores)
+        yield Variant(wrong, text, stores)
         for name in ("key", "value"):
             text = last.format(f"The gradient of the {name} is", "that of")
-            yield Row({**plain, name: wrong[name]}, text, stores)
+            yield Variant({**plain, name: wrong[name]}, text, stores)
     if inputs.sizes.Lq == inputs.sizes.Lk:
-        yield Row(of(turned=True), passes + "transposes dS.", "`dS.mT @ K`")
+        yield Variant(of(turned=True), passes + "transposes dS.", "`dS.mT @ K`")
     for one, two in (("query", "key"), ("key", "value")):
         if plain[one].shape == plain[two].shape:
             exchanged = {**plain, one: plain[two], two: plain[one]}
-            yield Row(exchanged, f"The gradients of {one} and {two} are exchanged.", order)
+            yield Variant(exchanged, f"The gradients of {one} and {two} are exchanged.", order)
 
 
 def _one_by_one(
@@ -258,7 +262,7 @@ def _one_by_one(
     got: Mapping[str, np.ndarray],
     want: Mapping[str, np.ndarray],
     limit: Mapping[str, np.ndarray],
-) -> Iterator[Found]:
+) -> Iterator[Symptom]:
     """What is wrong with each gradient by itself."""
     s = inputs.effective_scale
     named = {
@@ -270,11 +274,11 @@ def _one_by_one(
         right = want[name]
         if not np.isfinite(values).all():
             text = f"{_the([name])} is not finite, though the output is."
-            yield Found(text, "gradient", "`0 * inf`, `log(0)`, `where` behind a NaN")
+            yield Symptom(text, "gradient", "`0 * inf`, `log(0)`, `where` behind a NaN")
             continue
         if (np.abs(values) <= limit[name]).all():
             hint = "a missing path through the graph, `detach()`"
-            yield Found(f"{_the([name])} is zero.", "gradient", hint)
+            yield Symptom(f"{_the([name])} is zero.", "gradient", hint)
             continue
         factor = float((values * right).sum() / (right * right).sum())
         sharp = limit[name].max() < 0.02 * np.abs(right).max()
@@ -283,15 +287,15 @@ def _one_by_one(
                 (text for x, text in named.items() if abs(factor - x) <= 1e-4 * abs(x)), "a factor"
             )
             text = f"{_the([name])} is {factor:.4g} times the right one."
-            yield Found(text, "gradient", hint, key=f"factor of {name}")
+            yield Symptom(text, "gradient", hint, key=f"factor of {name}")
             continue
         wrong = np.abs(values - right) > limit[name]
         letters = inputs.axes(name)[-wrong.ndim :] if wrong.ndim else ""
-        parts = [f"{PLACES.get(letters[axis], 'component')} {at}" for axis, at in few(wrong)]
+        parts = [f"{PLACES.get(letters[axis], 'component')} {at}" for axis, at in few_places(wrong)]
         where = f" in {', '.join(parts)} alone" if parts else ""
         size = np.abs(values - right).max() / np.abs(right).max()
         text = f"{_the([name])} is wrong{where}, by up to {size:.2g} times its largest element."
-        yield Found(text, "gradient", key=f"places of {name}")
+        yield Symptom(text, "gradient", key=f"places of {name}")
 
 
 def _the(names: list[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.sizes import Sizes
@@ -46,9 +46,9 @@ INTERLEAVED = (
 """Views of heads and rows in the place of transposes."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Found]:
+def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """What is wrong with heads and samples in a plain case."""
-    inputs = tool.drawn(case)
+    inputs = tool.draw(case)
     found = _arranged(tool, inputs)
     if found is not None:
         yield found
@@ -67,7 +67,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         )
         if exact and whole.min() >= 0 and whole.max() < s.B * s.Hkv:
             yield from _mapped("value", s, whole.astype(int))
-    reading = tool.weights(inputs)
+    reading = tool.read_weights(inputs)
     if reading is None or not np.isfinite(reading.got).all() or (reading.got <= 0).any():
         return
     log = np.log(reading.got)
@@ -108,7 +108,7 @@ def _kin(a: np.ndarray, b: np.ndarray) -> float:
     return abs(float((a * b).sum())) / norm if norm else 0.0
 
 
-def _mapped(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Found]:
+def _mapped(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Symptom]:
     """The finding for query heads (B, H) that read the heads `sources` of an operand."""
     heads = s.H if name == "query" else s.Hkv
     b, h = np.arange(s.B)[:, None], np.arange(s.H)
@@ -139,10 +139,10 @@ def _mapped(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Found]:
         text = f"Query head {h0} reads {name} head {got % heads}, expected {right % heads}"
     else:
         text = f"Sample {b0} reads the {name} of sample {got // heads}"
-    yield Found(f"{text}{said}.", "heads", hint, key=f"{name}{said}")
+    yield Symptom(f"{text}{said}.", "heads", hint, key=f"{name}{said}")
 
 
-def _arranged(tool: Instrument, inputs: Inputs) -> Found | None:
+def _arranged(tool: Instrument, inputs: Inputs) -> Symptom | None:
     """The finding if all elements of the answer are right and stand in other places, or if operands are
     read in another order of axes."""
     got, oracle = tool.output(inputs), tool.oracle(inputs)
@@ -169,10 +169,10 @@ def _arranged(tool: Instrument, inputs: Inputs) -> Found | None:
     )  # fmt: skip
     for values, sentence, hint in ways:
         if values.shape == shape and is_got(values):
-            return Found(sentence, "layout", hint)
+            return Symptom(sentence, "layout", hint)
     moved = np.abs(got - want).max() > 0.1 * np.abs(want).max()
     if moved and np.abs(np.sort(got.ravel()) - np.sort(want.ravel())).max() <= bound.max():
-        return Found("All elements of the output are right, but stand in other places.", "layout",
+        return Symptom("All elements of the output are right, but stand in other places.", "layout",
                      "a transposed or reshaped axis")  # fmt: skip
     for names in (("query",), ("key",), ("value",), ("key", "value"), ("query", "key", "value")):
         for read, text in ((_merged, "transposed"), (_split, "reshaped")):
@@ -180,7 +180,7 @@ def _arranged(tool: Instrument, inputs: Inputs) -> Found | None:
                 inputs.replace(**{n: np.ascontiguousarray(read(inputs.arrays[n])) for n in names})
             )
             if meant is not None and is_got(np.asarray(meant.expected["output"].value, float)):
-                return Found(f"Heads and rows of {' and '.join(names)} are interleaved: an array "
+                return Symptom(f"Heads and rows of {' and '.join(names)} are interleaved: an array "
                              f"is {text} where "
                              "its axes must be exchanged.",
                                  "layout", "`reshape` or `view` for `transpose`")  # fmt: skip

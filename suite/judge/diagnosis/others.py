@@ -15,11 +15,16 @@ import numpy as np
 
 from attention_conformance.suite.judge.diagnosis import gradients
 from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
-from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument, few
-from attention_conformance.suite.judge.diagnosis.layers import Another, of_layer, of_mask
-from attention_conformance.suite.judge.diagnosis.look import Answered, Arrays, with_limits
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
+from attention_conformance.suite.judge.diagnosis.layers import (
+    ProblemVariant,
+    layer_problems,
+    mask_problems,
+)
+from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Comparison, with_limits
 from attention_conformance.suite.judge.diagnosis.packed import boundaries
-from attention_conformance.suite.judge.diagnosis.rotary import of_rotary
+from attention_conformance.suite.judge.diagnosis.rotary import rotary_problems
+from attention_conformance.suite.judge.diagnosis.words import few_places
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -33,12 +38,12 @@ ONLY_THE = "Of what is returned only the"
 """Begins a sentence about an output beside right ones."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Found]:
+def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """What is wrong with an operator that is not plain attention, in a case and in its gradients."""
     for name in dict.fromkeys(("f32", case.dtype.name)):
         typed = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(typed) is None:
-            read = Read.of(tool, tool.drawn(typed))
+            read = Read.of(tool, tool.draw(typed))
             if read is not None and read.is_wrong:
                 yield from _outputs(tool, read)
                 return
@@ -46,9 +51,9 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     yield from gradients.ask(tool, case if tool.implementation.unsupported(typed) else typed)
 
 
-def ask_beside(tool: Instrument, case: Case) -> Iterator[Found]:
+def ask_beside(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """What is wrong with what is returned beside a right output, such as the log-sum-exp."""
-    read = Read.of(tool, tool.drawn(case, 1.0))
+    read = Read.of(tool, tool.draw(case, 1.0))
     if read is None or not read.is_wrong or "output" in read.wrong_names:
         return
     name = read.wrong_names[0]
@@ -59,14 +64,14 @@ def ask_beside(tool: Instrument, case: Case) -> Iterator[Found]:
             np.where(read.wrong[name], np.abs(got - want), -1).argmax(), got.shape
         )
         text = f"It is wrong in several places: got {got[at]:.4g}, expected {want[at]:.4g}."
-        found = Found(text, name, key=PLACES)
+        found = Symptom(text, name, key=PLACES)
     unit = " (natural logarithms)" if name == "lse" else ""
     text = f"{ONLY_THE} {name} is wrong. {found.sentence[:-1]}{unit}."
     yield replace(found, sentence=text, family=name, key=f"{name}: {found.name}")
 
 
 @dataclass(eq=False)
-class Read(Answered):
+class Read(Comparison):
     """The outputs of an implementation for inputs, beside the `oracle` of these."""
 
     oracle: Oracle
@@ -74,7 +79,7 @@ class Read(Answered):
     @classmethod
     def of(cls, tool: Instrument, inputs: Inputs) -> Read | None:
         """The reading of an implementation, or None if there is none."""
-        got, oracle = tool.ask(inputs), tool.oracle(inputs)
+        got, oracle = tool.outputs(inputs), tool.oracle(inputs)
         if got is None or oracle is None:
             return None
         return cls(inputs, got, with_limits(oracle.expected_given(got), inputs), oracle)
@@ -104,7 +109,7 @@ class Read(Answered):
     def is_of(self, tool: Instrument, other: Inputs | Arrays, names: list[str]) -> bool:
         """True if the outputs called `names` are all those of another problem, or of another answer.
         False after the tool's time is over."""
-        if tool.late:
+        if tool.is_late:
             return False
         if isinstance(other, Inputs):
             oracle = tool.oracle(other)
@@ -113,7 +118,7 @@ class Read(Answered):
         return {*names} <= {*other} and explains(self, {name: other[name] for name in names})
 
 
-def _outputs(tool: Instrument, read: Read) -> Iterator[Found]:
+def _outputs(tool: Instrument, read: Read) -> Iterator[Symptom]:
     """What is wrong with the outputs; not with an output that belongs to others, if these are wrong,
     too."""
     inputs, wrong = read.inputs, read.wrong_names
@@ -121,26 +126,26 @@ def _outputs(tool: Instrument, read: Read) -> Iterator[Found]:
     if given is not inputs:
         wrong = [name for name in wrong if name != "output"] or wrong
     for row in _problems(inputs, given, wrong):
-        if read.is_of(tool, row.gives, wrong):
+        if read.is_of(tool, row.result, wrong):
             first = ""
             if "output" not in read.wrong_names:
                 verb = "is" if len(wrong) == 1 else "are"
                 first = f"{ONLY_THE} {' and '.join(wrong)} {verb} wrong. "
             problem = partial(_problem, row.name) if "output" in wrong else None
-            yield Found(first + row.sentence, row.family, row.hint, problem=problem, key=row.name)
+            yield Symptom(first + row.sentence, row.family, row.hint, problem=problem, key=row.name)
             return
     scaled = _of_factor(tool, read) if "output" in wrong else None
     if scaled is not None and read.is_of(tool, scaled(inputs), wrong):
         factor = scaled(inputs).effective_scale / inputs.effective_scale
         text = f"The scale is {factor:.4g} times the right one."
-        yield Found(text, "scale", "a constant with few digits", problem=scaled, key="scale")
+        yield Symptom(text, "scale", "a constant with few digits", problem=scaled, key="scale")
         return
     if inputs.operator is PACKED:
         found = boundaries(tool, inputs)
         if found is not None:
             yield found
             return
-    if tool.late:
+    if tool.is_late:
         return
     name = wrong[0]
     code_name = read.oracle.rounding.declared.codes.get(inputs.dtype.name)
@@ -150,36 +155,36 @@ def _outputs(tool: Instrument, read: Read) -> Iterator[Found]:
         times = (np.abs(read.got[name] - want.value) / want.error)[judged].max()
         text = f"The {name} is off by up to {times:.2g} times what codes in {code_name} allow."
         hint = "codes that are clipped, wrap around or are coarser, or the scale of another token"
-        yield Found(text, "quantized", hint, key=f"codes of {name}")
+        yield Symptom(text, "quantized", hint, key=f"codes of {name}")
         return
     yield from _by_place(read, name)
 
 
-def _problems(inputs: Inputs, given: Inputs, wrong: list[str]) -> Iterator[Another]:
+def _problems(inputs: Inputs, given: Inputs, wrong: list[str]) -> Iterator[ProblemVariant]:
     """Other problems, also of the inputs `given` the other outputs of the answer, if these are right."""
     yield from _known(inputs)
     if given is not inputs and wrong == ["output"]:
         yield from _known(given)
 
 
-def _known(inputs: Inputs) -> Iterator[Another]:
+def _known(inputs: Inputs) -> Iterator[ProblemVariant]:
     """The other problems that people make of an operator's inputs."""
     if inputs.operator.is_layer:
-        yield from of_layer(inputs)
+        yield from layer_problems(inputs)
     elif inputs.operator.name in PROBLEMS:
         yield from PROBLEMS[inputs.operator.name](inputs)
 
 
 def _problem(name: str, inputs: Inputs) -> Inputs | Arrays | None:
     """The problem of the row with a name, for other inputs."""
-    return next((row.gives for row in _known(inputs) if row.name == name), None)
+    return next((row.result for row in _known(inputs) if row.name == name), None)
 
 
 def _of_factor(tool: Instrument, read: Read) -> Callable[[Inputs], Inputs] | None:
     """The problem whose scale of the scores, times a factor, is nearest to the output; None if none is
     near, or the operator has no scale. The factor is found by Gauss-Newton steps."""
     inputs, got, factor = read.inputs, read.got, 1.0
-    if tool.late or inputs.operator.option("scale") is None or not inputs.effective_scale:
+    if tool.is_late or inputs.operator.option("scale") is None or not inputs.effective_scale:
         return None
 
     def scaled(factor: float, inputs: Inputs) -> Inputs:
@@ -200,7 +205,7 @@ def _of_factor(tool: Instrument, read: Read) -> Callable[[Inputs], Inputs] | Non
     return partial(scaled, factor)
 
 
-def _by_place(read: Read, name: str) -> Iterator[Found]:
+def _by_place(read: Read, name: str) -> Iterator[Symptom]:
     """The finding for an output that is right for no known other problem: a factor, or a place."""
     inputs, got, right = read.inputs, read.got[name], read.oracle.expected_given(read.got)[name]
     want, bound, judged = np.asarray(right.value, float), right.error, read.judged(name)
@@ -208,11 +213,11 @@ def _by_place(read: Read, name: str) -> Iterator[Found]:
     known = judged & np.isfinite(want)
     if not np.isfinite(got[known]).all():
         hint = "scores or log-sum-exps whose maximum is not subtracted, rows or parts without keys"
-        yield Found(f"NaN or infinity comes back in {name}.", family, hint)
+        yield Symptom(f"NaN or infinity comes back in {name}.", family, hint)
         return
     if not got[known].any() and want[known].any():
         hint = "an overflow that is caught, or an early return"
-        yield Found(f"The {name} is zero.", family, hint)
+        yield Symptom(f"The {name} is zero.", family, hint)
         return
     factor = float((got * want)[known].sum() / max((want * want)[known].sum(), 1e-300))
     limit, most = WIDER * max(1, abs(factor)) * bound, WIDER * bound[known].max(initial=0.0)
@@ -221,32 +226,32 @@ def _by_place(read: Read, name: str) -> Iterator[Found]:
         text = f"All of {name} is {factor:.4g} times the right one."
         of_base = abs(factor - {"lse": math.log2(math.e)}.get(name, 0.0)) < 1e-3
         hint = "a logarithm to the base 2" if of_base else "a factor behind everything else"
-        yield Found(text, family, hint, key=f"factor of {name}")
+        yield Symptom(text, family, hint, key=f"factor of {name}")
         return
     step = float(np.median((got - want)[known]))
     if abs(step) > most and (np.abs(got - want - step) <= limit)[known].all():
         text = f"All of {name} is the right one {'plus' if step > 0 else 'minus'} {abs(step):.4g}."
-        yield Found(text, family, "a constant that is added or forgotten", key=f"step of {name}")
+        yield Symptom(text, family, "a constant that is added or forgotten", key=f"step of {name}")
         return
     query = inputs.arrays.get("query")
     same = query is not None and query.shape == got.shape
     if same and (np.abs(got - query - want) <= 2 * bound + 1e-6)[known].all():
         hint = "a residual connection that the caller adds, too"
-        yield Found("The query is added to the output.", family, hint)
+        yield Symptom("The query is added to the output.", family, hint)
         return
     letters = inputs.operator.outputs(inputs.case)[name]
     words = {"b": "sample", "h": "head", "q": "row", "k": "key"}
     if inputs.operator.takes_masks and not inputs.attends.all():
         del words["b"]  # samples have other masks
-    places = few(read.wrong[name] & np.isfinite(want))
+    places = few_places(read.wrong[name] & np.isfinite(want))
     parts = [f"{words[letters[a]]} {at}" for a, at in places if letters[a] in words]
     if parts:
         text = f"{name.capitalize()} is wrong in {' and '.join(parts)} alone."
-        yield Found(text, family, key=f"{PLACES} of {name}")
+        yield Symptom(text, family, key=f"{PLACES} of {name}")
 
 
-PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
-    "rotary": of_rotary,
-    "latent": of_mask,
+PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[ProblemVariant]]] = {
+    "rotary": rotary_problems,
+    "latent": mask_problems,
 }
 """The other problems of operators that are no layers, whose families have a number."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.suite.judge.diagnosis.instrument import (
-    Found,
     Instrument,
     Reading,
-    one_hot,
+    Symptom,
+    one_hot_inputs,
 )
 from attention_conformance.suite.judge.diagnosis.weights import drawn
 from attention_conformance.suite.spec.case import Case
@@ -22,9 +22,9 @@ CALLS = 8
 """Calls that one reading of weights may take."""
 
 
-def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
+def boundaries(tool: Instrument, inputs: Inputs) -> Symptom | None:
     """The finding if queries see other keys than those of their segments, read by one-hot values."""
-    s, calls = inputs.sizes, one_hot(inputs, CALLS)
+    s, calls = inputs.sizes, one_hot_inputs(inputs, CALLS)
     if not calls:
         return None
     weights = np.zeros((s.H, s.Lq, s.Lk))
@@ -37,13 +37,13 @@ def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
         return None
     want = ~hidden_pairs(inputs.case)
     reading = _reading(inputs, weights, want)
-    seen, differs = reading.seen[0], reading.seen != want
+    seen, differs = reading.visible[0], reading.visible != want
     if not differs.any():
         return None
     picture = drawn(reading, differs)
     parts = list(segments(inputs.case))
     if any((seen != seen[:1]).ravel()):
-        return Found("Heads see different keys of a segment.", "packed", "", picture)
+        return Symptom("Heads see different keys of a segment.", "packed", "", picture)
     lost, more = (want & ~seen[0]), (seen[0] & ~want)
     for number, (rows, own) in enumerate(parts):
         for what, pairs in (("does not see", lost[rows]), ("sees", more[rows])):
@@ -63,7 +63,7 @@ def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
                 elif inside and inputs.case.option("alignment") != "all":
                     hint = f"{hint}; {OF_SEGMENT}"
                 text = f"Segment {number} of {len(parts)} {what} {named}{some}."
-                return Found(text, "packed", hint, picture, key=f"{what}: {hint}")
+                return Symptom(text, "packed", hint, picture, key=f"{what}: {hint}")
     return None
 
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.suite.judge.diagnosis.instrument import (
-    Found,
     Instrument,
     Reading,
+    Symptom,
     softmax,
 )
 from attention_conformance.suite.judge.tolerance import grade
@@ -36,7 +36,6 @@ weight at the half of the sum."""
 OFFSET = 512.0
 """The size of scores whose exponential overflows and underflows in float32."""
 
-
 MOSTLY = 0.75
 """The share of rows that must agree with rounded scores: ties may go the other way in a few."""
 
@@ -44,13 +43,13 @@ CLASSED, IGNORED = "less precise than declared", "operand ignored"
 """Names of findings."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Found]:
+def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """What is rounded inside that the dtype of the plain `case` promises to keep. Sets `tool.unit`."""
     declared = tool.implementation.numerics_for(case.dtype)
     rounded = {} if declared in ("working", "single") else read(tool, case)
     if "ignored" in rounded:
         text = f"The {rounded['ignored']} has no influence on the output."
-        yield Found(text, "scores", "an argument that is not used", key=IGNORED)
+        yield Symptom(text, "scores", "an argument that is not used", key=IGNORED)
     given = case.dtype.long_name
     inside = {name: form for name, form in rounded.items() if name != "ignored"}
     added = list(summed(tool, case)) if declared != "working" else []
@@ -63,7 +62,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     operands = [name for name in OPERANDS if name in inside and not stored]
     if operands:
         form, scores = inside[operands[0]], operands == ["query", "key"]
-        yield Found(
+        yield Symptom(
             f"{_joined(operands)}{', or their scores,' if scores else ''} "
             f"{'is' if len(operands) == 1 else 'are'} rounded to {form} inside, in a call of {given}.",
             "numerics", "`.to(bfloat16)`, `allow_tf32`, a matrix product of low precision",
@@ -79,7 +78,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
             hint = f"a cast of the {name}{meant if case.dtype.name == 'f64' else ''}"
             who = "Results" if name == "output" else "Weights"
             sentence = f"{who} are rounded to {form} {place}, in a call of {given}."
-            yield Found(sentence, "numerics", hint, key=f"{name} rounded")
+            yield Symptom(sentence, "numerics", hint, key=f"{name} rounded")
     if inside:
         bits = min(dict(NARROW[case.dtype.name])[form] for form in inside.values())
         tool.unit = max(tool.unit, 2.0**-bits)
@@ -89,21 +88,21 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         yield from _classed(tool, case, declared)
 
 
-def scored(tool: Instrument, case: Case) -> Iterator[Found]:
+def scored(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """The finding if most rows of weights are those of scores, queries or keys that are rounded to a
     narrower format, or to 8 bits."""
     if case.dtype.name not in NARROW or tool.implementation.unsupported(case) is not None:
         return
-    reading = tool.weights(tool.drawn(case))
+    reading = tool.read_weights(tool.draw(case))
     if reading is None or _share(reading, reading.want) > 0.5:
         return
     q, k = reading.inputs.query, np.repeat(reading.inputs.key, reading.inputs.sizes.group, axis=1)
     s, given = reading.inputs.effective_scale, case.dtype.long_name
     for name, bits in (("bfloat16", 8), ("float16", 11)):
         for scores in (_cut(reading.scores, bits), s * _cut(reading.scores / s, bits)):
-            if _share(reading, softmax(scores, reading.seen)) > MOSTLY:
+            if _share(reading, softmax(scores, reading.visible)) > MOSTLY:
                 tool.unit = max(tool.unit, 2.0**-bits)
-                yield Found(
+                yield Symptom(
                     f"Scores are rounded to {name} inside, in a call of {given}.", "numerics",
                     "`.half()`, `autocast`, a matrix product of low precision", key="scores rounded",
                 )  # fmt: skip
@@ -113,9 +112,9 @@ def scored(tool: Instrument, case: Case) -> Iterator[Found]:
             query = _of_8_bits(q, axes) if "q" in change else q
             key = _of_8_bits(k, axes) if "k" in change else k
             scores = reading.scores + s * (query @ key.swapaxes(-1, -2) - q @ k.swapaxes(-1, -2))
-            if _share(reading, softmax(scores, reading.seen)) > MOSTLY:
+            if _share(reading, softmax(scores, reading.visible)) > MOSTLY:
                 tool.unit = max(tool.unit, 2.0**-8)
-                yield Found(
+                yield Symptom(
                     f"{who} are rounded to 8 bits inside: steps of the largest element of a {part} "
                     "/ 127.", "numerics", "quantised operands, int8",
                 )  # fmt: skip
@@ -131,14 +130,14 @@ def _of_8_bits(x: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
 def _share(reading: Reading, weights: np.ndarray) -> float:
     """The share of rows in which the implementation's weights are these."""
     near = np.abs(reading.got - weights) <= reading.slack * np.abs(weights) + reading.bound
-    return float(near.all(-1)[reading.rows].mean()) if reading.rows.any() else 0.0
+    return float(near.all(-1)[reading.judged_rows].mean()) if reading.judged_rows.any() else 0.0
 
 
-def _classed(tool: Instrument, case: Case, declared: str) -> Iterator[Found]:
+def _classed(tool: Instrument, case: Case, declared: str) -> Iterator[Symptom]:
     """The finding if a 16-bit answer keeps only the bound of a wider class than the declared one."""
     reached = graded(tool, case)
     if reached in NUMERICS and NUMERICS.index(reached) > NUMERICS.index(declared):
-        yield Found(
+        yield Symptom(
             f"In {case.dtype.long_name} errors exceed the bound of the numerics class {declared!r}, "
             f"which is declared, and keep that of {reached!r}: more is rounded inside.", "numerics",
             "scores or weights stored in 16 bits, or `--numerics` that claims too much",
@@ -149,7 +148,7 @@ def _classed(tool: Instrument, case: Case, declared: str) -> Iterator[Found]:
 def graded(tool: Instrument, case: Case) -> str:
     """The narrowest numerics class whose bound the output for normal values keeps; "none", or "" if there
     is no reading."""
-    inputs = tool.drawn(case, 1.0)
+    inputs = tool.draw(case, 1.0)
     got, oracle = tool.output(inputs), tool.oracle(inputs)
     if got is None or oracle is None or inputs.has_empty_rows:
         return ""
@@ -163,7 +162,7 @@ def read(tool: Instrument, case: Case) -> dict[str, str]:
     formats = NARROW.get(case.dtype.name, ())
     if not formats or tool.implementation.unsupported(case) is not None:
         return {}
-    base = tool.drawn(case)
+    base = tool.draw(case)
     coarse = base.replace(**{n: _cut(base.arrays[n], 8) for n in OPERANDS})
     before, found = tool.output(coarse), {}
     if before is None or not np.isfinite(before).all():
@@ -174,7 +173,7 @@ def read(tool: Instrument, case: Case) -> dict[str, str]:
         found[name] = next(
             (f for f, bits in formats if _same(tool, coarse, name, bits + 2, before)), ""
         )
-    full, reading = tool.output(base), tool.weights(base)
+    full, reading = tool.output(base), tool.read_weights(base)
     for name, values in (("output", full), ("weights", None if reading is None else reading.got)):
         if values is not None:
             found[name] = next(
@@ -197,7 +196,7 @@ def _cut(values: np.ndarray, bits: int) -> np.ndarray:
     return round_to(np.asarray(values, np.float64), form)
 
 
-def summed(tool: Instrument, case: Case) -> Iterator[Found]:
+def summed(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """The finding if sums over keys run in 16 bits."""
     for name, keys in ADDED.items():
         if case.dtype.is_half and case.dtype.name != name:
@@ -205,7 +204,7 @@ def summed(tool: Instrument, case: Case) -> Iterator[Found]:
         wide = replace(case, sizes=replace(case.sizes, B=1, Lq=1, Lk=keys))
         if tool.implementation.unsupported(wide) is not None:
             continue
-        inputs = tool.drawn(wide)
+        inputs = tool.draw(wide)
         ones = inputs.replace(query=np.zeros_like(inputs.query), value=np.ones_like(inputs.value))
         few = tool.output(ones.select("k", slice(0, 8)))
         if few is None or not (np.abs(few - 1) < 0.25).all():
@@ -217,7 +216,7 @@ def summed(tool: Instrument, case: Case) -> Iterator[Found]:
             and min(abs(got.flat[0] - x) / x for x in (0.5, 2.0)) < 0.25
         ):
             tool.unit = max(tool.unit, DTYPES[name].unit_roundoff)
-            yield Found(
+            yield Symptom(
                 f"Sums over keys run in {DTYPES[name].long_name}: {keys} equal weights of the "
                 "value 1 add up to "
                 f"{got.flat[0]:.3g}.", "numerics",
@@ -226,11 +225,11 @@ def summed(tool: Instrument, case: Case) -> Iterator[Found]:
             return
 
 
-def shifted(tool: Instrument, case: Case) -> Iterator[Found]:
+def shifted(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """The finding if large scores overflow because the maximum of their row is not subtracted."""
     if tool.implementation.unsupported(case) is not None:
         return
-    inputs = tool.drawn(case)
+    inputs = tool.draw(case)
     for turns, sentence in (
         (1.0, f"The maximum is not subtracted before the exponential: scores of {OFFSET:g} overflow."),
         ((-1.0) ** np.arange(inputs.sizes.Lq),
@@ -244,7 +243,7 @@ def shifted(tool: Instrument, case: Case) -> Iterator[Found]:
         )
         got = tool.output(inputs.replace(query=query, key=key))
         if got is not None and not np.isfinite(got).all():
-            yield Found(
+            yield Symptom(
                 sentence, "softmax", "`exp(s - s.max(-1))`; a running maximum in loops over tiles"
             )
             return

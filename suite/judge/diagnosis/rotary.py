@@ -1,4 +1,4 @@
-"""Rotary embeddings: other positions, frequencies and angles."""
+"""Faulty rotary embeddings: other positions, frequencies and angles."""
 
 from __future__ import annotations
 
@@ -7,57 +7,61 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from attention_conformance.references.rotary import frequencies
-from attention_conformance.suite.judge.diagnosis.instrument import Row
-from attention_conformance.suite.judge.diagnosis.layers import Another
+from attention_conformance.suite.judge.diagnosis.instrument import Variant
+from attention_conformance.suite.judge.diagnosis.layers import ProblemVariant
 from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.rotary import Rotation
 
 
-def of_rotary(inputs: Inputs) -> Iterator[Another]:
-    """Other rotations: offset, base, number of rotated components, scaling, and other angles."""
-    place, length = inputs.arrays["position"], inputs.sizes.Lq
+def rotary_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
+    """Faulty rotations: of other positions, with other frequencies, of other components, by other
+    angles."""
+    position, length = inputs.arrays["position"], inputs.sizes.Lq
     hint = "`arange(1, n + 1)`, the length of a cache that counts twice"
     for n in (1, -1, *range(2, 5), *range(-4, -1), length, -length):
         text = f"Position p is rotated as position p {'+' if n > 0 else '-'} {abs(n)}."
-        yield Row(inputs.replace(position=place + n), text, hint, "rotary")
-    yield Row(inputs.replace(position=0 * place), "Nothing is rotated.", family="rotary")
-    yield from _other_angles(inputs)
-    yield from _of_frequencies(inputs)
+        yield Variant(inputs.replace(position=position + n), text, hint, "rotary")
+    yield Variant(inputs.replace(position=0 * position), "Nothing is rotated.", family="rotary")
+    yield from _angle_problems(inputs)
+    yield from _frequency_problems(inputs)
 
 
-def _of_frequencies(inputs: Inputs) -> Iterator[Another]:
+def _frequency_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
     """Rotations by other frequencies, or of another number of components."""
     case, D = inputs.case, inputs.sizes.D
     base, size = case.option("base") or 1e4, case.option("rotated") or D
     for power, text in ((0.5, "-i/D"), (2.0, "-4i/D")):
         text = f"The frequencies are base^({text}), expected base^(-2i/D)."
         hint = "`arange(0, D, 2) / D` are the exponents"
-        yield Row(inputs.replace(base=base**power), text, hint, "rotary")
-    for one in (1e4, 1e2, 1e3, 1e5, 1e6, 5e5, base / 2, base * 2):
-        if one != base:
-            text = f"The base of the frequencies is {one:g}, expected {base:g}."
+        yield Variant(inputs.replace(base=base**power), text, hint, "rotary")
+    for other_base in (1e4, 1e2, 1e3, 1e5, 1e6, 5e5, base / 2, base * 2):
+        if other_base != base:
+            text = f"The base of the frequencies is {other_base:g}, expected {base:g}."
             hint = "`theta` of another model, or a default"
-            yield Row(inputs.replace(base=one), text, hint, "rotary", key=f"base {one:g}")
-    for part in (D, size // 2, size - 2):
-        if part != size and part > 0 and part % 2 == 0:
-            wrong = inputs.replace(rotated=part if part != D else 0)
-            text = f"{part} components are rotated, expected {size}"
-            yield Row(wrong, f"{text}.", "`rotary_dim` that is not used", "rotary")
-            wrong = wrong.replace(base=base ** (size / part))
-            yield Row(wrong, f"{text}, with the frequencies of {size}.", family="rotary")
+            yield Variant(
+                inputs.replace(base=other_base), text, hint, "rotary", key=f"base {other_base:g}"
+            )
+    for count in (D, size // 2, size - 2):
+        if count != size and count > 0 and count % 2 == 0:
+            problem = inputs.replace(rotated=count if count != D else 0)
+            text = f"{count} components are rotated, expected {size}"
+            yield Variant(problem, f"{text}.", "`rotary_dim` that is not used", "rotary")
+            problem = problem.replace(base=base ** (size / count))
+            yield Variant(problem, f"{text}, with the frequencies of {size}.", family="rotary")
     for scaling in ("none", "linear", "ntk", "llama3", "yarn", "longrope"):
-        known = size >= 4 or scaling != "ntk"  # which one frequency does not have
-        if known and case.option("scaling") != scaling:
+        is_defined = size >= 4 or scaling != "ntk"  # NTK scaling needs two frequencies
+        if is_defined and case.option("scaling") != scaling:
             text = f"Frequencies are scaled as {scaling!r}, expected {case.option('scaling')!r}."
             hint = "`rope_scaling` that is not used"
-            yield Row(
+            yield Variant(
                 inputs.replace(scaling=scaling), text, hint, "rotary", key=f"scaling {scaling}"
             )
 
 
-def _other_angles(inputs: Inputs) -> Iterator[Another]:
-    """Rotations whose angles belong to other pairs than those rotated, or whose angles are rounded."""
+def _angle_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
+    """The query rotated by angles of other pairs of components than those rotated, or by rounded
+    angles."""
     query, position, pairing = (
         inputs.query,
         inputs.arrays["position"],
@@ -93,7 +97,7 @@ def _other_angles(inputs: Inputs) -> Iterator[Another]:
     ):
         output = rotated(found.theta, position, of_pairs, not of_pairs)
         hint = "`repeat_interleave(2)` goes with neighbours, `cat([angle, angle])` with halves"
-        yield Row(output, text, hint, "rotary")
+        yield Variant(output, text, hint, "rotary")
     for name in ("bf16", "f16", "f32"):
         fmt = DTYPES[name]
 
@@ -109,4 +113,4 @@ def _other_angles(inputs: Inputs) -> Iterator[Another]:
             (rotated(theta, position, pairing, pairing), "Frequencies are rounded"),
         ):
             to = f"{'in' if 'computed' in what else 'to'} {fmt.long_name}"
-            yield Row(output, f"{what} {to} before the sine and cosine.", hint, "rotary")
+            yield Variant(output, f"{what} {to} before the sine and cosine.", hint, "rotary")

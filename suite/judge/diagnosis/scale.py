@@ -18,26 +18,26 @@ from attention_conformance.suite.judge.diagnosis.formulas import (
     scales,
 )
 from attention_conformance.suite.judge.diagnosis.instrument import (
-    Found,
     Instrument,
     Reading,
-    Row,
-    Weights,
-    fitting,
+    Symptom,
+    Variant,
+    WeightsVariant,
+    fitting_symptom,
     softmax,
 )
 from attention_conformance.suite.spec.recipes import alibi_bias
 
 
-def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
+def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
     """What is wrong with the scores behind the weights."""
     if (reading.got < 0).any():
         return
     shares = reading.got / np.maximum(reading.got.sum(-1, keepdims=True), 1e-300)
     within = Reading(reading.inputs, shares, reading.want, reading.bound, reading.unit)
-    if within.fits(softmax(reading.scores, reading.seen)):
+    if within.fits(softmax(reading.scores, reading.visible)):
         return
-    parts = partial(fitting, _shortened, family="scores")
+    parts = partial(fitting_symptom, _shortened, family="scores")
     others = (_capped, _biased, _normalised, _per_head, parts, _bilinear)
     for question in (partial(_scaled, tool), *others):
         found = question(within)
@@ -56,7 +56,7 @@ def made(
     scores = scores * (inputs.effective_scale if scale is None else scale)
     scores = scores if cap is None else cap * np.tanh(scores / cap)
     own = 0.0 if reading.bias is None else reading.bias
-    return softmax(scores + (own if bias is None else bias), reading.seen)
+    return softmax(scores + (own if bias is None else bias), reading.visible)
 
 
 def _of_scale(name: str, factor: float | None, given: bool, reading: Reading) -> np.ndarray | None:
@@ -69,7 +69,7 @@ def _of_scale(name: str, factor: float | None, given: bool, reading: Reading) ->
     return None if scale is None or not same else made(reading, scale)
 
 
-def _scaled(tool: Instrument, reading: Reading) -> Found | None:
+def _scaled(tool: Instrument, reading: Reading) -> Symptom | None:
     """Another scale, beside the right bias; or a bias by a factor."""
     inputs, cap = reading.inputs, reading.inputs.feature("softcap")
     columns = [reading.products] + ([] if reading.bias is None else [reading.bias])
@@ -78,7 +78,7 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
         return None
     scale, right = float(fit.values[0]), inputs.effective_scale
     if cap is not None and fit.says(0, right):
-        return fitting(_caps, reading, "scores")
+        return fitting_symptom(_caps, reading, "scores")
     if not fit.says(0, right):
         name, text = formula(fit, inputs, of_other_sizes(tool, inputs))
         _, want = formula(Fit(np.array([right]), np.array([1e-12])), inputs)
@@ -90,7 +90,7 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
         weights = partial(
             _of_scale, name, scale / right if right else None, inputs.scale is not None
         )
-        return Found(
+        return Symptom(
             sentence_of_scale,
             "scale",
             hint,
@@ -98,22 +98,24 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
             key=f"scale {name}{more and ' beside a bias'}",
         )
     moved = reading.scores + (scale - right) * reading.products
-    if cap is None and reading.fits(softmax(moved, reading.seen)):
+    if cap is None and reading.fits(softmax(moved, reading.visible)):
         text = f"The scale is {scale:.6g}, expected {right:.6g}."
-        return Found(text, "scale", "a scale in low precision", key="scale in low precision")
+        return Symptom(text, "scale", "a scale in low precision", key="scale in low precision")
     if reading.bias is None or fit.says(1, 1.0):
         return None
     factor = f"The bias counts {_times(float(fit.values[1]))}, expected once."
-    return fitting(_factors, reading, "scores") or Found(factor, "scores", key="factor of the bias")
+    return fitting_symptom(_factors, reading, "scores") or Symptom(
+        factor, "scores", key="factor of the bias"
+    )
 
 
-def _factors(reading: Reading) -> Iterator[Weights]:
+def _factors(reading: Reading) -> Iterator[WeightsVariant]:
     """The bias by a factor that people make."""
     right, bias = reading.inputs.effective_scale, reading.bias
     name = "bias" if reading.inputs.feature("alibi_slopes") is None else "ALiBi bias"
     if bias is not None:
         ignored = f"The {name} is ignored."
-        yield Row(made(reading, bias=0 * bias), ignored, "the argument is not used")
+        yield Variant(made(reading, bias=0 * bias), ignored, "the argument is not used")
         for x, text, hint in (
             (right, "is scaled like the scores", "`scale * (q @ k + bias)` for `scale * q @ k + bias`"),
             (1 / right if right else 0.0, "is divided by the scale", ""),
@@ -122,19 +124,19 @@ def _factors(reading: Reading) -> Iterator[Weights]:
             (math.log(2), "is multiplied by ln(2)", ""),
         ):  # fmt: skip
             said = f"The {name} {text}: it counts {_times(x)}."
-            yield Row(made(reading, bias=x * bias), said, hint, key=f"{name} {text}")
+            yield Variant(made(reading, bias=x * bias), said, hint, key=f"{name} {text}")
 
 
 def _times(factor: float) -> str:
     return f"{factor:.3g} times"
 
 
-def _capped(reading: Reading) -> Found | None:
+def _capped(reading: Reading) -> Symptom | None:
     """Another order or formula of the softcap."""
     cap, scale = reading.inputs.feature("softcap"), reading.inputs.effective_scale
     if cap is None:
         return None
-    found = fitting(_caps, reading, "scores")
+    found = fitting_symptom(_caps, reading, "scores")
     if found is not None:
         return found
     plain, bias = reading.products * scale, 0.0 if reading.bias is None else reading.bias
@@ -143,15 +145,17 @@ def _capped(reading: Reading) -> Found | None:
         if other != scale and reading.fits(made(reading, other)):
             text = f"The scale is {other:.3g} = {name}, expected {scale:.3g}."
             weights = partial(_of_scale, name, None, given is not None)
-            return Found(text, "scale", HINTS.get(name, ""), formula=weights, key=f"scale {name}")
+            return Symptom(text, "scale", HINTS.get(name, ""), formula=weights, key=f"scale {name}")
     # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
     for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
-        if reading.fits(softmax(other * np.tanh(plain / other) + bias, reading.seen)):
-            return Found(f"The softcap is {other:.3g}, expected {cap:g}.", "scores", key="softcap")
+        if reading.fits(softmax(other * np.tanh(plain / other) + bias, reading.visible)):
+            return Symptom(
+                f"The softcap is {other:.3g}, expected {cap:g}.", "scores", key="softcap"
+            )
     return None
 
 
-def _caps(reading: Reading) -> Iterator[Weights]:
+def _caps(reading: Reading) -> Iterator[WeightsVariant]:
     """Other orders and formulas of the softcap."""
     cap, scale = reading.inputs.feature("softcap"), reading.inputs.effective_scale
     if cap is None:
@@ -173,13 +177,13 @@ def _caps(reading: Reading) -> Iterator[Weights]:
         (cap * np.tanh(plain * cap) + bias, "Scores are multiplied by the softcap inside the tanh."),
     ):  # fmt: skip
         key = "uncapped" if scores is uncapped else ""
-        yield Row(softmax(scores, reading.seen), text, hint, key=key)
+        yield Variant(softmax(scores, reading.visible), text, hint, key=key)
 
 
-def _biased(reading: Reading) -> Found | None:
+def _biased(reading: Reading) -> Symptom | None:
     """Another arrangement of the bias, or a bias that nobody asked for."""
     inputs, s = reading.inputs, reading.inputs.sizes
-    found = fitting(_biases, reading, "scores")
+    found = fitting_symptom(_biases, reading, "scores")
     if found is not None:
         return found
     q, k = np.arange(s.Lq)[:, None], np.arange(s.Lk)
@@ -194,11 +198,11 @@ def _biased(reading: Reading) -> Found | None:
         fit = fitted(reading, reading.products, column, *own)
         if fit is not None and not fit.says(1, 0.0) and fit.says(0, inputs.effective_scale):
             hint = "a bias of positions (ALiBi) that is always on"
-            return Found(text.format(fit.values[1]), "scores", hint, key=text)
+            return Symptom(text.format(fit.values[1]), "scores", hint, key=text)
     return None
 
 
-def _biases(reading: Reading) -> Iterator[Weights]:
+def _biases(reading: Reading) -> Iterator[WeightsVariant]:
     """Other arrangements of the bias."""
     inputs, s = reading.inputs, reading.inputs.sizes
     plain = reading.products * inputs.effective_scale
@@ -233,10 +237,10 @@ def _biases(reading: Reading) -> Iterator[Weights]:
         ]  # fmt: skip
     for bias, text, *key in others:
         if bias.shape[-3:] in ((s.H, s.Lq, s.Lk), (1, s.Lq, s.Lk)):
-            yield Row(made(reading, bias=bias), text, key="".join(key))
+            yield Variant(made(reading, bias=bias), text, key="".join(key))
 
 
-def _normalised(reading: Reading) -> Found | None:
+def _normalised(reading: Reading) -> Symptom | None:
     """Queries or keys that are divided by their length first."""
     inputs = reading.inputs
     lengths = {
@@ -255,11 +259,11 @@ def _normalised(reading: Reading) -> Found | None:
                 f"{fit.values[0]:.3g}."
             )
             hint = "cosine attention, `normalize(query)`, `normalize(key)`"
-            return Found(text, "scores", hint, key=f"{names} normalised")
+            return Symptom(text, "scores", hint, key=f"{names} normalised")
     return None
 
 
-def _per_head(reading: Reading) -> Found | None:
+def _per_head(reading: Reading) -> Symptom | None:
     """A scale that differs between heads or samples."""
     s, right = reading.inputs.sizes, reading.inputs.effective_scale
     if reading.bias is not None or reading.inputs.feature("softcap") is not None:
@@ -277,11 +281,11 @@ def _per_head(reading: Reading) -> Found | None:
         listed = ", ".join(f"{x:.3g}" for x in scales)
         text = f"The scale differs between {name}s: {listed}, expected {right:.3g} in all."
         hint = f"{name} {odd[0]} takes another path" if len(odd) == 1 else ""
-        return Found(text, "scale", hint, key=f"scale by {name}")
+        return Symptom(text, "scale", hint, key=f"scale by {name}")
     return None
 
 
-def _shortened(reading: Reading) -> Iterator[Weights]:
+def _shortened(reading: Reading) -> Iterator[WeightsVariant]:
     """Scores without the components of queries and keys from one on."""
     inputs, D = reading.inputs, reading.inputs.sizes.D
     key = np.repeat(inputs.key, inputs.sizes.group, axis=1)
@@ -297,13 +301,13 @@ def _shortened(reading: Reading) -> Iterator[Weights]:
                 f"Of the {D} components of query and key those from {components} on are left out of"
             )
             name = f"components from {components}"
-            yield Row(made(reading, products=products), f"{text} the scores.", hint, key=name)
+            yield Variant(made(reading, products=products), f"{text} the scores.", hint, key=name)
             scaled = made(reading, components**-0.5, products=products)
             text += " the scores and of their scale."
-            yield Row(scaled, text, hint, key=f"{name}, scaled")
+            yield Variant(scaled, text, hint, key=f"{name}, scaled")
 
 
-def _bilinear(reading: Reading) -> Found | None:
+def _bilinear(reading: Reading) -> Symptom | None:
     """Scores that are another bilinear form of query and key: components left out or exchanged."""
     inputs, s = reading.inputs, reading.inputs.sizes
     if s.D > 16 or reading.bias is not None or inputs.feature("softcap") is not None:
@@ -325,19 +329,19 @@ def _bilinear(reading: Reading) -> Found | None:
         if len(missing) and len(missing) < s.D and len(odd) == len(missing):
             text = f"Of the {s.D} components of query and key {listed} are left out of the scores."
             hint = "a loop over blocks of the head size that leaves out the rest"
-            return Found(text, "scores", hint, key="components left out")
+            return Symptom(text, "scores", hint, key="components left out")
         low, high = diagonal.min(), diagonal.max()
         if max(high - right, right - low) <= 0.02 * abs(right):
             return None  # noise of rounding
         text = f"Components of query and key count {low:.3g} to {high:.3g} times, expected {right:.3g}."
-        return Found(text, "scores", key="factors of components")
+        return Symptom(text, "scores", key="factors of components")
     if (used.sum(-1) == 1).all() and (used.sum(0) == 1).all():
         order = used.argmax(-1)
         first = int(np.flatnonzero(order != np.arange(s.D))[0])
         text = (
             f"Component {first} of the query is multiplied by component {order[first]} of the key."
         )
-        return Found(
+        return Symptom(
             text, "layout", "query or key is read in another order", key="components exchanged"
         )
     return None

@@ -9,12 +9,12 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from attention_conformance.suite.judge.diagnosis.instrument import (
-    Found,
     Instrument,
     Reading,
-    Row,
-    Weights,
-    fitting,
+    Symptom,
+    Variant,
+    WeightsVariant,
+    fitting_symptom,
     softmax,
 )
 from attention_conformance.suite.judge.diagnosis.words import counted, numbers, part, span
@@ -36,16 +36,16 @@ MERGES = {
 """Reasons why parts weigh exp(p log-sum-exp), by p."""
 
 
-def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
+def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
     """What is wrong with the sums of the weights of rows, and with blocks of keys."""
-    rows, got = reading.rows & reading.seen.any(-1), reading.got
+    rows, got = reading.judged_rows & reading.visible.any(-1), reading.got
     sums, want = got.sum(-1), reading.want.sum(-1)
     off = (np.abs(sums - want) > reading.slack * want + reading.bound.sum(-1)) & rows
     with np.errstate(all="ignore"):
         found = None
         if off.any():
-            found = fitting(_axes, reading, "softmax")
-            found = found or fitting(
+            found = fitting_symptom(_axes, reading, "softmax")
+            found = found or fitting_symptom(
                 _others, reading, "softmax", f" rows sum to {span(sums[off])}."
             )
         found = found or _of_blocks(reading, off) or next(other_denominator(reading), None)
@@ -56,25 +56,25 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
                 f"All outputs are {factor:.4g} times the right ones: rows of weights sum to {text}."
             )
             hint = "a factor behind the softmax, such as 1 / (1 - dropout)"
-            found = Found(said, "softmax", hint, key="factor of outputs")
+            found = Symptom(said, "softmax", hint, key="factor of outputs")
         else:
             said = f"In {part(off)}, the weights sum to {text}, expected {span(want[off])}."
             hint = "a running sum that is not rescaled, or keys that count in one of two sums alone"
-            found = Found(said, "softmax", hint, key="sums of all rows" if off.all() else "sums")
+            found = Symptom(said, "softmax", hint, key="sums of all rows" if off.all() else "sums")
     if found is not None:
         yield found
 
 
-def other_denominator(reading: Reading) -> Iterator[Found]:
+def other_denominator(reading: Reading) -> Iterator[Symptom]:
     """The finding if rows of right weights sum to less than rounding explains."""
     with np.errstate(all="ignore"):
-        rows = reading.rows & reading.seen.any(-1)
+        rows = reading.judged_rows & reading.visible.any(-1)
         found = _denominator(reading, rows) if rows.any() else None
     if found is not None:
         yield found
 
 
-def _axes(reading: Reading) -> Iterator[Weights]:
+def _axes(reading: Reading) -> Iterator[WeightsVariant]:
     """Softmaxes over other axes than that of the keys."""
     for count in (1, 2, 3):
         for axes in combinations(range(4), count):
@@ -84,12 +84,12 @@ def _axes(reading: Reading) -> Iterator[Weights]:
                     f"`softmax(dim={axes[0]})`" if count == 1 else "`softmax` of flattened scores"
                 )
                 text = f"The softmax runs over the {over}, expected over the keys."
-                yield Row(softmax(reading.scores, reading.seen, axes), text, hint)
+                yield Variant(softmax(reading.scores, reading.visible, axes), text, hint)
 
 
-def _others(reading: Reading) -> Iterator[Weights]:
+def _others(reading: Reading) -> Iterator[WeightsVariant]:
     """Other functions of the scores than a softmax."""
-    scores, attended = reading.scores, reading.seen
+    scores, attended = reading.scores, reading.visible
     powers = np.where(attended, np.exp(scores), 0)
     raised = powers / np.exp(np.where(attended, scores, -np.inf).max(-1, keepdims=True))
     undivided = "Weights are not divided by their sum:"
@@ -106,13 +106,13 @@ def _others(reading: Reading) -> Iterator[Weights]:
          "`sigmoid`"),
         (np.maximum(scores, 0), "Weights are a ReLU of the scores, expected a softmax:", "`relu`"),
     ):  # fmt: skip
-        yield Row(np.where(attended, weights, 0), sentence, hint, key=hint)
+        yield Variant(np.where(attended, weights, 0), sentence, hint, key=hint)
 
 
-def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
+def _denominator(reading: Reading, rows: np.ndarray) -> Symptom | None:
     """The finding if weights of a row are in the right proportion, and divided by another sum: that of
     some keys, or one with more summands."""
-    got, scores, attended = reading.got, reading.scores, reading.seen
+    got, scores, attended = reading.got, reading.scores, reading.visible
     right = softmax(scores, attended)
     if not reading.fits(right * got.sum(-1, keepdims=True)):
         return None
@@ -137,7 +137,7 @@ def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
                 what = f"has {n} scores of 0 too many"
                 hint = "keys that pad the last tile with zeros have the score 0, and count"
             text = f"The denominator of the softmax {what}: rows sum to {span(sums)}."
-            return Found(text, "softmax", hint, key=f"denominator: {hint}")
+            return Symptom(text, "softmax", hint, key=f"denominator: {hint}")
     if np.abs(sums - 1).max() <= 2 * reading.slack:
         return None
     Lk, total = powers.shape[-1], np.cumsum(np.pad(powers, ((0, 0), (1, 0))), -1)
@@ -150,14 +150,14 @@ def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
                 f"Weights are divided by the sum over {over}.",
                 "`l = ` for `l += `: the sum of one tile",
             )
-            return Found(text, "softmax", hint, key="sum of some keys")
+            return Symptom(text, "softmax", hint, key="sum of some keys")
     return None
 
 
-def _of_blocks(reading: Reading, off: np.ndarray) -> Found | None:
+def _of_blocks(reading: Reading, off: np.ndarray) -> Symptom | None:
     """The finding if weights are in the right proportion within blocks of keys, and not between them."""
     attended, scores, Lk = (
-        reading.seen & reading.rows[..., None],
+        reading.visible & reading.judged_rows[..., None],
         reading.scores,
         reading.want.shape[-1],
     )
@@ -194,20 +194,20 @@ def _of_blocks(reading: Reading, off: np.ndarray) -> Found | None:
         by_key = np.repeat(level, np.diff(edges), -1)
         shares = softmax(np.where(attended, scores + by_key, 0), attended)
         if reading.fits(shares * reading.got.sum(-1, keepdims=True)):
-            return Found(sentence, "softmax", hint, key=f"blocks: {way}")
+            return Symptom(sentence, "softmax", hint, key=f"blocks: {way}")
     with warnings.catch_warnings(action="ignore"):  # blocks that are hidden have no level
         level = np.stack([np.nanmean(apart[..., a:b], -1) for a, b in pairwise(edges)], -1)
     power = _power(level, np.where(np.isfinite(level), logs, np.nan), 4 * reading.slack)
     if power is not None:
         hint = next((hint for x, hint in MERGES.items() if abs(power - x) < 0.01), "")
         text = f"Every {named} has its own softmax, and weighs exp({power:.3g} lse) in their sum, "
-        return Found(f"{text}expected exp(lse).", "softmax", hint, key=f"power of blocks: {hint}")
+        return Symptom(f"{text}expected exp(lse).", "softmax", hint, key=f"power of blocks: {hint}")
     if len(edges) < 4 or size < 4:
         return None
     text = (
         f"Weights are in the right proportion within blocks of {size} keys alone, not between them."
     )
-    return Found(text, "softmax", RESCALED, key="between blocks")
+    return Symptom(text, "softmax", RESCALED, key="between blocks")
 
 
 def _power(level: np.ndarray, logs: np.ndarray, slack: float) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 
@@ -35,3 +37,12 @@ def part(rows: np.ndarray) -> str:
             many = counted(int(which.sum()), name)
             return f"{many} {numbers(np.flatnonzero(which))} of {which.size}"
     return f"{int(rows.sum())} of {rows.size} rows"
+
+
+def few_places(wrong: np.ndarray) -> Iterator[tuple[int, str]]:
+    """The axes along which at most half of the indices have a True of `wrong`, each with these indices as
+    text: "0, 2 of 7"."""
+    for axis, size in enumerate(wrong.shape):
+        indices = np.flatnonzero(wrong.any(tuple(a for a in range(wrong.ndim) if a != axis)))
+        if 0 < len(indices) <= size / 2:
+            yield axis, f"{', '.join(map(str, indices[:6]))} of {size}"

@@ -25,8 +25,6 @@ def _with_nan_in_masked(inputs: Inputs, operand: str) -> Inputs:
 
 
 def _probe_of_nan_in_masked(operand: str) -> Callable[[Probe], str]:
-    """The probe of NaN in a masked key or value."""
-
     def probe(p: Probe) -> str:
         base = p.cross_inputs()
         inputs = _with_nan_in_masked(base, operand)
@@ -43,8 +41,6 @@ def _probe_of_nan_in_masked(operand: str) -> Callable[[Probe], str]:
 
 
 def _probe_of_nan_in_masked_gradient(operand: str) -> Callable[[Probe], str]:
-    """The probe of gradients with NaN in a masked key or value."""
-
     def probe(p: Probe) -> str:
         inputs = _with_nan_in_masked(p.inputs(), operand)
         cotangent = p.cotangent(inputs)

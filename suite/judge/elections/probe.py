@@ -35,7 +35,6 @@ HIDDEN_KEY = 3
 EMPTY_ROW = 2
 """The row that probes mask fully; the last row if there are fewer."""
 
-
 ABSORBED = 1 / 16
 """Bound of the error that a finite penalty makes of scores: a part of the largest number of the array.
 

@@ -1,4 +1,4 @@
-"""Looks: what an implementation answers to the plain inputs of a cell, beside what would be right."""
+"""Outcomes: an implementation's answer to the inputs of a cell, and the right answer."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from attention_conformance.suite.spec.dtypes import Code
 from attention_conformance.suite.spec.inputs import Inputs
 
 FLAGS = "causal|window|length"
-"""What the names of arguments contain that give a mask by flags."""
+"""Parts of the names of arguments by which a mask is given as a flag."""
 
 Arrays = Mapping[str, np.ndarray]
 
 Limit = float | np.ndarray
-"""How far elements may lie from the right ones: one number, or one for each element."""
+"""The largest error of a right element: one number, or one for each element."""
 
 Expected = Mapping[str, tuple[np.ndarray, Limit]]
 """Right arrays by name, each with its limit."""
 
 
 @dataclass(eq=False)
-class Answered:
-    """What an implementation answers to inputs: arrays by name, `got`, and `expected`, the right ones,
-    each with its limit (see `with_limits`)."""
+class Comparison:
+    """An implementation's arrays for inputs by name (`got`), and the right arrays with their limits
+    (`expected`, see `with_limits`)."""
 
     inputs: Inputs
     got: Arrays
@@ -43,7 +43,7 @@ class Answered:
 
     @cached_property
     def wrong(self) -> Arrays:
-        """A flag for every element that is wrong, by array."""
+        """True for every wrong element, by array."""
         return {
             name: ~self.close(name, self.got[name], want, limit)
             for name, (want, limit) in self.expected.items()
@@ -56,7 +56,7 @@ class Answered:
         return any(wrong.any() for wrong in self.wrong.values())
 
     @property
-    def differs_in_numbers(self) -> bool:
+    def has_wrong_numbers(self) -> bool:
         """True if a wrong element is finite."""
         return any(np.isfinite(self.got[name][of]).any() for name, of in self.wrong.items())
 
@@ -66,98 +66,98 @@ class Answered:
         return any(np.isfinite(self.got[name]).any() for name in self.wrong)
 
     def close(self, name: str, got: np.ndarray, want: np.ndarray, limit: Limit) -> np.ndarray:
-        """A flag for every element: equal within the limit, or in a fully masked row."""
+        """True for elements that equal the wanted ones within the limit, or are in fully masked rows."""
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
         axes = self.inputs.operator.outputs(self.inputs.case).get(name)
         if axes is not None and self.inputs.has_empty_rows:
-            empty = self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
-            near |= np.broadcast_to(empty, near.shape)
+            fully_masked = self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
+            near |= np.broadcast_to(fully_masked, near.shape)
         return near
 
-    def unkeyed(self, name: str, answer: np.ndarray, limit: Limit) -> np.ndarray | bool:
-        """A flag for every element of rows that a deviation leaves without keys, and where the
-        implementation has one of the values that are elected for such rows: zeros, NaN, or the mean of
-        all values. False if the array has no row of values for every query."""
+    def emptied_elements(self, name: str, answer: np.ndarray, limit: Limit) -> np.ndarray | bool:
+        """True for the elements of rows without keys in a deviation's `answer`, if the implementation has
+        one of the values that may be elected for such rows: zeros, NaN, or the mean of all values. False
+        if the array has no row of values for every query."""
         if name != "output" or self.inputs.operator.outputs(self.inputs.case).get(name) != "bhqv":
             return False
-        # Of an implementation that was not asked the answer is taken for right.
+        # Without a call (`of_passing_cell`) the answer counts as right.
         got = self.got.get(name, self.expected[name][0])
         value = self.inputs.arrays.get("value")
-        left = ((answer == 0) | np.isnan(answer)).all(-1)
-        blank = np.isnan(got).all(-1) | (got == 0).all(-1)
-        if left.any() and value is not None and value.ndim == 4 and value.shape[2]:
+        without_keys = ((answer == 0) | np.isnan(answer)).all(-1)
+        elected = np.isnan(got).all(-1) | (got == 0).all(-1)
+        if without_keys.any() and value is not None and value.ndim == 4 and value.shape[2]:
             mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
-            blank |= (np.abs(got - mean) <= limit).all(-1)
-        return np.asarray((left & blank)[..., None])
+            elected |= (np.abs(got - mean) <= limit).all(-1)
+        return np.asarray((without_keys & elected)[..., None])
 
 
 @dataclass(eq=False)
-class Look(Answered):
-    """What an implementation answers in a cell, and what would be right.
+class Outcome(Comparison):
+    """An implementation's answer in a cell, and the right answer.
 
-    If the check differentiates and the outputs are right, gradients by operand are there, too
-    (`differentiates`). `presented` are the inputs for deviations.
+    If the check differentiates and the outputs are right, the arrays include gradients by operand
+    (`has_gradients`). `fault_inputs` are the inputs for the faults of the catalogue.
     """
 
     cell: Cell
-    presented: Inputs
-    differentiates: bool = False
+    fault_inputs: Inputs
+    has_gradients: bool = False
 
     @classmethod
-    def of(cls, cell: Cell) -> Look | None:
-        """The look at a cell; None if the case has no values, or the call gives no answer."""
-        look = cls._at(cell, False)
-        if look is not None and "gradient" in cell.check.needs and not look.is_wrong:
-            look = cls._at(cell, True) or look
-        return look
+    def of(cls, cell: Cell) -> Outcome | None:
+        """The outcome of a cell; None if the case has no values, or the call fails."""
+        outcome = cls._at(cell, False)
+        if outcome is not None and "gradient" in cell.check.needs and not outcome.is_wrong:
+            outcome = cls._at(cell, True) or outcome
+        return outcome
 
     @classmethod
-    def _at(cls, cell: Cell, gradients: bool, asked: bool = True) -> Look | None:
+    def _at(cls, cell: Cell, with_gradients: bool, with_call: bool = True) -> Outcome | None:
         if not isinstance(cell.case, Case):
             return None
         try:
             inputs = cell.inputs
-            got = observed(cell, gradients) if asked else {}
-            expected = {} if got is None else right(cell, inputs, gradients, got)
+            got = answer_arrays(cell, with_gradients) if with_call else {}
+            expected = {} if got is None else expected_arrays(cell, inputs, with_gradients, got)
             if got is None or not expected:
                 return None
-            return cls(inputs, got, expected, cell, presented(cell), gradients)
+            return cls(inputs, got, expected, cell, fault_inputs(cell), with_gradients)
         except (Deviation, HarnessError, NotApplicable):
             return None
 
     @classmethod
-    def of_right(cls, cell: Cell) -> Look | None:
-        """The look at a cell whose outputs are right, without a call."""
-        return cls._at(cell, False, asked=False)
+    def of_passing_cell(cls, cell: Cell) -> Outcome | None:
+        """The outcome of a cell whose outputs are right, without a call: `got` is empty."""
+        return cls._at(cell, False, with_call=False)
 
     @classmethod
     def of_call(
-        cls, check: Check, inputs: Inputs, given: Implementation, got: Arrays, oracle: Oracle
-    ) -> Look:
-        """The look at one call whose arrays `got` a person has: the arrays that the oracle knows.
-        `given` is any implementation of the operator."""
-        cell = Cell(check, inputs.case, given)
+        cls, check: Check, inputs: Inputs, kernel: Implementation, got: Arrays, oracle: Oracle
+    ) -> Outcome:
+        """The outcome of one call with the outputs `got`, of which those that the oracle knows are
+        compared. `kernel` is any implementation of the operator."""
+        cell = Cell(check, inputs.case, kernel)
         cell.inputs = inputs
         return cls(inputs, got, with_limits(oracle.expected, inputs), cell, inputs)
 
 
-def presented(cell: Cell) -> Inputs:
-    """The inputs of a cell, with the mask in the form in which the implementation is given it: by flags,
-    as an array, or as -inf in the bias. Raises NotApplicable for a flag beside an array."""
+def fault_inputs(cell: Cell) -> Inputs:
+    """The inputs of a cell with the mask in the form in which the implementation takes it: as a flag, as
+    an array, or as -inf in the bias. Raises NotApplicable for a flag together with an array."""
     inputs, implementation = cell.inputs, cell.implementation
     if (inputs.mask is None and inputs.mask_array is None) or inputs.operator.is_layer:
         return inputs
     arguments, backend = implementation.prepare(inputs).arguments, implementation.backend
     flags = [value for name, value in arguments.items() if re.search(FLAGS, name)]
-    flagged = any(value is not None and value is not False for value in flags)
+    has_flag = any(value is not None and value is not False for value in flags)
     arrays = [value for value in arguments.values() if backend.is_array(value)]
-    masked = any("bool" in backend.dtype_name(array) for array in arrays)
-    if flagged and masked:
+    has_mask_array = any("bool" in backend.dtype_name(array) for array in arrays)
+    if has_flag and has_mask_array:
         raise NotApplicable("a flag and a mask are given, which faults take in another form")
-    if flagged:
+    if has_flag:
         return inputs
-    if masked:
+    if has_mask_array:
         return inputs.replace(form="dense")
     mask = inputs.dense_mask
     if inputs.bias is None or mask is None:
@@ -166,38 +166,37 @@ def presented(cell: Cell) -> Inputs:
     return inputs.replace(mask=None, mask_array=None, form="native", bias=bias)
 
 
-def observed(cell: Cell, gradients: bool) -> Arrays | None:
-    """The answer of a cell's implementation to the plain inputs of its case; None if the call fails."""
+def answer_arrays(cell: Cell, with_gradients: bool) -> Arrays | None:
+    """The answer of a cell's implementation to the cell's inputs, by name; None if the call fails."""
     try:
-        if not gradients:
+        if not with_gradients:
             return dict(cell.run(cell.inputs).arrays)
-        answer, of = vjp(cell)
-        return {**answer.arrays, **{f"gradient of {name}": array for name, array in of.items()}}
+        answer, gradients = vjp(cell)
+        return {**answer.arrays, **{f"gradient of {n}": array for n, array in gradients.items()}}
     except ENDS:
         raise
     except BaseException:
         return None
 
 
-def right(cell: Cell, inputs: Inputs, gradients: bool, got: Arrays) -> Expected:
-    """The right arrays of a cell by name, beside what was `got`, with their limits; {} if nobody knows
-    them."""
+def expected_arrays(cell: Cell, inputs: Inputs, with_gradients: bool, got: Arrays) -> Expected:
+    """The right arrays of a cell by name with limits, given the outputs `got`; {} without an oracle."""
     try:
         rounding = cell.rounding
         expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected_given(got))
-        if gradients:
+        if with_gradients:
             if inputs.has_empty_rows:
                 return {}
-            of = Oracle.vjp(inputs, cell.cotangent, rounding).expected
-            expected |= {f"gradient of {name}": want for name, want in of.items()}
+            right_gradients = Oracle.vjp(inputs, cell.cotangent, rounding).expected
+            expected |= {f"gradient of {name}": want for name, want in right_gradients.items()}
     except (Deviation, HarnessError, NotApplicable):
         return {}
     return with_limits(expected, inputs)
 
 
 def with_limits(expected: Mapping[str, Bounded], inputs: Inputs) -> Expected:
-    """Arrays by name, each with its largest finite bound. Codes have their own bounds: each is rounded by
-    itself, by a step of its size."""
+    """Arrays by name, each with its largest finite bound as the limit; codes keep their own bounds,
+    because each is rounded by a step of its own size."""
     return {
         name: (
             want.value,
