@@ -23,7 +23,7 @@ from attention_conformance.backends.protocol import ENDS, Implementation, TimeOv
 from attention_conformance.backends.sources import JUDGED
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.diagnose import chosen, diagnose, place
+from attention_conformance.suite.judge.diagnosis.diagnose import choose_cells, diagnose, simplicity
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.instrument import deadline
 from attention_conformance.suite.judge.judge import Policy, judge
@@ -164,7 +164,8 @@ def _of_one(
     """The diagnoses of one implementation."""
     failing = _cells(implementation, filter(_is_asked, records))
     passing = _cells(implementation, [r for r in records if r.status == "pass"][:PASSES])
-    check_of = {cell.case.id: cell.check.name for cell in sorted(failing, key=place, reverse=True)}
+    by_size = sorted(failing, key=simplicity, reverse=True)
+    check_of = {cell.case.id: cell.check.name for cell in by_size}
     found_records = []
     found = _advised(implementation, failing)
     if found:
@@ -190,7 +191,7 @@ def _advised(implementation: Implementation, failing: Sequence[Cell]) -> list[Di
     about = [cell for cell in failing if _is_about(cell, implementation)]
     if not about:
         return []
-    count, first = len(about), str(min(about, key=place).case.id)
+    count, first = len(about), str(min(about, key=simplicity).case.id)
     sentence, _ = implementation.advice
     return [Diagnosis(sentence, "", "masks", "measured", count, count, 0, first)]
 
@@ -207,7 +208,7 @@ def _of_state(
     alone, if the file of the function is imported anew before each."""
     texts = zip(plan.options.function, plan.functions, strict=False)
     text = next((text for text, f in texts if implementation in (f, f.optimized)), "")
-    cells = chosen([cell for cell in failing if cell.check.name == VALUES], ALONE)
+    cells = choose_cells([cell for cell in failing if cell.check.name == VALUES], ALONE)
     if ".py:" not in text or not cells:
         return []
     # The diagnosis has a limit of its own.
@@ -241,7 +242,7 @@ def _reduced(
     groups = Counter((r.check, r.kind) for r in its if r.check in SEARCHED)
     group = min(groups, key=lambda of: group_order(of[0], of[1], groups[of]), default=None)
     searched = [r for r in its if (r.check, r.kind) == group]
-    first = chosen(_cells(implementation, searched), 1)
+    first = choose_cells(_cells(implementation, searched), 1)
     if not first or not isinstance(first[0].case, Case):
         return NO_REPORT
     cell, kind = first[0], searched[0].kind

@@ -19,7 +19,7 @@ import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
-from attention_conformance.suite.judge.diagnosis.conditions import only, separating
+from attention_conformance.suite.judge.diagnosis.conditions import restrict_sentence, separating
 from attention_conformance.suite.judge.diagnosis.evidence import (
     CONTRACT_KINDS,
     differs,
@@ -217,7 +217,9 @@ class _Matching:
             condition = separating(concerned, against) if against else ""
             if condition and len(match.explains) > len(match.contradicts):
                 (diagnosis,) = self._diagnoses([match])
-                return [replace(diagnosis, sentence=only(condition, diagnosis.sentence))]
+                return [
+                    replace(diagnosis, sentence=restrict_sentence(condition, diagnosis.sentence))
+                ]
         return []
 
     def _compare(self, matches: Iterable[Match], outcome: Outcome, number: int) -> None:

@@ -26,7 +26,7 @@ from attention_conformance.suite.judge.diagnosis import (
     sums,
     weights,
 )
-from attention_conformance.suite.judge.diagnosis.conditions import conditioned
+from attention_conformance.suite.judge.diagnosis.conditions import restrict_symptom
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.instrument import (
@@ -77,7 +77,7 @@ def identify(
             findings.setdefault(found.name, (found, [case]))
         beside, diagnoses = evidence or Evidence(), []
         for measured, explained in findings.values():
-            known = tool.attempt(partial(conditioned, beside, measured, explained))
+            known = tool.attempt(partial(restrict_symptom, beside, measured, explained))
             found, like, against = known or (measured, explained, 0)
             counts = len(like), len(cases), against, like[0].id
             said = found.sentence, found.hint, found.family, "measured"
@@ -140,7 +140,7 @@ def problems(tool: Instrument, case: Case) -> list[Symptom]:
             )
         if not findings and case.dtype.is_half:
             findings = in_16_bits(tool, replace(small, dtype=case.dtype))
-        findings = findings or tool.symptoms(others.ask_beside, small)
+        findings = findings or tool.symptoms(others.ask_other_outputs, small)
         if not findings:
             asked = dict.fromkeys((plain_case(small), small, replace(case, dtype=DTYPES["f32"])))
             findings = [found for c in asked for found in tool.symptoms(gradients.ask, c)]
