@@ -37,7 +37,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def _typed(tool: Instrument, inputs: Inputs) -> Symptom | None:
-    """The finding if the output has another type, dtype, device or shape."""
+    """The symptom if the output has another type, dtype, device or shape."""
     prepared = tool.prepare(inputs)
     if prepared is None:
         return None

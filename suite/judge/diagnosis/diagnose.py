@@ -31,7 +31,7 @@ from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.judge.diagnosis.instrument import deadline
 from attention_conformance.suite.judge.diagnosis.others import PLACES
-from attention_conformance.suite.judge.diagnosis.weights import BROKEN
+from attention_conformance.suite.judge.diagnosis.weights import NONFINITE
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.case import Case
@@ -114,7 +114,7 @@ def diagnose(
     diagnoses = diagnoses or list(returned_weights_diagnoses(failing))
     diagnoses[1:] = [
         replace(d, sentence=f"{d.sentence[:-1]}; perhaps a consequence of 1.")
-        if d.key in BROKEN
+        if d.key in NONFINITE
         else d
         for d in diagnoses[1:]
     ]

@@ -12,7 +12,7 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
     Symptom,
     one_hot_inputs,
 )
-from attention_conformance.suite.judge.diagnosis.weights import drawn
+from attention_conformance.suite.judge.diagnosis.weights import picture_of
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import hidden_pairs, segments
@@ -23,7 +23,7 @@ CALLS = 8
 
 
 def boundaries(tool: Instrument, inputs: Inputs) -> Symptom | None:
-    """The finding if queries see other keys than those of their segments, read by one-hot values."""
+    """The symptom if queries see other keys than those of their segments, read by one-hot values."""
     s, calls = inputs.sizes, one_hot_inputs(inputs, CALLS)
     if not calls:
         return None
@@ -40,7 +40,7 @@ def boundaries(tool: Instrument, inputs: Inputs) -> Symptom | None:
     seen, differs = reading.visible[0], reading.visible != want
     if not differs.any():
         return None
-    picture = drawn(reading, differs)
+    picture = picture_of(reading, differs)
     parts = list(segments(inputs.case))
     if any((seen != seen[:1]).ravel()):
         return Symptom("Heads see different keys of a segment.", "packed", "", picture)

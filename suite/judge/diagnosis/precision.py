@@ -89,7 +89,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def scored(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The finding if most rows of weights are those of scores, queries or keys that are rounded to a
+    """The symptom if most rows of weights are those of scores, queries or keys that are rounded to a
     narrower format, or to 8 bits."""
     if case.dtype.name not in NARROW or tool.implementation.unsupported(case) is not None:
         return
@@ -134,7 +134,7 @@ def _share(reading: Reading, weights: np.ndarray) -> float:
 
 
 def _classed(tool: Instrument, case: Case, declared: str) -> Iterator[Symptom]:
-    """The finding if a 16-bit answer keeps only the bound of a wider class than the declared one."""
+    """The symptom if a 16-bit answer keeps only the bound of a wider class than the declared one."""
     reached = graded(tool, case)
     if reached in NUMERICS and NUMERICS.index(reached) > NUMERICS.index(declared):
         yield Symptom(
@@ -197,7 +197,7 @@ def _cut(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def summed(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The finding if sums over keys run in 16 bits."""
+    """The symptom if sums over keys run in 16 bits."""
     for name, keys in ADDED.items():
         if case.dtype.is_half and case.dtype.name != name:
             continue
@@ -226,7 +226,7 @@ def summed(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def shifted(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The finding if large scores overflow because the maximum of their row is not subtracted."""
+    """The symptom if large scores overflow because the maximum of their row is not subtracted."""
     if tool.implementation.unsupported(case) is not None:
         return
     inputs = tool.draw(case)
