@@ -124,11 +124,11 @@ def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
     if small is not None:
         plain = plain_case(small)
         roundings = list(of_precision(tool, case.dtype.name, plain))  # first: it sets `tool.unit`
-        if any(symptom.name == precision.IGNORED for symptom in roundings):
+        if any(symptom.name == precision.OPERAND_IGNORED for symptom in roundings):
             return roundings[:1]
         symptoms += tool.symptoms(heads.ask, plain) or weight_symptoms(tool, small)
         # Wrong weights make answers imprecise, too.
-        symptoms += [s for s in roundings if not symptoms or precision.CLASSED not in s.name]
+        symptoms += [s for s in roundings if not symptoms or precision.CLASS_EXCEEDED not in s.name]
         if not symptoms:
             symptoms = tool.symptoms(weights.ask_scores, small)
             symptoms = symptoms or tool.symptoms(weights.ask_large, plain)
@@ -139,7 +139,7 @@ def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
             probes = [*dict.fromkeys((plain, small, replace(case, dtype=DTYPES["f32"])))]
             symptoms = [s for probe in probes for s in tool.symptoms(gradients.ask, probe)]
         if not symptoms:
-            symptoms = tool.symptoms(gradients.ask_empty, small)
+            symptoms = tool.symptoms(gradients.ask_fully_masked_rows, small)
     # A mask that hides nothing among few keys may hide whole blocks of keys.
     ignored = [symptom for symptom in symptoms if symptom.name == masks.ignored(case.mask)]
     if not symptoms or ignored:

@@ -22,7 +22,7 @@ from attention_conformance.suite.judge.diagnosis.layers import (
     mask_problems,
 )
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Comparison, with_limits
-from attention_conformance.suite.judge.diagnosis.packed import boundaries
+from attention_conformance.suite.judge.diagnosis.packed import boundary_symptom
 from attention_conformance.suite.judge.diagnosis.rotary import rotary_problems
 from attention_conformance.suite.judge.diagnosis.words import few_places
 from attention_conformance.suite.judge.oracle import Oracle
@@ -141,7 +141,7 @@ def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Sympt
         yield Symptom(text, "scale", "a constant with few digits", problem=rescale, key="scale")
         return
     if inputs.operator is PACKED:
-        symptom = boundaries(tool, inputs)
+        symptom = boundary_symptom(tool, inputs)
         if symptom is not None:
             yield symptom
             return

@@ -16,11 +16,12 @@ def numbers(indices: np.ndarray) -> str:
 
 
 def counted(count: int, name: str) -> str:
-    """The name, in the plural if there are several."""
+    """The name, in the plural unless `count` is 1."""
     return name if count == 1 else f"{name}s"
 
 
 def span(values: np.ndarray) -> str:
+    """The smallest and the largest value as text: "0.9 to 1.1"."""
     low, high = float(values.min()), float(values.max())
     digits = 3 if high - low > 0.02 * abs(high) else 6
     texts = dict.fromkeys(f"{x:.{digits}g}" for x in (low, high))
@@ -28,14 +29,14 @@ def span(values: np.ndarray) -> str:
 
 
 def part(rows: np.ndarray) -> str:
-    """Some of the rows (B, H, Lq) in words."""
+    """The rows (B, H, Lq) that are True, in words: "all rows", "head 1 of 2"."""
     if rows.all():
         return "all rows"
     for axis, name in ((2, "row"), (1, "head"), (0, "sample")):
-        which = rows.any(tuple(a for a in range(3) if a != axis))
-        if which.sum() < which.size and rows.sum() == which.sum() * rows.size / which.size:
-            many = counted(int(which.sum()), name)
-            return f"{many} {numbers(np.flatnonzero(which))} of {which.size}"
+        flags = rows.any(tuple(a for a in range(3) if a != axis))
+        if flags.sum() < flags.size and rows.sum() == flags.sum() * rows.size / flags.size:
+            noun = counted(int(flags.sum()), name)
+            return f"{noun} {numbers(np.flatnonzero(flags))} of {flags.size}"
     return f"{int(rows.sum())} of {rows.size} rows"
 
 
