@@ -68,6 +68,7 @@ class Check:
     def _cells_of(
         self, cases: CasesOf, level: str, implementations: Sequence[Implementation], seed: int
     ) -> Iterator[Cell]:
+        """The cells of a level for implementations of one mode; see `cells`."""
         level_cases = tuple(cases(level))
         ids = {case.id for case in level_cases}
         builtin_ids = {case.id for case in self.builtin_cases(level)} if self.builtin_cases else ids

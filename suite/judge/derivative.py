@@ -237,5 +237,5 @@ def _minus_inf_elements(cell: Cell, inputs: Inputs) -> np.ndarray:
 def _touched_elements(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """True for the elements of an array's gradient to which a fully masked row contributes."""
     sizes, axes = inputs.letters, inputs.axes(name)
-    own = "".join("." if n == 1 != sizes[x] else x for x, n in zip(axes, shape, strict=True))
-    return np.broadcast_to(inputs.rows_along(inputs.fully_masked_rows, own), shape)
+    letters = "".join("." if n == 1 != sizes[x] else x for x, n in zip(axes, shape, strict=True))
+    return np.broadcast_to(inputs.rows_along(inputs.fully_masked_rows, letters), shape)

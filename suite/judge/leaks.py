@@ -58,10 +58,9 @@ class Settings:
         changes = self._restore_child() if self._restore_child else []
         for name, setting in self._settings.items():
             before, now = self._before[name], setting.read()
-            found = _changes(name, before, now)
-            if found:
+            if of_setting := _changes(name, before, now):
                 setting.write(before)
-                changes += found
+                changes += of_setting
         await_forks()
         return changes
 

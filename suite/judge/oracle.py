@@ -87,9 +87,9 @@ class Oracle:
         fully masked rows in the backward pass (see the reference)."""
         u = rounding.roundoffs(inputs, backward=True)
         reference = references.find(inputs.operator).vjp
-        beside = {} if output == "output" else {"output": output}
+        options = {} if output == "output" else {"output": output}
         key = ("vjp", inputs.digest, cotangent.tobytes(), u, mode, output)
-        outputs = _cached(key, lambda: reference(inputs, cotangent, u, mode, **beside))
+        outputs = _cached(key, lambda: reference(inputs, cotangent, u, mode, **options))
         return cls(outputs, inputs, rounding)
 
     @classmethod
@@ -154,6 +154,8 @@ class Oracle:
         return worst
 
     def _judge_output(self, got: np.ndarray) -> Measured:
+        """The figures of the array `output`. Raises Deviation, HarnessError, and NotApplicable without a
+        bound."""
         want, inputs = self.expected["output"], self.inputs
         axes = inputs.operator.outputs(inputs.case)["output"]
         fully_masked_rows = np.broadcast_to(
@@ -257,6 +259,7 @@ def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -
 
 
 def _cached(key: tuple, compute: object) -> Outputs:
+    """The cached outputs of a reference. Raises HarnessError if the machine cannot judge float64."""
     try:
         with np.errstate(all="ignore"):
             return _CACHE.get(key, compute)  # type: ignore[arg-type]

@@ -55,17 +55,17 @@ def _folder() -> str:
         return ""
 
 
-def _umask() -> int:
+def _read_umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _contents(mapping: MutableMapping[Any, Any]) -> Setting:
+def _mapping_setting(mapping: MutableMapping[Any, Any]) -> Setting:
     return Setting(lambda: dict(mapping), mapping.update)
 
 
-def _attribute(owner: Any, name: str) -> Setting:
+def _attribute_setting(owner: Any, name: str) -> Setting:
     return Setting(lambda: getattr(owner, name), partial(setattr, owner, name))
 
 
@@ -76,9 +76,10 @@ def _handlers() -> dict[str, Any]:
 
 
 def _set_handlers(handlers: Mapping[str, Any]) -> None:
+    """Set the handlers that have changed. Does nothing outside the main thread."""
     for name, handler in handlers.items():
         if signal.getsignal(signal.Signals[name]) != handler:
-            with contextlib.suppress(ValueError):  # outside the main thread
+            with contextlib.suppress(ValueError):
                 signal.signal(signal.Signals[name], handler)
 
 
@@ -94,6 +95,7 @@ def _timers() -> dict[str, str]:
 
 
 def _stop_timers(timers: Mapping[str, str]) -> None:
+    """Stop the timers that were not set."""
     for name, timer in TIMERS:
         if timers.get(name) == "not set":
             signal.setitimer(timer, 0)
@@ -144,20 +146,20 @@ PROCESS = {
         os.getpid, lambda parent: end_fork()
     ),  # first: a fork restores nothing else
     "the folder": Setting(_folder, lambda path: os.chdir(path) if path else None),
-    "the variable": _contents(os.environ),
-    "the built-in": _contents(vars(builtins)),
-    "the umask": Setting(_umask, os.umask),
+    "the variable": _mapping_setting(os.environ),
+    "the built-in": _mapping_setting(vars(builtins)),
+    "the umask": Setting(_read_umask, os.umask),
     "the locale": Setting(
         partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)
     ),
     "the handler of": Setting(_handlers, _set_handlers),
     "the timer": Setting(_timers, _stop_timers),
     "descriptor": Setting(_descriptors, _restore_descriptors),
-    "sys.stdout": _attribute(sys, "stdout"),
-    "sys.stderr": _attribute(sys, "stderr"),
-    "sys.excepthook": _attribute(sys, "excepthook"),
-    "sys.unraisablehook": _attribute(sys, "unraisablehook"),
-    "threading.excepthook": _attribute(threading, "excepthook"),
+    "sys.stdout": _attribute_setting(sys, "stdout"),
+    "sys.stderr": _attribute_setting(sys, "stderr"),
+    "sys.excepthook": _attribute_setting(sys, "excepthook"),
+    "sys.unraisablehook": _attribute_setting(sys, "unraisablehook"),
+    "threading.excepthook": _attribute_setting(threading, "excepthook"),
     "the trace function": Setting(sys.gettrace, sys.settrace),
     "the profile function": Setting(sys.getprofile, sys.setprofile),
     "the trace function of threads": Setting(threading.gettrace, threading.settrace),

@@ -28,12 +28,12 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
     for name in ("f32", "bf16", "f16"):
         typed = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(typed) is None:
-            found = tool.attempt(partial(_type_symptom, tool, tool.draw(typed)))
-            if found is not None:
-                yield found
+            symptom = tool.attempt(partial(_type_symptom, tool, tool.draw(typed)))
+            if symptom is not None:
+                yield symptom
                 return
-    found = tool.attempt(lambda: list(_effect_symptoms(tool, tool.draw(case))))
-    yield from found or ()
+    symptoms = tool.attempt(lambda: list(_effect_symptoms(tool, tool.draw(case))))
+    yield from symptoms or ()
 
 
 def _type_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:

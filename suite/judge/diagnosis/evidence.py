@@ -33,7 +33,7 @@ WIDER = 8.0
 """The bound of a deviation's error, in bounds of the right answer."""
 
 NEARER = 4.0
-"""How many times nearer than the right answer a deviation must be."""
+"""An explaining deviation is this many times nearer to the implementation than the right answer is."""
 
 MOST_PASSING = 40
 """The largest number of passing cells that are compared with a deviation."""

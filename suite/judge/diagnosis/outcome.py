@@ -114,6 +114,7 @@ class Outcome(Comparison):
 
     @classmethod
     def _at(cls, cell: Cell, with_gradients: bool, with_call: bool = True) -> Outcome | None:
+        """The outcome of a cell, with gradients or outputs alone; None if there is none."""
         if not isinstance(cell.case, Case):
             return None
         try:

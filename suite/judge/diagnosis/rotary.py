@@ -62,40 +62,38 @@ def _frequency_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
 def _angle_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
     """The query rotated by angles of other pairs of components than those rotated, or by rounded
     angles."""
-    query, position, pairing = (
-        inputs.query,
-        inputs.arrays["position"],
-        inputs.case.option("interleaved"),
-    )
+    query, position = inputs.query, inputs.arrays["position"]
+    adjacent = inputs.case.option("interleaved")
     rotation = Rotation.of(inputs.case, query.shape[-1])
-    found = frequencies(rotation, np.asarray(position, float))
+    exact = frequencies(rotation, np.asarray(position, float))
 
-    def rotated(
+    def rotate(
         theta: np.ndarray,
         place: np.ndarray,
-        of_pairs: bool,
-        of_angles: bool,
+        adjacent_pairs: bool,
+        adjacent_angles: bool,
         rounded: Callable[[np.ndarray], np.ndarray] = np.asarray,
     ) -> dict[str, np.ndarray]:
-        """The rotated query; True means neighbours, of the components and of the angles."""
+        """The output for angles place * theta. `adjacent_pairs` are 2i and 2i + 1, others i and i + D/2;
+        `adjacent_angles` belong to adjacent pairs."""
         angle = rounded(place[..., None] * theta)
         angle = angle[:, None] if angle.ndim == 3 else angle
-        angle = np.repeat(angle, 2, -1) if of_angles else np.concatenate([angle, angle], -1)
+        angle = np.repeat(angle, 2, -1) if adjacent_angles else np.concatenate([angle, angle], -1)
         x = query[..., : rotation.size]
-        if of_pairs:
-            across = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+        if adjacent_pairs:
+            quarter_turn = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
         else:
-            one, two = np.split(x, 2, -1)
-            across = np.concatenate([-two, one], -1)
-        cosine, sine = (rounded(f(angle)) * found.attention for f in (np.cos, np.sin))
-        rest = query[..., rotation.size :]
-        return {"output": np.concatenate([x * cosine + across * sine, rest], -1)}
+            first, second = np.split(x, 2, -1)
+            quarter_turn = np.concatenate([-second, first], -1)
+        cosine, sine = (rounded(f(angle)) * exact.attention for f in (np.cos, np.sin))
+        unrotated = query[..., rotation.size :]
+        return {"output": np.concatenate([x * cosine + quarter_turn * sine, unrotated], -1)}
 
-    for of_pairs, text in (
+    for adjacent_pairs, text in (
         (False, "Angles belong to neighbours 2i and 2i + 1, and halves i and i + D/2 are rotated."),
         (True, "Angles belong to halves i and i + D/2, and neighbours 2i and 2i + 1 are rotated."),
     ):
-        output = rotated(found.theta, position, of_pairs, not of_pairs)
+        output = rotate(exact.theta, position, adjacent_pairs, not adjacent_pairs)
         hint = "`repeat_interleave(2)` goes with neighbours, `cat([angle, angle])` with halves"
         yield Variant(output, text, hint, "rotary")
     for name in ("bf16", "f16", "f32"):
@@ -104,13 +102,13 @@ def _angle_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
         def rounded(x: np.ndarray, fmt: DType = fmt) -> np.ndarray:
             return round_to(x, fmt)
 
-        theta, place = rounded(found.theta), rounded(position)
+        theta, place = rounded(exact.theta), rounded(position)
         hint = "`position.to(query.dtype)`, frequencies in the dtype of the model"
-        for output, what in (
-            (rotated(theta, place, pairing, pairing, rounded), "Angles are computed"),
-            (rotated(theta, place, pairing, pairing), "Positions and frequencies are rounded"),
-            (rotated(found.theta, place, pairing, pairing), "Positions are rounded"),
-            (rotated(theta, position, pairing, pairing), "Frequencies are rounded"),
+        for output, beginning in (
+            (rotate(theta, place, adjacent, adjacent, rounded), "Angles are computed"),
+            (rotate(theta, place, adjacent, adjacent), "Positions and frequencies are rounded"),
+            (rotate(exact.theta, place, adjacent, adjacent), "Positions are rounded"),
+            (rotate(theta, position, adjacent, adjacent), "Frequencies are rounded"),
         ):
-            to = f"{'in' if 'computed' in what else 'to'} {fmt.long_name}"
-            yield Variant(output, f"{what} {to} before the sine and cosine.", hint, "rotary")
+            to = f"{'in' if 'computed' in beginning else 'to'} {fmt.long_name}"
+            yield Variant(output, f"{beginning} {to} before the sine and cosine.", hint, "rotary")

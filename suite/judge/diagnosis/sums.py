@@ -1,4 +1,4 @@
-"""How weights are normalised: axes of the softmax, its denominator, and keys in blocks."""
+"""Symptoms of normalisation: the axes of the softmax, its denominator, and keys in blocks."""
 
 from __future__ import annotations
 

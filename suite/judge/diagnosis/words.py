@@ -9,10 +9,10 @@ import numpy as np
 
 def numbers(indices: np.ndarray) -> str:
     """Indices as text: a range, or the first five."""
-    found = [int(i) for i in indices]
-    if len(found) > 2 and found == [*range(found[0], found[-1] + 1)]:
-        return f"{found[0]} to {found[-1]}"
-    return ", ".join(map(str, found[:5])) + (" ..." if len(found) > 5 else "")
+    listed = [int(i) for i in indices]
+    if len(listed) > 2 and listed == [*range(listed[0], listed[-1] + 1)]:
+        return f"{listed[0]} to {listed[-1]}"
+    return ", ".join(map(str, listed[:5])) + (" ..." if len(listed) > 5 else "")
 
 
 def counted(count: int, name: str) -> str:

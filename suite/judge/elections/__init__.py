@@ -115,27 +115,27 @@ def _visible_pairs(inputs: Inputs, implementation: Implementation) -> dict[str, 
     masked rows: a mask, the valid keys of a layer, and -inf in a bias."""
     visible: dict[str, np.ndarray] = {}
 
-    def hide(question: str, pairs: np.ndarray) -> None:
+    def intersect(question: str, pairs: np.ndarray) -> None:
         former = visible.get(question, np.ones(inputs.attends.shape, bool))
         visible[question] = former & pairs
 
     biased = inputs.bias is not None
     merges_mask = biased and implementation.declared.merges_mask_into_bias
     if inputs.bias is not None:
-        hide("minus-inf-row", ~np.isneginf(inputs.bias))
+        intersect("minus-inf-row", ~np.isneginf(inputs.bias))
     if inputs.mask_array is not None:
-        hide("minus-inf-row" if merges_mask else "fully-masked-row", inputs.mask_array)
+        intersect("minus-inf-row" if merges_mask else "fully-masked-row", inputs.mask_array)
     for part in inputs.mask.parts if inputs.mask is not None else ():
         pairs = part.dense(inputs.sizes, inputs.seed)
         if merges_mask:
-            hide("minus-inf-row", pairs)
+            intersect("minus-inf-row", pairs)
             # Only the adapter knows whether it passes a flag or merges the mask into the bias.
             if inputs.form != "dense" and isinstance(part, Causal | Window):
-                hide("fully-masked-row", pairs)
+                intersect("fully-masked-row", pairs)
         elif inputs.operator.is_layer and inputs.form == "native" and _is_valid_keys(part):
-            hide("padded-sample", pairs)
+            intersect("padded-sample", pairs)
         else:
-            hide("fully-masked-row", pairs)
+            intersect("fully-masked-row", pairs)
     return visible
 
 
