@@ -13,7 +13,7 @@ import numpy as np
 from attention_conformance.backends.protocol import ENDS, ForwardOnly, Implementation, PreparedCall
 from attention_conformance.suite.judge import answer, elections, refusal
 from attention_conformance.suite.judge.answer import Answer
-from attention_conformance.suite.judge.comparison import first
+from attention_conformance.suite.judge.comparison import first_index
 from attention_conformance.suite.judge.elections import lse
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import (
@@ -281,7 +281,7 @@ class Cell:
         right = np.logical_or.reduce([lse.VALUES[n](got) for n in names & lse.VALUES.keys()])
         wrong = inputs.fully_masked_rows & ~right
         if wrong.any() and "all-keys" not in names:
-            at = first(wrong)
+            at = first_index(wrong)
             raise Deviation(
                 "election",
                 f"element {at} of the log-sum-exp, of a row without keys: got {float(got[at])!r}; right "

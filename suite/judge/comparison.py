@@ -9,7 +9,7 @@ from attention_conformance.suite.judge.verdict import Deviation, HarnessError, M
 from attention_conformance.suite.spec.dtypes import DType
 
 
-def first(flags: np.ndarray) -> tuple[int, ...]:
+def first_index(flags: np.ndarray) -> tuple[int, ...]:
     """The index of the first element of a boolean array that is True."""
     return tuple(int(i) for i in np.argwhere(flags)[0])
 
@@ -26,7 +26,7 @@ def against_oracle(
     """
     unknown = np.isnan(want) & judged
     if unknown.any():
-        raise HarnessError(f"the oracle is NaN at {first(unknown)}: the case is ill-posed")
+        raise HarnessError(f"the oracle is NaN at {first_index(unknown)}: the case is ill-posed")
     got, want, limit = (np.where(judged, x, 0.0) for x in (got, want, limit))
     # Beyond the largest finite number of the dtype infinity is the right answer.
     with np.errstate(over="ignore"):
@@ -34,7 +34,7 @@ def against_oracle(
     wrong = ~np.isfinite(got) & (got != want)
     wrong &= ~(np.isinf(got) & (np.sign(got) == np.sign(want)) & (largest_right > fmt.max))
     if wrong.any():
-        index = first(wrong)
+        index = first_index(wrong)
         raise Deviation(
             "non-finite",
             f"{label}element {index}: got {float(got[index])!r}, want {float(want[index]):.9g}; "
@@ -65,7 +65,7 @@ def expect_bitwise(got: np.ndarray, want: np.ndarray, kind: str, label: str) -> 
     """Raise Deviation `kind` unless two arrays are bitwise equal (NaN equals NaN)."""
     equal = (got == want) | (np.isnan(got) & np.isnan(want))
     if not equal.all():
-        index = first(~equal)
+        index = first_index(~equal)
         raise Deviation(
             kind,
             f"{label}: element {index} changed from {float(want[index])!r} to {float(got[index])!r}; "

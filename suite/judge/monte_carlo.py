@@ -12,8 +12,8 @@ answer's errors are compared with these:
   that is dropped out of thousands has a larger error.
 - Direction: the part of the errors along the answer itself (a gain), and along the change of the answer
   if one array is scaled. The limit, in standard deviations of the random errors, is
-  `tolerance.shift_limit`. Random roundings have hardly any such part. A scale or gradient that is off by
-  a part of a per cent has nothing else.
+  `tolerance.shift_limit`. Random roundings have hardly any such part. The errors of a scale or gradient
+  that is off by a part of a per cent have no other part.
 
 Sources: Parker, Monte Carlo Arithmetic, UCLA CSD-970002, 1997; Higham, Mary, A new approach to
 probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019.

@@ -11,7 +11,7 @@ from attention_conformance import references
 from attention_conformance.backends.protocol import AS_CLASS, DeclaredRounding
 from attention_conformance.references.outputs import Outputs
 from attention_conformance.references.rounding import Bounded, NoExtendedPrecision, Roundoffs
-from attention_conformance.suite.judge.comparison import against_oracle, first
+from attention_conformance.suite.judge.comparison import against_oracle, first_index
 from attention_conformance.suite.judge.tolerance import (
     MODEL_ERROR,
     RMS_CLASSES,
@@ -251,7 +251,7 @@ def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -
     if rows == "nan":
         wrong = fully_masked_rows & ~np.isnan(got)
         if wrong.any():
-            at = first(wrong)
+            at = first_index(wrong)
             raise Deviation(
                 "non-finite", f"element {at} of a row without keys: got {got[at]!r}, elected NaN"
             )

@@ -122,8 +122,8 @@ def in_both_dtypes(first: Roundoffs, second: Roundoffs) -> Roundoffs:
     of each dtype.
 
     A number that one step stores may be rounded to the other dtype at the border to the next step. So a
-    stored number has the relative error (1 + u) (1 + u') - 1, and loses both underflows. Other numbers
-    are the larger ones. Declarations that are no numbers are those of the first dtype.
+    stored number has the relative error (1 + u) (1 + u') - 1, and loses both underflows. Of other
+    numbers the larger one is taken. Declarations that are no numbers are those of the first dtype.
     """
 
     def combined(name: str) -> float:

@@ -26,9 +26,9 @@ WRITES = "writes"
 def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """The symptom of a wrong type of output, or else the symptoms of side effects."""
     for name in ("f32", "bf16", "f16"):
-        typed = replace(case, dtype=DTYPES[name])
-        if tool.implementation.unsupported(typed) is None:
-            symptom = tool.attempt(partial(_type_symptom, tool, tool.draw(typed)))
+        probe = replace(case, dtype=DTYPES[name])
+        if tool.implementation.unsupported(probe) is None:
+            symptom = tool.attempt(partial(_type_symptom, tool, tool.draw(probe)))
             if symptom is not None:
                 yield symptom
                 return

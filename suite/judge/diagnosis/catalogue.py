@@ -19,7 +19,7 @@ import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
-from attention_conformance.suite.judge.diagnosis.conditions import restrict_sentence, separating
+from attention_conformance.suite.judge.diagnosis.conditions import restrict_sentence, separators
 from attention_conformance.suite.judge.diagnosis.evidence import (
     CONTRACT_KINDS,
     differs,
@@ -174,12 +174,12 @@ class _Matching:
         for number, outcome in enumerate(islice(self.more, BESIDE if remaining else 0), len(first)):
             self.failing.append(outcome)
             self._compare(remaining, outcome, number)
-        remaining += self._further(matches, remaining)
+        remaining += self._second_faults(matches, remaining)
         if len({frozenset(match.explains) for match in remaining}) < len(remaining):
             remaining = self._uncontradicted(remaining, self._right_outcomes(self.passing[BESIDE:]))
         return self._diagnoses(remaining) or self._conditioned()
 
-    def _further(self, matches: Sequence[Match], remaining: Sequence[Match]) -> list[Match]:
+    def _second_faults(self, matches: Sequence[Match], remaining: Sequence[Match]) -> list[Match]:
         """The matches that explain failing cells which the remaining ones do not: a second fault."""
         unexplained = {*range(len(self.failing))}.difference(*(m.explains for m in remaining))
         others = [m for m in matches if m not in remaining and not m.explains]
@@ -214,7 +214,7 @@ class _Matching:
         for match in sorted(self.contradicted, key=lambda match: -len(match.explains))[:MOST]:
             against = [o for o in self.right if differs(o, answer_of(match.fault.kernel, o))]
             concerned = [self.failing[n] for n in sorted(match.explains | match.contradicts)]
-            condition = separating(concerned, against) if against else ""
+            condition = separators(concerned, against) if against else ""
             if condition and len(match.explains) > len(match.contradicts):
                 (diagnosis,) = self._diagnoses([match])
                 return [

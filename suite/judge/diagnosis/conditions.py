@@ -47,7 +47,7 @@ def restrict_symptom(
         contradicting = [outcome for outcome in contradicting if _form(outcome) in forms]
     cases = [outcome.inputs.case for outcome in explained] or cases
     concerned = [outcome for outcome in evidence.failing if differs(outcome, answer(outcome))]
-    condition = separating(concerned, contradicting) if explained and contradicting else ""
+    condition = separators(concerned, contradicting) if explained and contradicting else ""
     if condition and condition.removeprefix("with ") not in symptom.sentence.lower():
         symptom = replace(symptom, sentence=restrict_sentence(condition, symptom.sentence))
     return symptom, cases, 0 if condition else len(contradicting)
@@ -144,7 +144,7 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
     }  # fmt: skip
 
 
-def separating(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
+def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
     """The properties that all failing outcomes have and no passing one, as text. "" for less than two
     failing outcomes, and for more than two properties, of which nobody knows which is needed."""
     failing_cases, passing_cases = (
@@ -160,18 +160,18 @@ def separating(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
         ]
         for outcomes in (failing, passing)
     )
-    separators = {
+    texts = {
         name: text
         for name, text in of_failing[0].items()
         if all(p[name] == text for p in of_failing) and all(p[name] != text for p in of_passing)
     }
-    if separators or min(len(failing_cases), len(passing_cases)) >= ENOUGH:
+    if texts or min(len(failing_cases), len(passing_cases)) >= ENOUGH:
         # Few cells differ in some size by chance.
-        separators |= _separating_sizes(failing_cases, passing_cases)
+        texts |= _separating_sizes(failing_cases, passing_cases)
     for name, implied in (("one", "lengths"), ("one", "more"), ("one", "Lq"), ("lengths", "more")):
-        if name in separators:
-            separators.pop(implied, None)
-    return " or ".join(separators.values()) if len(separators) <= 2 else ""
+        if name in texts:
+            texts.pop(implied, None)
+    return " or ".join(texts.values()) if len(texts) <= 2 else ""
 
 
 def _separating_sizes(failing: Sequence[Case], passing: Sequence[Case]) -> dict[str, str]:

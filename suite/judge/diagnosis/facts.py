@@ -163,22 +163,22 @@ def _groups_fact(tool: Instrument) -> str:
 def _precision_fact(name: str, tool: Instrument) -> str:
     """The roundings inside a call in the dtype `name`."""
     case = _case(tool)
-    typed = None if case is None else replace(case, dtype=DTYPES[name])
-    if typed is None or tool.implementation.unsupported(typed) is not None:
+    probe = None if case is None else replace(case, dtype=DTYPES[name])
+    if probe is None or tool.implementation.unsupported(probe) is not None:
         return NOT_TAKEN
-    if not typed.dtype.is_half:
-        roundings = precision.read(tool, typed)
+    if not probe.dtype.is_half:
+        roundings = precision.read(tool, probe)
         texts = [f"{n} {f}" for n, f in roundings.items() if n != "ignored"]
         return "rounds " + ", ".join(texts) if texts else "nothing narrower"
-    inputs = tool.draw(typed, 1.0)
+    inputs = tool.draw(probe, 1.0)
     f32_output, oracle = tool.output(inputs.replace(dtype=DTYPES["f32"])), tool.oracle(inputs)
-    numerics = precision.output_numerics(tool, typed)
+    numerics = precision.output_numerics(tool, probe)
     if not numerics or oracle is None:
         return "refused"
     if f32_output is not None and not gradients.is_right(f32_output, oracle):
         return "not graded: in float32, too, the answer is not that of attention"
     text = f"as precise as {numerics}" if numerics != "none" else "less precise than any class"
-    return " ".join([text, *(symptom.sentence for symptom in precision.sum_symptoms(tool, typed))])
+    return " ".join([text, *(symptom.sentence for symptom in precision.sum_symptoms(tool, probe))])
 
 
 def _large_scores_fact(tool: Instrument) -> str:

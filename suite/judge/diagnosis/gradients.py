@@ -167,13 +167,13 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
 
 
 def backward(
-    inputs: Inputs, cotangent: np.ndarray, attended: np.ndarray | None = None, mean: float = 1.0,
+    inputs: Inputs, cotangent: np.ndarray, attended: np.ndarray | None = None, d_factor: float = 1.0,
     scale: float = 1.0, biased: bool = True, summed: bool = True, transposed: bool = False,
     weigh: Callable[[np.ndarray, np.ndarray], np.ndarray] = softmax, saved: bool = False,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """The gradients by the formula in float64, with faults of backward passes: another mask `attended`, D
-    times `mean`, the right output's D (`saved`), the scale times `scale`, no bias (not `biased`), the
-    last head of a group for all (not `summed`), dS transposed, weights as `weigh(scores, attended)`."""
+    times `d_factor`, D of the right output (`saved`), the scale times `scale`, no bias (not `biased`),
+    the last head of a group for all (not `summed`), dS transposed, other weights by `weigh`."""
     reading = Reading.of_mask(inputs)
     s, group = inputs.effective_scale, inputs.sizes.group
     scores = reading.scores if biased or reading.bias is None else reading.scores - reading.bias
@@ -183,20 +183,20 @@ def backward(
     D = (weights * dP).sum(-1, keepdims=True)
     if saved:
         D = (cotangent * (softmax(reading.scores, inputs.attends) @ value)).sum(-1, keepdims=True)
-    dS = weights * (dP - mean * D)
+    dS = weights * (dP - d_factor * D)
     cap = inputs.feature("softcap")
     dT = dS if cap is None else dS * (1 - np.tanh(reading.products * s / cap) ** 2)
     if transposed and dT.shape[-1] == dT.shape[-2]:
         dT = dT.swapaxes(-1, -2)
 
-    def by_key(x: np.ndarray) -> np.ndarray:
-        by_group = x.reshape(x.shape[0], -1, group, *x.shape[2:])
-        return np.asarray(by_group.sum(2) if summed else by_group[:, :, -1])
+    def sum_over_group(x: np.ndarray) -> np.ndarray:
+        heads_by_group = x.reshape(x.shape[0], -1, group, *x.shape[2:])
+        return np.asarray(heads_by_group.sum(2) if summed else heads_by_group[:, :, -1])
 
     gradients = {
         "query": scale * s * dT @ key,
-        "key": by_key(scale * s * dT.swapaxes(-1, -2) @ inputs.query),
-        "value": by_key(weights.swapaxes(-1, -2) @ cotangent),
+        "key": sum_over_group(scale * s * dT.swapaxes(-1, -2) @ inputs.query),
+        "value": sum_over_group(weights.swapaxes(-1, -2) @ cotangent),
     }
     if inputs.bias is not None:
         shape = (1,) * (4 - inputs.bias.ndim) + inputs.bias.shape
@@ -228,7 +228,7 @@ def _variants(inputs: Inputs, cotangent: np.ndarray) -> Iterator[Variant[dict[st
     )
     summing_hint = "one program overwrites what another one stored: add, or loop over the group"
     text = passes + "adds D: dS is P (dP + D), expected P (dP - D)."
-    yield Variant(fault(mean=-1.0), text, "a sign")
+    yield Variant(fault(d_factor=-1.0), text, "a sign")
     text = of_both + "leave out the scale."
     yield Variant(fault(scale=1 / s), text, "`dQ = dS @ K` without `* scale`")
     text = of_both + "have the scale twice."

@@ -41,14 +41,14 @@ ONLY_THE = "Of what is returned only the"
 def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
     """The symptoms of an operator other than plain attention, in a case or in its gradients."""
     for name in dict.fromkeys(("f32", case.dtype.name)):
-        typed = replace(case, dtype=DTYPES[name])
-        if tool.implementation.unsupported(typed) is None:
-            reading = OutputReading.of(tool, tool.draw(typed))
+        probe = replace(case, dtype=DTYPES[name])
+        if tool.implementation.unsupported(probe) is None:
+            reading = OutputReading.of(tool, tool.draw(probe))
             if reading is not None and reading.is_wrong:
                 yield from _output_symptoms(tool, reading)
                 return
-    typed = replace(case, dtype=DTYPES["f32"])
-    yield from gradients.ask(tool, case if tool.implementation.unsupported(typed) else typed)
+    probe = replace(case, dtype=DTYPES["f32"])
+    yield from gradients.ask(tool, case if tool.implementation.unsupported(probe) else probe)
 
 
 def ask_other_outputs(tool: Instrument, case: Case) -> Iterator[Symptom]:

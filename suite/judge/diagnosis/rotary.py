@@ -15,8 +15,7 @@ from attention_conformance.suite.spec.operators.rotary import Rotation
 
 
 def rotary_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
-    """Faulty rotations: of other positions, with other frequencies, of other components, by other
-    angles."""
+    """Faulty rotations: other positions, frequencies, components and angles."""
     position, length = inputs.arrays["position"], inputs.sizes.Lq
     hint = "`arange(1, n + 1)`, the length of a cache that counts twice"
     for n in (1, -1, *range(2, 5), *range(-4, -1), length, -length):

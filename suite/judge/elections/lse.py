@@ -29,6 +29,6 @@ VALUES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """Each value of a log-sum-exp that tells nothing of the keys, and the elements that have the value."""
 
 
-def named(lse: np.ndarray) -> str:
+def value_name(lse: np.ndarray) -> str:
     """The name in `VALUES` that all elements have, or ""."""
     return next((name for name, has in VALUES.items() if has(lse).all()), "")

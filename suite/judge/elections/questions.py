@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from attention_conformance.suite.judge.elections import caches, modes, numbers
-from attention_conformance.suite.judge.elections.lse import AGREES, named
+from attention_conformance.suite.judge.elections.lse import AGREES, value_name
 from attention_conformance.suite.judge.elections.probe import (
     Probe,
     empty_row,
@@ -59,7 +59,7 @@ def _lse_answer(p: Probe, inputs: Inputs, arrays: dict[str, np.ndarray] | None) 
     if arrays is None:
         return "raises"
     got = arrays["lse"][:, :, empty_row(inputs)]
-    name = named(got)
+    name = value_name(got)
     if name:
         return name
     all_keys_lse = Oracle.forward(with_all_keys(inputs), p.rounding).expected["lse"]
