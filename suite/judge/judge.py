@@ -103,8 +103,8 @@ def _guarded_verdict(cell: Cell, policy: Policy) -> Verdict:
     except Exception as error:
         return _harness_verdict(cell, error)
     if reason is not None:
-        is_common = not isinstance(cell.case, Case) or reason in backend.refusals.values()
-        if is_common or not policy.audit:
+        backend_lacks = not isinstance(cell.case, Case) or reason in backend.refusals.values()
+        if backend_lacks or not policy.audit:
             return Verdict("unsupported", "", reason)
     with leaks.quiet(), policy.limit():
         settings = leaks.Settings(backend)

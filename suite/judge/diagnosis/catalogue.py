@@ -22,7 +22,7 @@ from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.diagnosis.conditions import restrict_sentence, separators
 from attention_conformance.suite.judge.diagnosis.evidence import (
     CONTRACT_KINDS,
-    differs,
+    contradicts,
     explains,
     fails_like,
 )
@@ -203,7 +203,7 @@ class _Matching:
         """The matches that no passing outcome contradicts; adds the others to `self.contradicted`."""
         for outcome in passing:
             answers = [answer_of(match.fault.kernel, outcome) for match in matches]
-            against = [m for m, a in zip(matches, answers, strict=True) if differs(outcome, a)]
+            against = [m for m, a in zip(matches, answers, strict=True) if contradicts(outcome, a)]
             matches = [match for match in matches if match not in against]
             self.contradicted += against
         return matches
@@ -212,7 +212,7 @@ class _Matching:
         """The contradicted fault that explains most, with the condition that separates the cells which it
         concerns from passing cells; [] without such a condition."""
         for match in sorted(self.contradicted, key=lambda match: -len(match.explains))[:MOST]:
-            against = [o for o in self.right if differs(o, answer_of(match.fault.kernel, o))]
+            against = [o for o in self.right if contradicts(o, answer_of(match.fault.kernel, o))]
             concerned = [self.failing[n] for n in sorted(match.explains | match.contradicts)]
             condition = separators(concerned, against) if against else ""
             if condition and len(match.explains) > len(match.contradicts):
@@ -231,7 +231,7 @@ class _Matching:
             if explains(outcome, answer):
                 if shows_fault(match.fault, outcome):
                     match.explains.add(number)
-            elif outcome.has_wrong_numbers and differs(outcome, answer):
+            elif outcome.has_wrong_numbers and contradicts(outcome, answer):
                 match.contradicts.add(number)
 
     def _pairs(self, faults: Sequence[Fault], outcome: Outcome) -> list[Fault]:
@@ -241,7 +241,7 @@ class _Matching:
             answer = answer_of(fault.kernel, outcome)
             if self.is_late() or answer is None:
                 continue
-            if differs(outcome, answer):
+            if contradicts(outcome, answer):
                 key = b"".join(np.ascontiguousarray(a).tobytes() for a in answer.values())
                 by_answer.setdefault(key, fault)
         pairs = []

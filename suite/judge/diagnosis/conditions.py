@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.evidence import Evidence, differs
+from attention_conformance.suite.judge.diagnosis.evidence import Evidence, contradicts
 from attention_conformance.suite.judge.diagnosis.instrument import Reading, Symptom, softmax
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome
 from attention_conformance.suite.judge.oracle import Oracle
@@ -46,7 +46,7 @@ def restrict_symptom(
         forms = {_form(outcome) for outcome in explained}
         contradicting = [outcome for outcome in contradicting if _form(outcome) in forms]
     cases = [outcome.inputs.case for outcome in explained] or cases
-    concerned = [outcome for outcome in evidence.failing if differs(outcome, answer(outcome))]
+    concerned = [outcome for outcome in evidence.failing if contradicts(outcome, answer(outcome))]
     condition = separators(concerned, contradicting) if explained and contradicting else ""
     if condition and condition.removeprefix("with ") not in symptom.sentence.lower():
         symptom = replace(symptom, sentence=restrict_sentence(condition, symptom.sentence))

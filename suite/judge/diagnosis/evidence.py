@@ -12,10 +12,10 @@ implementation's answer is within e of the right one, and would be within W e of
 Bounds are derived for the right function. A deviation combines the same operands in another way: keys,
 heads or rows change places, factors and terms are lost. So the largest bound of an array is taken for
 every element, in proportion to the size of the answer. W is 8: errors of weights grow with the scores,
-and the commonest larger ones are those that are not scaled, 8 times as large for heads of 64 components.
+and scores that are too large are most often unscaled, 8 times as large for heads of 64 components.
 
-In 16 bits W e is wide, and deviations of rounding lie within it, so that nearness decides: a right answer
-is no deviation's, for it is as near to itself as can be. NaN and infinity are no numbers to compare.
+In 16 bits W e is wide, and deviations of rounding lie within it, so that the distances decide: no
+deviation explains a right answer, which has no distance to itself. NaN and infinity are not compared.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Evidence:
 
     def contradicting(self, answer: Answer) -> list[Outcome]:
         """The passing outcomes that a deviation's answer contradicts."""
-        return [outcome for outcome in self.passing if differs(outcome, answer(outcome))]
+        return [outcome for outcome in self.passing if contradicts(outcome, answer(outcome))]
 
 
 def explains(outcome: Comparison, answer: Arrays | None) -> bool:
@@ -100,8 +100,8 @@ def fails_like(one: Verdict, other: Verdict) -> bool:
     return one.status == "fail" and failure(one) == failure(other)
 
 
-def differs(outcome: Comparison, answer: Arrays | None) -> bool:
-    """True if an answer is wrong by more than rounding explains."""
+def contradicts(outcome: Comparison, answer: Arrays | None) -> bool:
+    """True if an answer is wrong for the outcome's inputs by more than rounding explains."""
     for name, predicted, want, bound in _with_expected(outcome, answer):
         limit = bound + deviation_limit(bound, want, predicted)
         if predicted.shape != want.shape:

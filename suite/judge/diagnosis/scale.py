@@ -65,8 +65,8 @@ def _weights_of_scale(
     name: str, factor: float | None, has_scale: bool, reading: Reading
 ) -> np.ndarray | None:
     """The weights with the scale called `name` in `formulas.scales`, or else with `factor` times the
-    right scale. None without both, or unless `has_scale` says whether the inputs have the argument
-    `scale`."""
+    right scale. None without both, and for inputs with the argument `scale` unless `has_scale`, and vice
+    versa."""
     scale = scales(reading.inputs.sizes, reading.inputs.scale).get(name)
     if scale is None and factor is not None:
         scale = factor * reading.inputs.effective_scale

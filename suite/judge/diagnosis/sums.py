@@ -93,17 +93,18 @@ def _other_functions(reading: Reading) -> Iterator[WeightsVariant]:
     """Weights by other functions of the scores than a softmax."""
     scores, visible = reading.scores, reading.visible
     powers = np.where(visible, np.exp(scores), 0)
-    raised = powers / np.exp(np.where(visible, scores, -np.inf).max(-1, keepdims=True))
+    scaled_powers = powers / np.exp(np.where(visible, scores, -np.inf).max(-1, keepdims=True))
     undivided = "Weights are not divided by their sum:"
-    one_summand_more = "The denominator of the softmax has one summand too many:"
+    one_more_text = "The denominator of the softmax has one summand too many:"
     for weights, sentence, hint in (
         (softmax(scores, np.ones(visible.shape, bool)),
          "Keys are hidden behind the softmax: their weights are zero, and",
          "`softmax(scores) * mask`; hide scores before the softmax"),
         (powers, undivided, "`exp(s) @ value` without the division"),
-        (raised, undivided, "`exp(s - max) @ value` without the division"),
-        (powers / (1 + powers.sum(-1, keepdims=True)), one_summand_more, "`exp(s) / (1 + sum)`"),
-        (raised / (1 + raised.sum(-1, keepdims=True)), one_summand_more, "`sum(exp(s - max)) + 1`"),
+        (scaled_powers, undivided, "`exp(s - max) @ value` without the division"),
+        (powers / (1 + powers.sum(-1, keepdims=True)), one_more_text, "`exp(s) / (1 + sum)`"),
+        (scaled_powers / (1 + scaled_powers.sum(-1, keepdims=True)), one_more_text,
+         "`sum(exp(s - max)) + 1`"),
         (1 / (1 + np.exp(-scores)), "Weights are a sigmoid of the scores, expected a softmax:",
          "`sigmoid`"),
         (np.maximum(scores, 0), "Weights are a ReLU of the scores, expected a softmax:", "`relu`"),
@@ -216,7 +217,7 @@ def _power_of_blocks(level: np.ndarray, logs: np.ndarray, slack: float) -> float
 
 
 def _is_factor_of_outputs(tool: Instrument, inputs: Inputs, factor: float) -> bool:
-    """True if the outputs for the inputs, too, are the right ones times a factor."""
+    """True if the output for the inputs, too, is `factor` times the right one."""
     got, oracle = tool.output(inputs), tool.oracle(inputs)
     if got is None or oracle is None:
         return False

@@ -36,7 +36,7 @@ EMPTY_ROW = 2
 """The row that probes mask fully; the last row if there are fewer."""
 
 ABSORBED = 1 / 16
-"""Bound of the error that a finite penalty makes of scores: a part of the largest number of the array.
+"""The bound of an array's errors if scores absorbed a finite penalty, as a part of its largest element.
 
 Some kernels hide keys by the addition of -1e4 (the BERT of google-research/bert) or of another finite
 number. If every key of a row has the penalty, the row is unmasked, with scores that have lost their last
