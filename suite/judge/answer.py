@@ -54,7 +54,7 @@ def vjp_of_lse(
     implementation: Implementation, inputs: Inputs, cotangent: np.ndarray
 ) -> tuple[PreparedCall, dict[str, Any]]:
     """The call, and the framework's gradients of the log-sum-exp with respect to query and key, for a
-    cotangent (B, H, Lq). Raises what the framework raises."""
+    cotangent (B, H, Lq). Raises the framework's errors."""
     backend = implementation.backend
     # `vjp` differentiates the array called `output`: here the second one, the log-sum-exp.
     prepared = replace(implementation.differentiable(inputs), outputs=("first", "output"))

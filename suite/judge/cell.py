@@ -132,7 +132,7 @@ class Cell:
         - NotApplicable if a derivative is refused, and the implementation may be forward only.
         - Refused if a user function refuses the case (see `suite.judge.refusal`), twice.
         - Deviation "stale" if the user function answers the second time.
-        - Deviation "forbidden" if the user function calls what it must not call.
+        - Deviation "forbidden" if the user function makes a forbidden call.
         - Deviation "raised" for any other error.
         """
         try:

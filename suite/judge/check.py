@@ -1,7 +1,7 @@
 """Checks: promises, with the cases of each level.
 
 A check is a function of a `Cell`. The function returns if the promise holds, and raises `Deviation` if
-not. A check is asked of every operator that has cases for it, and of every implementation that has the
+not. A check applies to every operator that has cases for it, and to every implementation that has the
 needed features.
 """
 
@@ -31,7 +31,7 @@ class Check:
 
     - `name`, and the `function` that judges it
     - `cases`: the cases of a level
-    - `needs`: features besides those of the cases
+    - `needs`: needed features, in addition to those of the cases
     - `compiled`: the cases of a level for compiled implementations, which pay for every new shape; None
       for none
     - `applies_to`: selects implementations by what they declare

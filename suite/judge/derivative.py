@@ -156,7 +156,7 @@ def judge_gradients(
 
     oracle_inputs = inputs
     if "bias" in gradients and inputs.bias is not None:
-        # A mask that is merged into the bias may give it more axes.
+        # A bias with which the mask is merged may have more axes.
         oracle_inputs = inputs.replace(bias=np.broadcast_to(inputs.bias, gradients["bias"].shape))
 
     def oracle(numerics: str) -> Oracle:

@@ -57,7 +57,7 @@ MASK_KINDS = {
     "additive": "it is given 0 and -inf, which are added to the scores",
     "binary": "it is given the numbers 1, which attends, and 0",
 }
-"""What a parameter for a mask may expect instead of booleans, by the claim `masks`."""
+"""The meaning of a mask that is no boolean mask of attended pairs, by the claim `masks`."""
 
 
 def fit(function: Implementation, call_context: CallContext = lambda case: nullcontext()) -> None:
@@ -146,7 +146,7 @@ class Fitting:
     def plain_inputs(self, mask: str = "none") -> Inputs:
         return self.probe.inputs(mask)
 
-    # Axes, and what is returned.
+    # Axes, and returned arrays.
 
     def candidate_axes(self) -> Iterator[str]:
         """The axes to try, the most probable first; "" for the axes of the framework's own attention."""
@@ -167,7 +167,7 @@ class Fitting:
                 if four_axes_answered is None:
                     four_axes_answered = bool(first_shaped) or self.answers_four_axes(before)
                 if four_axes_answered:
-                    break  # what is wrong is the answer, or the size of an axis
+                    break  # the answer is wrong, or the size of an axis
             self.function.rebind(before.but(axes=axes))
             inputs = self.plain_inputs()
             answer = self.call(inputs)

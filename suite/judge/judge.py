@@ -33,7 +33,7 @@ Step = Callable[[Cell, Verdict], Verdict]
 
 @dataclass(frozen=True)
 class Policy:
-    """How cells are judged, beside their checks.
+    """Settings of the judgement of cells.
 
     `audit`: cells that are declared unsupported run, too. `limit`: the time limit. `steps`: functions
     that may replace a verdict, in their order; see `suite.run.steps`.
@@ -50,7 +50,7 @@ def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
     1. The declaration: a cell that the implementation declares unsupported is not run. An audited cell
        runs, and a right answer is the failure "stale-claim". An audit leaves out what a backend lacks for
        all its implementations.
-    2. The check: the implementation is asked within the time limit. Beyond the limit the verdict is the
+    2. The check: the implementation is called within the time limit. Beyond the limit the verdict is the
        crash "timeout".
     3. Leaks: a changed setting, a dead thread or a destructor that raised fails the cell.
     4. The steps of the policy read the verdict, one after another.

@@ -161,7 +161,7 @@ class Spread:
         random_errors = unit * samples.errors
         self.squared_error += float(error @ error)
         self.expected += float(np.square(random_errors).sum()) / PASSES
-        # Errors that go together count as one: the largest such part of one draw, or more than it.
+        # Correlated errors count as one. No part of them exceeds the largest eigenvalue.
         common = float(np.linalg.eigvalsh(random_errors @ random_errors.T)[-1]) / PASSES
         self.largest_common = max(self.largest_common, common)
         for name, direction in along.items():

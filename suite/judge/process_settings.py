@@ -142,9 +142,7 @@ def _put_first(folders: Mapping[str, str]) -> None:
 
 
 PROCESS = {
-    "the process": Setting(
-        os.getpid, lambda parent: end_fork()
-    ),  # first: a fork restores nothing else
+    "the process": Setting(os.getpid, lambda parent: end_fork()),  # first: a fork ends here
     "the folder": Setting(_folder, lambda path: os.chdir(path) if path else None),
     "the variable": _mapping_setting(os.environ),
     "the built-in": _mapping_setting(vars(builtins)),

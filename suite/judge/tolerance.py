@@ -1,5 +1,5 @@
-"""How far rounding may move an answer: what each numerics class rounds. The one module that owns
-tolerance.
+"""Tolerance: how far rounding may move an answer, by the roundings of each numerics class. No other
+module sets a tolerance.
 
 Model. Inputs are exact in their dtype. A *numerics class* says where an implementation rounds, as
 five unit roundoffs: u_acc (sums, exp, scaling), u_s (scores as stored), u_e (the steps of the softmax

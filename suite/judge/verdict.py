@@ -16,7 +16,7 @@ class Deviation(Exception):
     - `kind`: one of `KINDS`
     - `measured`: the figures of the comparison that failed, if there was one
     - `where`: the parts that are wrong, if a check asks several things
-    - `what`, `advice`: the message's two halves, the fault and what to do, if it has both
+    - `what`, `advice`: the fault, and how to correct it, if the message has both
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HarnessError(Exception):
 
 
 class NotApplicable(Exception):
-    """The implementation lacks what the cell needs, or elects to give no answer: the cell is
+    """The implementation lacks a needed feature, or elects to give no answer: the cell is
     unsupported."""
 
 

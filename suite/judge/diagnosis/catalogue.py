@@ -1,11 +1,11 @@
 """Diagnosis by the catalogue: the faults of `suite.deviations` that an implementation behaves like.
 
 A fault explains and contradicts cells as `evidence` says. Cells that differ from the right answer by NaN
-and infinity alone explain a fault only if there are no others, and if several cells have them in the same
-places, not everywhere.
+and infinity alone explain a fault only if no cell differs in numbers, and if several cells have NaN or
+infinity in the same places, not everywhere.
 
-Where plain answers are right, and only a check fails (a leak, a later call, a layout), a fault explains
-the cell if it fails the same check in the same way.
+If the answer to a cell's inputs is right, and only its check fails (a leak, a later call, a layout), a
+fault explains the cell if it fails the same check in the same way.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def explained(
         # The answer of a first call is wrong: this is no fault of state that calls leave behind.
         faults = [fault for fault in faults if fault.deviation.family != "state"]
         return _Matching(first, wrong, passing, is_late).of(faults)
-    # Wrong values without an outcome, as with a mask beside a flag, are no way of failing to compare.
+    # Failures of `values` without an outcome, as with a mask and a flag, are alike for many faults.
     judged = ((cell, judge(cell)) for cell in failing)
     informative = ((c, v) for c, v in judged if c.check.name != VALUES or v.kind in CONTRACT_KINDS)
     tried = list(islice(informative, TRIED))

@@ -1,4 +1,4 @@
-"""Symptoms compared with cells: what their formulas predict, and what was answered.
+"""Symptoms compared with cells: the predictions of their formulas, and the answers.
 
 If one property separates the cells that a symptom explains from those that contradict it, the sentence is
 restricted to this property.
@@ -22,7 +22,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 
 NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
-"""The names of features in sentences; other features are named as in a case's `needs`."""
+"""The names of features in sentences; other features are named as in `Case.needs`."""
 
 ENOUGH = 4
 """The smallest number of failing and of passing cells that may be separated by sizes alone."""

@@ -104,7 +104,7 @@ def diagnose(
     seconds_left = max((1 - CATALOGUE_SHARE) * seconds, seconds - (time.process_time() - begin))
     evidence = Evidence(islice(evidence_outcomes, len(cases)), comparable)
     by_probes = identify(backend, implementation, cases, seconds_left, evidence)
-    # If outputs are wrong, gradients and elections may be consequences: these explain nothing alone.
+    # If outputs are wrong, wrong gradients and elections may be consequences, and are no diagnosis.
     minor = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     minor |= {ELECTION} if failing else set()
     diagnoses = joined(by_catalogue, by_probes, bool(evidence.failing))

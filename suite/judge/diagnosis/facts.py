@@ -49,7 +49,7 @@ def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]
     facts: dict[str, str] = {}
     with leaks.undone(implementation.backend):
         if (plain := _case(tool)) is not None:
-            list(precision.ask(tool, plain))  # sets the unit roundoff of what is rounded inside
+            list(precision.ask(tool, plain))  # sets `tool.unit`
         for name, fact in FACTS.items():
             facts[name] = "not measured in time" if tool.is_late else fact(tool)
     return facts

@@ -84,7 +84,7 @@ def _source_heads(log_weights: np.ndarray, inputs: Inputs, name: str) -> np.ndar
     for b, h in np.ndindex(s.B, s.H):
         largest = 0.0
         for c, g in np.ndindex(s.B, heads):
-            for partner in ((b, h), (c, g)):  # the partner's own place, or a common mistake
+            for partner in ((b, h), (c, g)):  # the right partner, or one that is wrong alike
                 if name == "query":
                     product = inputs.query[c, g] @ key[partner[0], partner[1]].T
                 else:

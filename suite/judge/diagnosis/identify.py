@@ -1,8 +1,8 @@
-"""Identification: what an implementation computes instead, measured by probes.
+"""Identification: the faults of an implementation, measured by probes.
 
     identify(backend, implementation, cases) -> diagnoses, the best first
 
-A right implementation is told nothing: what is said is beyond the bounds of rounding.
+A right implementation gets no diagnosis: symptoms exceed the bounds of rounding.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ ELAPSED_PER_PROCESSOR_TIME = 3
 
 @dataclass(frozen=True)
 class Symptom:
-    """What probes measured to be wrong: a sentence, its family, a hint, and a picture; see `Diagnosis`.
+    """A fault that probes measured: a sentence, its family, a hint, and a picture; see `Diagnosis`.
 
     - `formula`: predicts the weights (B, H, Lq, Lk) for the inputs of a reading (`Reading.of_mask`)
-    - `problem`: predicts, for other operators than plain attention, the answered problem, or the outputs
+    - `problem`: predicts the answered problem, or the outputs, of operators other than plain attention
     - `key`: the symptom without the numbers of the inputs; by default the sentence
     """
 

@@ -65,7 +65,7 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
             yield Variant(pairs, ALWAYS_CAUSAL, FLAGGED, key=f"always {causal.token}")
     parts = inputs.mask.parts if inputs.mask is not None and inputs.mask_array is None else ()
     masks = [part.dense(s, inputs.seed) for part in parts]
-    other_masks = [  # the mask without each part
+    other_masks = [  # by part: the mask without it
         reduce(np.logical_and, [finite_bias, all_pairs, *masks[:n], *masks[n + 1 :]])
         for n in range(len(parts))
     ]

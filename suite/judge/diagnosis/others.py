@@ -246,7 +246,7 @@ def _simple_symptoms(reading: OutputReading, name: str) -> Iterator[Symptom]:
     letters = inputs.operator.outputs(inputs.case)[name]
     words = {"b": "sample", "h": "head", "q": "row", "k": "key"}
     if inputs.operator.takes_masks and not inputs.attends.all():
-        del words["b"]  # samples have other masks
+        del words["b"]  # samples differ by their masks
     places = few_places(reading.wrong[name] & np.isfinite(want))
     named_places = [f"{words[letters[a]]} {at}" for a, at in places if letters[a] in words]
     if named_places:

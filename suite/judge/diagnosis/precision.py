@@ -37,7 +37,7 @@ OFFSET = 512.0
 """The size of scores whose exponential overflows and underflows in float32."""
 
 MOSTLY = 0.75
-"""The share of rows that must agree with rounded scores: ties may go the other way in a few."""
+"""The share of rows that must agree with rounded scores: a few rows may round ties differently."""
 
 CLASS_EXCEEDED, OPERAND_IGNORED = "less precise than declared", "operand ignored"
 """Keys of symptoms."""
@@ -185,7 +185,7 @@ def _is_kept(tool: Instrument, inputs: Inputs, name: str, bits: int, before: np.
     """True if the output stays `before` when two of three elements of an operand grow by 2^-bits of
     themselves."""
     values = inputs.arrays[name]
-    grows = np.indices(values.shape).sum(0) % 3 > 0  # up alone: a format may also cut off
+    grows = np.indices(values.shape).sum(0) % 3 > 0  # never shrinks: a format may truncate
     after = tool.output(inputs.replace(**{name: values * (1 + grows * 2.0**-bits)}))
     return after is not None and np.array_equal(after, before)
 

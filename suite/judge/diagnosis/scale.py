@@ -332,7 +332,7 @@ def _bilinear_symptom(reading: Reading) -> Symptom | None:
             return Symptom(text, "scores", hint, key="components left out")
         smallest, largest = diagonal.min(), diagonal.max()
         if max(largest - right, right - smallest) <= 0.02 * abs(right):
-            return None  # noise of rounding
+            return None  # by rounding
         times = f"{smallest:.3g} to {largest:.3g} times"
         text = f"Components of query and key count {times}, expected {right:.3g}."
         return Symptom(text, "scores", key="factors of components")

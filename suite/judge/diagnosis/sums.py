@@ -161,7 +161,7 @@ def _block_symptom(reading: Reading, is_off: np.ndarray) -> Symptom | None:
     scores, Lk = reading.scores, reading.want.shape[-1]
     masked = np.where(visible, scores, -np.inf)
     log_ratio = np.where(visible, np.log(reading.got) - scores, np.nan)
-    steps = np.nan_to_num(np.abs(np.diff(log_ratio))).max((0, 1, 2))  # beside hidden keys 0
+    steps = np.nan_to_num(np.abs(np.diff(log_ratio))).max((0, 1, 2))  # 0 next to hidden keys
     edges = [0, *(np.flatnonzero(steps > 4 * reading.slack) + 1).tolist(), Lk]
     size = edges[1]
     if any(steps[edge - 1] < STEP for edge in edges[1:-1]):
@@ -189,7 +189,7 @@ def _block_symptom(reading: Reading, is_off: np.ndarray) -> Symptom | None:
         weights = softmax(np.where(visible, scores + key_levels, 0), visible)
         if reading.fits(weights * reading.got.sum(-1, keepdims=True)):
             return Symptom(sentence, "softmax", hint, key=f"blocks: {key}")
-    with warnings.catch_warnings(action="ignore"):  # blocks that are hidden have no level
+    with warnings.catch_warnings(action="ignore"):  # hidden blocks have no level
         level = np.stack([np.nanmean(log_ratio[..., a:b], -1) for a, b in pairwise(edges)], -1)
     power = _power_of_blocks(level, np.where(np.isfinite(level), logs, np.nan), 4 * reading.slack)
     if power is not None:

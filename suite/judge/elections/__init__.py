@@ -22,13 +22,16 @@ from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
 
 
 def unpromised_deviation(
-    what: str, *answers: tuple[str, str], correct: str = "correct it"
+    fault: str, *answers: tuple[str, str], correct: str = "correct it"
 ) -> Deviation:
     """Deviation "election", for answers (question, answer) that are right only if they are promised. The
-    message begins with `correct` and the options that promise the answers, and ends with `what`."""
+    message begins with `correct` and the options that promise the answers, and ends with `fault`."""
     promise = " ".join(f"--elect {question}={answer}" for question, answer in answers)
-    message, advice = f"{correct} or promise {promise}: {what}", f"{correct} or promise `{promise}`"
-    return Deviation("election", message, what=what, advice=advice)
+    message, advice = (
+        f"{correct} or promise {promise}: {fault}",
+        f"{correct} or promise `{promise}`",
+    )
+    return Deviation("election", message, what=fault, advice=advice)
 
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
@@ -59,7 +62,7 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
 
     - Deviation "election" if the answer is none of the question's options
     - Deviation "raised" for an error that is no answer (see `any_error_answers`)
-    - NotApplicable if the implementation lacks what the probe needs
+    - NotApplicable if the implementation lacks a feature that the probe needs
     """
     if implementation.optimized is not None and implementation.elected(question, dtype) is None:
         implementation = implementation.optimized

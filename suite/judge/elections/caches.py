@@ -71,7 +71,7 @@ def _probe_nan_in_freed_slot(p: Probe) -> str:
             answers.add("blocked")
         else:
             raise Deviation("election", "a NaN in a freed slot makes finite rows wrong")
-    return max(answers)  # leaks if any script leaks
+    return max(answers)  # "leaks" if any script leaks
 
 
 def _probe_beyond_capacity(p: Probe) -> str:

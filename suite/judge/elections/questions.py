@@ -146,7 +146,7 @@ def _probe_minus_inf_row_gradient(p: Probe) -> str:
 
 
 def _probe_empty_row_gradient(p: Probe) -> str:
-    # Sizes that are differentiated elsewhere, too: some frameworks compile for each.
+    # Sizes that other checks differentiate, too: some frameworks compile for every size.
     inputs = p.gradient_inputs()
     return _gradient_answer(p, inputs if inputs.has_empty_rows else _with_empty_row(inputs))
 
@@ -206,9 +206,9 @@ def _probe_causal_alignment(p: Probe) -> str:
 
 def _probe_causal_with_mask(p: Probe) -> str:
     base = p.inputs()
-    if base.sizes.Lq != base.sizes.Lk:  # what the flag means there is another question
+    if base.sizes.Lq != base.sizes.Lk:  # `causal-alignment` asks about those
         base = base.select("k", slice(0, base.sizes.Lq))
-    # Keys 0 are made visible so that no row is without keys under any reading.
+    # Every row attends key 0, so that no meaning of the flag masks a row fully.
     mask = Boolean("b1qk").dense(base.sizes) | (np.arange(base.sizes.Lk) == 0)
     causal_mask = Causal().dense(base.sizes)
     got = p.values(base.replace(mask=Causal(), mask_array=mask, form="flag-and-mask"))
@@ -226,7 +226,7 @@ def _probe_causal_with_mask(p: Probe) -> str:
 
 def _probe_causal_alone(p: Probe) -> str:
     base = p.inputs()
-    if base.sizes.Lq != base.sizes.Lk:  # what the flag means there is another question
+    if base.sizes.Lq != base.sizes.Lk:  # `causal-alignment` asks about those
         base = base.select("k", slice(0, base.sizes.Lq))
     flag_inputs = base.replace(mask=Causal(), form="flag")
     got = p.values(flag_inputs)
