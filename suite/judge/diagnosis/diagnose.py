@@ -244,8 +244,8 @@ def _size(cell: Cell) -> int:
 
 
 def _traits(cell: Cell, with_check: bool) -> set[str]:
-    """The properties in which chosen cells shall differ: dtype, kind of mask, heads, recipe, and
-    features; and the check if `with_check`."""
+    """Properties in which chosen cells shall differ: dtype, kind of mask, heads, features; check on
+    request."""
     case = cell.case
     assert isinstance(case, Case)
     kind = "mask " + re.sub(r"[\d.][^+]*", "", case.mask_token)

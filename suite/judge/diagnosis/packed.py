@@ -55,15 +55,13 @@ def boundary_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
                     length = segment.stop - segment.start
                     key_text = f"key {inside[0] - segment.start} of its own {length}"
                 count = sum(bool((lost | extra)[r].any()) for r, _ in slices)
-                ending = (
-                    f" ({count} of {len(slices)} segments are wrong)" if len(slices) > 1 else ""
-                )
+                some = f" ({count} of {len(slices)} segments are wrong)" if len(slices) > 1 else ""
                 hint = "`<=` for `<` at the end of a segment, `cu_seqlens` off by one"
                 if inside and verb == "sees":
                     key_text, hint = f"{key_text} too early", OF_SEGMENT
                 elif inside and inputs.case.option("alignment") != "all":
                     hint = f"{hint}; {OF_SEGMENT}"
-                text = f"Segment {number} of {len(slices)} {verb} {key_text}{ending}."
+                text = f"Segment {number} of {len(slices)} {verb} {key_text}{some}."
                 return Symptom(text, "packed", hint, picture, key=f"{verb}: {hint}")
     return None
 

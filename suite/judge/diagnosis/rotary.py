@@ -59,8 +59,7 @@ def _frequency_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
 
 
 def _angle_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
-    """The query rotated by angles of other pairs of components than those rotated, or by rounded
-    angles."""
+    """Queries rotated by the angles of other pairs of components, or by rounded angles."""
     query, position = inputs.query, inputs.arrays["position"]
     adjacent = inputs.case.option("interleaved")
     rotation = Rotation.of(inputs.case, query.shape[-1])

@@ -124,8 +124,8 @@ def _denominator_symptom(reading: Reading, rows: np.ndarray) -> Symptom | None:
     denominators = powers.sum(-1) / sums
     # Whatever the scores, weights sum to 1 but for the rounding of each weight and of sums.
     unit = max(reading.inputs.dtype.unit_roundoff, reading.unit)
-    sinks = np.abs(reading.want.sum(-1)[rows] - 1).max() > unit
-    slack = 2 * reading.slack if sinks else 8 * (powers.shape[-1] + 8) * unit
+    has_sinks = np.abs(reading.want.sum(-1)[rows] - 1).max() > unit
+    slack = 2 * reading.slack if has_sinks else 8 * (powers.shape[-1] + 8) * unit
     for summand in (np.exp(top), np.ones_like(top)):  # one summand is exp(0), or exp(the maximum)
         excess = (denominators - powers.sum(-1)) * summand
         error = slack * denominators * summand + 2 * reading.slack * np.abs(excess)
