@@ -130,7 +130,7 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
     return elected
 
 
-def mode_of(cell: Cell, inputs: Inputs) -> str:
+def _row_mode(cell: Cell, inputs: Inputs) -> str:
     """The mode of fully masked rows in the reference's backward pass."""
     if not inputs.has_empty_rows:
         return "zeros"
@@ -152,7 +152,7 @@ def judge_gradients(
     """
     inputs = cell.inputs if inputs is None else inputs
     cotangent = cell.cotangent if cotangent is None else cotangent
-    mode, nan_elected = mode_of(cell, inputs), elected_gradient(cell, inputs) == "nan"
+    mode, nan_elected = _row_mode(cell, inputs), elected_gradient(cell, inputs) == "nan"
 
     oracle_inputs = inputs
     if "bias" in gradients and inputs.bias is not None:
@@ -189,7 +189,7 @@ def judge_tangent(cell: Cell, got: np.ndarray, tangents: Mapping[str, np.ndarray
     """Compare the JVP of the output with the reference. Fully masked rows that are elected to be NaN are
     left out; the tangents of other fully masked rows follow the elected gradient."""
     inputs = cell.inputs
-    want = Oracle.jvp(inputs, tangents, cell.rounding, mode_of(cell, inputs)).expected["output"]
+    want = Oracle.jvp(inputs, tangents, cell.rounding, _row_mode(cell, inputs)).expected["output"]
     judged = np.ones(got.shape, bool)
     if elected_gradient(cell, inputs) == "nan":
         axes = inputs.operator.outputs(inputs.case)["output"]

@@ -66,7 +66,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
     missing = [n for n in wrong if got[n] is None]
     if missing:
         hint = "a backward pass that returns None, `detach()`"
-        yield Symptom(f"{_subject(missing)} is missing.", "gradient", hint)
+        yield Symptom(f"{_gradient_subject(missing)} is missing.", "gradient", hint)
         return
     values = {n: g for n, g in got.items() if g is not None}
     second = read(tool, inputs, cotangent) or {}
@@ -75,7 +75,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
         for n, a in second.items()
     ):
         hint = "a buffer of gradients that is not cleared"
-        yield Symptom(f"{_subject(wrong)} differs in a second pass.", "gradient", hint)
+        yield Symptom(f"{_gradient_subject(wrong)} differs in a second pass.", "gradient", hint)
         return
     expected = {n: (want[n], float(np.max(bound[n], initial=0.0))) for n in values}
     comparison = Comparison(inputs, values, expected)
@@ -118,11 +118,11 @@ def ask_fully_masked_rows(tool: Instrument, case: Case) -> Iterator[Symptom]:
     if nan_names:
         place = "" if widespread else ", in these rows"
         hint = "`where` behind a softmax of -inf alone, `exp(s - lse)` with an lse of -inf"
-        text = f"{beginning}but NaN comes back in {_object(nan_names)}{place}."
+        text = f"{beginning}but NaN comes back in {_gradient_object(nan_names)}{place}."
         yield Symptom(text, "gradient", hint)
     elif changed:
         size, names = max(changed)[0], [name for _, name in changed]
-        text = f"{beginning}but change {_object(names)}, by up to {size:.2g}."
+        text = f"{beginning}but change {_gradient_object(names)}, by up to {size:.2g}."
         hint = "a backward pass that hides no such rows, or uses an old lse"
         yield Symptom(text, "gradient", hint, key="fully masked rows")
 
@@ -279,12 +279,12 @@ def _symptoms_by_operand(
     for name, values in got.items():
         right = want[name]
         if not np.isfinite(values).all():
-            text = f"{_subject([name])} is not finite, though the output is."
+            text = f"{_gradient_subject([name])} is not finite, though the output is."
             yield Symptom(text, "gradient", "`0 * inf`, `log(0)`, `where` behind a NaN")
             continue
         if (np.abs(values) <= limit[name]).all():
             hint = "a missing path through the graph, `detach()`"
-            yield Symptom(f"{_subject([name])} is zero.", "gradient", hint)
+            yield Symptom(f"{_gradient_subject([name])} is zero.", "gradient", hint)
             continue
         factor = float((values * right).sum() / (right * right).sum())
         exact = limit[name].max() < 0.02 * np.abs(right).max()
@@ -293,7 +293,7 @@ def _symptoms_by_operand(
                 (text for x, text in hints.items() if abs(factor - x) <= 1e-4 * abs(x)),
                 "a factor",
             )
-            text = f"{_subject([name])} is {factor:.4g} times the right one."
+            text = f"{_gradient_subject([name])} is {factor:.4g} times the right one."
             yield Symptom(text, "gradient", hint, key=f"factor of {name}")
             continue
         wrong = np.abs(values - right) > limit[name]
@@ -301,15 +301,16 @@ def _symptoms_by_operand(
         parts = [f"{PLACES.get(letters[axis], 'component')} {at}" for axis, at in few_places(wrong)]
         where = f" in {', '.join(parts)} alone" if parts else ""
         size = np.abs(values - right).max() / np.abs(right).max()
-        text = f"{_subject([name])} is wrong{where}, by up to {size:.2g} times its largest element."
+        times = f"{size:.2g} times its largest element"
+        text = f"{_gradient_subject([name])} is wrong{where}, by up to {times}."
         yield Symptom(text, "gradient", key=f"places of {name}")
 
 
-def _subject(names: list[str]) -> str:
+def _gradient_subject(names: list[str]) -> str:
     return f"The gradient of the {' and the '.join(names)}".replace("_", " ")
 
 
-def _object(names: list[str]) -> str:
+def _gradient_object(names: list[str]) -> str:
     if len(names) == 1:
         return f"the gradient of the {names[0]}".replace("_", " ")
     return f"the gradients of {', '.join(names[:-1])} and {names[-1]}".replace("_", " ")

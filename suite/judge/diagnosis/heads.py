@@ -151,7 +151,7 @@ def _order_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
     if (np.abs(got - want) <= bound).all():
         return None
 
-    def is_got(values: np.ndarray) -> bool:
+    def equals_output(values: np.ndarray) -> bool:
         return bool((np.abs(got - values) <= bound.max()).all())
 
     shape = want.shape
@@ -163,7 +163,7 @@ def _order_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
         (want[::-1], "Samples of the output are in reverse order.", ""),
     )  # fmt: skip
     for values, sentence, hint in orders:
-        if values.shape == shape and is_got(values):
+        if values.shape == shape and equals_output(values):
             return Symptom(sentence, "layout", hint)
     differs = np.abs(got - want).max() > 0.1 * np.abs(want).max()
     if differs and np.abs(np.sort(got.ravel()) - np.sort(want.ravel())).max() <= bound.max():
@@ -173,7 +173,7 @@ def _order_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
         for view, text in ((_merge_view, "transposed"), (_split_view, "reshaped")):
             views = {n: np.ascontiguousarray(view(inputs.arrays[n])) for n in names}
             oracle = tool.oracle(inputs.replace(**views))
-            if oracle and is_got(np.asarray(oracle.expected["output"].value, float)):
+            if oracle and equals_output(np.asarray(oracle.expected["output"].value, float)):
                 return Symptom(f"Heads and rows of {' and '.join(names)} are interleaved: an array is "
                                f"{text} where its axes must be exchanged.",
                                "layout", "`reshape` or `view` for `transpose`")  # fmt: skip

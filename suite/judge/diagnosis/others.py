@@ -92,7 +92,7 @@ class OutputReading(Comparison):
             if name in self.got and self.got[name].shape == want.value.shape:
                 got = self.got[name]
                 near = (np.abs(got - want.value) <= want.error) | (got == want.value)
-                wrong[name] = ~near & self.judged(name)
+                wrong[name] = ~near & self.judged_elements(name)
         return wrong
 
     @cached_property
@@ -100,7 +100,7 @@ class OutputReading(Comparison):
         """The names of the outputs with wrong elements."""
         return [name for name, wrong in self.wrong.items() if wrong.any()]
 
-    def judged(self, name: str) -> np.ndarray:
+    def judged_elements(self, name: str) -> np.ndarray:
         """True for the elements of an output that no election decides."""
         axes = self.inputs.operator.outputs(self.inputs.case)[name]
         rows = ~self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
@@ -149,7 +149,7 @@ def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Sympt
         return
     name = names[0]
     code_name = reading.oracle.rounding.declared.codes.get(inputs.dtype.name)
-    judged = reading.judged(name)
+    judged = reading.judged_elements(name)
     if code_name is not None and np.isfinite(reading.got[name][judged]).all():
         want = reading.oracle.expected_given(reading.got)[name]
         ratio = (np.abs(reading.got[name] - want.value) / want.error)[judged].max()
@@ -211,7 +211,7 @@ def _simple_symptoms(reading: OutputReading, name: str) -> Iterator[Symptom]:
     places."""
     inputs, got = reading.inputs, reading.got[name]
     right = reading.oracle.expected_given(reading.got)[name]
-    want, bound, judged = np.asarray(right.value, float), right.error, reading.judged(name)
+    want, bound, judged = np.asarray(right.value, float), right.error, reading.judged_elements(name)
     family = "layer" if inputs.operator.is_layer else inputs.operator.name
     compared = judged & np.isfinite(want)
     if not np.isfinite(got[compared]).all():

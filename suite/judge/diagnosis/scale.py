@@ -159,19 +159,19 @@ def _softcap_variants(reading: Reading) -> Iterator[WeightsVariant]:
     cap, scale = reading.inputs.feature("softcap"), reading.inputs.effective_scale
     if cap is None:
         return
-    plain, bias = reading.products * scale, 0.0 if reading.bias is None else reading.bias
-    uncapped = plain + bias
+    base, bias = reading.products * scale, 0.0 if reading.bias is None else reading.bias
+    uncapped = base + bias
     hint = "`cap * tanh(scores / cap)` behind the scale, before bias and mask"
     for scores, text in (
         (uncapped, f"The softcap {cap:g} is ignored: scores are not capped."),
-        (np.tanh(plain / cap) + bias, "Scores are tanh(s / c), not multiplied by the softcap c."),
+        (np.tanh(base / cap) + bias, "Scores are tanh(s / c), not multiplied by the softcap c."),
         (cap * np.tanh(reading.products / cap) * scale + bias,
          "Scores are capped before they are scaled."),
-        (cap * np.tanh((plain + bias) / cap),
+        (cap * np.tanh((base + bias) / cap),
          "The softcap is applied behind the bias, expected before it."),
-        (np.clip(plain, -cap, cap) + bias, "Scores are clipped at the softcap, expected tanh."),
-        (cap * np.tanh(plain) + bias, "Scores are c tanh(s), not divided by the softcap c."),
-        (cap * np.tanh(plain * cap) + bias, "Scores are multiplied by the softcap inside the tanh."),
+        (np.clip(base, -cap, cap) + bias, "Scores are clipped at the softcap, expected tanh."),
+        (cap * np.tanh(base) + bias, "Scores are c tanh(s), not divided by the softcap c."),
+        (cap * np.tanh(base * cap) + bias, "Scores are multiplied by the softcap inside the tanh."),
     ):  # fmt: skip
         key = "uncapped" if scores is uncapped else ""
         yield Variant(softmax(scores, reading.visible), text, hint, key=key)
