@@ -17,7 +17,12 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
     fitting_symptom,
     softmax,
 )
-from attention_conformance.suite.judge.diagnosis.words import counted, numbers, part, span
+from attention_conformance.suite.judge.diagnosis.words import (
+    indices_text,
+    plural,
+    range_text,
+    rows_text,
+)
 from attention_conformance.suite.spec.inputs import Inputs
 
 AXES = ("samples", "heads", "queries", "keys")
@@ -45,12 +50,12 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
         symptom = None
         if is_off.any():
             symptom = fitting_symptom(_softmaxes_of_other_axes, reading, "softmax")
-            ending = f" rows sum to {span(sums[is_off])}."
+            ending = f" rows sum to {range_text(sums[is_off])}."
             symptom = symptom or fitting_symptom(_other_functions, reading, "softmax", ending)
         symptom = symptom or _block_symptom(reading, is_off)
         symptom = symptom or next(denominator_symptoms(reading), None)
     if symptom is None and is_off.any():
-        factor, text = float(np.median(sums[rows] / want[rows])), span(sums[is_off])
+        factor, text = float(np.median(sums[rows] / want[rows])), range_text(sums[is_off])
         if _is_factor_of_outputs(tool, reading.inputs, factor):
             sentence = (
                 f"All outputs are {factor:.4g} times the right ones: rows of weights sum to {text}."
@@ -58,7 +63,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
             hint = "a factor behind the softmax, such as 1 / (1 - dropout)"
             symptom = Symptom(sentence, "softmax", hint, key="factor of outputs")
         else:
-            place, expected = part(is_off), span(want[is_off])
+            place, expected = rows_text(is_off), range_text(want[is_off])
             sentence = f"In {place}, the weights sum to {text}, expected {expected}."
             hint = "a running sum that is not rescaled, or keys that count in one of two sums alone"
             key = "sums of all rows" if is_off.all() else "sums"
@@ -139,7 +144,7 @@ def _denominator_symptom(reading: Reading, rows: np.ndarray) -> Symptom | None:
             elif least <= count:
                 fault = f"has {count} scores of 0 too many"
                 hint = "keys that pad the last tile with zeros have the score 0, and count"
-            text = f"The denominator of the softmax {fault}: rows sum to {span(sums)}."
+            text = f"The denominator of the softmax {fault}: rows sum to {range_text(sums)}."
             return Symptom(text, "softmax", hint, key=f"denominator: {hint}")
     if np.abs(sums - 1).max() <= 2 * reading.slack:
         return None
@@ -148,7 +153,7 @@ def _denominator_symptom(reading: Reading, rows: np.ndarray) -> Symptom | None:
         part_sums = cumulative[:, b] - cumulative[:, a]
         is_sum = (np.abs(part_sums - denominators) <= 2 * reading.slack * denominators).all()
         if b - a < Lk and is_sum:
-            keys = f"{counted(b - a, 'key')} {numbers(np.arange(a, b))} of {Lk} alone"
+            keys = f"{plural(b - a, 'key')} {indices_text(np.arange(a, b))} of {Lk} alone"
             text = f"Weights are divided by the sum over {keys}, expected over all keys."
             hint = "`l = ` for `l += `: the sum of one tile"
             return Symptom(text, "softmax", hint, key="sum of some keys")

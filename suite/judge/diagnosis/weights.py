@@ -16,7 +16,7 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
     variant_weights,
 )
 from attention_conformance.suite.judge.diagnosis.masks import meanings, weights_by_meaning
-from attention_conformance.suite.judge.diagnosis.words import counted, numbers, part
+from attention_conformance.suite.judge.diagnosis.words import indices_text, plural, rows_text
 from attention_conformance.suite.spec.case import Case
 
 SIDE = 12
@@ -51,7 +51,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
                 yield Symptom(text, "scale", hint, key="negative scale")
                 return
         size = np.abs(reading.scores).max()
-        place = part(nonfinite_rows)
+        place = rows_text(nonfinite_rows)
         text = f"{number} comes back in {place}, which attend keys with scores below {size:.2g}."
         hint = "a row or a tile whose keys are all hidden: `-inf - -inf`, `0 / 0`"
         yield _boolean_symptom(tool, reading) or Symptom(text, "softmax", hint, key=number)
@@ -229,13 +229,13 @@ def _pattern_symptom(reading: Reading, differs: np.ndarray) -> Symptom:
     keys, Lk = np.flatnonzero(lost_keys), reading.inputs.sizes.Lk
     zero_rows = reading.judged_rows & ~reading.visible.any(-1)
     if zero_rows.any() and not (differs & ~zero_rows[..., None]).any():
-        text = f"The output is zero in {part(zero_rows)}, which attend keys."
+        text = f"The output is zero in {rows_text(zero_rows)}, which attend keys."
         hint = "scores that underflow, or rows that are left out"
         return Symptom(text, "softmax", hint, picture, key="zero")
     if not (differs & ~attends).any():
         never_visible = not (reading.visible & attends)[..., keys].any()
         count = len(keys)
-        subject = f"{counted(count, 'Key')} {numbers(keys)} of {Lk}"
+        subject = f"{plural(count, 'Key')} {indices_text(keys)} of {Lk}"
         if keys[0] == Lk - count and Lk > count:
             subject = f"The last {count} of {Lk} keys" if count > 1 else f"The last key of {Lk}"
         verb = "never seen" if never_visible else f"not always seen ({count_text} are lost)"
@@ -249,7 +249,7 @@ def _pattern_symptom(reading: Reading, differs: np.ndarray) -> Symptom:
     fault = "keys that the mask hides are seen"
     if (differs & attends).any():
         fault = "keys that the mask shows are hidden, and hidden ones seen"
-    place = part(np.asarray(differs.any(-1)))
+    place = rows_text(np.asarray(differs.any(-1)))
     return Symptom(f"In {place}, {fault}: {count_text}.", "mask", "", picture, key=fault)
 
 
@@ -281,7 +281,7 @@ def ask_places(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
         factor = float(by_key[odd_keys[0]])
         times = "twice" if abs(factor - 2) <= 2 * reading.slack else f"{factor:.3g} times"
         count = "counts" if len(odd_keys) == 1 else "count"
-        text = f"{counted(len(odd_keys), 'Key')} {numbers(odd_keys)} of {s.Lk} {count} {times}."
+        text = f"{plural(len(odd_keys), 'Key')} {indices_text(odd_keys)} of {s.Lk} {count} {times}."
         hint = "tiles that overlap, or padding of a tile that is not hidden"
         yield Symptom(text, "mask", hint, key="keys by a factor")
 

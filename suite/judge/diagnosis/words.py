@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 
-def numbers(indices: np.ndarray) -> str:
+def indices_text(indices: np.ndarray) -> str:
     """Indices as text: a range, or the first five."""
     listed = [int(i) for i in indices]
     if len(listed) > 2 and listed == [*range(listed[0], listed[-1] + 1)]:
@@ -15,12 +15,12 @@ def numbers(indices: np.ndarray) -> str:
     return ", ".join(map(str, listed[:5])) + (" ..." if len(listed) > 5 else "")
 
 
-def counted(count: int, name: str) -> str:
+def plural(count: int, name: str) -> str:
     """The name, in the plural unless `count` is 1."""
     return name if count == 1 else f"{name}s"
 
 
-def span(values: np.ndarray) -> str:
+def range_text(values: np.ndarray) -> str:
     """The smallest and the largest value as text: "0.9 to 1.1"."""
     low, high = float(values.min()), float(values.max())
     digits = 3 if high - low > 0.02 * abs(high) else 6
@@ -28,15 +28,15 @@ def span(values: np.ndarray) -> str:
     return " to ".join(texts)
 
 
-def part(rows: np.ndarray) -> str:
+def rows_text(rows: np.ndarray) -> str:
     """The rows (B, H, Lq) that are True, in words: "all rows", "head 1 of 2"."""
     if rows.all():
         return "all rows"
     for axis, name in ((2, "row"), (1, "head"), (0, "sample")):
         flags = rows.any(tuple(a for a in range(3) if a != axis))
         if flags.sum() < flags.size and rows.sum() == flags.sum() * rows.size / flags.size:
-            noun = counted(int(flags.sum()), name)
-            return f"{noun} {numbers(np.flatnonzero(flags))} of {flags.size}"
+            noun = plural(int(flags.sum()), name)
+            return f"{noun} {indices_text(np.flatnonzero(flags))} of {flags.size}"
     return f"{int(rows.sum())} of {rows.size} rows"
 
 
