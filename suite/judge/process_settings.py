@@ -27,7 +27,7 @@ CLOSED = "closed"
 """The identity of a closed descriptor."""
 
 FORK_SECONDS = 0.2
-"""Seconds in which a fork of a call returns from the call, if it ever does."""
+"""The longest wait, in seconds, for a fork that returns from the call in which it was made."""
 
 RECURSION = sys.getrecursionlimit()
 """The recursion limit as the process began."""
@@ -132,7 +132,7 @@ def _restore_descriptors(descriptors: Mapping[int, str]) -> None:
 
 
 def _recursion_limit() -> int:
-    """The recursion limit. A higher one, as compilers set, is no change."""
+    """The recursion limit, at most `RECURSION`: a higher limit, as compilers set, counts as no change."""
     return min(sys.getrecursionlimit(), RECURSION)
 
 

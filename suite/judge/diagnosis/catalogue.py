@@ -133,11 +133,12 @@ class _Matching:
     def __init__(
         self,
         failing: Sequence[Outcome],
-        more: Iterator[Outcome],
+        more_failing: Iterator[Outcome],
         passing: Sequence[Cell],
         is_late: Callable[[], bool],
     ) -> None:
-        self.failing, self.more, self.passing, self.is_late = [*failing], more, passing, is_late
+        self.failing, self.more_failing = [*failing], more_failing
+        self.passing, self.is_late = passing, is_late
         self.contradicted: list[Match] = []
 
     def _right_outcomes(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
@@ -171,7 +172,8 @@ class _Matching:
             remaining = self._by_elements(remaining)
         # The remaining faults are few, and none is named without a comparison with passing cells.
         remaining = self._uncontradicted(remaining, self.right)
-        for number, outcome in enumerate(islice(self.more, BESIDE if remaining else 0), len(first)):
+        more_failing = islice(self.more_failing, BESIDE if remaining else 0)
+        for number, outcome in enumerate(more_failing, len(first)):
             self.failing.append(outcome)
             self._compare(remaining, outcome, number)
         remaining += self._second_faults(matches, remaining)

@@ -129,15 +129,15 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
     comparison = "differ" if s.Lq != s.Lk else "are equal"
     relations = {-1: "fewer queries than", 0: "as many queries as", 1: "more queries than"}
     return {
-        "one": f"with {'one query' if s.Lq == 1 else 'several queries'}",
+        "one query": f"with {'one query' if s.Lq == 1 else 'several queries'}",
         **{
             name: f"with{'' if name in case.needs else 'out'} {NEEDED.get(name, name)}".replace("-", " ")
             for name in needs
         },
         "mask": "without a mask" if mask is None else f"with the mask {mask.token}",
         "parts": f"with{'' if mask is not None and len(mask.parts) > 1 else 'out'} another mask",
-        "lengths": f"where the numbers of queries and keys {comparison}",
-        "more": f"with {relations[int(np.sign(s.Lq - s.Lk))]} keys",
+        "equality": f"where the numbers of queries and keys {comparison}",
+        "relation": f"with {relations[int(np.sign(s.Lq - s.Lk))]} keys",
         "samples": f"with {'one sample' if s.B == 1 else 'several samples'}",
         "dtype": f"in {case.dtype.long_name}",
         "pages": f"with pages of {case.letters.get('s')}",
@@ -168,9 +168,9 @@ def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
     if texts or min(len(failing_cases), len(passing_cases)) >= ENOUGH:
         # Few cells differ in some size by chance.
         texts |= _separating_sizes(failing_cases, passing_cases)
-    for name, implied in (("one", "lengths"), ("one", "more"), ("one", "Lq"), ("lengths", "more")):
-        if name in texts:
-            texts.pop(implied, None)
+    implied_by = {"one query": ("equality", "relation", "Lq"), "equality": ("relation",)}
+    implied = {n for name, names in implied_by.items() if name in texts for n in names}
+    texts = {name: text for name, text in texts.items() if name not in implied}
     return " or ".join(texts.values()) if len(texts) <= 2 else ""
 
 

@@ -196,7 +196,7 @@ def _other_meanings(inputs: Inputs, implementation: Implementation) -> dict[str,
     array_parts = [part for part in inputs.mask.parts if not isinstance(part, flags)]
     merges_mask = inputs.bias is not None and implementation.declared.merges_mask_into_bias
     meanings = {"causal-with-mask": "intersect"} if array_parts or merges_mask else {}
-    if all(map(_is_valid_keys, array_parts)):  # a layer may take these apart from masks
+    if all(map(_is_valid_keys, array_parts)):  # these may be no mask for a layer
         meanings["causal-alone"] = "hides"
     elected_meanings = {
         name: _elected_or(default, name, implementation, inputs.dtype)

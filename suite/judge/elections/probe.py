@@ -45,12 +45,12 @@ bits: in float32 with -1e6 the scores are exact to 1/32.
 
 
 def empty_row(inputs: Inputs) -> int:
-    """The index of `EMPTY_ROW` in the inputs."""
+    """The index of the row that probes mask fully in these inputs."""
     return min(EMPTY_ROW, inputs.sizes.Lq - 1)
 
 
 def hidden_key(inputs: Inputs) -> int:
-    """The index of `HIDDEN_KEY` in the inputs."""
+    """The index of the key that probes hide from every row in these inputs."""
     return min(HIDDEN_KEY, inputs.sizes.Lk - 1)
 
 
