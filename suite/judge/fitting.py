@@ -83,14 +83,14 @@ class Fitting:
         has_right_axes = self.fit_axes()
         if not has_right_axes and self.output(self.plain_inputs()) is None:
             return NO_ADVICE
-        native = self.is_native
-        self.fit_heads(native)
-        if not native or any(map(self.function.binder.name_of, WINDOWS)):
+        is_native = self.is_native
+        self.fit_heads(is_native)
+        if not is_native or any(map(self.function.binder.name_of, WINDOWS)):
             self.fit_causal()
             self.fit_window()
-        if not native:
+        if not is_native:
             self.fit_lse()
-        return self.advice_on_masks(native) if has_right_axes else NO_ADVICE
+        return self.advice_on_masks(is_native) if has_right_axes else NO_ADVICE
 
     @property
     def binding(self) -> Binding:
@@ -284,17 +284,17 @@ class Fitting:
             return False
         return arrays is not None
 
-    def fit_heads(self, native: bool) -> None:
+    def fit_heads(self, is_native: bool) -> None:
         """Bind grouped heads by their shapes if a call with grouped heads answers, right or wrong, and
-        equal heads if it raises. A `native` signature without the framework's parameter for grouped heads
-        is bound only if the answer is right."""
+        equal heads if it raises. If `is_native`, and the framework's parameter for grouped heads is
+        missing, grouped heads are bound only for a right answer."""
         lacks_grouped_heads = self.function.missing(["grouped-heads"]) is not None
         if self.function.axes.heads or self.function.binder.serving("grouped-heads"):
             return
         before = self.binding
         self.function.rebind(before.but(heads="shapes"))
         inputs = self.probe.draw(GROUPED.format(dt=self.dtype.name))
-        needs_right_answer = lacks_grouped_heads and native
+        needs_right_answer = lacks_grouped_heads and is_native
         if inputs.sizes.Hkv == inputs.sizes.H:
             self.function.rebind(before)
         elif not (self.is_right(inputs) if needs_right_answer else self.output(inputs) is not None):
@@ -343,17 +343,17 @@ class Fitting:
                 self.function.rebind(self.binding.but(causal=name))
                 return
 
-    def advice_on_masks(self, native: bool) -> tuple[str, tuple[str, ...]]:
+    def advice_on_masks(self, is_native: bool) -> tuple[str, tuple[str, ...]]:
         """The claim to advise if a parameter for a mask takes another kind of mask, and the features that
         fail without the claim. Nothing is bound: the other kind may be a fault. If the function is called
-        as the framework's own attention, the only advice is that numbers have no effect."""
+        as the framework's own attention (`is_native`), the only advice is that numbers have no effect."""
         names = [n for n in map(self.function.binder.name_of, MASK_WORDS) if n]
         inputs = self.plain_inputs("bool.qk")
         if not names or self.binding.masks or self.function.refuses(inputs):
             return NO_ADVICE
         if self.is_right(inputs):
-            return self.advice_on_biases(names[-1], native)
-        for kind, form in () if native else MASK_KINDS.items():
+            return self.advice_on_biases(names[-1], is_native)
+        for kind, form in () if is_native else MASK_KINDS.items():
             if self.is_right_with(inputs, masks=kind):
                 text = f"The parameter {names[-1]!r} takes booleans wrong, and is right if {form}."
                 bias_features = () if self.takes_biases(names[-1]) else ADDING
@@ -365,14 +365,14 @@ class Fitting:
         inputs = self.probe.draw(BIASED.format(dt=self.dtype.name))
         return name not in self.function.binder.serving("bias") or self.is_right(inputs)
 
-    def advice_on_biases(self, name: str, native: bool) -> tuple[str, tuple[str, ...]]:
+    def advice_on_biases(self, name: str, is_native: bool) -> tuple[str, tuple[str, ...]]:
         """The claim to advise if the parameter of this name takes no biases; see `advice_on_masks`."""
         if self.takes_biases(name):
             return NO_ADVICE
         inputs = self.probe.draw(BIASED.format(dt=self.dtype.name))
         biased, unbiased = self.output(inputs), self.output(inputs.replace(bias=None))
         equal = biased is not None and unbiased is not None and (biased == unbiased).all()
-        if native and not equal:
+        if is_native and not equal:
             return NO_ADVICE
         effect = "no effect" if equal else "another effect than a bias that is added to the scores"
         text = (
