@@ -222,14 +222,14 @@ class _Problem:
         """Sentences on the fault of wrong outputs, as lines for a message; "" if the fault is unknown."""
         from attention_conformance.suite.checks import all_checks
         from attention_conformance.suite.judge.diagnosis.catalogue import explained_call
-        from attention_conformance.suite.judge.diagnosis.instrument import clock
+        from attention_conformance.suite.judge.diagnosis.instrument import deadline
 
         forms = [self.inputs]
         if self.causal_flag is not None:
             forms.append(self.inputs.replace(mask_array=None, mask=self.causal_flag, form="flag"))
         check = all_checks()[VALUES]
         try:
-            diagnoses = explained_call(check, forms, answer, oracle, clock(SECONDS))
+            diagnoses = explained_call(check, forms, answer, oracle, deadline(SECONDS))
         except Exception:
             return ""
         lines = [

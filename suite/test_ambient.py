@@ -31,7 +31,7 @@ from attention_conformance.suite.judge.derivative import (
     native_cotangent,
     read_gradients,
 )
-from attention_conformance.suite.judge.elections.modes import modes_of, transformed
+from attention_conformance.suite.judge.elections.modes import modes_of, transformed_calls
 from attention_conformance.suite.judge.oracle import Rounding
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
@@ -204,7 +204,7 @@ def mode_judges(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> Judges:
     for name, mode in modes_of(implementation).items():
         expect = expect_in_mixed_precision if mode.dtype else expect_in_mode
         judges[name] = partial(expect, cell, problems, mode)
-    for name in transformed(implementation, inputs, prepared):
+    for name in transformed_calls(implementation, inputs, prepared):
         judges[name] = partial(expect_transformed, cell, inputs, prepared, name)
     judges[SECOND_THREAD] = partial(expect_in_threads, cell, [problems], 1)
     by_thread = [[problem] for problem in problems]
@@ -313,7 +313,7 @@ def expect_transformed(cell: Cell, inputs: Inputs, prepared: PreparedCall, name:
     """Judge the output of the call under a transformation of functions (`Compilers.ambient`)."""
     implementation = cell.implementation
     with allowing_refusal(cell, implementation.backend.compilers.ambient[name], cell.dtype):
-        call = transformed(implementation, inputs, prepared)[name]()
+        call = transformed_calls(implementation, inputs, prepared)[name]()
         native = cell.call(call)
     cell.judge(cell.read(native, inputs, call), inputs)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.judge.elections.caches import poisoned, unpoisoned
+from attention_conformance.suite.judge.elections.caches import rows_without_freed, with_nan_in_freed
 from attention_conformance.suite.spec.catalogue import Ask, asked
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
@@ -112,9 +112,9 @@ def test_tokens_apart(cell: Cell) -> None:
         }
         after = cell.run(inputs.replace(**arrays)).values
         expect_same(cell, after, before, judged[:, None, :, None], f"large numbers in {what}")
-    judged = attending & unpoisoned(inputs)
+    judged = attending & rows_without_freed(inputs)
     if freed_tokens(inputs.case).any() and cell.elected("nan-in-freed-slot") == "blocked":
-        after = cell.run(poisoned(inputs)).values
+        after = cell.run(with_nan_in_freed(inputs)).values
         expect_same(
             cell, after, before, judged[:, None, :, None], "NaN in tokens that left the cache"
         )

@@ -54,7 +54,9 @@ def observe(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tup
 def native_agrees(cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequence[str]) -> bool:
     """True if the framework's own attention gives the answers `got` to the questions in these dtypes."""
     function = cell.implementation
-    return [elections.of_native(name, function, dtype) for name, dtype in questions] == list(got)
+    return [elections.native_answer(name, function, dtype) for name, dtype in questions] == list(
+        got
+    )
 
 
 def expect_right(
@@ -70,7 +72,7 @@ def expect_right(
     if right or native_agrees(cell, [(name, cell.dtype) for name in names], got):
         return
     observed = ", ".join(f"{n} is {answer}" for n, answer in zip(names, got, strict=True))
-    raise elections.never_right(f"{what}: {observed}", (names[0], got[0]), correct=advice)
+    raise elections.unpromised_deviation(f"{what}: {observed}", (names[0], got[0]), correct=advice)
 
 
 @check(
@@ -151,7 +153,7 @@ def test_one_answer_in_all_dtypes(cell: Cell) -> None:
         if got != answer_there and not native_agrees(cell, questions, (got, answer_there)):
             what = f"{question} is {got} in {cell.dtype.name} and {answer_there} in {name}"
             answers = (f"{cell.dtype.name}:{got}", f"{name}:{answer_there}")
-            raise elections.never_right(what, *((question, answer) for answer in answers))
+            raise elections.unpromised_deviation(what, *((question, answer) for answer in answers))
 
 
 def question_of(cell: Cell) -> str:

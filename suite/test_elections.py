@@ -35,7 +35,7 @@ def test_election(cell: Cell) -> None:
     observed = elections.observe(question.name, cell.implementation, cell.dtype)
     cell.measured.observed = observed
     declared = cell.implementation.elected(question.name, cell.dtype)
-    cell.measured.native = native = elections.of_native(
+    cell.measured.native = native = elections.native_answer(
         question.name, cell.implementation, cell.dtype
     )
     if declared is not None and declared != observed:

@@ -96,7 +96,7 @@ def rows_touching(cell: Cell, inputs: Inputs, slots: np.ndarray) -> np.ndarray:
     masked rows see it. With self-attention also the rows of the slots."""
     s = inputs.sizes
     heads = np.repeat(slots, s.H // max(slots.shape[1], 1), axis=1)
-    rows = (cell.sees(inputs) & heads[:, :, None]).any(-1)
+    rows = (cell.visible_keys(inputs) & heads[:, :, None]).any(-1)
     return rows | heads if inputs.self_attention else rows
 
 

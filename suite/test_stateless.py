@@ -20,7 +20,7 @@ from attention_conformance.suite.judge.answer import Answer
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise
-from attention_conformance.suite.judge.refusal import inconsistent
+from attention_conformance.suite.judge.refusal import stale_deviation
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable, Refused
 from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
@@ -263,7 +263,7 @@ def test_remembered(cell: Cell) -> None:
             refused[what] = error
             continue
         if what in refused:
-            raise inconsistent(refused[what])
+            raise stale_deviation(refused[what])
         if not np.array_equal(answer.values, right_values.get(what, np.nan)):
             text = f"with {what} changed, after calls with other options"
             expect_still_right(cell, answer, problem, text)

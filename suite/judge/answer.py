@@ -53,14 +53,14 @@ def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
 def vjp_of_lse(
     implementation: Implementation, inputs: Inputs, cotangent: np.ndarray
 ) -> tuple[PreparedCall, dict[str, Any]]:
-    """The framework's gradients of the log-sum-exp with respect to query and key, for a cotangent (B, H,
-    Lq), and the call. Raises what the framework raises."""
+    """The call, and the framework's gradients of the log-sum-exp with respect to query and key, for a
+    cotangent (B, H, Lq). Raises the framework's errors."""
     backend = implementation.backend
-    # What is differentiated is the output: here the second one is.
-    prepared = replace(implementation.differentiable(inputs), outputs=("beside", "output"))
+    # `vjp` differentiates the array called `output`: here the second one, the log-sum-exp.
+    prepared = replace(implementation.differentiable(inputs), outputs=("first", "output"))
     values = np.ascontiguousarray(swap_heads_and_length(cotangent, prepared))
-    native = backend.array(values, inputs.output_dtype("lse"))
-    return prepared, backend.vjp(prepared, ("query", "key"), native)[1]
+    native_cotangent = backend.array(values, inputs.output_dtype("lse"))
+    return prepared, backend.vjp(prepared, ("query", "key"), native_cotangent)[1]
 
 
 def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:
@@ -80,48 +80,50 @@ def read(
 ) -> Answer:
     """Read the outputs called `names`, by default all. Raises Deviation for a wrong type, device, dtype
     or shape."""
-    values = parts(native, prepared)
+    native_by_name = parts(native, prepared)
     arrays = {}
     for name in names or inputs.operator.outputs(inputs.case):
-        if values.get(name) is None and name != "output":
+        if native_by_name.get(name) is None and name != "output":
             raise Deviation("type", f"no {name} came back, though they were asked for")
         shape = inputs.output_shape(name)
         if prepared.axis_order == "blhd":
             shape = (shape[0], shape[2], shape[1], *shape[3:])
-        what = name if len(prepared.outputs) > 1 else ""
-        array = read_array(backend, what, values.get(name), shape, inputs.output_dtype(name))
+        label = name if len(prepared.outputs) > 1 else ""
+        array = read_array(
+            backend, label, native_by_name.get(name), shape, inputs.output_dtype(name)
+        )
         arrays[name] = swap_heads_and_length(array, prepared).reshape(inputs.full_shape(name))
     return Answer(arrays, native)
 
 
 def read_array(
-    backend: Backend, what: str, native: Any, shape: tuple[int, ...], dtype: DType
+    backend: Backend, label: str, native: Any, shape: tuple[int, ...], dtype: DType
 ) -> np.ndarray:
     """Check the type, device, dtype and shape of an array, and return its values in float64.
 
-    `what` names the array in messages. Raises Deviation.
+    `label` names the array in messages ("" for none). Raises Deviation.
     """
-    values = values_of(backend, native, f" as {what}" if what else "")
-    place = f" of {what}" if what else ""
+    values = values_of(backend, native, f" as {label}" if label else "")
+    suffix = f" of {label}" if label else ""
     for kind, want, got in (
         ("device", backend.device, backend.device_name(native)),
         ("dtype", dtype.long_name, backend.dtype_name(native)),
         ("shape", shape, tuple(native.shape)),
     ):
         if want != got:
-            raise Deviation(kind, f"expected {kind} {want}{place}, got {got}")
+            raise Deviation(kind, f"expected {kind} {want}{suffix}, got {got}")
     return values
 
 
-def values_of(backend: Backend, native: Any, place: str = "") -> np.ndarray:
-    """The values of an array of the framework. `place` stands behind the expected array in messages.
+def values_of(backend: Backend, native: Any, suffix: str = "") -> np.ndarray:
+    """The values of an array of the framework. `suffix` follows the expected type in messages.
 
-    Raises Deviation "type" for anything else, and for an array without dense values: a sparse, nested,
+    Raises Deviation "type" for another type, and for an array without dense values: a sparse, nested,
     meta, fake or traced one.
     """
-    kind = f"{type(native).__module__}.{type(native).__qualname__}"
+    type_name = f"{type(native).__module__}.{type(native).__qualname__}"
     if not backend.is_array(native):
-        raise Deviation("type", f"expected an array of {backend.name}{place}, got {kind}")
+        raise Deviation("type", f"expected an array of {backend.name}{suffix}, got {type_name}")
     try:
         return backend.to_numpy(native)
     except ENDS:
@@ -129,6 +131,6 @@ def values_of(backend: Backend, native: Any, place: str = "") -> np.ndarray:
     except Exception as error:
         raise Deviation(
             "type",
-            f"expected a dense array of {backend.name}{place} that holds values, got {kind}, which "
+            f"expected a dense array of {backend.name}{suffix} that holds values, got {type_name}, which "
             f"cannot be read: {first_line(error)}",
         ) from error

@@ -1,4 +1,4 @@
-"""Arguments: a call must leave them, and the memory around them, as they were."""
+"""Arguments: a call must not change them, or the memory around them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def arrays_of(backend: Backend, prepared: PreparedCall) -> dict[str, Any]:
 
 
 def watched(backend: Backend, arrays: Mapping[str, Any]) -> Callable[[], list[str]]:
-    """A function that names those of the framework's `arrays` whose values have changed since."""
+    """A function that returns the names of the arrays that have changed since `watched` was called."""
     before = {name: backend.to_numpy(array).tobytes() for name, array in arrays.items()}
 
-    def changed() -> list[str]:
+    def changed_names() -> list[str]:
         return [n for n, array in arrays.items() if backend.to_numpy(array).tobytes() != before[n]]
 
-    return changed
+    return changed_names
 
 
 @contextmanager
 def unchanged(backend: Backend, arrays: Mapping[str, Any], by: str) -> Iterator[None]:
-    """A context that changes none of the framework's `arrays`. Raises Deviation "mutated-input" with the
-    array's name; `by` begins the message."""
+    """A context that raises Deviation "mutated-input" at its end if one of the framework's `arrays` has
+    changed. The message begins with `by`, and names the array."""
     changed = watched(backend, arrays)
     yield
     if names := changed():
@@ -37,7 +37,8 @@ def unchanged(backend: Backend, arrays: Mapping[str, Any], by: str) -> Iterator[
 
 @contextmanager
 def keeping_arguments(backend: Backend, prepared: PreparedCall, by: str) -> Iterator[None]:
-    """A context that changes no argument of a call (see `unchanged`)."""
+    """A context that raises Deviation "mutated-input" at its end if an argument of a call has changed.
+    The message begins with `by`."""
     arrays = arrays_of(backend, prepared)
     with unchanged(backend, {f"its argument {name}": a for name, a in arrays.items()}, by):
         yield

@@ -13,7 +13,7 @@ import numpy as np
 from attention_conformance.backends.protocol import ENDS, ForwardOnly, Implementation, PreparedCall
 from attention_conformance.suite.judge import answer, elections, refusal
 from attention_conformance.suite.judge.answer import Answer
-from attention_conformance.suite.judge.comparison import first
+from attention_conformance.suite.judge.comparison import first_index
 from attention_conformance.suite.judge.elections import lse
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import (
@@ -56,12 +56,12 @@ class Cell:
 
     @property
     def asks_optimized(self) -> bool:
-        """True if the cell belongs to the share of its check that is compiled with all optimisations at
-        once (`OPTIMIZED`, for a user function also `AS_CALLED`). Textbook code never does."""
+        """True if the cell is compiled with all optimisations at once: of each check a share of the cells
+        (`OPTIMIZED`; for a user function also `AS_CALLED`), but no textbook code."""
         is_user_code = self.implementation.declared.is_user_code
-        one_of = (OPTIMIZED | AS_CALLED if is_user_code else OPTIMIZED).get(self.check.name)
-        share = one_of is not None and crc32(self.case.id.encode()) % one_of == 0
-        return share and not self.implementation.textbook
+        one_in = (OPTIMIZED | AS_CALLED if is_user_code else OPTIMIZED).get(self.check.name)
+        is_selected = one_in is not None and crc32(self.case.id.encode()) % one_in == 0
+        return is_selected and not self.implementation.textbook
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -94,10 +94,10 @@ class Cell:
         """Raise NotApplicable if a variation of the case needs a feature that the implementation lacks,
         exceeds its declared limits, or is elected to raise."""
         if isinstance(self.case, Case) and inputs is not self.inputs:
-            own, implementation = {*self.case.needs}, self.implementation
+            case_needs, implementation = {*self.case.needs}, self.implementation
             if inputs.mask_array is not None:
-                own -= {"mask"}  # the mask of the case may be a flag
-            missing = implementation.missing(n for n in inputs.needs if n not in own)
+                case_needs -= {"mask"}  # the mask of the case may be a flag
+            missing = implementation.missing(n for n in inputs.needs if n not in case_needs)
             if missing is None and inputs.sizes != self.inputs.sizes:
                 limits = implementation.declared.limits_for(self.dtype)
                 missing = limits.refusal(inputs.sizes)
@@ -109,21 +109,22 @@ class Cell:
         """Raise NotApplicable if a user function elects to raise for these inputs."""
         if not self.implementation.declared.is_user_code:
             return
-        question = elections.raising(inputs, self.implementation)
+        question = elections.question_that_raises(inputs, self.implementation)
         if question:
             raise self.refused(question, f"raises, and is observed to do so always ({question})")
 
     def call(self, prepared: PreparedCall) -> Any:
-        """The return value of the framework. Raises what `attempt` raises, and Deviation "stale" if the
-        cell has had an answer to a call that is refused now."""
-        users = self.implementation.declared.is_user_code
-        digest = prepared.problem.digest if users and prepared.problem is not None else b""
+        """The return value of the framework. Raises what `attempt` raises, and Deviation "stale" if a
+        problem is refused that was answered before in this cell."""
+        is_user_code = self.implementation.declared.is_user_code
+        digest = prepared.problem.digest if is_user_code and prepared.problem is not None else b""
         try:
-            answer = self.attempt(prepared)
+            native = self.attempt(prepared)
         except Refused as refused:
-            raise (refusal.inconsistent(refused) if digest in self.answered else refused) from None
+            is_stale = digest in self.answered
+            raise (refusal.stale_deviation(refused) if is_stale else refused) from None
         self.answered |= {digest} - {b""}
-        return answer
+        return native
 
     def attempt(self, call: Callable[[], Any]) -> Any:
         """The return value of a call. Raises:
@@ -131,24 +132,24 @@ class Cell:
         - NotApplicable if a derivative is refused, and the implementation may be forward only.
         - Refused if a user function refuses the case (see `suite.judge.refusal`), twice.
         - Deviation "stale" if the user function answers the second time.
-        - Deviation "forbidden" if the user function calls what it must not call.
+        - Deviation "forbidden" if the user function makes a forbidden call.
         - Deviation "raised" for any other error.
         """
         try:
             return call()
         except ForwardOnly as error:
-            # A function that raises this in a plain call would not be asked.
-            derives = not isinstance(call, PreparedCall)
+            # A forward call that raises this is a failure.
+            differentiates = not isinstance(call, PreparedCall)
             declared = error.declared or self.implementation.declared.may_be_forward_only
-            if derives and declared:
+            if differentiates and declared:
                 raise NotApplicable(f"forward only: {error}") from error
             raise Deviation("raised", first_line(error)) from error
         except ENDS:
             raise
         except BaseException as error:
             outcome = refusal.outcome(self.implementation, error)
-            if isinstance(outcome, Refused) and refusal.answers(call):
-                outcome = refusal.inconsistent(outcome)
+            if isinstance(outcome, Refused) and refusal.call_returns(call):
+                outcome = refusal.stale_deviation(outcome)
             raise outcome from error
 
     def read(
@@ -171,10 +172,9 @@ class Cell:
 
     @property
     def flushes(self) -> bool:
-        """True if the implementation elects to flush subnormals to zero. Layers have no such election.
-        Their values are far from subnormals, and only weights in float16 depend on the answer: layers
-        are taken to flush in every dtype but float16. False for an answer that nobody gives, which the
-        check `election` reports."""
+        """True if the implementation elects to flush subnormals to zero. Layers have no such election:
+        only weights in float16 depend on it, so layers count as flushing in every dtype but float16.
+        False if the question has no valid answer, which the check `election` reports."""
         if "subnormal-output" not in self.case.operator.questions.elections:
             return self.dtype.name != "f16"
         try:
@@ -207,54 +207,53 @@ class Cell:
         if inputs.operator.packing is not None:
             return "unread"
         questions = elections.questions_of_rows(inputs, self.implementation)
-        answers = {self.elected(question): question for question in questions}
-        if len(answers) > 1:
+        question_by_answer = {self.elected(question): question for question in questions}
+        if len(question_by_answer) > 1:
             raise NotApplicable(
-                f"elects {' and '.join(answers)} for rows without keys of two kinds"
+                f"elects {' and '.join(question_by_answer)} for rows without keys of two kinds"
             )
-        ((elected, question),) = answers.items()
-        text = f"elects {elected!r} for rows without keys ({question})"
+        ((elected, question),) = question_by_answer.items()
+        message = f"elects {elected!r} for rows without keys ({question})"
         if elected == "raises":
-            raise self.refused(question, text)
+            raise self.refused(question, message)
         return elected
 
-    def refused(self, question: str, text: str) -> NotApplicable:
+    def refused(self, question: str, message: str) -> NotApplicable:
         """The exception for a cell in which the implementation elects to raise: Refused for a user
-        function that does not promise this election, else NotApplicable. `text` is the message."""
-        promised = self.implementation.elected(question, self.dtype) is not None
-        refuses = self.implementation.declared.is_user_code and not promised
-        return (Refused if refuses else NotApplicable)(text)
+        function that does not promise this election, else NotApplicable."""
+        is_promised = self.implementation.elected(question, self.dtype) is not None
+        is_refusal = self.implementation.declared.is_user_code and not is_promised
+        return (Refused if is_refusal else NotApplicable)(message)
 
-    def sees(self, inputs: Inputs) -> np.ndarray:
-        """The keys that may influence each row, boolean (B, H, Lq, Lk): the attended keys. A fully
-        masked row is influenced by no key if zeros or NaN are elected for it, and otherwise may be by
-        every key."""
+    def visible_keys(self, inputs: Inputs) -> np.ndarray:
+        """True for the pairs (B, H, Lq, Lk) in which the key may influence the row: the attended pairs,
+        and all pairs of a fully masked row, unless zeros or NaN are elected for such rows."""
         if not inputs.has_empty_rows:
             return inputs.attends
         try:
-            blind = self.elected_rows(inputs) in ("zeros", "nan")
+            constant = self.elected_rows(inputs) in ("zeros", "nan")
         except NotApplicable:
-            blind = False
-        return inputs.attends if blind else inputs.attends | inputs.fully_masked_rows[..., None]
+            constant = False
+        return inputs.attends if constant else inputs.attends | inputs.fully_masked_rows[..., None]
 
     def oracle(self, inputs: Inputs | None = None, numerics: str | None = None) -> Oracle:
         """The oracle of `inputs` under the implementation's elections, in its numerics class or another
         one.
 
-        Raises NotApplicable if the layer cannot take parameters: no oracle knows its own ones.
+        Raises NotApplicable if the layer cannot take parameters: no oracle knows its parameters.
         """
         if not self.implementation.declared.takes_parameters:
             raise NotApplicable("the layer takes no parameters: only what needs none is judged")
         inputs = self.inputs if inputs is None else inputs
         if inputs.dtype is not self.dtype:
-            # A path whose operands are widened answers as in the wider dtype.
-            other = Cell(self.check, inputs.case, self.implementation, self.seed)
-            return other.oracle(inputs, numerics)
+            # A path that widens its operands is judged in the wider dtype.
+            cell = Cell(self.check, inputs.case, self.implementation, self.seed)
+            return cell.oracle(inputs, numerics)
         oracle = Oracle.forward(inputs, self.rounding, self.elected_rows(inputs))
         return oracle if numerics is None else oracle.in_class(numerics)
 
     def bound(self, inputs: Inputs) -> np.ndarray:
-        """The bound of the implementation's class on its output for `inputs`."""
+        """The bound of the output for `inputs` in the implementation's numerics class."""
         return self.oracle(inputs).bound()
 
     def judge(
@@ -278,18 +277,18 @@ class Cell:
         """Raise Deviation "election" unless the log-sum-exp of fully masked rows is as elected for masks,
         or agrees with the output."""
         inputs = oracle.inputs
-        answers = {*lse.AGREES[oracle.rows], self.elected("lse-of-empty-row")}
-        right = np.logical_or.reduce([lse.VALUES[n](got) for n in answers & lse.VALUES.keys()])
+        names = {*lse.AGREES[oracle.rows], self.elected("lse-of-empty-row")}
+        right = np.logical_or.reduce([lse.VALUES[n](got) for n in names & lse.VALUES.keys()])
         wrong = inputs.fully_masked_rows & ~right
-        if wrong.any() and "all-keys" not in answers:
-            at = first(wrong)
+        if wrong.any() and "all-keys" not in names:
+            at = first_index(wrong)
             raise Deviation(
                 "election",
                 f"element {at} of the log-sum-exp, of a row without keys: got {float(got[at])!r}; right "
-                f"beside {oracle.rows}: {', '.join(sorted(answers))}",
+                f"beside {oracle.rows}: {', '.join(sorted(names))}",
             )
 
-    def refuse_what_is_elected(self) -> None:
+    def require_elected_answer(self) -> None:
         """Raise NotApplicable if the implementation elects to give no answer to the case."""
         case = self.case
         overflows = isinstance(case, Case) and case.recipe == "overflow"

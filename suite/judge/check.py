@@ -1,7 +1,7 @@
 """Checks: promises, with the cases of each level.
 
 A check is a function of a `Cell`. The function returns if the promise holds, and raises `Deviation` if
-not. A check is asked of every operator that has cases for it, and of every implementation that has the
+not. A check applies to every operator that has cases for it, and to every implementation that has the
 needed features.
 """
 
@@ -20,7 +20,7 @@ CasesOf = Callable[[str], Iterable[AnyCase]]
 """The cases of a level."""
 
 
-def everybody(declared: Declared) -> bool:
+def every_implementation(declared: Declared) -> bool:
     """True for every implementation: the default of `Check.applies_to`."""
     return True
 
@@ -31,7 +31,7 @@ class Check:
 
     - `name`, and the `function` that judges it
     - `cases`: the cases of a level
-    - `needs`: features besides those of the cases
+    - `needs`: needed features, in addition to those of the cases
     - `compiled`: the cases of a level for compiled implementations, which pay for every new shape; None
       for none
     - `applies_to`: selects implementations by what they declare
@@ -46,7 +46,7 @@ class Check:
     cases: CasesOf
     needs: tuple[str, ...] = ()
     compiled: CasesOf | None = None
-    applies_to: Callable[[Declared], bool] = everybody
+    applies_to: Callable[[Declared], bool] = every_implementation
     builtin_cases: CasesOf | None = None
     single_answer: bool = False
 
@@ -55,44 +55,45 @@ class Check:
     ) -> Iterator[Cell]:
         """The cells of the level, case by case, for the implementations of the case's operator.
 
-        If a case is beyond the declared limits of an implementation, the nearest supported case is
-        asked, too. `suite.spec.levels.postponement_reason` says which cells wait for a later level.
+        If a case is beyond the declared limits of an implementation, the nearest supported case has a
+        cell, too. `suite.spec.levels.postponement_reason` says which cells wait for a later level.
         """
-        of_these = [i for i in implementations if self.applies_to(i.declared)]
-        eager = [i for i in of_these if i.mode == "eager"]
-        compiled = [i for i in of_these if i.mode != "eager"]
-        for cases, group in ((self.cases, eager), (self.compiled, compiled)):
-            if cases is not None and group:
-                yield from self._of_cases(cases, level, group, seed)
+        selected = [i for i in implementations if self.applies_to(i.declared)]
+        eager = [i for i in selected if i.mode == "eager"]
+        compiled = [i for i in selected if i.mode != "eager"]
+        for cases, implementations_of_mode in ((self.cases, eager), (self.compiled, compiled)):
+            if cases is not None and implementations_of_mode:
+                yield from self._cells_of(cases, level, implementations_of_mode, seed)
 
-    def _of_cases(
-        self, cases: CasesOf, level: str, group: Sequence[Implementation], seed: int
+    def _cells_of(
+        self, cases: CasesOf, level: str, implementations: Sequence[Implementation], seed: int
     ) -> Iterator[Cell]:
-        of_level = tuple(cases(level))
-        ids = {case.id for case in of_level}
-        builtin = {case.id for case in self.builtin_cases(level)} if self.builtin_cases else ids
-        later = {i: i.later for i in group}
-        smoke = {case.id for case in cases("smoke")} if any(later.values()) else set()
-        shared = shared_needs(of_level)
-        asked: set[tuple[Implementation, str]] = set()
-        for case in of_level:
-            for implementation in group:
+        """The cells of a level for implementations of one mode; see `cells`."""
+        level_cases = tuple(cases(level))
+        ids = {case.id for case in level_cases}
+        builtin_ids = {case.id for case in self.builtin_cases(level)} if self.builtin_cases else ids
+        later_dtypes = {i: i.later for i in implementations}
+        smoke_ids = {case.id for case in cases("smoke")} if any(later_dtypes.values()) else set()
+        shared_features = shared_needs(level_cases)
+        added: set[tuple[Implementation, str]] = set()
+        for case in level_cases:
+            for implementation in implementations:
                 if implementation.operator is not case.operator:
                     continue
-                if case.id not in builtin and not implementation.declared.is_user_code:
+                if case.id not in builtin_ids and not implementation.declared.is_user_code:
                     continue
                 if postponement_reason(
-                    level, later[implementation], case.dtype.name, not self.single_answer,
-                    case.id in smoke,
+                    level, later_dtypes[implementation], case.dtype.name, not self.single_answer,
+                    case.id in smoke_ids,
                 ):  # fmt: skip
                     continue
                 yield Cell(self, case, implementation, seed)
                 nearest = implementation.nearest_supported(case)
-                if nearest is None or nearest.id in ids or (implementation, nearest.id) in asked:
+                if nearest is None or nearest.id in ids or (implementation, nearest.id) in added:
                     continue
-                if shared[case.operator.name] - {*nearest.needs, "batch"}:
+                if shared_features[case.operator.name] - {*nearest.needs, "batch"}:
                     continue
-                asked.add((implementation, nearest.id))
+                added.add((implementation, nearest.id))
                 yield Cell(self, nearest, implementation, seed)
 
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
@@ -102,28 +103,29 @@ class Check:
 
 
 def shared_needs(cases: Iterable[AnyCase]) -> dict[str, frozenset[str]]:
-    """The features that all cases of an operator need, by the operator's name: a check is about these."""
-    shared: dict[str, frozenset[str]] = {}
+    """The features that all cases of an operator need, by the operator's name. The check is about these
+    features, so a nearest supported case must have them, too."""
+    features: dict[str, frozenset[str]] = {}
     for case in cases:
         needs = frozenset(case.needs)
-        shared[case.operator.name] = shared.get(case.operator.name, needs) & needs
-    return shared
+        features[case.operator.name] = features.get(case.operator.name, needs) & needs
+    return features
 
 
 def check(
-    cases: CasesOf, needs: tuple[str, ...] = (), compiled: CasesOf | None = None, **facts: Any
+    cases: CasesOf, needs: tuple[str, ...] = (), compiled: CasesOf | None = None, **fields: Any
 ) -> Callable[[Callable[[Cell], None]], Callable[[Cell], None]]:
-    """Mark a test function as a check on the cases that `cases(level)` gives.
+    """A decorator that registers a test function in `CHECKS`, as a check on the cases `cases(level)`.
 
     The name of the check is the function's name without `test_`. The arguments are fields of `Check`.
     """
 
-    def mark(function: Callable[[Cell], None]) -> Callable[[Cell], None]:
+    def register(function: Callable[[Cell], None]) -> Callable[[Cell], None]:
         name = function.__name__.removeprefix("test_")
-        CHECKS[function] = Check(name, function, cases, needs, compiled, **facts)
+        CHECKS[function] = Check(name, function, cases, needs, compiled, **fields)
         return function
 
-    return mark
+    return register
 
 
 CHECKS: dict[Any, Check] = {}

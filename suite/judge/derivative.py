@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def asked_of(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, list[str]]:
-    """The call of a cell to differentiate, and the names of all arrays by which it can be
+    """The cell's call in a differentiable form, and the names of all arrays by which it can be
     differentiated."""
     inputs = cell.inputs if inputs is None else inputs
     cell.require(inputs)
@@ -41,8 +41,8 @@ def differentiated(
     implementation: Implementation, prepared: PreparedCall, inputs: Inputs
 ) -> list[str]:
     """The names of all arrays by which a call of the implementation can be differentiated."""
-    without = {"bias"} if implementation.missing(["gradient-of-bias"]) is not None else set()
-    return [name for name in names_of(prepared, inputs) if name not in without]
+    excluded = {"bias"} if implementation.missing(["gradient-of-bias"]) is not None else set()
+    return [name for name in names_of(prepared, inputs) if name not in excluded]
 
 
 def vjp(
@@ -54,12 +54,11 @@ def vjp(
     prepared: PreparedCall | None = None,
 ) -> tuple[Answer, dict[str, np.ndarray]]:
     """The answer, and the gradients with respect to the arrays `wrt`, by default all. Gradients of
-    query, key and value have the shape (B, H, L, D) or (B, L, width), all others the shape that was
-    passed.
+    query, key and value have the shape (B, H, L, D) or (B, L, width), all others that of the argument.
 
-    The cotangent, by default the case's own, lies in memory as `arranged` says. `prepared` is the call
-    if it differs from that of the inputs. Type, device, dtype and shape are checked. Raises Deviation,
-    "raised" and "no-gradient" included.
+    `cotangent` is by default the cell's; `arranged` is its layout in memory (`Memory.arranged`).
+    `prepared` is the call, by default that of `inputs`. Type, device, dtype and shape are checked. Raises
+    Deviation, "raised" and "no-gradient" included.
     """
     inputs = cell.inputs if inputs is None else inputs
     backend = cell.implementation.backend
@@ -71,8 +70,8 @@ def vjp(
     native = backend.memory.arranged(
         native_cotangent(values, inputs, prepared), inputs.dtype, arranged
     )
-    out, gradients = cell.attempt(lambda: backend.vjp(prepared, wrt, native))
-    answer = read_output(cell, out, inputs, prepared)
+    native_output, gradients = cell.attempt(lambda: backend.vjp(prepared, wrt, native))
+    answer = read_output(cell, native_output, inputs, prepared)
     return answer, read_gradients(cell, gradients, inputs, prepared, wrt)
 
 
@@ -103,11 +102,11 @@ def read_gradients(
         if native.get(name) is None:
             raise Deviation("no-gradient", f"the {name} got no gradient")
         shape = tuple(prepared.arguments[prepared.argument(name)].shape)
-        what = f"the gradient of the {name}"
+        label = f"the gradient of the {name}"
         dtype = inputs.case.dtype_of(name)
-        values = read_array(cell.implementation.backend, what, native[name], shape, dtype)
-        operand = name in OPERANDS and values.ndim == 4
-        gradients[name] = swap_heads_and_length(values, prepared) if operand else values
+        values = read_array(cell.implementation.backend, label, native[name], shape, dtype)
+        has_heads = name in OPERANDS and values.ndim == 4
+        gradients[name] = swap_heads_and_length(values, prepared) if has_heads else values
     return gradients
 
 
@@ -120,20 +119,18 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
     if not inputs.has_empty_rows:
         return "nothing"
     questions = elections.questions_of_rows(inputs, cell.implementation)
-    of_gradients = (elections.question_of_gradients(name, inputs) for name in questions)
-    gradient, *others = dict.fromkeys(cell.elected(question) for question in of_gradients)
+    gradient_questions = (elections.question_of_gradients(name, inputs) for name in questions)
+    elected, *others = dict.fromkeys(cell.elected(question) for question in gradient_questions)
     if others:
-        raise NotApplicable(
-            f"elects {gradient} and {others[0]} for cotangents of two kinds of rows"
-        )
+        raise NotApplicable(f"elects {elected} and {others[0]} for cotangents of two kinds of rows")
     rows = cell.elected_rows(inputs)
-    if inputs.operator.is_layer and "nan" in (gradient, rows):
+    if inputs.operator.is_layer and "nan" in (elected, rows):
         raise NotApplicable("elects NaN for rows without keys, which reaches every parameter")
-    elections.backward_mode(gradient, rows)
-    return gradient
+    elections.backward_mode(elected, rows)
+    return elected
 
 
-def mode_of(cell: Cell, inputs: Inputs) -> str:
+def _row_mode(cell: Cell, inputs: Inputs) -> str:
     """The mode of fully masked rows in the reference's backward pass."""
     if not inputs.has_empty_rows:
         return "zeros"
@@ -155,11 +152,11 @@ def judge_gradients(
     """
     inputs = cell.inputs if inputs is None else inputs
     cotangent = cell.cotangent if cotangent is None else cotangent
-    mode, poisoned = mode_of(cell, inputs), elected_gradient(cell, inputs) == "nan"
+    mode, nan_elected = _row_mode(cell, inputs), elected_gradient(cell, inputs) == "nan"
 
     oracle_inputs = inputs
     if "bias" in gradients and inputs.bias is not None:
-        # A mask that is merged into the bias may give it more axes.
+        # A bias with which the mask is merged may have more axes.
         oracle_inputs = inputs.replace(bias=np.broadcast_to(inputs.bias, gradients["bias"].shape))
 
     def oracle(numerics: str) -> Oracle:
@@ -174,10 +171,10 @@ def judge_gradients(
         want = expected[name]
         got = values.reshape(want.value.shape)
         judged = np.ones(got.shape, bool)
-        if poisoned:
-            judged &= ~_reached(oracle_inputs, name, got.shape)
+        if nan_elected:
+            judged &= ~_touched_elements(oracle_inputs, name, got.shape)
         if name == "bias" and mode == "scores":
-            judged &= ~_infinite(cell, oracle_inputs)
+            judged &= ~_minus_inf_elements(cell, oracle_inputs)
         error, measured, deviation = against_oracle(
             got, want.value, want.error, judged, inputs.dtype, cell.numerics,
             f"gradient of the {name}, ",
@@ -190,9 +187,9 @@ def judge_gradients(
 
 def judge_tangent(cell: Cell, got: np.ndarray, tangents: Mapping[str, np.ndarray]) -> None:
     """Compare the JVP of the output with the reference. Fully masked rows that are elected to be NaN are
-    left out; others move as their gradients flow."""
+    left out; the tangents of other fully masked rows follow the elected gradient."""
     inputs = cell.inputs
-    want = Oracle.jvp(inputs, tangents, cell.rounding, mode_of(cell, inputs)).expected["output"]
+    want = Oracle.jvp(inputs, tangents, cell.rounding, _row_mode(cell, inputs)).expected["output"]
     judged = np.ones(got.shape, bool)
     if elected_gradient(cell, inputs) == "nan":
         axes = inputs.operator.outputs(inputs.case)["output"]
@@ -210,34 +207,35 @@ def jvp(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
     inputs, backend = cell.inputs, cell.implementation.backend
     prepared, _ = asked_of(cell, inputs)
     native = {
-        name: backend.array(np.ascontiguousarray(_as_passed(name, x, prepared)), inputs.dtype)
+        name: backend.array(np.ascontiguousarray(_as_argument(name, x, prepared)), inputs.dtype)
         for name, x in tangents.items()
     }
     out = cell.attempt(lambda: backend.jvp(prepared, native))
     return read_output(cell, out, inputs, prepared).values
 
 
-def _as_passed(name: str, values: np.ndarray, prepared: PreparedCall) -> np.ndarray:
+def _as_argument(name: str, values: np.ndarray, prepared: PreparedCall) -> np.ndarray:
+    """An array of the case in the axis order and shape of the call's argument."""
     shape = tuple(prepared.arguments[prepared.argument(name)].shape)
     return (swap_heads_and_length(values, prepared) if values.ndim == 4 else values).reshape(shape)
 
 
-def _infinite(cell: Cell, inputs: Inputs) -> np.ndarray:
-    """The elements of the bias that are -inf in fully masked rows. Their gradients are not judged: -inf
-    has no derivative."""
+def _minus_inf_elements(cell: Cell, inputs: Inputs) -> np.ndarray:
+    """True for elements of the bias that are -inf in fully masked rows: these have no derivative to
+    judge."""
     assert inputs.bias is not None
-    merged = cell.implementation.declared.merges_mask_into_bias
+    merges_mask = cell.implementation.declared.merges_mask_into_bias
     hidden = np.broadcast_to(np.isneginf(inputs.bias), inputs.attends.shape)
-    hidden = ~inputs.attends if merged else hidden
+    hidden = ~inputs.attends if merges_mask else hidden
     sizes = dict(zip(inputs.axes("bias"), inputs.bias.shape, strict=True))
-    shared = tuple(n for n, letter in enumerate("bhqk") if sizes.get(letter, 1) == 1)
-    infinite = np.asarray(hidden.all(shared, keepdims=True))
-    empty = np.asarray(inputs.fully_masked_rows[..., None].any(shared, keepdims=True))
-    return (infinite & empty).reshape(inputs.bias.shape)
+    shared_axes = tuple(n for n, letter in enumerate("bhqk") if sizes.get(letter, 1) == 1)
+    infinite = np.asarray(hidden.all(shared_axes, keepdims=True))
+    fully_masked = np.asarray(inputs.fully_masked_rows[..., None].any(shared_axes, keepdims=True))
+    return (infinite & fully_masked).reshape(inputs.bias.shape)
 
 
-def _reached(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The elements of an array's gradient to which a fully masked row contributes."""
+def _touched_elements(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """True for the elements of an array's gradient to which a fully masked row contributes."""
     sizes, axes = inputs.letters, inputs.axes(name)
-    own = "".join("." if n == 1 != sizes[x] else x for x, n in zip(axes, shape, strict=True))
-    return np.broadcast_to(inputs.rows_along(inputs.fully_masked_rows, own), shape)
+    letters = "".join("." if n == 1 != sizes[x] else x for x, n in zip(axes, shape, strict=True))
+    return np.broadcast_to(inputs.rows_along(inputs.fully_masked_rows, letters), shape)

@@ -1,9 +1,9 @@
-"""Find how a person's function is called, by trial calls.
+"""Find how a user's function is called, by trial calls.
 
-The names of parameters tell what is passed (`backends.user.signature`). Calls on small inputs, whose
-sizes are pairwise distinct, tell the rest: axes, kinds of masks, what comes back beside the output, and
-where a window counts from. What asks a function less, or may be its fault, is advised and not bound: that
-takes a claim.
+The names of parameters show their arguments (`backends.user.signature`). Calls on small inputs, whose
+sizes are pairwise distinct, show the rest: axes, kinds of masks, the output returned beside `output`, and
+the key from which a window counts. What may be a fault, or makes the suite test less, is not bound: the
+advice is to claim it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attention_conformance.backends.protocol import (
     PreparedCall,
 )
 from attention_conformance.suite.judge.answer import swap_heads_and_length, values_of
-from attention_conformance.suite.judge.diagnosis.instrument import MOST_CALLS, one_hot
+from attention_conformance.suite.judge.diagnosis.instrument import MOST_CALLS, one_hot_inputs
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import Deviation
@@ -38,8 +38,8 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal, Window
 
-Calling = Callable[[Case], AbstractContextManager[None]]
-"""Makes the context in which the function is called on a case; the context may raise TimeOver."""
+CallContext = Callable[[Case], AbstractContextManager[None]]
+"""Makes the context in which a function is called on a case; the context may raise TimeOver."""
 
 BIASED = "sdpa/none/mha/{dt}/b2h3q5k7d8/bias.qk"
 GROUPED = "sdpa/none/gqa2/{dt}/b2h4q5k7d8"
@@ -51,45 +51,46 @@ WINDOWS = ("window", "window_left")
 LEFT, RIGHT = 3, 1
 NO_ADVICE = ("", ())
 
-TAKEN = {
+MASK_KINDS = {
     "hides": "True hides a key",
     "binary_hides": "it is given the numbers 1, which hides a key, and 0",
     "additive": "it is given 0 and -inf, which are added to the scores",
     "binary": "it is given the numbers 1, which attends, and 0",
 }
-"""What a parameter for a mask may take instead of booleans, by the claim `masks`."""
+"""The meaning of a mask that is no boolean mask of attended pairs, by the claim `masks`."""
 
 
-def fit(function: Implementation, calling: Calling = lambda case: nullcontext()) -> None:
+def fit(function: Implementation, call_context: CallContext = lambda case: nullcontext()) -> None:
     """Bind a user's function of plain attention as trial calls show; a function that makes a forbidden
-    call stays as it is. Raises what `calling` raises."""
+    call stays as it is. Raises what `call_context` raises."""
     if hasattr(function, "rebind"):
         with suppress(ForbiddenCall):
-            function.advice = Fitting(function, calling).fit()
+            function.advice = Fitting(function, call_context).fit()
 
 
 class Fitting:
     """The trial calls of one function."""
 
-    def __init__(self, function: Any, calling: Calling) -> None:
-        self.function, self.calling = function, calling
-        names = function.declared.dtypes
-        self.dtype = DTYPES["f32" if "f32" in names else names[0]]
+    def __init__(self, function: Any, call_context: CallContext) -> None:
+        self.function, self.call_context = function, call_context
+        dtypes = function.declared.dtypes
+        self.dtype = DTYPES["f32" if "f32" in dtypes else dtypes[0]]
         self.probe = Probe(function, self.dtype)
 
     def fit(self) -> tuple[str, tuple[str, ...]]:
-        """Find one thing after the other, each with what was found before. Returns advice."""
-        right = self.fits_axes()
-        if not right and self.output(self.plain()) is None:
+        """Bind one property after the other, each by calls with those bound before. Returns advice: a
+        text, and the features that it is about."""
+        has_right_axes = self.fit_axes()
+        if not has_right_axes and self.output(self.plain_inputs()) is None:
             return NO_ADVICE
-        native = self.is_native
-        self.fit_heads(native)
-        if not native or any(map(self.function.binder.name_of, WINDOWS)):
+        is_native = self.is_native
+        self.fit_heads(is_native)
+        if not is_native or any(map(self.function.binder.name_of, WINDOWS)):
             self.fit_causal()
             self.fit_window()
-        if not native:
+        if not is_native:
             self.fit_lse()
-        return self.advice_on_masks(native) if right else NO_ADVICE
+        return self.advice_on_masks(is_native) if has_right_axes else NO_ADVICE
 
     @property
     def binding(self) -> Binding:
@@ -100,11 +101,11 @@ class Fitting:
         """True if the function is called as the framework's own attention."""
         return not self.function.binder.bound and self.binding.but(causal="") == Binding()
 
-    def called(self, inputs: Inputs) -> tuple[Any, PreparedCall] | None:
-        """What the function returns for the inputs, and the call; None if it raises."""
+    def call(self, inputs: Inputs) -> tuple[Any, PreparedCall] | None:
+        """The return value for the inputs, and the prepared call; None if it raises."""
         prepared = self.function.prepare(inputs)
         try:
-            with self.calling(inputs.case):
+            with self.call_context(inputs.case):
                 return prepared(), prepared
         except (*ENDS, ForbiddenCall):
             raise
@@ -120,9 +121,8 @@ class Fitting:
         return swap_heads_and_length(values, prepared) if values.ndim == 4 else None
 
     def output(self, inputs: Inputs) -> np.ndarray | None:
-        """The values (B, H, L, D) of what the function returns for the inputs; None if it raises, or
-        returns no array with four axes."""
-        answer = self.called(inputs)
+        """The output (B, H, L, D) for the inputs; None if the call raises or returns no four axes."""
+        answer = self.call(inputs)
         if answer is None:
             return None
         native, prepared = answer
@@ -143,84 +143,86 @@ class Fitting:
         self.function.rebind(before)
         return right
 
-    def plain(self, mask: str = "none") -> Inputs:
+    def plain_inputs(self, mask: str = "none") -> Inputs:
         return self.probe.inputs(mask)
 
-    # Axes, and what is returned.
+    # Axes, and returned arrays.
 
-    def axes(self) -> Iterator[str]:
-        """The axes to try, the most probable first; "" for those of the framework's own attention."""
+    def candidate_axes(self) -> Iterator[str]:
+        """The axes to try, the most probable first; "" for the axes of the framework's own attention."""
         if self.binding.axes:
             yield self.binding.axes
             return
-        native = self.function.native.axis_order
-        order = LAYOUTS.get(self.function.binder.layout) or dict.fromkeys((native, *AXES))
-        yield from ("" if axes == native else axes for axes in order)
+        native_axes = self.function.native.axis_order
+        candidates = LAYOUTS.get(self.function.binder.layout) or dict.fromkeys((native_axes, *AXES))
+        yield from ("" if axes == native_axes else axes for axes in candidates)
 
-    def fits_axes(self) -> bool:
-        """Bind axes, and the kind of a returned pair; True if an answer was right. Without a right answer
-        the first axes with an output of the right shape are bound."""
-        first, shaped, answered = self.binding, None, None
-        takes_all: bool | None = None
-        for axes in self.axes():
-            if self.lacks_axes(axes):
-                if takes_all is None:
-                    takes_all = bool(shaped) or self.takes_all_axes(first)
-                if takes_all:
-                    break  # what is wrong is the answer, or the size of an axis
-            self.function.rebind(first.but(axes=axes))
-            inputs = self.plain()
-            answer = self.called(inputs)
+    def fit_axes(self) -> bool:
+        """Bind axes, and the kind of a returned pair; True if an answer was right. If none was, the first
+        binding with an output of the right shape is bound, or else the first with any output."""
+        before, first_shaped, first_answered = self.binding, None, None
+        four_axes_answered: bool | None = None
+        for axes in self.candidate_axes():
+            if self.has_fewer_axes(axes):
+                if four_axes_answered is None:
+                    four_axes_answered = bool(first_shaped) or self.answers_four_axes(before)
+                if four_axes_answered:
+                    break  # the answer is wrong, or the size of an axis
+            self.function.rebind(before.but(axes=axes))
+            inputs = self.plain_inputs()
+            answer = self.call(inputs)
             if answer is None:
                 continue
             native, prepared = answer
-            pair = isinstance(native, tuple | list) and len(native) > 1
-            values = self.values(native[0] if pair else native, prepared)
+            is_pair = isinstance(native, tuple | list) and len(native) > 1
+            values = self.values(native[0] if is_pair else native, prepared)
             if values is None:
                 continue
-            found = first.but(axes=axes, returns=self.beside(native[1], inputs) if pair else "")
-            if self.transposes and not first.output_axes:
-                found = found.but(output_axes=self.other_order(axes))
+            kind = self.kind_of_second(native[1], inputs) if is_pair else ""
+            binding = before.but(axes=axes, returns=kind)
+            if self.transposes and not before.output_axes:
+                binding = binding.but(output_axes=self.other_order(axes))
                 values = values.swapaxes(1, 2)
-            answered = answered or found
+            first_answered = first_answered or binding
             if values.shape != inputs.full_shape("output"):
                 continue
-            shaped = shaped or found
+            first_shaped = first_shaped or binding
             if self.probe.matches(values, inputs):
-                self.function.rebind(found)
+                self.function.rebind(binding)
                 return True
-        self.function.rebind(shaped or answered or first)
+        self.function.rebind(first_shaped or first_answered or before)
         return False
 
-    def takes_all_axes(self, first: Binding) -> bool:
+    def answers_four_axes(self, binding: Binding) -> bool:
         """True if the function answers operands with four axes in other sizes."""
-        if first.axes:
+        if binding.axes:
             return False
-        self.function.rebind(first)
-        inputs = self.probe.drawn(COMMON.format(dt=self.dtype.name))
-        for axes in [axes for axes in self.axes() if not self.lacks_axes(axes)]:
-            self.function.rebind(first.but(axes=axes))
-            if self.called(inputs) is not None:
+        self.function.rebind(binding)
+        inputs = self.probe.draw(COMMON.format(dt=self.dtype.name))
+        for axes in [axes for axes in self.candidate_axes() if not self.has_fewer_axes(axes)]:
+            self.function.rebind(binding.but(axes=axes))
+            if self.call(inputs) is not None:
                 return True
         return False
 
-    def lacks_axes(self, axes: str) -> bool:
-        """True if these axes are not all four."""
+    def has_fewer_axes(self, axes: str) -> bool:
+        """True if an operand in this axis order has fewer than four axes."""
         return bool(AXES[axes or self.function.native.axis_order].index)
 
     @property
     def transposes(self) -> bool:
-        """True if the signature is one whose functions exchange heads and rows of the output: that of
-        transformers, which begins with the module. Of any other function this may be a fault."""
+        """True if the signature is that of transformers, which begins with the module: its functions
+        exchange heads and rows of the output. In any other function this may be a fault."""
         return bool(self.function.binder.name_of("module"))
 
     def other_order(self, axes: str) -> str:
-        """The order that heads and rows do not have in these axes."""
-        own = AXES[axes or self.function.native.axis_order].order
-        return "blhd" if own == "bhld" else "bhld"
+        """The axis order, "bhld" or "blhd", that `axes` do not have."""
+        order = AXES[axes or self.function.native.axis_order].order
+        return "blhd" if order == "bhld" else "bhld"
 
-    def beside(self, array: Any, inputs: Inputs) -> str:
-        """What stands beside the output: "weights", "lse", "None"; "" if nobody knows."""
+    def kind_of_second(self, array: Any, inputs: Inputs) -> str:
+        """The kind of the array returned beside the output: "weights", "lse", "None"; "" for other
+        shapes."""
         if array is None:
             return "None"
         sizes, shape = inputs.sizes, tuple(getattr(array, "shape", ()))
@@ -230,32 +232,33 @@ class Fitting:
         return "lse" if shape and int(np.prod(shape)) == rows else ""
 
     def fit_lse(self) -> None:
-        """Bind the axes of the log-sum-exp, which its shape tells, and the base 2 for the signature of
-        FlashInfer, if it is nearer. Of any other function the base may be a fault."""
-        inputs = self.plain().replace(lse=True)
+        """Bind the axes of the log-sum-exp, which its shape tells, and for the signature of FlashInfer
+        the base 2, if it is nearer. In any other function another base may be a fault."""
+        inputs = self.plain_inputs().replace(lse=True)
         if self.function.refuses(inputs):
             return
-        first = self.binding
-        for axes in ("", self.other_order(first.axes)[:3]):
-            bound = first.but(lse_axes=axes)
-            self.function.rebind(bound)
-            arrays = self.with_lse(inputs)
-            if arrays is None:
+        before = self.binding
+        for axes in ("", self.other_order(before.axes)[:3]):
+            binding = before.but(lse_axes=axes)
+            self.function.rebind(binding)
+            outputs = self.output_and_lse(inputs)
+            if outputs is None:
                 continue
-            base_2 = self.function.binder.layout in LAYOUTS and not first.lse_base
-            if base_2 and not self.judges(arrays, inputs):
-                self.function.rebind(bound.but(lse_base="2"))
-                if self.spread(self.with_lse(inputs), inputs) > self.spread(arrays, inputs):
-                    self.function.rebind(bound)
+            may_have_base_2 = self.function.binder.layout in LAYOUTS and not before.lse_base
+            if may_have_base_2 and not self.are_right(outputs, inputs):
+                self.function.rebind(binding.but(lse_base="2"))
+                spread = self.lse_spread(outputs, inputs)
+                if self.lse_spread(self.output_and_lse(inputs), inputs) > spread:
+                    self.function.rebind(binding)
             return
-        self.function.rebind(first)
+        self.function.rebind(before)
 
-    def with_lse(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
+    def output_and_lse(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
         """Output and log-sum-exp by name; None unless both have the right shape."""
-        answer = self.called(inputs)
-        if answer is None or not isinstance(answer[0], tuple | list) or len(answer[0]) < 2:
+        returned = self.call(inputs)
+        if returned is None or not isinstance(returned[0], tuple | list) or len(returned[0]) < 2:
             return None
-        (output, lse, *_), prepared = answer
+        (output, lse, *_), prepared = returned
         try:
             arrays = {
                 name: swap_heads_and_length(values_of(self.function.backend, array), prepared)
@@ -263,111 +266,115 @@ class Fitting:
             }
         except Deviation:
             return None
-        fits = all(arrays[name].shape == inputs.full_shape(name) for name in arrays)
-        return arrays if fits else None
+        has_shapes = all(arrays[name].shape == inputs.full_shape(name) for name in arrays)
+        return arrays if has_shapes else None
 
-    def spread(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> float:
-        """How much the error of the log-sum-exp varies from row to row."""
+    def lse_spread(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> float:
+        """The standard deviation, over rows, of the error of the log-sum-exp; infinite without arrays."""
         if arrays is None:
             return np.inf
         want = Oracle.forward(inputs, self.probe.rounding).expected["lse"].value
         return float(np.std(arrays["lse"] - np.asarray(want, float)))
 
-    def judges(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> bool:
-        """True if arrays are right outputs."""
+    def are_right(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> bool:
+        """True if the arrays are right outputs."""
         try:
             Oracle.forward(inputs, self.probe.rounding, "zeros").judge(arrays or {})
         except Deviation:
             return False
         return arrays is not None
 
-    def fit_heads(self, native: bool) -> None:
-        """Bind grouped heads by their shapes if a call with them answers, right or wrong, and that they
-        are not taken if it raises. A `native` signature without the framework's parameter for grouped
-        heads takes them only if the answer is right."""
-        lacking = self.function.missing(["grouped-heads"]) is not None
+    def fit_heads(self, is_native: bool) -> None:
+        """Bind grouped heads by their shapes if a call with grouped heads answers, right or wrong, and
+        equal heads if it raises. If `is_native`, and the framework's parameter for grouped heads is
+        missing, grouped heads are bound only for a right answer."""
+        lacks_grouped_heads = self.function.missing(["grouped-heads"]) is not None
         if self.function.axes.heads or self.function.binder.serving("grouped-heads"):
             return
-        first = self.binding
-        self.function.rebind(first.but(heads="shapes"))
-        inputs = self.probe.drawn(GROUPED.format(dt=self.dtype.name))
-        unsaid = lacking and native
+        before = self.binding
+        self.function.rebind(before.but(heads="shapes"))
+        inputs = self.probe.draw(GROUPED.format(dt=self.dtype.name))
+        needs_right_answer = lacks_grouped_heads and is_native
         if inputs.sizes.Hkv == inputs.sizes.H:
-            self.function.rebind(first)
-        elif not (self.is_right(inputs) if unsaid else self.output(inputs) is not None):
-            self.function.rebind(first if unsaid else first.but(heads="equal"))
-        elif not lacking:
-            self.function.rebind(first)
+            self.function.rebind(before)
+        elif not (self.is_right(inputs) if needs_right_answer else self.output(inputs) is not None):
+            self.function.rebind(before if needs_right_answer else before.but(heads="equal"))
+        elif not lacks_grouped_heads:
+            self.function.rebind(before)
 
-    def attends(self, inputs: Inputs, dense: np.ndarray) -> bool:
-        """True if exactly the keys of a mask (Lq, Lk) have weights, whatever the scale."""
-        rows, calls = dense.any(-1), one_hot(inputs, MOST_CALLS)
+    def has_pattern(self, inputs: Inputs, dense: np.ndarray) -> bool:
+        """True if exactly the keys of a mask (Lq, Lk) have weights above 0, whatever the scale."""
+        rows, calls = dense.any(-1), one_hot_inputs(inputs, MOST_CALLS)
         for keys, one_hots in calls:
             got = self.output(one_hots)
             if got is None or got.shape != one_hots.full_shape("output"):
                 return False
-            seen = got[..., rows, : keys.stop - keys.start] > 0
-            if (seen != dense[rows, keys]).any():
+            has_weight = got[..., rows, : keys.stop - keys.start] > 0
+            if (has_weight != dense[rows, keys]).any():
                 return False
         return bool(calls)
 
     def fit_window(self) -> None:
-        """Bind where a window counts from; as the causal flag does, if it is no known place."""
+        """Bind the key from which a window counts: the key at the query's index, or as if the last query
+        stood at the last key (`window="last"`). If neither fits, the alignment of the causal flag
+        decides."""
         names = [word for word in WINDOWS if self.function.binder.name_of(word)]
         right = None if names == ["window_left"] else RIGHT
         window = Window(LEFT, right)
-        inputs = self.plain().replace(mask=window)
+        inputs = self.plain_inputs().replace(mask=window)
         if not names or self.function.refuses(inputs):
             return
-        by = inputs.sizes.Lk - inputs.sizes.Lq
-        last = Window(LEFT - by, None if right is None else right + by).dense(inputs.sizes)
-        if self.attends(inputs, window.dense(inputs.sizes)):
+        offset = inputs.sizes.Lk - inputs.sizes.Lq
+        last_window = Window(LEFT - offset, None if right is None else right + offset).dense(
+            inputs.sizes
+        )
+        if self.has_pattern(inputs, window.dense(inputs.sizes)):
             return
-        if self.attends(inputs, last) or self.binding.causal == "bottom-right":
+        if self.has_pattern(inputs, last_window) or self.binding.causal == "bottom-right":
             self.function.rebind(self.binding.but(window="last"))
 
     def fit_causal(self) -> None:
-        """Bind the alignment of the causal flag, for people."""
-        inputs = self.plain().replace(mask=Causal(), form="flag")
+        """Bind the alignment of the causal flag, which is shown to people."""
+        inputs = self.plain_inputs().replace(mask=Causal(), form="flag")
         if not self.function.binder.name_of("is_causal") or self.function.refuses(inputs):
             return
         for mask, name in ((Causal(), "top-left"), (Causal(bottom_right=True), "bottom-right")):
-            if self.attends(inputs, mask.dense(inputs.sizes)):
+            if self.has_pattern(inputs, mask.dense(inputs.sizes)):
                 self.function.rebind(self.binding.but(causal=name))
                 return
 
-    def advice_on_masks(self, native: bool) -> tuple[str, tuple[str, ...]]:
-        """What to claim if a parameter for a mask is not given what it takes, with the features that fail
-        without the claim. Nothing is bound here: what a parameter does may be a fault. A function that is
-        called as the framework's own is only told that numbers have no effect: else it is wrong."""
+    def advice_on_masks(self, is_native: bool) -> tuple[str, tuple[str, ...]]:
+        """The claim to advise if a parameter for a mask takes another kind of mask, and the features that
+        fail without the claim. Nothing is bound: the other kind may be a fault. If the function is called
+        as the framework's own attention (`is_native`), the only advice is that numbers have no effect."""
         names = [n for n in map(self.function.binder.name_of, MASK_WORDS) if n]
-        inputs = self.plain("bool.qk")
+        inputs = self.plain_inputs("bool.qk")
         if not names or self.binding.masks or self.function.refuses(inputs):
             return NO_ADVICE
         if self.is_right(inputs):
-            return self.advice_on_biases(names[-1], native)
-        for kind, what in () if native else TAKEN.items():
+            return self.advice_on_biases(names[-1], is_native)
+        for kind, form in () if is_native else MASK_KINDS.items():
             if self.is_right_with(inputs, masks=kind):
-                text = f"The parameter {names[-1]!r} takes booleans wrong, and is right if {what}."
-                adding = () if self.takes_biases(names[-1]) else ADDING
-                return f"{text} If it shall, claim masks={kind}.", HIDING + adding
+                text = f"The parameter {names[-1]!r} takes booleans wrong, and is right if {form}."
+                bias_features = () if self.takes_biases(names[-1]) else ADDING
+                return f"{text} If it shall, claim masks={kind}.", HIDING + bias_features
         return NO_ADVICE
 
     def takes_biases(self, name: str) -> bool:
-        """True unless the parameter of this name is given biases, and their answers are wrong."""
-        biased = self.probe.drawn(BIASED.format(dt=self.dtype.name))
-        return name not in self.function.binder.serving("bias") or self.is_right(biased)
+        """False if the parameter of this name is given biases, and the answers are wrong."""
+        inputs = self.probe.draw(BIASED.format(dt=self.dtype.name))
+        return name not in self.function.binder.serving("bias") or self.is_right(inputs)
 
-    def advice_on_biases(self, name: str, native: bool) -> tuple[str, tuple[str, ...]]:
-        """What to claim if the parameter of this name takes no biases."""
+    def advice_on_biases(self, name: str, is_native: bool) -> tuple[str, tuple[str, ...]]:
+        """The claim to advise if the parameter of this name takes no biases; see `advice_on_masks`."""
         if self.takes_biases(name):
             return NO_ADVICE
-        biased = self.probe.drawn(BIASED.format(dt=self.dtype.name))
-        with_bias, without = self.output(biased), self.output(biased.replace(bias=None))
-        same = with_bias is not None and without is not None and (with_bias == without).all()
-        if native and not same:
+        inputs = self.probe.draw(BIASED.format(dt=self.dtype.name))
+        biased, unbiased = self.output(inputs), self.output(inputs.replace(bias=None))
+        equal = biased is not None and unbiased is not None and (biased == unbiased).all()
+        if is_native and not equal:
             return NO_ADVICE
-        effect = "no effect" if same else "another effect than a bias that is added to the scores"
+        effect = "no effect" if equal else "another effect than a bias that is added to the scores"
         text = (
             f"The parameter {name!r} takes boolean masks right; numbers in it have {effect}. "
             "If it is for booleans alone, claim masks=boolean."

@@ -25,18 +25,18 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.vocabulary import BROKEN, OF_CALLS, REFUSED
 
 Limit = Callable[[], AbstractContextManager[None]]
-"""Makes the context in which an implementation is asked; the context may raise TimeOver."""
+"""Makes the context in which an implementation is called; the context may raise TimeOver."""
 
 Step = Callable[[Cell, Verdict], Verdict]
-"""Reads the verdict of a cell, and returns that verdict or another one."""
+"""Takes a cell and its verdict; returns the verdict or another one in its place."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How cells are judged, beside their checks.
+    """Settings of the judgement of cells.
 
-    `audit`: cells that are declared unsupported run, too. `limit`: the time limit. `steps`: what reads a
-    verdict afterwards, the first step first; see `suite.run.steps`.
+    `audit`: cells that are declared unsupported run, too. `limit`: the time limit. `steps`: functions
+    that may replace a verdict, in their order; see `suite.run.steps`.
     """
 
     audit: bool = False
@@ -50,7 +50,7 @@ def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
     1. The declaration: a cell that the implementation declares unsupported is not run. An audited cell
        runs, and a right answer is the failure "stale-claim". An audit leaves out what a backend lacks for
        all its implementations.
-    2. The check: the implementation is asked within the time limit. Beyond the limit the verdict is the
+    2. The check: the implementation is called within the time limit. Beyond the limit the verdict is the
        crash "timeout".
     3. Leaks: a changed setting, a dead thread or a destructor that raised fails the cell.
     4. The steps of the policy read the verdict, one after another.
@@ -60,15 +60,15 @@ def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
        operation by operation. Cells of `Cell.asks_optimized` have all optimisations at once.
     """
     optimized = cell.implementation.optimized
-    full = cell if optimized is None else Cell(cell.check, cell.case, optimized, cell.seed)
-    first = full if cell.asks_optimized else cell
-    verdict = _judged(first, policy)
-    if first is full or _is_final(cell, verdict):
+    full_cell = cell if optimized is None else Cell(cell.check, cell.case, optimized, cell.seed)
+    first_cell = full_cell if cell.asks_optimized else cell
+    verdict = _timed_verdict(first_cell, policy)
+    if first_cell is full_cell or _is_final(cell, verdict):
         return verdict
-    again = leaks.fail_for_leaks(
-        _judged(full, policy), first.changed_settings, first.background_errors
+    second = leaks.fail_for_leaks(
+        _timed_verdict(full_cell, policy), first_cell.changed_settings, first_cell.background_errors
     )
-    return replace(again, seconds=verdict.seconds + again.seconds)
+    return replace(second, seconds=verdict.seconds + second.seconds)
 
 
 def _is_final(cell: Cell, verdict: Verdict) -> bool:
@@ -78,13 +78,13 @@ def _is_final(cell: Cell, verdict: Verdict) -> bool:
     return verdict.status not in BROKEN or verdict.kind in OF_CALLS
 
 
-def _judged(cell: Cell, policy: Policy) -> Verdict:
-    """Points 1 to 4 of `judge`."""
+def _timed_verdict(cell: Cell, policy: Policy) -> Verdict:
+    """The verdict of points 1 to 4 of `judge`, with its seconds."""
     start = time.perf_counter()
     cell.changed_settings, cell.background_errors = [], []
     cell.implementation.begin_cell()
     try:
-        verdict = _asked(cell, policy)
+        verdict = _guarded_verdict(cell, policy)
     except TimeOver as error:
         verdict = Verdict("crash", error.kind, str(error))
     cell.release()
@@ -94,76 +94,77 @@ def _judged(cell: Cell, policy: Policy) -> Verdict:
     return verdict
 
 
-def _asked(cell: Cell, policy: Policy) -> Verdict:
-    """Points 1 to 3 of `judge`. Raises TimeOver."""
+def _guarded_verdict(cell: Cell, policy: Policy) -> Verdict:
+    """The verdict of points 1 to 3 of `judge`. Raises TimeOver."""
     cell.measured = Measured()
     backend = cell.implementation.backend
     try:
         reason = cell.check.unsupported(cell.implementation, cell.case)
     except Exception as error:
-        return _broken(cell, error)
+        return _harness_verdict(cell, error)
     if reason is not None:
-        common = not isinstance(cell.case, Case) or reason in backend.refusals.values()
-        if common or not policy.audit:
+        backend_lacks = not isinstance(cell.case, Case) or reason in backend.refusals.values()
+        if backend_lacks or not policy.audit:
             return Verdict("unsupported", "", reason)
     with leaks.quiet(), policy.limit():
         settings = leaks.Settings(backend)
         try:
-            verdict = _checked(cell) if reason is None else _audited(_checked(cell), reason)
+            verdict = _check_verdict(cell)
+            verdict = verdict if reason is None else _audit_verdict(verdict, reason)
         finally:
             cell.changed_settings += settings.restore()
             cell.background_errors += leaks.died()
     return leaks.fail_for_leaks(verdict, cell.changed_settings, cell.background_errors)
 
 
-def _checked(cell: Cell) -> Verdict:
-    """The verdict of the check."""
+def _check_verdict(cell: Cell) -> Verdict:
+    """The verdict of the check: point 2 of `judge`."""
 
     def verdict(status: str, kind: str = "", message: str = "") -> Verdict:
         return Verdict(status, kind, message, replace(cell.measured))
 
     try:
-        cell.refuse_what_is_elected()
+        cell.require_elected_answer()
         cell.check.function(cell)
     except NotApplicable as inapplicable:
         kind = REFUSED if isinstance(inapplicable, Refused) else ""
         return verdict("unsupported", kind, str(inapplicable))
     except Deviation as deviation:
         return replace(
-            verdict("fail", deviation.kind, deviation.message), where=_where(deviation),
+            verdict("fail", deviation.kind, deviation.message), where=_failed_lines(deviation),
             what=deviation.what, advice=deviation.advice,
         )  # fmt: skip
     except Exception as error:
-        return _broken(cell, error)
+        return _harness_verdict(cell, error)
     except ENDS:
         raise
     except BaseException as error:
-        # The suite raises none of these: an exit, or what tells a test runner to skip a test.
+        # The suite raises none of these: an exit, or the exception that skips a test.
         return verdict("fail", "raised", first_line(error))
     return verdict("pass")
 
 
-def _where(error: Deviation) -> tuple[str, ...]:
-    """The lines of the check through which a deviation came, and what the deviation names."""
+def _failed_lines(error: Deviation) -> tuple[str, ...]:
+    """The lines of the check through which a deviation was raised, and the deviation's `where`."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = (f"{f.filename}:{f.lineno}" for f in frames if "/suite/test_" in f.filename)
     return (*lines, *error.where)
 
 
-def _audited(verdict: Verdict, reason: str) -> Verdict:
-    """The verdict of a cell that is declared unsupported for a `reason`, from that of its check."""
+def _audit_verdict(verdict: Verdict, reason: str) -> Verdict:
+    """The verdict of a cell that is declared unsupported for a `reason`, by the verdict of its check."""
     measured = verdict.measured
     if verdict.status == "unsupported":
         return verdict
     if verdict.status != "pass" or measured.error_ratio is None:
-        # Without a comparison with the oracle, what is not supported may well have been ignored.
+        # Without a comparison with the oracle, the unsupported feature may have been ignored.
         return Verdict("unsupported", "", reason, measured)
     message = f"declared unsupported ({reason}), yet the answer is right"
     return Verdict("fail", "stale-claim", message, measured)
 
 
-def _broken(cell: Cell, error: Exception) -> Verdict:
-    """The verdict where the adapter or the suite itself broke."""
+def _harness_verdict(cell: Cell, error: Exception) -> Verdict:
+    """The verdict "error" for an exception of the adapter or the suite itself."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
     message = f"{type(error).__name__}: {text_of(error)} ({where})"

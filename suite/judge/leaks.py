@@ -40,35 +40,35 @@ def quiet() -> Iterator[None]:
 
 
 class Settings:
-    """The settings as a cell begins. The constructor begins the cell: it seeds all generators."""
+    """The settings of process and framework as a cell begins. The constructor also seeds all
+    generators."""
 
     def __init__(self, backend: Backend) -> None:
         FORKS.clear()
-        own = backend.settings
-        self._restore_child = own.begin() if isinstance(own, ChildSettings) else None
-        self._settings = {} if self._restore_child else {**PROCESS, **own}
+        settings = backend.settings
+        self._restore_child = settings.begin() if isinstance(settings, ChildSettings) else None
+        self._settings = {} if self._restore_child else {**PROCESS, **settings}
         self._before = {name: setting.read() for name, setting in self._settings.items()}
         random.seed(0)
         np.random.seed(0)
         backend.reseed()
 
     def restore(self) -> list[str]:
-        """Restore all settings; returns the changes, for people."""
-        left = self._restore_child() if self._restore_child else []
+        """Restore all settings, and return the changes since the cell began as text."""
+        changes = self._restore_child() if self._restore_child else []
         for name, setting in self._settings.items():
             before, now = self._before[name], setting.read()
-            changes = _changes(name, before, now)
-            if changes:
+            if of_setting := _changes(name, before, now):
                 setting.write(before)
-                left += changes
+                changes += of_setting
         await_forks()
-        return left
+        return changes
 
 
 @contextlib.contextmanager
 def undone(backend: Backend) -> Iterator[None]:
-    """A context without warnings, after which the settings are as before, and deaths are forgotten:
-    nothing inside is a cell, and cells report these."""
+    """A context without warnings. Afterwards settings are restored, and recorded deaths are dropped:
+    calls inside belong to no cell."""
     with quiet():
         settings = Settings(backend)
         try:
@@ -79,11 +79,11 @@ def undone(backend: Backend) -> Iterator[None]:
 
 
 def _changes(name: str, before: Any, now: Any) -> list[str]:
-    """The changes of a setting, for people. Of a mapping each entry that was there is compared."""
+    """The changes of a setting as text. Of a mapping only the entries of `before` are compared."""
     if now == before:
         return []
     if not isinstance(before, Mapping):
-        return [f"{name} at {readable(now)}, it was {readable(before)}"]
+        return [f"{name} at {value_text(now)}, it was {value_text(before)}"]
     return [
         change
         for key, value in before.items()
@@ -91,8 +91,8 @@ def _changes(name: str, before: Any, now: Any) -> list[str]:
     ]
 
 
-def readable(value: Any) -> str:
-    """A value for people, without the address of an object."""
+def value_text(value: Any) -> str:
+    """The text of a value, without the address of an object."""
     return re.sub(r" at 0x[0-9a-f]+", "", text_of(value))[:100]
 
 
@@ -106,37 +106,38 @@ def await_forks() -> None:
 
 
 _DIED: deque[str] = deque(maxlen=100)
-"""The deaths since `died` was last called."""
+"""The deaths (threads that died, destructors that raised) since `died` was last called, as text."""
 
 
 def watch() -> Callable[[], None]:
-    """Record threads that die and destructors that raise, and report them to nobody else. Returns the
-    function that ends this."""
-    before: tuple[Any, Any] = (threading.excepthook, sys.unraisablehook)
+    """Record threads that die and destructors that raise, in place of Python's own reports of them.
+    Returns the function that ends the recording."""
+    hooks: tuple[Any, Any] = (threading.excepthook, sys.unraisablehook)
 
-    def thread(died: threading.ExceptHookArgs) -> None:
-        if died.exc_type is not SystemExit:
-            _DIED.append(f"a thread died of {_named(died.exc_type, died.exc_value)}")
+    def record_thread(event: threading.ExceptHookArgs) -> None:
+        if event.exc_type is not SystemExit:
+            _DIED.append(f"a thread died of {_error_text(event.exc_type, event.exc_value)}")
 
-    def unraisable(event: sys.UnraisableHookArgs) -> None:
-        what = getattr(event.object, "__qualname__", type(event.object).__qualname__)
-        _DIED.append(f"{what} raised {_named(event.exc_type, event.exc_value)}, unheard")
+    def record_unraisable(event: sys.UnraisableHookArgs) -> None:
+        name = getattr(event.object, "__qualname__", type(event.object).__qualname__)
+        _DIED.append(f"{name} raised {_error_text(event.exc_type, event.exc_value)}, unheard")
 
-    threading.excepthook, sys.unraisablehook = thread, unraisable
+    threading.excepthook, sys.unraisablehook = record_thread, record_unraisable
 
     def end() -> None:
-        threading.excepthook, sys.unraisablehook = before
+        threading.excepthook, sys.unraisablehook = hooks
 
     return end
 
 
-def hear(event: str) -> None:
-    """Record a death that another process tells of."""
+def record_death(event: str) -> None:
+    """Record a death that another process reports."""
     _DIED.append(event)
 
 
 def died() -> list[str]:
-    """The deaths since the last call, each once, for people. Without `watch` forks alone are seen."""
+    """Remove and return the recorded deaths as text, each once, and a fork that returned from its call.
+    Unless `watch` records, only such forks are found."""
     events = [_DIED.popleft() for _ in range(len(_DIED))]
     if FORK_RETURNED[0]:
         FORK_RETURNED[0] = 0
@@ -151,13 +152,13 @@ def fail_for_leaks(
     verdict stays, and its message names the leaks."""
     if not changed_settings and not background_errors:
         return verdict
-    left = [f"the call left {'; '.join(changed_settings)}"] if changed_settings else []
-    message = "; ".join([*left, *background_errors])
+    changes = [f"the call left {'; '.join(changed_settings)}"] if changed_settings else []
+    message = "; ".join([*changes, *background_errors])
     if verdict.status in ("pass", "unsupported"):
-        return replace(verdict, status="fail", kind=LEAKED if left else DIED, message=message)
+        return replace(verdict, status="fail", kind=LEAKED if changes else DIED, message=message)
     return replace(verdict, message=f"{verdict.message} ({message})")
 
 
-def _named(kind: type[BaseException], error: BaseException | None) -> str:
+def _error_text(kind: type[BaseException], error: BaseException | None) -> str:
     text = "" if error is None else text_of(error).strip().partition("\n")[0]
     return f"{kind.__name__}: {text[:300]}"

@@ -12,8 +12,8 @@ answer's errors are compared with these:
   that is dropped out of thousands has a larger error.
 - Direction: the part of the errors along the answer itself (a gain), and along the change of the answer
   if one array is scaled. The limit, in standard deviations of the random errors, is
-  `tolerance.shift_limit`. Random roundings have hardly any such part. A scale or gradient that is off by
-  a part of a per cent has nothing else.
+  `tolerance.shift_limit`. Random roundings have hardly any such part. The errors of a scale or gradient
+  that is off by a part of a per cent have no other part.
 
 Sources: Parker, Monte Carlo Arithmetic, UCLA CSD-970002, 1997; Higham, Mary, A new approach to
 probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019.
@@ -57,139 +57,145 @@ _DIRECTIONS: Cache[dict[str, np.ndarray]] = Cache(128)
 def forward_drawn(inputs: Inputs, u: Roundoffs) -> RoundingSamples:
     """Samples of the output with random roundings of size `u`."""
     reference = references.find(inputs.operator).forward
-    return _drawn(inputs, "forward", lambda u: reference(inputs, u), u, ("output",))["output"]
+    return _samples(inputs, "forward", lambda u: reference(inputs, u), u, ("output",))["output"]
 
 
 def gradients_drawn(
     inputs: Inputs, cotangent: np.ndarray, u: Roundoffs
 ) -> dict[str, RoundingSamples]:
-    """Samples of the gradients for a cotangent of the output, likewise."""
+    """Samples of the gradients for a cotangent of the output, with random roundings of size `u`."""
     reference = references.find(inputs.operator).vjp
-    which = ("vjp", cotangent.tobytes())
-    return _drawn(inputs, which, lambda u: reference(inputs, cotangent, u), u)
+    reference_key = ("vjp", cotangent.tobytes())
+    return _samples(inputs, reference_key, lambda u: reference(inputs, cotangent, u), u)
 
 
 def directions(inputs: Inputs) -> dict[str, np.ndarray]:
-    """The JVP of the output along each array itself, by array: the change of the output if the whole
-    array is scaled."""
+    """The JVP of the output with each array as its own tangent, by array: the change of the output if
+    the whole array is scaled."""
     reference = references.find(inputs.operator)
     names = [name for name in inputs.arrays if name not in inputs.operator.array_kinds.constants]
 
-    def moved() -> dict[str, np.ndarray]:
-        along = {n: reference.jvp(inputs, {n: inputs.arrays[n]}, NO_ROUNDING) for n in names}
-        return {n: outputs.arrays["output"].value for n, outputs in along.items()}
+    def jvp_by_array() -> dict[str, np.ndarray]:
+        jvps = {n: reference.jvp(inputs, {n: inputs.arrays[n]}, NO_ROUNDING) for n in names}
+        return {n: outputs.arrays["output"].value for n, outputs in jvps.items()}
 
-    return _DIRECTIONS.get(inputs.digest, moved)
+    return _DIRECTIONS.get(inputs.digest, jvp_by_array)
 
 
-def _drawn(
-    inputs: Inputs, which: Hashable, reference: Callable[[Roundoffs], Outputs], u: Roundoffs,
+def _samples(
+    inputs: Inputs, reference_key: Hashable, reference: Callable[[Roundoffs], Outputs], u: Roundoffs,
     names: tuple[str, ...] = (),
 ) -> dict[str, RoundingSamples]:  # fmt: skip
-    """Samples of a reference, by array; `which` says which reference of the same inputs it is."""
+    """Samples of `reference(u)`, by array, for the arrays `names`, by default all. `reference_key` is the
+    key of the reference in the cache, beside the inputs."""
 
     def compute() -> dict[str, RoundingSamples]:
         exact = reference(NO_ROUNDING).arrays
-        passes: dict[str, list[np.ndarray]] = {name: [] for name in names or exact}
+        errors_by_name: dict[str, list[np.ndarray]] = {name: [] for name in names or exact}
         for n in range(PASSES):
             with (
                 random_roundings(generator(f"roundings/{inputs.digest.hex()}", n)),
                 np.errstate(all="ignore"),
             ):
                 arrays = reference(u).arrays
-            for name, errors in passes.items():
+            for name, errors in errors_by_name.items():
                 errors.append((arrays[name].value - exact[name].value).ravel())
         return {
             name: RoundingSamples(exact[name].value, np.stack(errors).astype(np.float64))
-            for name, errors in passes.items()
+            for name, errors in errors_by_name.items()
         }
 
-    return _CACHE.get((inputs.digest, which, u), compute)
+    return _CACHE.get((inputs.digest, reference_key, u), compute)
 
 
 @dataclass
 class ErrorAlong:
-    """Errors along a direction: the answer's part, the squared length of the direction, and the variance
-    of random errors in each draw of the inputs."""
+    """Sums over draws of the inputs: error . direction (`projection`) and direction . direction
+    (`squared_length`); and for each draw the variance of random errors . direction."""
 
-    shift: float = 0.0
-    whole: float = 0.0
+    projection: float = 0.0
+    squared_length: float = 0.0
     variances: list[float] = field(default_factory=list)
 
-    def add(self, error: np.ndarray, drawn: np.ndarray, direction: np.ndarray) -> None:
-        self.shift += float(error @ direction)
-        self.whole += float(direction @ direction)
-        self.variances.append(float(np.square(drawn @ direction).mean()))
+    def add(self, error: np.ndarray, random_errors: np.ndarray, direction: np.ndarray) -> None:
+        self.projection += float(error @ direction)
+        self.squared_length += float(direction @ direction)
+        self.variances.append(float(np.square(random_errors @ direction).mean()))
 
     @property
-    def deviations(self) -> float:
-        """The answer's part in standard deviations; 0 if random errors have no such part."""
+    def in_deviations(self) -> float:
+        """The projection in standard deviations of random errors; 0 if these have no projection."""
         variance = sum(self.variances)
-        return abs(self.shift) / float(np.sqrt(variance)) if variance else 0.0
+        return abs(self.projection) / float(np.sqrt(variance)) if variance else 0.0
 
     @property
     def limit(self) -> float:
-        """The largest number of standard deviations, by the degrees of freedom of the sum of variances
-        (Satterthwaite 1946)."""
+        """The limit of `in_deviations`, by the degrees of freedom of the sum of variances (Satterthwaite
+        1946)."""
         variances = np.array(self.variances)
         return shift_limit(PASSES * float(variances.sum() ** 2 / np.square(variances).sum()))
 
     @property
     def excess(self) -> float:
-        return self.deviations / self.limit if self.deviations else 0.0
+        """`in_deviations` relative to the limit: above 1 the errors are systematic."""
+        return self.in_deviations / self.limit if self.in_deviations else 0.0
 
 
 class Spread:
-    """The errors of one array over draws of the inputs, beside random errors."""
+    """The errors of one array over several draws of the inputs, compared with random errors."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.energy = self.expected = self.largest = 0.0
-        self.parts: dict[str, ErrorAlong] = {}
+        self.squared_error = self.expected = self.largest_common = 0.0
+        self.by_direction: dict[str, ErrorAlong] = {}
 
-    def add(self, got: np.ndarray, drawn: RoundingSamples, along: Mapping[str, np.ndarray]) -> None:
-        """Add the answer to one draw of the inputs, and the directions by name, in the answer's shape.
-        Every draw has the same weight: its random errors have size 1."""
-        if not np.isfinite(drawn.errors).all():
+    def add(
+        self, got: np.ndarray, samples: RoundingSamples, along: Mapping[str, np.ndarray]
+    ) -> None:
+        """Add the answer to one draw of the inputs. `along` are directions by name, in its shape.
+        Errors are scaled so that the random errors of every draw have size 1."""
+        if not np.isfinite(samples.errors).all():
             raise HarnessError(f"what is drawn of {self.name} is not finite: the case is ill-posed")
         if not np.isfinite(got).all():
             raise Deviation("non-finite", f"{self.name}, one of {DRAWS} draws, is not finite")
-        size = np.sqrt(np.square(drawn.errors).sum() / PASSES)
-        unit = 1 / size if size else 1.0
-        flat = unit * (got.reshape(drawn.exact.shape) - drawn.exact).ravel().astype(np.float64)
-        errors = unit * drawn.errors
-        self.energy += float(flat @ flat)
-        self.expected += float(np.square(errors).sum()) / PASSES
-        # Errors that go together count as one: the largest such part of one draw, or more than it.
-        self.largest = max(self.largest, float(np.linalg.eigvalsh(errors @ errors.T)[-1]) / PASSES)
+        random_size = np.sqrt(np.square(samples.errors).sum() / PASSES)
+        unit = 1 / random_size if random_size else 1.0
+        error = unit * (got.reshape(samples.exact.shape) - samples.exact).ravel().astype(np.float64)
+        random_errors = unit * samples.errors
+        self.squared_error += float(error @ error)
+        self.expected += float(np.square(random_errors).sum()) / PASSES
+        # Correlated errors count as one. No part of them exceeds the largest eigenvalue.
+        common = float(np.linalg.eigvalsh(random_errors @ random_errors.T)[-1]) / PASSES
+        self.largest_common = max(self.largest_common, common)
         for name, direction in along.items():
-            part = self.parts.setdefault(name, ErrorAlong())
-            part.add(flat, errors, unit * direction.ravel().astype(np.float64))
+            error_along = self.by_direction.setdefault(name, ErrorAlong())
+            error_along.add(error, random_errors, unit * direction.ravel().astype(np.float64))
 
     @property
     def rms(self) -> float:
         """The root mean square of the errors, relative to the random errors; 0 if there are none."""
-        if not self.energy:
+        if not self.squared_error:
             return 0.0
-        return float(np.sqrt(self.energy / self.expected)) if self.expected else np.inf
+        return float(np.sqrt(self.squared_error / self.expected)) if self.expected else np.inf
 
     def judge(self) -> None:
         """Raise Deviation "value" if errors are larger than random errors, or follow a direction."""
-        independent = self.expected / self.largest if self.largest else 1.0
-        limit = rms_limit(independent)
+        count = self.expected / self.largest_common if self.largest_common else 1.0
+        limit = rms_limit(count)
         if self.rms > limit:
             raise Deviation(
                 "value",
                 f"{self.name}, {DRAWS} draws: errors are {self.rms:.3g} times as large as roundings make "
-                f"them, at most {limit:.3g} where {independent:.0f} are independent: they are systematic",
+                f"them, at most {limit:.3g} where {count:.0f} are independent: they are systematic",
             )
-        name, part = max(
-            self.parts.items(), key=lambda item: item[1].excess, default=("", ErrorAlong())
+        name, worst = max(
+            self.by_direction.items(), key=lambda item: item[1].excess, default=("", ErrorAlong())
         )
-        if part.excess > 1:
+        if worst.excess > 1:
+            percent = 100 * worst.projection / worst.squared_length
             raise Deviation(
                 "value",
                 f"{self.name}, {DRAWS} draws: errors go with {name}, as if that were off by "
-                f"{100 * part.shift / part.whole:.2g} %: {part.deviations:.3g} standard deviations of "
-                f"what roundings make, at most {part.limit:.3g}: they are systematic",
+                f"{percent:.2g} %: {worst.in_deviations:.3g} standard deviations of what "
+                f" roundings make, at most {worst.limit:.3g}: they are systematic",
             )

@@ -11,7 +11,7 @@ from attention_conformance import references
 from attention_conformance.backends.protocol import AS_CLASS, DeclaredRounding
 from attention_conformance.references.outputs import Outputs
 from attention_conformance.references.rounding import Bounded, NoExtendedPrecision, Roundoffs
-from attention_conformance.suite.judge.comparison import against_oracle, first
+from attention_conformance.suite.judge.comparison import against_oracle, first_index
 from attention_conformance.suite.judge.tolerance import (
     MODEL_ERROR,
     RMS_CLASSES,
@@ -32,15 +32,14 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 _CACHE: Cache[Outputs] = Cache(512)
 
-
 UNJUDGED = ("nan", "unmasked", "unread")
-"""Expected fully masked rows that are compared with no numbers."""
+"""The values of `Oracle.rows` for which the numbers of fully masked rows are not compared."""
 
 
 @dataclass(frozen=True)
 class Rounding:
     """The roundings of an implementation: its numerics class, and its other declarations. `beside` is the
-    other dtype of automatic mixed precision, and whether the implementation flushes subnormals in it."""
+    other dtype of automatic mixed precision, and True if the implementation flushes subnormals in it."""
 
     numerics: str
     flushes: bool = False
@@ -50,11 +49,11 @@ class Rounding:
     def roundoffs(self, inputs: Inputs, backward: bool = False) -> Roundoffs:
         """The unit roundoffs in the dtype of the inputs, for the answer or for a derivative."""
         dtypes = [(inputs.dtype, self.flushes), *([self.beside] if self.beside else [])]
-        own, *beside = (
+        first, *second = (
             declared_roundoffs(self.declared, self.numerics, dtype, flushes, backward)
             for dtype, flushes in dtypes
         )
-        return in_both_dtypes(own, *beside) if beside else own
+        return in_both_dtypes(first, *second) if second else first
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,9 @@ class Oracle:
         fully masked rows in the backward pass (see the reference)."""
         u = rounding.roundoffs(inputs, backward=True)
         reference = references.find(inputs.operator).vjp
-        beside = {} if output == "output" else {"output": output}
+        options = {} if output == "output" else {"output": output}
         key = ("vjp", inputs.digest, cotangent.tobytes(), u, mode, output)
-        outputs = _cached(key, lambda: reference(inputs, cotangent, u, mode, **beside))
+        outputs = _cached(key, lambda: reference(inputs, cotangent, u, mode, **options))
         return cls(outputs, inputs, rounding)
 
     @classmethod
@@ -120,15 +119,15 @@ class Oracle:
         return Oracle.forward(self.inputs, replace(self.rounding, numerics=numerics), self.rows)
 
     def given(self, arrays: Mapping[str, np.ndarray]) -> Oracle:
-        """The oracle of the output beside the other outputs of an answer, such as codes that a call
-        writes and attends; itself, if the output depends on no other output."""
+        """The oracle of the output that follows from the other outputs of an answer, such as codes that a
+        call writes and attends; this oracle if the output depends on no other output."""
         inputs = references.find(self.inputs.operator).inputs_given(self.inputs, arrays)
         if inputs is self.inputs:
             return self
         return Oracle.forward(inputs, self.rounding, self.rows)
 
-    def expected_beside(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Bounded]:
-        """The expected arrays, with the output that belongs to the other outputs of an answer."""
+    def expected_given(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Bounded]:
+        """The expected arrays by name; `output` follows from the answer's other outputs."""
         return {**self.expected, "output": self.given(arrays).expected["output"]}
 
     def judge(self, arrays: Mapping[str, np.ndarray]) -> Measured:
@@ -138,87 +137,91 @@ class Oracle:
         judged first. Raises Deviation "value" or "non-finite" with the worst element, and HarnessError if
         a judged element of the oracle is NaN.
         """
-        of_output, beside = self.given(arrays), [name for name in arrays if name != "output"]
-        order = ["output", *beside] if of_output is self else [*beside, "output"]
-        found = {
-            name: of_output._judge_output(arrays[name])
+        output_oracle = self.given(arrays)
+        other_names = [name for name in arrays if name != "output"]
+        order = ["output", *other_names] if output_oracle is self else [*other_names, "output"]
+        measured_by_name = {
+            name: output_oracle._judge_output(arrays[name])
             if name == "output"
-            else self._judge_beside(name, arrays[name])
+            else self._judge_other(name, arrays[name])
             for name in order
         }
-        measured = found["output"]
-        grade, rms = measured.grade, measured.rms
-        for name in beside:
-            measured.worst_of(found[name])
-        measured.grade, measured.rms = grade, rms
-        return measured
+        worst = measured_by_name["output"]
+        grade, rms = worst.grade, worst.rms
+        for name in other_names:
+            worst.worst_of(measured_by_name[name])
+        worst.grade, worst.rms = grade, rms
+        return worst
 
     def _judge_output(self, got: np.ndarray) -> Measured:
+        """The figures of the array `output`. Raises Deviation, HarnessError, and NotApplicable without a
+        bound."""
         want, inputs = self.expected["output"], self.inputs
         axes = inputs.operator.outputs(inputs.case)["output"]
         fully_masked_rows = np.broadcast_to(
             inputs.rows_along(inputs.fully_masked_rows, axes), got.shape
         )
         judged = judged_elements(got, fully_masked_rows, self.rows)
-        known = np.isfinite(want.error) | np.isnan(want.value)
-        if judged.any() and not known[judged].any():
+        has_bound = np.isfinite(want.error) | np.isnan(want.value)
+        if judged.any() and not has_bound[judged].any():
             raise NotApplicable("in this dtype the worst of all roundings has no bound here")
         error, measured, deviation = against_oracle(
             got, want.value, want.error, judged, inputs.dtype, self.rounding.numerics, axes=axes
         )
         measured.grade = grade(error, lambda n: self.in_class(n).expected["output"].error)
-        self._judge_spread(error, judged, measured)
+        self._measure_rms(error, judged, measured)
         if deviation is not None:
             deviation.measured = measured
             raise deviation
         rms = measured.rms
         if rms is not None and rms > MODEL_ERROR and self.rounding.numerics in RMS_CLASSES:
-            independent = self._independent(judged)
-            limit = rms_limit(independent)
+            count = self._independent_count(judged)
+            limit = rms_limit(count)
             if rms > limit:
                 raise Deviation(
                     "value",
                     f"root mean square of error over standard deviation {rms:.3g}, at most {limit:.3g} "
-                    f"where {independent:.0f} errors are independent: the error is systematic",
+                    f"where {count:.0f} errors are independent: the error is systematic",
                     measured,
                 )
         return measured
 
-    def _independent(self, judged: np.ndarray) -> float:
+    def _independent_count(self, judged: np.ndarray) -> float:
         """A lower limit of the number of independent errors in the variance model.
 
         Elements with common roundings are a group: a row if scores or weights are stored, else one
-        element. Groups of equal values have equal errors, and count as one. The largest group is the
-        part of the sum that counts as one error.
+        element. Groups of equal values have equal errors, and count as one error. The limit is the number
+        of elements divided by that of the largest group.
         """
-        counted = self._spread_elements(judged)
-        length = 1 if self.rounding.numerics == "exact" else counted.shape[-1]
+        modelled = self._modelled_elements(judged)
+        length = 1 if self.rounding.numerics == "exact" else modelled.shape[-1]
         groups = self.expected["output"].value.reshape(-1, length)
         _, group = np.unique(groups, axis=0, return_inverse=True)
-        sizes = np.bincount(group.ravel(), counted.reshape(groups.shape).sum(-1))
-        return counted.sum() / sizes.max()
+        sizes = np.bincount(group.ravel(), modelled.reshape(groups.shape).sum(-1))
+        return modelled.sum() / sizes.max()
 
-    def _spread_elements(self, judged: np.ndarray) -> np.ndarray:
-        """The elements that the variance model covers: those well within the normal range, because the
-        model has no underflow."""
-        spread, want = self.outputs.deviation, self.expected["output"].value
-        assert spread is not None
+    def _modelled_elements(self, judged: np.ndarray) -> np.ndarray:
+        """True for the elements that the variance model, which has no underflow, covers: large ones."""
+        deviation, want = self.outputs.deviation, self.expected["output"].value
+        assert deviation is not None
         fmt = self.inputs.dtype
         large = np.abs(want) * fmt.unit_roundoff > fmt.smallest_normal
-        return (spread > 0) & judged & np.isfinite(want) & large
+        return (deviation > 0) & judged & np.isfinite(want) & large
 
-    def _judge_spread(self, error: np.ndarray, judged: np.ndarray, measured: Measured) -> None:
-        spread = self.outputs.deviation
-        if spread is None or not error.size:
+    def _measure_rms(self, error: np.ndarray, judged: np.ndarray, measured: Measured) -> None:
+        """Set `measured.rms`, the root mean square of error / standard deviation, if the model gives
+        one."""
+        deviation = self.outputs.deviation
+        if deviation is None or not error.size:
             return
-        ok = self._spread_elements(judged)
-        if ok.any():
-            scaled = error[ok].astype(np.float64) / spread[ok]
+        modelled = self._modelled_elements(judged)
+        if modelled.any():
+            scaled = error[modelled].astype(np.float64) / deviation[modelled]
             measured.rms = float(np.sqrt(np.mean(np.square(scaled))))
 
-    def _judge_beside(self, name: str, got: np.ndarray) -> Measured:
-        """Judge an output beside `output`, without fully masked rows: there weights follow from the
-        output, and the log-sum-exp is elected."""
+    def _judge_other(self, name: str, got: np.ndarray) -> Measured:
+        """Judge an output other than `output`, without fully masked rows: there the weights follow from
+        the output, and the log-sum-exp is elected."""
         want, inputs = self.expected[name], self.inputs
         axes = inputs.operator.outputs(inputs.case)[name]
         judged = np.broadcast_to(~inputs.rows_along(inputs.fully_masked_rows, axes), got.shape)
@@ -248,7 +251,7 @@ def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -
     if rows == "nan":
         wrong = fully_masked_rows & ~np.isnan(got)
         if wrong.any():
-            at = first(wrong)
+            at = first_index(wrong)
             raise Deviation(
                 "non-finite", f"element {at} of a row without keys: got {got[at]!r}, elected NaN"
             )
@@ -256,6 +259,7 @@ def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -
 
 
 def _cached(key: tuple, compute: object) -> Outputs:
+    """The cached outputs of a reference. Raises HarnessError if the machine cannot judge float64."""
     try:
         with np.errstate(all="ignore"):
             return _CACHE.get(key, compute)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """Settings of the process that a call may change, and that affect later calls.
 
-What is read is a value, or a mapping of which each entry is a setting. Entries that a call adds to a
-mapping stay: frameworks add variables to the environment, and functions add folders to the import path.
+The value of a setting is a plain value, or a mapping of which each entry counts as a setting. Entries
+that a call adds to a mapping stay: frameworks add variables to the environment, and functions add folders
+to the import path.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import numpy as np
 from attention_conformance.backends.protocol import Setting, end_fork
 
 CLOSED = "closed"
+"""The identity of a closed descriptor."""
 
 FORK_SECONDS = 0.2
-"""Seconds in which a fork of a call returns from the call, if it ever does."""
+"""The longest wait, in seconds, for a fork that returns from the call in which it was made."""
 
 RECURSION = sys.getrecursionlimit()
 """The recursion limit as the process began."""
@@ -53,45 +55,47 @@ def _folder() -> str:
         return ""
 
 
-def _umask() -> int:
+def _read_umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _contents(mapping: MutableMapping[Any, Any]) -> Setting:
+def _mapping_setting(mapping: MutableMapping[Any, Any]) -> Setting:
     return Setting(lambda: dict(mapping), mapping.update)
 
 
-def _attribute(owner: Any, name: str) -> Setting:
+def _attribute_setting(owner: Any, name: str) -> Setting:
     return Setting(lambda: getattr(owner, name), partial(setattr, owner, name))
 
 
 def _handlers() -> dict[str, Any]:
-    """The handlers that Python knows, by the names of signals."""
-    known = ((name, signal.getsignal(number)) for name, number in SIGNALS)
-    return {name: handler for name, handler in known if handler is not None}
+    """The handlers that Python has set or can restore, by the names of signals."""
+    all_handlers = ((name, signal.getsignal(number)) for name, number in SIGNALS)
+    return {name: handler for name, handler in all_handlers if handler is not None}
 
 
-def _handle(handlers: Mapping[str, Any]) -> None:
+def _set_handlers(handlers: Mapping[str, Any]) -> None:
+    """Set the handlers that have changed. Does nothing outside the main thread."""
     for name, handler in handlers.items():
         if signal.getsignal(signal.Signals[name]) != handler:
-            with contextlib.suppress(ValueError):  # outside the main thread
+            with contextlib.suppress(ValueError):
                 signal.signal(signal.Signals[name], handler)
 
 
 def _timers() -> dict[str, str]:
-    """Which timers are set. ITIMER_REAL is absent while a handler of its signal ends cells in time: the
-    next cell sets this timer again."""
-    own = TIMERS and signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
+    """The timers' states by name, without ITIMER_REAL while a handler of its signal ends cells in time:
+    the next cell sets this timer again."""
+    ends_cells = TIMERS and signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
     return {
         name: "set" if signal.getitimer(timer)[0] else "not set"
         for name, timer in TIMERS
-        if not (own and name == "ITIMER_REAL")
+        if not (ends_cells and name == "ITIMER_REAL")
     }
 
 
-def _stop(timers: Mapping[str, str]) -> None:
+def _stop_timers(timers: Mapping[str, str]) -> None:
+    """Stop the timers that were not set."""
     for name, timer in TIMERS:
         if timers.get(name) == "not set":
             signal.setitimer(timer, 0)
@@ -99,69 +103,68 @@ def _stop(timers: Mapping[str, str]) -> None:
 
 def _descriptors() -> dict[int, str]:
     """Device and inode of standard output and standard error."""
-    return {number: _opened(number) for number in (1, 2)}
+    return {descriptor: _file_identity(descriptor) for descriptor in (1, 2)}
 
 
-def _opened(number: int) -> str:
+def _file_identity(number: int) -> str:
+    """Device and inode of a descriptor's file, of which a copy is kept, or `CLOSED`."""
     try:
-        found = os.fstat(number)
+        status = os.fstat(number)
     except OSError:
         return CLOSED
-    identity = f"file {found.st_dev}:{found.st_ino}"
-    _copy(number, identity)
+    identity = f"file {status.st_dev}:{status.st_ino}"
+    _descriptor_copy(number, identity)
     return identity
 
 
 @lru_cache(maxsize=64)
-def _copy(number: int, identity: str) -> int:
+def _descriptor_copy(number: int, identity: str) -> int:
     """A copy of a descriptor, from which the descriptor can be restored."""
     return os.dup(number)
 
 
-def _reopen(descriptors: Mapping[int, str]) -> None:
+def _restore_descriptors(descriptors: Mapping[int, str]) -> None:
     for number, identity in descriptors.items():
         if identity != CLOSED:
-            os.dup2(_copy(number, identity), number)
-        elif _opened(number) != CLOSED:
+            os.dup2(_descriptor_copy(number, identity), number)
+        elif _file_identity(number) != CLOSED:
             os.close(number)
 
 
-def _recursion() -> int:
-    """The recursion limit. A higher one, as compilers set, is no change."""
+def _recursion_limit() -> int:
+    """The recursion limit, at most `RECURSION`: a higher limit, as compilers set, counts as no change."""
     return min(sys.getrecursionlimit(), RECURSION)
 
 
-def _first(places: Mapping[str, str]) -> None:
-    """Put the places first that were on the import path."""
-    sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
+def _put_first(folders: Mapping[str, str]) -> None:
+    """Put the former folders of the import path before those that were added."""
+    sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
 
 
 PROCESS = {
-    "the process": Setting(
-        os.getpid, lambda parent: end_fork()
-    ),  # first: a fork restores nothing else
+    "the process": Setting(os.getpid, lambda parent: end_fork()),  # first: a fork ends here
     "the folder": Setting(_folder, lambda path: os.chdir(path) if path else None),
-    "the variable": _contents(os.environ),
-    "the built-in": _contents(vars(builtins)),
-    "the umask": Setting(_umask, os.umask),
+    "the variable": _mapping_setting(os.environ),
+    "the built-in": _mapping_setting(vars(builtins)),
+    "the umask": Setting(_read_umask, os.umask),
     "the locale": Setting(
         partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)
     ),
-    "the handler of": Setting(_handlers, _handle),
-    "the timer": Setting(_timers, _stop),
-    "descriptor": Setting(_descriptors, _reopen),
-    "sys.stdout": _attribute(sys, "stdout"),
-    "sys.stderr": _attribute(sys, "stderr"),
-    "sys.excepthook": _attribute(sys, "excepthook"),
-    "sys.unraisablehook": _attribute(sys, "unraisablehook"),
-    "threading.excepthook": _attribute(threading, "excepthook"),
+    "the handler of": Setting(_handlers, _set_handlers),
+    "the timer": Setting(_timers, _stop_timers),
+    "descriptor": Setting(_descriptors, _restore_descriptors),
+    "sys.stdout": _attribute_setting(sys, "stdout"),
+    "sys.stderr": _attribute_setting(sys, "stderr"),
+    "sys.excepthook": _attribute_setting(sys, "excepthook"),
+    "sys.unraisablehook": _attribute_setting(sys, "unraisablehook"),
+    "threading.excepthook": _attribute_setting(threading, "excepthook"),
     "the trace function": Setting(sys.gettrace, sys.settrace),
     "the profile function": Setting(sys.getprofile, sys.setprofile),
     "the trace function of threads": Setting(threading.gettrace, threading.settrace),
     "the profile function of threads": Setting(threading.getprofile, threading.setprofile),
     "garbage collection": Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
-    "the recursion limit": Setting(_recursion, sys.setrecursionlimit),
-    "the import path": Setting(lambda: dict.fromkeys(sys.path, "present"), _first),
+    "the recursion limit": Setting(_recursion_limit, sys.setrecursionlimit),
+    "the import path": Setting(lambda: dict.fromkeys(sys.path, "present"), _put_first),
     "NumPy's answer to": Setting(np.geterr, lambda answers: np.seterr(**answers)),
 }
 """The settings by name. A name is completed by the key of an entry, as "the variable HOME"."""

@@ -9,13 +9,13 @@ from typing import Any
 from attention_conformance.backends.protocol import ENDS, ForbiddenCall, Implementation, NoKernel
 from attention_conformance.suite.judge.verdict import Deviation, Refused, first_line
 
-ACCIDENT = re.compile(
+INSIDE_ERROR = re.compile(
     r"\(\) (got|missing|takes|received) |\(\): argument '|truth value|interpret value of type"
 )
-"""Messages of Python and of frameworks about calls inside a function. They may contain names of its
-arguments."""
+"""Messages of Python and of frameworks about calls inside a function. They are no refusals, though they
+may contain names of the function's arguments."""
 
-RULE = "only NotImplementedError, or a {} that names an argument ({}), refuses a case"
+REFUSAL_RULE = "only NotImplementedError, or a {} that names an argument ({}), refuses a case"
 
 
 def refuses(implementation: Implementation, error: BaseException) -> bool:
@@ -31,13 +31,13 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
         return True
     text = first_line(error).partition(": ")[2]
     names = (name for name in implementation.argument_names if len(name) > 1)
-    return not ACCIDENT.search(text) and any(re.search(rf"\b{n}\b", text) for n in names)
+    return not INSIDE_ERROR.search(text) and any(re.search(rf"\b{n}\b", text) for n in names)
 
 
 def outcome(implementation: Implementation, error: BaseException) -> Deviation | Refused:
-    """The exception for a call that raised an error: Refused if a user function refuses by it, or if a
-    forced kernel cannot answer, else Deviation; "forbidden" if the function called what it must not
-    call."""
+    """The exception that a check raises for a call that raised `error`: Refused if a user function
+    refuses by it, or if a forced kernel cannot answer; else Deviation, of the kind "forbidden" if the
+    function made a forbidden call."""
     inside = implementation.backend.compilers.raised_inside(error)
     if isinstance(inside, ForbiddenCall):
         return Deviation("forbidden", str(inside))
@@ -45,10 +45,10 @@ def outcome(implementation: Implementation, error: BaseException) -> Deviation |
         return Refused(str(inside))
     if implementation.declared.is_user_code and refuses(implementation, error):
         return Refused(f"the function refuses: {first_line(inside)}")
-    return accident(implementation, error)
+    return raised_deviation(implementation, error)
 
 
-def answers(call: Callable[[], Any]) -> bool:
+def call_returns(call: Callable[[], Any]) -> bool:
     """True if the call returns."""
     try:
         call()
@@ -59,18 +59,18 @@ def answers(call: Callable[[], Any]) -> bool:
     return True
 
 
-def inconsistent(refused: Refused) -> Deviation:
-    """The failure of a call that is refused once and answered once."""
+def stale_deviation(refused: Refused) -> Deviation:
+    """Deviation "stale", for a call that is refused once and answered once."""
     return Deviation(
         "stale", f"the same call was answered, and refused ({refused}): do one of both"
     )
 
 
-def accident(implementation: Implementation, error: BaseException) -> Deviation:
-    """The failure of a call whose error is no refusal."""
+def raised_deviation(implementation: Implementation, error: BaseException) -> Deviation:
+    """Deviation "raised", for an error that is no refusal."""
     line = first_line(error)
     if not implementation.declared.is_user_code:
         return Deviation("raised", line)
     types = " or ".join(kind.__name__ for kind in implementation.backend.validation_errors)
     names = ", ".join(name for name in implementation.argument_names if len(name) > 1)
-    return Deviation("raised", f"{line}; {RULE.format(types, names)}", what=line)
+    return Deviation("raised", f"{line}; {REFUSAL_RULE.format(types, names)}", what=line)

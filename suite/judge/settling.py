@@ -1,6 +1,7 @@
-"""How a user's layer is read whose variables may be the canonical parameters in several ways.
+"""The choice of how the variables of a user's layer are read, if they fit the canonical parameters in
+several ways.
 
-Only the reference tells these ways apart: each is tried on one case, and the first right one is taken.
+Only the reference distinguishes the ways: each is tried on one case, and the first right one is chosen.
 """
 
 from __future__ import annotations
@@ -19,25 +20,26 @@ from attention_conformance.suite.spec.inputs import draw
 
 
 def settle(
-    layer: Any, cases: Sequence[Case], calling: Callable[[Case], AbstractContextManager[None]]
+    layer: Any, cases: Sequence[Case], call_context: Callable[[Case], AbstractContextManager[None]]
 ) -> None:
-    """Choose how the variables of a layer are read: in the first way that gives a right answer to the
-    first of the cases. If none does, in the way whose answer is closest, and `choose` is told so. Does
-    nothing for implementations without such a choice. May raise TimeOver."""
-    count = getattr(layer, "choices", 0)
-    if count < 2 or not cases:
+    """Choose the way in which the variables of a layer are read: the first way that gives a right answer
+    to the first of the cases, or else the way whose answer is closest (`choose(way, False)`). Does
+    nothing if there are fewer than two ways. `call_context` makes the context of the calls on a case. May
+    raise TimeOver."""
+    ways = getattr(layer, "choices", 0)
+    if ways < 2 or not cases:
         return
     errors = []
-    for number in range(count):
-        layer.choose(number)
-        with calling(cases[0]):
-            errors.append(error_of(layer, cases[0]))
+    for way in range(ways):
+        layer.choose(way)
+        with call_context(cases[0]):
+            errors.append(mean_error(layer, cases[0]))
         if not errors[-1]:
             return
     layer.choose(errors.index(min(errors)), False)
 
 
-def error_of(layer: Any, case: Case) -> float:
+def mean_error(layer: Any, case: Case) -> float:
     """The mean error of the output for a case: 0.0 if the output is right, infinite if a call raises.
     Raises TimeOver."""
     inputs, probe = draw(case), Probe(layer, case.dtype)

@@ -1,5 +1,5 @@
-"""How far rounding may move an answer: what each numerics class rounds. The one module that owns
-tolerance.
+"""Tolerance: how far rounding may move an answer, by the roundings of each numerics class. No other
+module sets a tolerance.
 
 Model. Inputs are exact in their dtype. A *numerics class* says where an implementation rounds, as
 five unit roundoffs: u_acc (sums, exp, scaling), u_s (scores as stored), u_e (the steps of the softmax
@@ -77,13 +77,13 @@ def roundoffs(
     flushes = flushes or (backward and fmt.name == "bf16")
     if numerics not in NUMERICS:
         raise ValueError(f"unknown numerics class {numerics!r}; valid: {', '.join(NUMERICS)}")
-    doubled = fmt.name == "f64" and numerics != "single"
-    internal = DTYPES["f64"] if doubled else DTYPES["f32"]
+    in_f64 = fmt.name == "f64" and numerics != "single"
+    internal = DTYPES["f64"] if in_f64 else DTYPES["f32"]
     sums = fmt if numerics == "working" else internal
     scores = fmt if numerics in ("eager", "stepwise", "working") else internal
     weights = internal if numerics in ("exact", "single") else fmt
 
-    def lost(stored: DType) -> float:
+    def underflow(stored: DType) -> float:
         return stored.smallest_normal if flushes else stored.smallest_subnormal / 2
 
     return Roundoffs(
@@ -92,7 +92,7 @@ def roundoffs(
         step=fmt.unit_roundoff if numerics in ("stepwise", "working") else 0.0,
         weight=weights.unit_roundoff,
         output=fmt.unit_roundoff,
-        weight_underflow=lost(weights) + lost(sums),
+        weight_underflow=underflow(weights) + underflow(sums),
         exp_underflow=2 * internal.smallest_normal,
         product_underflow=sums.smallest_normal if flushes else sums.smallest_subnormal,
         floor=fmt.smallest_normal if flushes else fmt.smallest_subnormal,
@@ -103,38 +103,38 @@ def roundoffs(
 def declared_roundoffs(
     declared: DeclaredRounding, numerics: str, fmt: DType, flushes: bool, backward: bool = False
 ) -> Roundoffs:
-    """The unit roundoffs of a class, with what is declared besides. The error of a truncated product is
-    up to one ulp."""
-    base, own = roundoffs(numerics, fmt, flushes, backward), declared.in_dtype(fmt.name)
-    if own["truncates_matmul"]:
+    """The unit roundoffs of a class, changed by the implementation's other declarations. The error of a
+    truncated product is up to one ulp."""
+    base, declaration = roundoffs(numerics, fmt, flushes, backward), declared.in_dtype(fmt.name)
+    if declaration["truncates_matmul"]:
         stored = base.score >= base.output
         base = replace(base, score=base.score * (1 + stored), output=2 * base.output)
     return replace(
         base,
-        reduction=fmt.unit_roundoff if own["narrow_reductions"] else 0.0,
-        part=fmt.unit_roundoff if own["stored_parts"] else 0.0,
-        **{one.name: own[one.name] for one in fields(Roundoffs) if one.name in own},
+        reduction=fmt.unit_roundoff if declaration["narrow_reductions"] else 0.0,
+        part=fmt.unit_roundoff if declaration["stored_parts"] else 0.0,
+        **{f.name: declaration[f.name] for f in fields(Roundoffs) if f.name in declaration},
     )
 
 
-def in_both_dtypes(own: Roundoffs, other: Roundoffs) -> Roundoffs:
+def in_both_dtypes(first: Roundoffs, second: Roundoffs) -> Roundoffs:
     """The unit roundoffs of a call whose steps run in two dtypes (automatic mixed precision), from those
     of each dtype.
 
     A number that one step stores may be rounded to the other dtype at the border to the next step. So a
-    stored number has the relative error (1 + u) (1 + u') - 1, and loses both underflows. Other numbers
-    are the larger ones. Declarations that are no numbers are those of the first dtype.
+    stored number has the relative error (1 + u) (1 + u') - 1, and loses both underflows. Of other
+    numbers the larger one is taken. Declarations that are no numbers are those of the first dtype.
     """
 
-    def both(name: str) -> float:
-        one, two = getattr(own, name), getattr(other, name)
+    def combined(name: str) -> float:
+        u, v = getattr(first, name), getattr(second, name)
         if name in ("weight_underflow", "floor"):
-            return one + two
-        return (1 + one) * (1 + two) - 1 if name in STORES else max(one, two)
+            return u + v
+        return (1 + u) * (1 + v) - 1 if name in STORES else max(u, v)
 
-    numbers = (f.name for f in fields(own) if isinstance(f.default, float) or f.default is MISSING)
-    changes: dict[str, Any] = {name: both(name) for name in numbers}
-    return replace(own, **changes)
+    names = (f.name for f in fields(first) if isinstance(f.default, float) or f.default is MISSING)
+    changes: dict[str, Any] = {name: combined(name) for name in names}
+    return replace(first, **changes)
 
 
 def chance_limit(independent: float, probability: float = RMS_FALSE_ALARM) -> float:

@@ -19,7 +19,7 @@ from attention_conformance.backends.protocol import (
 from attention_conformance.suite.judge import leaks, refusal
 from attention_conformance.suite.judge.answer import values_of
 from attention_conformance.suite.judge.elections.probe import Probe
-from attention_conformance.suite.judge.fitting import Calling, fit
+from attention_conformance.suite.judge.fitting import CallContext, fit
 from attention_conformance.suite.judge.settling import settle
 from attention_conformance.suite.judge.verdict import Deviation, first_line
 from attention_conformance.suite.spec.case import Case
@@ -31,12 +31,12 @@ SIZES = {
     "b": "B", "h": "H", "g": "Hkv", "q": "Lq", "k": "Lk", "d": "D", "v": "Dv", "x": "Eq", "y": "Ek",
     "z": "Ev", "o": "Eo",
 }  # fmt: skip
-"""The usual name of an axis' size, by the letter of the axis."""
+"""The usual name of the size of an axis, by the letter of the axis."""
 
 
 def trial(
     implementation: Implementation,
-    calling: Calling = lambda case: nullcontext(),
+    call_context: CallContext = lambda case: nullcontext(),
     suggestion: Callable[[str, Case], str] = lambda error, case: "",
 ) -> str | None:
     """The reason why a user function cannot be judged at all, in one sentence, or None. The reasons:
@@ -46,43 +46,47 @@ def trial(
     - the return value is no dense array of the framework, or has another shape
     - the answer is right only if operands have the other axis order
 
-    `suggestion` gives the end of the sentence about an error on a case. Settings that a call changed are
-    restored: cells report them.
+    `call_context` makes the context of the calls on a case. `suggestion` gives the end of the sentence
+    about an error on a case. Settings that a call changed are restored, and reported by cells alone.
     """
     with leaks.undone(implementation.backend):
         try:
-            settle(implementation, _cases(implementation), calling)
-            fit(implementation, calling)
+            settle(implementation, _cases(implementation), call_context)
+            fit(implementation, call_context)
         except TimeOver as error:
-            return _late(error)
-        return _tried(implementation, calling, suggestion)
+            return _time_reason(error)
+        return _reason(implementation, call_context, suggestion)
 
 
-def _late(error: TimeOver) -> str:
-    longer = "; --cell-timeout gives it longer" if error.kind == "timeout" else ""
-    return f"{error}{longer}"
+def _time_reason(error: TimeOver) -> str:
+    advice = "; --cell-timeout gives it longer" if error.kind == "timeout" else ""
+    return f"{error}{advice}"
 
 
-def _tried(
-    implementation: Implementation, calling: Calling, suggestion: Callable[[str, Case], str]
+def _reason(
+    implementation: Implementation,
+    call_context: CallContext,
+    suggestion: Callable[[str, Case], str],
 ) -> str | None:
-    first: str | None = None
+    """The reason why a user function cannot be judged, from calls on some cases; see `trial`."""
+    first_reason: str | None = None
     for case in _cases(implementation):
         try:
-            with calling(case):
-                answered, reason = _attempted(implementation, draw(case), suggestion)
+            with call_context(case):
+                is_final, reason = _attempt(implementation, draw(case), suggestion)
         except TimeOver as error:
-            return _late(error)
-        if answered:
+            return _time_reason(error)
+        if is_final:
             return reason
-        first = first or reason
-    return first
+        first_reason = first_reason or reason
+    return first_reason
 
 
-def _attempted(
+def _attempt(
     implementation: Implementation, inputs: Inputs, suggestion: Callable[[str, Case], str]
 ) -> tuple[bool, str | None]:
-    """True if one call is enough to know, and the reason why the function cannot be judged."""
+    """Call once. Returns True if no other case needs a call, and the reason why the function cannot be
+    judged, or None."""
     prepared = implementation.prepare(inputs)
     try:
         native = prepared()
@@ -92,26 +96,26 @@ def _attempted(
         inside = implementation.backend.compilers.raised_inside(error)
         if isinstance(inside, ForbiddenCall) or refusal.refuses(implementation, error):
             return True, None
-        if has_two_orders(inputs.case) and _fits_swapped(implementation, inputs):
-            return True, _wrong_order(implementation, prepared.axis_order)
+        if has_two_orders(inputs.case) and _is_right_swapped(implementation, inputs):
+            return True, _order_reason(implementation, prepared.axis_order)
         query = prepared.arguments.get("query")
-        given = (
+        shape_text = (
             ""
             if query is None
-            else f", with query {_sized('query', query.shape, prepared, inputs)}"
+            else f", with query {_shape_text('query', query.shape, prepared, inputs)}"
         )
         line = first_line(error)
         hint = suggestion(line, inputs.case) or getattr(implementation, "without_sizes", "")
-        return False, f"called once, on {inputs.case.id}{given}, it raised {line}{hint}"
-    return True, _misfit(implementation, native, inputs, prepared)
+        return False, f"called once, on {inputs.case.id}{shape_text}, it raised {line}{hint}"
+    return True, _answer_reason(implementation, native, inputs, prepared)
 
 
 def _cases(implementation: Implementation) -> list[Case]:
     """The supported cases to try: in float32, then in the other dtypes."""
     asks, questions = implementation.operator.asks, implementation.operator.questions
-    texts = [(questions.probe or asks.plain).replace("{mask}", "none"), *questions.trials]
-    ids = [text.format(dt="f32") for text in texts]
-    ids += [texts[-1].format(dt=name) for name in DTYPES if name != "f32"]
+    templates = [(questions.probe or asks.plain).replace("{mask}", "none"), *questions.trials]
+    ids = [text.format(dt="f32") for text in templates]
+    ids += [templates[-1].format(dt=name) for name in DTYPES if name != "f32"]
     cases: list[Case] = []
     for case in map(Case.parse, ids):
         supported = implementation.unsupported(case) is None
@@ -121,69 +125,69 @@ def _cases(implementation: Implementation) -> list[Case]:
 
 
 def has_two_orders(case: Case) -> bool:
-    """True if query, key and value have four axes each: heads and rows may stand in two orders."""
+    """True if query, key and value have four axes each, so that two axis orders are possible."""
     return all(len(case.axes.get(name, "")) == 4 for name in OPERANDS)
 
 
-def _misfit(
+def _answer_reason(
     implementation: Implementation, native: Any, inputs: Inputs, prepared: PreparedCall
 ) -> str | None:
-    """The fault of an answer that every cell would have, or None."""
+    """The reason why no answer of the function can be judged, from one answer; None if there is none."""
     backend = implementation.backend
-    several = len(prepared.outputs) > 1 and isinstance(native, tuple) and len(native) > 0
-    output = native[0] if several else native
-    called = f"called once, on {inputs.case.id}"
+    has_parts = len(prepared.outputs) > 1 and isinstance(native, tuple) and len(native) > 0
+    output = native[0] if has_parts else native
+    beginning = f"called once, on {inputs.case.id}"
     if isinstance(output, tuple | list):
-        return f"{called}, it returned {_listed(output)}, expected an array, or {PAIRS}"
+        return f"{beginning}, it returned {_parts_text(output)}, expected an array, or {PAIR_TEXT}"
     if not backend.is_array(output):
-        kind = f"{type(output).__module__}.{type(output).__qualname__}"
-        plain = type(output).__module__ == "builtins"
-        why = "" if plain else ": is it a function of another framework?"
-        returned = type(output).__name__ if plain else kind
-        return f"{called}, it returned {returned}, expected an array of {backend.name}{why}"
+        full_name = f"{type(output).__module__}.{type(output).__qualname__}"
+        is_builtin = type(output).__module__ == "builtins"
+        question = "" if is_builtin else ": is it a function of another framework?"
+        returned_type = type(output).__name__ if is_builtin else full_name
+        return f"{beginning}, it returned {returned_type}, expected an array of {backend.name}{question}"
     try:
         values = values_of(backend, output)
     except Deviation as deviation:
-        return f"{called}: {deviation.message}"
+        return f"{beginning}: {deviation.message}"
     two_orders = has_two_orders(inputs.case)
-    if two_orders and _right(implementation, values, inputs, prepared.axis_order):
+    if two_orders and _is_right(implementation, values, inputs, prepared.axis_order):
         return None
-    if two_orders and _fits_swapped(implementation, inputs):
-        return _wrong_order(implementation, prepared.axis_order)
-    return _misshapen(implementation, tuple(output.shape), inputs, prepared)
+    if two_orders and _is_right_swapped(implementation, inputs):
+        return _order_reason(implementation, prepared.axis_order)
+    return _shape_reason(implementation, tuple(output.shape), inputs, prepared)
 
 
-PAIRS = (
+PAIR_TEXT = (
     "the pair of an output and its weights (B, H, Lq, Lk) or its log-sum-exp (B, H, Lq); return one of "
     "these"
 )
 
 
-def _listed(parts: Sequence[Any]) -> str:
-    """The parts of a returned tuple or list, by their shapes or types."""
+def _parts_text(parts: Sequence[Any]) -> str:
+    """The shapes or types of the parts of a returned tuple or list, as text."""
     shapes = [str(tuple(x.shape)) if hasattr(x, "shape") else type(x).__name__ for x in parts]
     return f"a {type(parts).__name__} of {len(parts)}: {', '.join(shapes)}"
 
 
-def _misshapen(
+def _shape_reason(
     implementation: Implementation, got: tuple[int, ...], inputs: Inputs, prepared: PreparedCall
 ) -> str | None:
-    """The fault of an output's shape, or None."""
+    """The reason why an output's shape cannot be judged; None if the shape is right."""
     want = inputs.output_shape("output")
     want = (want[0], want[2], want[1], *want[3:]) if prepared.axis_order == "blhd" else want
     if got == want:
         return None
-    claim, binding = "", getattr(implementation, "binding", None)
+    advice, binding = "", getattr(implementation, "binding", None)
     if binding is not None and got == (want[0], want[2], want[1], *want[3:]):
-        taken = binding.output_axes or prepared.axis_order
-        claim = f"; claim output_axes={'bhld' if taken == 'blhd' else 'blhd'}?"
+        claimed = binding.output_axes or prepared.axis_order
+        advice = f"; claim output_axes={'bhld' if claimed == 'blhd' else 'blhd'}?"
     return (
         f"called once, on {inputs.case.id}, it returned an array of shape {got}, expected "
-        f"{_sized('output', want, prepared, inputs)}{claim}"
+        f"{_shape_text('output', want, prepared, inputs)}{advice}"
     )
 
 
-def _sized(name: str, shape: Iterable[int], prepared: PreparedCall, inputs: Inputs) -> str:
+def _shape_text(name: str, shape: Iterable[int], prepared: PreparedCall, inputs: Inputs) -> str:
     """A shape with the names of its sizes, as "(B, H, Lq, D) = (2, 4, 5, 8)"."""
     axes = inputs.operator.outputs(inputs.case).get(name) or inputs.axes(name)
     names = [SIZES.get(letter, letter) for letter in axes]
@@ -192,7 +196,9 @@ def _sized(name: str, shape: Iterable[int], prepared: PreparedCall, inputs: Inpu
     return f"({', '.join(names)}) = {tuple(shape)}"
 
 
-def _right(implementation: Implementation, values: np.ndarray, inputs: Inputs, order: str) -> bool:
+def _is_right(
+    implementation: Implementation, values: np.ndarray, inputs: Inputs, order: str
+) -> bool:
     """True if the values of an output in this axis order are right for the inputs."""
     if values.ndim != 4:
         return False
@@ -202,8 +208,8 @@ def _right(implementation: Implementation, values: np.ndarray, inputs: Inputs, o
     return Probe(implementation, inputs.dtype).matches(values, inputs)
 
 
-def _fits_swapped(implementation: Implementation, inputs: Inputs) -> bool:
-    """True if the function is right for operands whose heads and rows are exchanged."""
+def _is_right_swapped(implementation: Implementation, inputs: Inputs) -> bool:
+    """True if the function is right for operands whose heads and rows are swapped."""
     backend = implementation.backend
     prepared = implementation.prepare(inputs)
     arrays = {}
@@ -216,17 +222,18 @@ def _fits_swapped(implementation: Implementation, inputs: Inputs) -> bool:
         raise
     except BaseException:
         return False
-    other = "blhd" if prepared.axis_order == "bhld" else "bhld"
-    return _right(implementation, values, inputs, other)
+    swapped_order = "blhd" if prepared.axis_order == "bhld" else "bhld"
+    return _is_right(implementation, values, inputs, swapped_order)
 
 
-def _wrong_order(implementation: Implementation, order: str) -> str:
+def _order_reason(implementation: Implementation, order: str) -> str:
+    """The reason that the function takes the axis order other than `order`, and how to say so."""
     orders = {"bhld": "(B, H, L, D)", "blhd": "(B, L, H, D)"}
     native = orders.pop(order)
-    (own,) = orders.values()
+    (axes,) = orders.values()
     if hasattr(implementation, "binding"):
-        return f"it takes axes in the order {own}, and {native} is claimed; claim the other, or nothing"
+        return f"it takes axes in the order {axes}, and {native} is claimed; claim the other, or nothing"
     return (
-        f"it takes axes in the order {own}, and the framework's own attention has them in the order "
+        f"it takes axes in the order {axes}, and the framework's own attention has them in the order "
         f"{native}; exchange them inside the function"
     )

@@ -11,9 +11,13 @@ from attention_conformance.suite.spec.vocabulary import KINDS, STATUSES
 
 
 class Deviation(Exception):
-    """A broken promise. `kind` is one of `KINDS`; `measured` are the figures of the comparison that
-    found it, if there was one; `where` names what is wrong of several things that a check asks. Of a
-    message that says what to do, too, `what` is what is wrong, and `advice` what to do."""
+    """A broken promise.
+
+    - `kind`: one of `KINDS`
+    - `measured`: the figures of the comparison that failed, if there was one
+    - `where`: the parts that are wrong, if a check asks several things
+    - `what`, `advice`: the fault, and how to correct it, if the message has both
+    """
 
     def __init__(
         self,
@@ -38,7 +42,7 @@ class HarnessError(Exception):
 
 
 class NotApplicable(Exception):
-    """The implementation lacks what the cell needs, or elects to give no answer: the cell is
+    """The implementation lacks a needed feature, or elects to give no answer: the cell is
     unsupported."""
 
 
@@ -52,8 +56,8 @@ def text_of(value: object) -> str:
         return str(value)
     except ENDS:
         raise
-    except BaseException as other:
-        return f"(its text raises {type(other).__name__})"
+    except BaseException as raised:
+        return f"(its text raises {type(raised).__name__})"
 
 
 def first_line(error: BaseException) -> str:
@@ -103,7 +107,7 @@ class Measured:
 class Verdict:
     """Status, kind ("" for pass), message for people (made `printable`), and figures. `inherited` is the
     finding that makes a failure of a user function known. `where` are the lines of the check that
-    failed, and what a `Deviation` names, which also has `what` and `advice`."""
+    failed, and then those of the `Deviation`, from which `what` and `advice` are, too."""
 
     status: str
     kind: str = ""

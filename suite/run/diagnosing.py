@@ -23,9 +23,9 @@ from attention_conformance.backends.protocol import ENDS, Implementation, TimeOv
 from attention_conformance.backends.sources import JUDGED
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.diagnose import chosen, diagnose, place
+from attention_conformance.suite.judge.diagnosis.diagnose import choose_cells, diagnose, simplicity
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
-from attention_conformance.suite.judge.diagnosis.instrument import clock
+from attention_conformance.suite.judge.diagnosis.instrument import deadline
 from attention_conformance.suite.judge.judge import Policy, judge
 from attention_conformance.suite.judge.verdict import Verdict, first_line
 from attention_conformance.suite.records.cells import CellRecord
@@ -137,7 +137,7 @@ def _diagnosed(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> 
         return NO_REPORT
     compiles = diagnosed[0].backend.compilers.compiles_shapes
     seconds = SECONDS * (COMPILING_FACTOR if compiles else 1)
-    time_is_over = clock(seconds)
+    time_is_over = deadline(seconds)
     diagnoses, notes = [], []
     for implementation in diagnosed:
         try:
@@ -168,7 +168,9 @@ def _of_one(
     """The diagnoses of one implementation from its records, within `seconds` of processor time."""
     failing = _cells(implementation, filter(_is_wrong_answer, records))
     passing = _cells(implementation, [r for r in records if r.status == "pass"][:MOST_PASSING])
-    check_of = {cell.case.id: cell.check.name for cell in sorted(failing, key=place, reverse=True)}
+    check_of = {
+        cell.case.id: cell.check.name for cell in sorted(failing, key=simplicity, reverse=True)
+    }
     diagnosis_records = []
     diagnoses = _advice_diagnoses(implementation, failing)
     if diagnoses:
@@ -193,7 +195,7 @@ def _advice_diagnoses(implementation: Implementation, failing: Sequence[Cell]) -
     cells = [cell for cell in failing if _advice_applies(cell, implementation)]
     if not cells:
         return []
-    count, first_case = len(cells), str(min(cells, key=place).case.id)
+    count, first_case = len(cells), str(min(cells, key=simplicity).case.id)
     sentence, _ = implementation.advice
     return [Diagnosis(sentence, "", "masks", "measured", count, count, 0, first_case)]
 
@@ -210,7 +212,7 @@ def _of_state(
     the function is imported anew before each. [] if a cell still fails, or for functions of no file."""
     named_functions = zip(plan.options.function, plan.functions, strict=False)
     text = next((text for text, f in named_functions if implementation in (f, f.optimized)), "")
-    cells = chosen([cell for cell in failing if cell.check.name == VALUES], MOST_FIRST_CALLS)
+    cells = choose_cells([cell for cell in failing if cell.check.name == VALUES], MOST_FIRST_CALLS)
     if ".py:" not in text or not cells:
         return []
     # The diagnosis has a limit of its own.
@@ -247,7 +249,7 @@ def _with_smaller_case(
     groups = Counter((r.check, r.kind) for r in failing if r.check in SEARCHED)
     group = min(groups, key=lambda key: group_order(key[0], key[1], groups[key]), default=None)
     of_group = [r for r in failing if (r.check, r.kind) == group]
-    chosen_cells = chosen(_cells(implementation, of_group), 1)
+    chosen_cells = choose_cells(_cells(implementation, of_group), 1)
     if not chosen_cells or not isinstance(chosen_cells[0].case, Case):
         return NO_REPORT
     cell, kind = chosen_cells[0], of_group[0].kind

@@ -1,4 +1,4 @@
-"""What a call does beside its answer: to its inputs, to later calls, and to the type of its output."""
+"""The symptoms of side effects on arguments and later calls, and of a wrong type of output."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import numpy as np
 
 from attention_conformance.suite.judge import answer
 from attention_conformance.suite.judge.arguments import arrays_of, watched
-from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
 from attention_conformance.suite.judge.verdict import Deviation
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 
 VARIES = "varies"
-"""The name of findings about a function whose answer to the same inputs changes."""
+"""The key of symptoms of a function whose answer to the same inputs changes."""
 
 WRITES = "writes"
-"""The name of findings about a function that changes its arguments: its answers can be read still."""
+"""The key of the symptom of a function that changes its arguments; its answers can still be read."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Found]:
-    """Side effects of calls for a case."""
+def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """The symptom of a wrong type of output, or else the symptoms of side effects."""
     for name in ("f32", "bf16", "f16"):
-        typed = replace(case, dtype=DTYPES[name])
-        if tool.implementation.unsupported(typed) is None:
-            found = tool.trying(partial(_typed, tool, tool.drawn(typed)))
-            if found is not None:
-                yield found
+        probe = replace(case, dtype=DTYPES[name])
+        if tool.implementation.unsupported(probe) is None:
+            symptom = tool.attempt(partial(_type_symptom, tool, tool.draw(probe)))
+            if symptom is not None:
+                yield symptom
                 return
-    found = tool.trying(lambda: list(_effects(tool, tool.drawn(case))))
-    yield from found or ()
+    symptoms = tool.attempt(lambda: list(_effect_symptoms(tool, tool.draw(case))))
+    yield from symptoms or ()
 
 
-def _typed(tool: Instrument, inputs: Inputs) -> Found | None:
-    """The finding if the output has another type, dtype, device or shape."""
-    prepared = tool.prepared(inputs)
+def _type_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
+    """The symptom if the output has a wrong type, dtype, device or shape."""
+    prepared = tool.prepare(inputs)
     if prepared is None:
         return None
     native = prepared()
@@ -51,15 +51,17 @@ def _typed(tool: Instrument, inputs: Inputs) -> Found | None:
             if deviation.kind != "type"
             else f"{deviation.message}."
         )
-        return Found(
+        return Symptom(
             text[0].upper() + text[1:], "contract", f"the {deviation.kind} of what is returned"
         )
     return None
 
 
-def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
+def _effect_symptoms(tool: Instrument, inputs: Inputs) -> Iterator[Symptom]:
+    """The symptoms of changed arguments, changing answers, shared memory and stale caches, in this
+    order."""
     backend = tool.implementation.backend
-    prepared = tool.prepared(inputs)
+    prepared = tool.prepare(inputs)
     if prepared is None:
         return
 
@@ -69,45 +71,44 @@ def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
     changed_since = watched(backend, arrays_of(backend, prepared))
     native = prepared()
     first = values(native)
-    if written := changed_since():
-        yield Found(
-            f"The call writes into {', '.join(written)}: it changes its arguments in place.",
+    if changed_names := changed_since():
+        yield Symptom(
+            f"The call writes into {', '.join(changed_names)}: it changes its arguments in place.",
             "state", "`mul_`, `+=`, `out=` on an argument", key=WRITES,
         )  # fmt: skip
-    fresh = tool.prepared(inputs)
-    if fresh is None:
+    second_call = tool.prepare(inputs)
+    if second_call is None:
         return
-    again = values(fresh())
-    apart = np.abs(first - again)
-    if tool.implementation.declared.deterministic and not np.array_equal(
-        first, again, equal_nan=True
-    ):
-        yield Found(
-            f"A second call with the same inputs gives another answer: {int((apart > 0).sum())} of "
-            f"{apart.size} elements differ, by up to {np.nanmax(apart):.2g}.",
+    second = values(second_call())
+    differences = np.abs(first - second)
+    repeats = np.array_equal(first, second, equal_nan=True)
+    if tool.implementation.declared.deterministic and not repeats:
+        yield Symptom(
+            f"A second call with the same inputs gives another answer: {int((differences > 0).sum())} of "
+            f"{differences.size} elements differ, by up to {np.nanmax(differences):.2g}.",
             "state", "a buffer that is not cleared, dropout, sums in an order that varies", key=VARIES,
         )  # fmt: skip
         return
-    other = inputs.replace(key=inputs.key[:, :, ::-1], value=inputs.value[..., ::-1] + 1)
-    between = tool.prepared(other)
-    if between is None:
+    other_inputs = inputs.replace(key=inputs.key[:, :, ::-1], value=inputs.value[..., ::-1] + 1)
+    other_call = tool.prepare(other_inputs)
+    if other_call is None:
         return
-    changed = values(between())
+    other_output = values(other_call())
     if not np.array_equal(values(native), first, equal_nan=True):
-        yield Found("The output of a call changes when another call runs: both share memory.", "state",
+        yield Symptom("The output of a call changes when another call runs: both share memory.", "state",
                     "an output buffer that is kept between calls")  # fmt: skip
         return
-    own, theirs = tool.oracle(inputs), tool.oracle(other)
-    told_apart = own is not None and theirs is not None and bool(
-        (np.abs(first - own.expected["output"].value) <= own.expected["output"].error).all()
-        and (np.abs(first - theirs.expected["output"].value) > theirs.expected["output"].error).any()
+    right, other = tool.oracle(inputs), tool.oracle(other_inputs)
+    differ_by_right = right is not None and other is not None and bool(
+        (np.abs(first - right.expected["output"].value) <= right.expected["output"].error).all()
+        and (np.abs(first - other.expected["output"].value) > other.expected["output"].error).any()
     )  # fmt: skip
-    if told_apart and np.array_equal(changed, first):
-        yield Found("A call with the same query and other keys and values gives the answer of the "
+    if differ_by_right and np.array_equal(other_output, first):
+        yield Symptom("A call with the same query and other keys and values gives the answer of the "
                     "call before.",
                     "state", "a cache whose key leaves arguments out")  # fmt: skip
         return
-    last = tool.prepared(inputs)
-    if last is not None and not np.array_equal(values(last()), first, equal_nan=True):
-        yield Found("A call gives another answer once a call with other keys has come between.", "state",
-                    "something that is kept between calls", key=VARIES)  # fmt: skip
+    last_call = tool.prepare(inputs)
+    if last_call is not None and not np.array_equal(values(last_call()), first, equal_nan=True):
+        yield Symptom("A call gives another answer once a call with other keys has come between.",
+                      "state", "something that is kept between calls", key=VARIES)  # fmt: skip

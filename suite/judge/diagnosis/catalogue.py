@@ -1,11 +1,11 @@
 """Diagnosis by the catalogue: the faults of `suite.deviations` that an implementation behaves like.
 
 A fault explains and contradicts cells as `evidence` says. Cells that differ from the right answer by NaN
-and infinity alone explain a fault only if there are no others, and if several cells have them in the same
-places, not everywhere.
+and infinity alone explain a fault only if no cell differs in numbers, and if several cells have NaN or
+infinity in the same places, not everywhere.
 
-Where plain answers are right, and only a check fails (a leak, a later call, a layout), a fault explains
-the cell if it fails the same check in the same way.
+If the answer to a cell's inputs is right, and only its check fails (a leak, a later call, a layout), a
+fault explains the cell if it fails the same check in the same way.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
-from attention_conformance.suite.judge.diagnosis.conditions import only, separating
+from attention_conformance.suite.judge.diagnosis.conditions import restrict_sentence, separators
 from attention_conformance.suite.judge.diagnosis.evidence import (
-    RETURNED,
-    differs,
+    CONTRACT_KINDS,
+    contradicts,
     explains,
     fails_like,
 )
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.kernels import (
-    Kernelled,
-    answered,
-    changes,
+    Fault,
+    answer_of,
+    catalogue_faults,
     faults_of,
-    kernelled,
-    paired,
+    pair_of,
+    shows_fault,
 )
-from attention_conformance.suite.judge.diagnosis.look import Arrays, Look
+from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import Verdict
@@ -46,280 +46,288 @@ TRIED = 6
 """The number of failing cells that every fault answers."""
 
 REST = 3
-"""The number of cells that all faults answer, too, if the first faults found do not explain them."""
+"""The number of unexplained failing cells that are compared with all faults again."""
 
 BESIDE = 12
-"""The number of passing cells, and of further failing cells, that decide between the faults left."""
+"""The number of passing cells, and of further failing cells, that decide between the remaining faults."""
 
 MORE = 36
-"""The number of passing cells, after these, that decide between faults that explain the same cells."""
+"""The number of further passing cells, which decide between faults that explain the same cells."""
 
 ALIKE = 1 / 16
-"""The relative difference of the largest errors of two implementations with the same fault, which round
-differently: eight unit roundoffs of bfloat16."""
+"""The largest relative difference between the largest errors of two implementations with the same fault,
+which round differently: eight unit roundoffs of bfloat16."""
 
 MOST = 3
-"""The number of faults, contradicted by passing cells, that are tried under a condition."""
+"""The largest number of faults, contradicted by passing cells, that are tried under a condition."""
 
 PAIRED = 64
-"""The number of different answers of faults that are paired."""
+"""The largest number of different answers of faults that are paired."""
 
 
 def explained(
     failing: Sequence[Cell],
     passing: Sequence[Cell],
-    late: Callable[[], bool],
+    is_late: Callable[[], bool],
     without: str = "",
-    wrong: Iterator[Look] | None = None,
+    wrong: Iterator[Outcome] | None = None,
 ) -> list[Diagnosis]:
-    """The faults that failing cells of one implementation behave like, and no passing cell contradicts:
-    first the fault that explains most, then the fault that explains most of the rest.
+    """Diagnoses of the faults that failing cells of one implementation behave like, and no passing cell
+    contradicts: first the fault that explains most cells, then the one that explains most other cells.
 
-    The cells stand in the order in which they are tried. `late` says that the time is over. `without` is
-    the name of a fault that is left out. `wrong` are the looks of `wrong_looks(failing)`, if they are
-    needed elsewhere, too.
+    The cells are tried in their order. `is_late` returns True after the time is over. `without` is the
+    name of a fault that is left out. `wrong` are the outcomes `wrong_outcomes(failing)`, if the caller
+    needs them, too.
     """
     if not failing:
         return []
     faults = [f for f in faults_of(failing[0].implementation) if f.name != without]
-    wrong = wrong_looks(failing) if wrong is None else wrong
+    wrong = wrong_outcomes(failing) if wrong is None else wrong
     first = list(islice(wrong, TRIED))
     if first:
-        # The first answer of a call is wrong already: nothing that calls leave behind explains this.
-        faults = [fault for fault in faults if fault.fault.family != "state"]
-        return _Matching(first, wrong, passing, late).of(faults)
-    # Wrong values that no fault can be given, as with a mask beside a flag, say nothing by their kind.
+        # The answer of a first call is wrong: this is no fault of state that calls leave behind.
+        faults = [fault for fault in faults if fault.deviation.family != "state"]
+        return _Matching(first, wrong, passing, is_late).of(faults)
+    # Failures of `values` without an outcome, as with a mask and a flag, are alike for many faults.
     judged = ((cell, judge(cell)) for cell in failing)
-    said = ((c, v) for c, v in judged if c.check.name != VALUES or v.kind in RETURNED)
-    beside = list(islice(said, TRIED))
-    return _Behaving(beside, passing, late).of(faults) if beside else []
+    informative = ((c, v) for c, v in judged if c.check.name != VALUES or v.kind in CONTRACT_KINDS)
+    tried = list(islice(informative, TRIED))
+    return _Behaving(tried, passing, is_late).of(faults) if tried else []
 
 
-def wrong_looks(cells: Iterable[Cell]) -> Iterator[Look]:
-    """Looks at the cells whose plain answers are wrong."""
+def wrong_outcomes(cells: Iterable[Cell]) -> Iterator[Outcome]:
+    """The outcomes of the cells whose answers are wrong."""
     for cell in cells:
-        look = Look.of(cell)
-        if look is not None and look.is_wrong:
-            yield look
+        outcome = Outcome.of(cell)
+        if outcome is not None and outcome.is_wrong:
+            yield outcome
 
 
 def explained_call(
-    check: Check, forms: Sequence[Inputs], got: Arrays, oracle: Oracle, late: Callable[[], bool]
+    check: Check, forms: Sequence[Inputs], got: Arrays, oracle: Oracle, is_late: Callable[[], bool]
 ) -> list[Diagnosis]:
-    """The fault that one call behaves like, whose outputs a person has; [] if faults of several families
-    do. `forms` are the inputs, in every form in which the call may have been given them."""
-    kernels = [one for one in kernelled() if one.kernel.operator is forms[0].operator]
-    found: dict[str, Diagnosis] = {}
+    """The diagnosis of the fault that one call with the outputs `got` behaves like; [] if faults of
+    several families do. `forms` are the inputs in every form in which the call may have had them."""
+    faults = [f for f in catalogue_faults() if f.kernel.operator is forms[0].operator]
+    by_family: dict[str, Diagnosis] = {}
     for inputs in forms:
-        look = Look.of_call(check, inputs, kernels[0].kernel, got, oracle)
-        for one in _Matching([look], iter(()), [], late).of(kernels):
-            found.setdefault(one.family, one)
-    return list(found.values()) if len(found) == 1 else []
+        outcome = Outcome.of_call(check, inputs, faults[0].kernel, got, oracle)
+        for diagnosis in _Matching([outcome], iter(()), [], is_late).of(faults):
+            by_family.setdefault(diagnosis.family, diagnosis)
+    return list(by_family.values()) if len(by_family) == 1 else []
 
 
 @dataclass(eq=False)
-class Matched:
-    """How one fault compares with the implementation: numbers of the looks that it explains, and of those
-    that it answers wrongly in another way."""
+class Match:
+    """The comparison of one fault with the implementation: the numbers of the outcomes that the fault
+    explains, and of the wrong outcomes that it contradicts."""
 
-    one: Kernelled
+    fault: Fault
     explains: set[int] = field(default_factory=set)
     contradicts: set[int] = field(default_factory=set)
 
 
 class _Matching:
-    """The comparison of answers, cell by cell."""
+    """The faults whose answers are the implementation's, by comparisons of outcomes."""
 
     def __init__(
         self,
-        failing: Sequence[Look],
-        more: Iterator[Look],
+        failing: Sequence[Outcome],
+        more_failing: Iterator[Outcome],
         passing: Sequence[Cell],
-        late: Callable[[], bool],
+        is_late: Callable[[], bool],
     ) -> None:
-        self.failing, self.more, self.passing, self.late = [*failing], more, passing, late
-        self.contradicted: list[Matched] = []
+        self.failing, self.more_failing = [*failing], more_failing
+        self.passing, self.is_late = passing, is_late
+        self.contradicted: list[Match] = []
 
-    def _passes(self, cells: Sequence[Cell]) -> Iterator[Look]:
-        """Looks at passing cells whose plain answers are right: some checks pass wrong ones."""
+    def _right_outcomes(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+        """The right outcomes of passing cells: some checks pass wrong answers."""
         for cell in cells:
-            look = Look.of(cell)
-            if look is not None and not look.is_wrong:
-                yield look
+            outcome = Outcome.of(cell)
+            if outcome is not None and not outcome.is_wrong:
+                yield outcome
 
     @cached_property
-    def near(self) -> list[Look]:
-        """Looks at the passing cells that are asked first."""
-        return [*self._passes(self.passing[:BESIDE])]
+    def right(self) -> list[Outcome]:
+        """The right outcomes of the first passing cells."""
+        return [*self._right_outcomes(self.passing[:BESIDE])]
 
-    def of(self, faults: Sequence[Kernelled]) -> list[Diagnosis]:
-        """The diagnoses, best first."""
+    def of(self, faults: Sequence[Fault]) -> list[Diagnosis]:
+        """The diagnoses by these faults, best first."""
         first = [*self.failing]
-        entries = [Matched(one) for one in faults]
-        for number, look in enumerate(first):
-            known = [entry for entry in entries if entry.explains]
-            self._ask(known, look, number)
-            if not any(number in entry.explains for entry in known):
-                self._ask(entries, look, number)
-        left = self._by_numbers(entries)
-        for number, look in enumerate(first):
-            self._ask(left, look, number)
-        if not left:
-            left = [Matched(pair, {0}) for pair in self._pairs(faults, first[0])]
-            for number, look in enumerate(first[1:], 1):
-                self._ask(left, look, number)
-            left = self._by_numbers(left)
-        # What is left is little work, and no fault is named that was not compared with passing cells.
-        left = self._uncontradicted(left, self.near)
-        for number, look in enumerate(islice(self.more, BESIDE if left else 0), len(first)):
-            self.failing.append(look)
-            self._ask(left, look, number)
-        left += self._of_rest(entries, left)
-        if len({frozenset(entry.explains) for entry in left}) < len(left):
-            left = self._uncontradicted(left, self._passes(self.passing[BESIDE:]))
-        return self._diagnoses(left) or self._conditioned()
+        matches = [Match(fault) for fault in faults]
+        for number, outcome in enumerate(first):
+            explaining = [match for match in matches if match.explains]
+            self._compare(explaining, outcome, number)
+            if not any(number in match.explains for match in explaining):
+                self._compare(matches, outcome, number)
+        remaining = self._by_elements(matches)
+        for number, outcome in enumerate(first):
+            self._compare(remaining, outcome, number)
+        if not remaining:
+            remaining = [Match(pair, {0}) for pair in self._pairs(faults, first[0])]
+            for number, outcome in enumerate(first[1:], 1):
+                self._compare(remaining, outcome, number)
+            remaining = self._by_elements(remaining)
+        # The remaining faults are few, and none is named without a comparison with passing cells.
+        remaining = self._uncontradicted(remaining, self.right)
+        more_failing = islice(self.more_failing, BESIDE if remaining else 0)
+        for number, outcome in enumerate(more_failing, len(first)):
+            self.failing.append(outcome)
+            self._compare(remaining, outcome, number)
+        remaining += self._second_faults(matches, remaining)
+        if len({frozenset(match.explains) for match in remaining}) < len(remaining):
+            remaining = self._uncontradicted(remaining, self._right_outcomes(self.passing[BESIDE:]))
+        return self._diagnoses(remaining) or self._conditioned()
 
-    def _of_rest(self, entries: Sequence[Matched], left: Sequence[Matched]) -> list[Matched]:
-        """The entries that explain failing cells that those which are left do not: another fault."""
-        numbers = set(range(len(self.failing))).difference(*(entry.explains for entry in left))
-        others = [entry for entry in entries if entry not in left and not entry.explains]
-        for number in sorted(numbers)[:REST]:
-            self._ask(others, self.failing[number], number)
-        found = self._by_numbers(entry for entry in others if entry.explains)
-        return self._uncontradicted(found, self.near)
+    def _second_faults(self, matches: Sequence[Match], remaining: Sequence[Match]) -> list[Match]:
+        """The matches that explain failing cells which the remaining ones do not: a second fault."""
+        unexplained = {*range(len(self.failing))}.difference(*(m.explains for m in remaining))
+        others = [m for m in matches if m not in remaining and not m.explains]
+        for number in sorted(unexplained)[:REST]:
+            self._compare(others, self.failing[number], number)
+        explaining = self._by_elements(match for match in others if match.explains)
+        return self._uncontradicted(explaining, self.right)
 
-    def _by_numbers(self, entries: Iterable[Matched]) -> list[Matched]:
-        """The entries that explain finite wrong elements; if no cell has such, those that explain NaN in
-        some places of several cells."""
-        finite = {n for n, look in enumerate(self.failing) if look.differs_in_numbers}
-        partly = {n for n, look in enumerate(self.failing) if look.has_numbers}
+    def _by_elements(self, matches: Iterable[Match]) -> list[Match]:
+        """The matches that explain finite wrong elements. If no cell has such elements, the matches that
+        explain several cells which are not NaN everywhere."""
+        finite = {n for n, outcome in enumerate(self.failing) if outcome.has_wrong_numbers}
+        partly = {n for n, outcome in enumerate(self.failing) if outcome.has_numbers}
         return [
-            entry
-            for entry in entries
-            if (entry.explains & finite if finite else len(entry.explains & partly) > 1)
+            match
+            for match in matches
+            if (match.explains & finite if finite else len(match.explains & partly) > 1)
         ]
 
-    def _uncontradicted(self, left: list[Matched], passing: Iterable[Look]) -> list[Matched]:
-        """The faults that answer as the implementation does in all these passing cells."""
-        for look in passing:
-            against = [one for one in left if differs(look, answered(one.one.kernel, look))]
-            left = [one for one in left if one not in against]
+    def _uncontradicted(self, matches: list[Match], passing: Iterable[Outcome]) -> list[Match]:
+        """The matches that no passing outcome contradicts; adds the others to `self.contradicted`."""
+        for outcome in passing:
+            answers = [answer_of(match.fault.kernel, outcome) for match in matches]
+            against = [m for m, a in zip(matches, answers, strict=True) if contradicts(outcome, a)]
+            matches = [match for match in matches if match not in against]
             self.contradicted += against
-        return left
+        return matches
 
     def _conditioned(self) -> list[Diagnosis]:
-        """The fault that explains most, said of what tells these cells from passing ones that contradict
-        it."""
-        for entry in sorted(self.contradicted, key=lambda entry: -len(entry.explains))[:MOST]:
-            against = [x for x in self.near if differs(x, answered(entry.one.kernel, x))]
-            concerned = [self.failing[n] for n in sorted(entry.explains | entry.contradicts)]
-            where = separating(concerned, against) if against else ""
-            if where and len(entry.explains) > len(entry.contradicts):
-                (found,) = self._diagnoses([entry])
-                return [replace(found, sentence=only(where, found.sentence))]
+        """The contradicted fault that explains most, with the condition that separates the cells which it
+        concerns from passing cells; [] without such a condition."""
+        for match in sorted(self.contradicted, key=lambda match: -len(match.explains))[:MOST]:
+            against = [o for o in self.right if contradicts(o, answer_of(match.fault.kernel, o))]
+            concerned = [self.failing[n] for n in sorted(match.explains | match.contradicts)]
+            condition = separators(concerned, against) if against else ""
+            if condition and len(match.explains) > len(match.contradicts):
+                (diagnosis,) = self._diagnoses([match])
+                return [
+                    replace(diagnosis, sentence=restrict_sentence(condition, diagnosis.sentence))
+                ]
         return []
 
-    def _ask(self, entries: Iterable[Matched], look: Look, number: int) -> None:
-        for entry in entries:
-            if self.late():
+    def _compare(self, matches: Iterable[Match], outcome: Outcome, number: int) -> None:
+        """Add the number of an outcome to each match that explains or contradicts it."""
+        for match in matches:
+            if self.is_late():
                 return
-            answer = answered(entry.one.kernel, look)
-            if explains(look, answer):
-                if changes(entry.one, look):
-                    entry.explains.add(number)
-            elif look.differs_in_numbers and differs(look, answer):
-                entry.contradicts.add(number)
+            answer = answer_of(match.fault.kernel, outcome)
+            if explains(outcome, answer):
+                if shows_fault(match.fault, outcome):
+                    match.explains.add(number)
+            elif outcome.has_wrong_numbers and contradicts(outcome, answer):
+                match.contradicts.add(number)
 
-    def _pairs(self, faults: Sequence[Kernelled], look: Look) -> list[Kernelled]:
-        """Pairs of faults that together explain a cell that no fault explains alone."""
-        distinct: dict[bytes, Kernelled] = {}
-        for one in faults:
-            answer = answered(one.kernel, look)
-            if self.late() or answer is None:
+    def _pairs(self, faults: Sequence[Fault], outcome: Outcome) -> list[Fault]:
+        """Pairs of faults that together explain an outcome."""
+        by_answer: dict[bytes, Fault] = {}
+        for fault in faults:
+            answer = answer_of(fault.kernel, outcome)
+            if self.is_late() or answer is None:
                 continue
-            if differs(look, answer):
+            if contradicts(outcome, answer):
                 key = b"".join(np.ascontiguousarray(a).tobytes() for a in answer.values())
-                distinct.setdefault(key, one)
-        found = []
-        for first, second in combinations(list(distinct.values())[:PAIRED], 2):
-            if self.late():
+                by_answer.setdefault(key, fault)
+        pairs = []
+        for first, second in combinations(list(by_answer.values())[:PAIRED], 2):
+            if self.is_late():
                 break
-            pair = paired(first, second)
-            if pair is not None and explains(look, answered(pair.kernel, look)):
-                found.append(pair)
-        return found
+            pair = pair_of(first, second)
+            if pair is not None and explains(outcome, answer_of(pair.kernel, outcome)):
+                pairs.append(pair)
+        return pairs
 
-    def _diagnoses(self, left: list[Matched]) -> list[Diagnosis]:
-        """The diagnoses of the faults that are left: each explains most of what the ones before leave. A
-        fault that more cells contradict, which no fault explains, is told to nobody."""
+    def _diagnoses(self, remaining: list[Match]) -> list[Diagnosis]:
+        """The diagnoses of the remaining faults: first the fault that explains most cells, then the fault
+        that explains most of the other cells. A fault is left out if it contradicts more cells, of those
+        that no fault explains, than it explains."""
         diagnoses: list[Diagnosis] = []
-        known = set().union(*(entry.explains for entry in left))
-        left = [one for one in left if len(one.explains) >= len(one.contradicts - known)]
-        rest = set().union(*(entry.explains for entry in left))
+        covered = set().union(*(m.explains for m in remaining))
+        remaining = [m for m in remaining if len(m.explains) >= len(m.contradicts - covered)]
+        unexplained = set().union(*(match.explains for match in remaining))
         tried = len(self.failing)
-        while rest:
-            best = max(left, key=lambda entry: len(entry.explains & rest))
-            if not best.explains & rest:
+        while unexplained:
+            best = max(remaining, key=lambda match: len(match.explains & unexplained))
+            if not best.explains & unexplained:
                 break
             case = str(self.failing[min(best.explains)].cell.case.id)
-            diagnoses.append(_diagnosis(best.one, len(best.explains), tried, case))
-            rest -= best.explains
+            diagnoses.append(_diagnosis(best.fault, len(best.explains), tried, case))
+            unexplained -= best.explains
         return diagnoses
 
 
-def _diagnosis(one: Kernelled, explains: int, tried: int, case: str) -> Diagnosis:
-    """The diagnosis of a fault that no passing cell contradicts: others are named to nobody."""
-    fault = one.fault
+def _diagnosis(fault: Fault, explains: int, tried: int, case: str) -> Diagnosis:
+    """The diagnosis of a fault that no passing cell contradicts."""
+    deviation = fault.deviation
     return Diagnosis(
-        sentence=fault.sentence, hint=fault.hint, family=fault.family, source="catalogue",
-        explains=explains, tried=tried, contradicts=0, case=case, fault=one.name,
+        sentence=deviation.sentence, hint=deviation.hint, family=deviation.family, source="catalogue",
+        explains=explains, tried=tried, contradicts=0, case=case, fault=fault.name,
     )  # fmt: skip
 
 
 class _Behaving:
-    """The comparison of verdicts, for implementations whose plain answers are right."""
+    """The fault whose verdicts are the implementation's, if the answers to plain inputs are right."""
 
     def __init__(
         self,
         failing: Sequence[tuple[Cell, Verdict]],
         passing: Sequence[Cell],
-        late: Callable[[], bool],
+        is_late: Callable[[], bool],
     ) -> None:
-        self.failing, self.passing, self.late = failing, passing[:BESIDE], late
+        self.failing, self.passing, self.is_late = failing, passing[:BESIDE], is_late
 
-    def of(self, faults: Sequence[Kernelled]) -> list[Diagnosis]:
-        """The fault that fails the same cells in the same way; [] if several families do."""
+    def of(self, faults: Sequence[Fault]) -> list[Diagnosis]:
+        """The diagnosis of the fault that fails the same cells in the same way; [] for several
+        families."""
         checks = {cell.check.name for cell, _ in self.failing}
-        left = [Matched(one) for one in faults if one.fault.killed_by in checks]
+        matches = [Match(fault) for fault in faults if fault.deviation.killed_by in checks]
         for number, (cell, verdict) in enumerate(self.failing):
-            for entry in left:
-                if self.late():
+            for match in matches:
+                if self.is_late():
                     return []
-                if fails_like(judge(_twin(cell, entry.one)), verdict):
-                    entry.explains.add(number)
-        most = max((len(entry.explains) for entry in left), default=0)
-        left = [entry for entry in left if entry.explains and len(entry.explains) == most]
+                if fails_like(judge(_cell_of(cell, match.fault)), verdict):
+                    match.explains.add(number)
+        most = max((len(match.explains) for match in matches), default=0)
+        matches = [m for m in matches if m.explains and len(m.explains) == most]
         for cell in self.passing:
-            for entry in [*left]:
-                if self.late():
+            for match in [*matches]:
+                if self.is_late():
                     return []
-                if judge(_twin(cell, entry.one)).status == "fail":
-                    left.remove(entry)
-        if len({entry.one.fault.family for entry in left}) > 1:
-            left = [entry for entry in left if self._errs_alike(entry)]
-        if not left or len({entry.one.fault.family for entry in left}) > 1:
+                if judge(_cell_of(cell, match.fault)).status == "fail":
+                    matches.remove(match)
+        if len({match.fault.deviation.family for match in matches}) > 1:
+            matches = [match for match in matches if self._errs_alike(match)]
+        if not matches or len({match.fault.deviation.family for match in matches}) > 1:
             return []
-        best = left[0]
+        best = matches[0]
         case = str(self.failing[min(best.explains)][0].case.id)
-        return [_diagnosis(best.one, most, len(self.failing), case)]
+        return [_diagnosis(best.fault, most, len(self.failing), case)]
 
-    def _errs_alike(self, entry: Matched) -> bool:
-        """True if the largest error is that of the implementation, or depends on chance."""
-        cell, verdict = self.failing[min(entry.explains)]
-        errors = verdict.measured, judge(_twin(cell, entry.one)).measured
+    def _errs_alike(self, match: Match) -> bool:
+        """True if the fault's largest error is near the implementation's, or depends on chance."""
+        cell, verdict = self.failing[min(match.explains)]
+        errors = verdict.measured, judge(_cell_of(cell, match.fault)).measured
         error, other = (measured.max_abs_error or 0.0 for measured in errors)
-        return entry.one.fault.family == "dropout" or abs(error - other) <= ALIKE * error
+        return match.fault.deviation.family == "dropout" or abs(error - other) <= ALIKE * error
 
 
-def _twin(cell: Cell, one: Kernelled) -> Cell:
-    return Cell(cell.check, cell.case, one.kernel, cell.seed)
+def _cell_of(cell: Cell, fault: Fault) -> Cell:
+    return Cell(cell.check, cell.case, fault.kernel, cell.seed)

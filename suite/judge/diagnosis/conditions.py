@@ -1,7 +1,7 @@
-"""Measured sentences compared with cells: what their formulas predict, and what was answered.
+"""Symptoms compared with cells: the predictions of their formulas, and the answers.
 
-If one property tells the cells that a sentence explains from those that contradict it, the sentence is
-said of this property alone.
+If one property separates the cells that a symptom explains from those that contradict it, the sentence is
+restricted to this property.
 """
 
 from __future__ import annotations
@@ -13,178 +13,184 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.evidence import Evidence, differs
-from attention_conformance.suite.judge.diagnosis.instrument import Found, Reading, softmax
-from attention_conformance.suite.judge.diagnosis.look import Arrays, Look
+from attention_conformance.suite.judge.diagnosis.evidence import Evidence, contradicts
+from attention_conformance.suite.judge.diagnosis.instrument import Reading, Symptom, softmax
+from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 
 NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
-"""Words for what cases need; others are read as they stand."""
+"""The names of features in sentences; other features are named as in `Case.needs`."""
 
 ENOUGH = 4
-"""The smallest number of cells on either side that sizes alone tell apart."""
+"""The smallest number of failing and of passing cells that may be separated by sizes alone."""
 
 TILES = (128, 64, 32, 16)
-"""Numbers of keys, queries or components that kernels take at once."""
+"""Numbers of keys, queries or components that kernels process at once."""
 
 
-def conditioned(
-    evidence: Evidence, found: Found, cases: Sequence[Case]
-) -> tuple[Found, Sequence[Case], int]:
-    """A finding with the property that it needs, the cases it explains, and the number of passing cells
-    that contradict it. `cases` are those like the problem in which it was found, which a finding without
-    a formula, or with another fault beside it, explains."""
-    if not evidence.failing or (found.formula is None and found.problem is None):
-        return found, cases, 0
-    answer = partial(predicted, found)
-    explained, against = evidence.explains(answer), evidence.contradicts(answer)
-    if explained and found.family == "mask":
-        # A sentence about a mask concerns masks that are given in the same form.
-        forms = {_form(look) for look in explained}
-        against = [look for look in against if _form(look) in forms]
-    cases = [look.inputs.case for look in explained] or cases
-    concerned = [look for look in evidence.failing if differs(look, answer(look))]
-    where = separating(concerned, against) if explained and against else ""
-    if where and where.removeprefix("with ") not in found.sentence.lower():
-        found = replace(found, sentence=only(where, found.sentence))
-    return found, cases, 0 if where else len(against)
+def restrict_symptom(
+    evidence: Evidence, symptom: Symptom, cases: Sequence[Case]
+) -> tuple[Symptom, Sequence[Case], int]:
+    """A symptom restricted to the property that it needs, the cases that it explains, and the number of
+    passing cells that contradict it. `cases` are the cases of the symptom's problem: these are explained
+    if the symptom has no formula, or if its formula explains no cell."""
+    if not evidence.failing or (symptom.formula is None and symptom.problem is None):
+        return symptom, cases, 0
+    answer = partial(prediction, symptom)
+    explained, contradicting = evidence.explained(answer), evidence.contradicting(answer)
+    if explained and symptom.family == "mask":
+        # A sentence about a mask concerns masks of the same form.
+        forms = {_form(outcome) for outcome in explained}
+        contradicting = [outcome for outcome in contradicting if _form(outcome) in forms]
+    cases = [outcome.inputs.case for outcome in explained] or cases
+    concerned = [outcome for outcome in evidence.failing if contradicts(outcome, answer(outcome))]
+    condition = separators(concerned, contradicting) if explained and contradicting else ""
+    if condition and condition.removeprefix("with ") not in symptom.sentence.lower():
+        symptom = replace(symptom, sentence=restrict_sentence(condition, symptom.sentence))
+    return symptom, cases, 0 if condition else len(contradicting)
 
 
-def only(where: str, sentence: str) -> str:
-    """A sentence, said of a property alone."""
+def restrict_sentence(condition: str, sentence: str) -> str:
+    """A sentence restricted to a condition: "Only with a mask: ..."."""
     text = sentence if sentence[1].isupper() else sentence[0].lower() + sentence[1:]
-    return f"Only {where}: {text}"
+    return f"Only {condition}: {text}"
 
 
-def alike(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
-    """The cells of cases, those first that have the mask and most properties of one of `cases`."""
+def sorted_by_likeness(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
+    """The cells with cases, first those whose mask and properties are most like one of `cases`."""
 
-    def words(case: Case) -> set[str]:
+    def traits(case: Case) -> set[str]:
         return {*_properties(case).values(), *case.needs}
 
     def difference(cell: Cell) -> tuple[bool, int]:
-        """Whether the masks differ, and the number of differing properties, for the nearest case."""
+        """True if the masks differ, and the number of differing properties, for the most similar case."""
         assert isinstance(cell.case, Case)
-        token, own = cell.case.mask_token, words(cell.case)
-        return min(((token != mask, len(own ^ other)) for mask, other in known), default=(False, 0))
+        token, cell_traits = cell.case.mask_token, traits(cell.case)
+        return min(((token != t, len(cell_traits ^ x)) for t, x in references), default=(False, 0))
 
-    known = [(case.mask_token, words(case)) for case in cases]
+    references = [(case.mask_token, traits(case)) for case in cases]
     return sorted((cell for cell in cells if isinstance(cell.case, Case)), key=difference)
 
 
-def predicted(found: Found, look: Look) -> Arrays | None:
-    """The output that a finding predicts; None if the finding says nothing of the inputs."""
-    want = look.expected.get("output")
+def prediction(symptom: Symptom, outcome: Outcome) -> Arrays | None:
+    """The output that a symptom predicts for an outcome's inputs; None if it predicts none."""
+    want = outcome.expected.get("output")
     if want is None or not want[0].size:
         return None
     try:
-        return (_weighed if look.inputs.operator.is_default else _of_problem)(found, look)
+        predict = _formula_output if outcome.inputs.operator.is_default else _problem_output
+        return predict(symptom, outcome)
     except (NotApplicable, HarnessError):
         return None
 
 
-def _weighed(found: Found, look: Look) -> Arrays | None:
-    """The values weighed by the formula of a finding. None if the inputs have more than a formula
-    knows."""
-    inputs, (want, limit) = look.presented, look.expected["output"]
-    reading, value = Reading.of(inputs), np.repeat(inputs.value, inputs.sizes.group, axis=1)
+def _formula_output(symptom: Symptom, outcome: Outcome) -> Arrays | None:
+    """The values weighed by a symptom's formula; None for features that formulas do not cover."""
+    inputs, (want, limit) = outcome.fault_inputs, outcome.expected["output"]
+    reading, value = Reading.of_mask(inputs), np.repeat(inputs.value, inputs.sizes.group, axis=1)
     with np.errstate(all="ignore"):
-        known = softmax(reading.scores, reading.seen) @ value
-        weights = None if found.formula is None else found.formula(reading)
-    if weights is None or not look.close("output", known, want, limit).all():
+        right = softmax(reading.scores, reading.visible) @ value
+        weights = None if symptom.formula is None else symptom.formula(reading)
+    if weights is None or not outcome.close("output", right, want, limit).all():
         return None
-    output, got = weights @ value, look.got.get("output")
+    output, got = weights @ value, outcome.got.get("output")
     if got is not None and got.shape == output.shape:
-        blank = np.isnan(got).all(-1)  # whatever weights rows have that become NaN
-        if blank.all():
+        nan_rows = np.isnan(got).all(-1)  # a formula does not predict NaN
+        if nan_rows.all():
             return None
-        output[blank] = np.nan
+        output[nan_rows] = np.nan
     return {"output": output}
 
 
-def _of_problem(found: Found, look: Look) -> Arrays | None:
-    """The output of the problem that a finding says is answered, or the answer that it gives itself."""
-    other = None if found.problem is None else found.problem(look.inputs)
-    if not isinstance(other, Inputs):
-        return other
-    right = Oracle.forward(other, look.cell.rounding).expected["output"]
-    return {"output": np.asarray(right.value, float)}
+def _problem_output(symptom: Symptom, outcome: Outcome) -> Arrays | None:
+    """The output of the problem that a symptom names, or the outputs that it names itself."""
+    problem = None if symptom.problem is None else symptom.problem(outcome.inputs)
+    if not isinstance(problem, Inputs):
+        return problem
+    expected = Oracle.forward(problem, outcome.cell.rounding).expected["output"]
+    return {"output": np.asarray(expected.value, float)}
 
 
-def _form(look: Look) -> str:
-    """How a mask is given, in words that stand behind "only"."""
-    presented_case = look.presented
-    if presented_case.mask is None and presented_case.mask_array is None:
-        return "without a mask" if look.inputs.case.mask is None else "with a mask in the bias"
-    return "with a mask as an array" if presented_case.form == "dense" else "with a mask by a flag"
+def _form(outcome: Outcome) -> str:
+    """The form of an outcome's mask, in words that follow "only"."""
+    inputs = outcome.fault_inputs
+    if inputs.mask is None and inputs.mask_array is None:
+        return "without a mask" if outcome.inputs.case.mask is None else "with a mask in the bias"
+    return "with a mask as an array" if inputs.form == "dense" else "with a mask by a flag"
 
 
 def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
-    """Properties of a case in words that stand behind "only"; each name is an axis. `needs` are what
-    cases may need, each an axis."""
+    """Properties of a case, and whether it has the features `needs`, in words that follow "only", by
+    name."""
     s, mask = case.sizes, case.mask
-    length = "differ" if s.Lq != s.Lk else "are equal"
-    than = {-1: "fewer queries than", 0: "as many queries as", 1: "more queries than"}
+    comparison = "differ" if s.Lq != s.Lk else "are equal"
+    relations = {-1: "fewer queries than", 0: "as many queries as", 1: "more queries than"}
     return {
-        "one": f"with {'one query' if s.Lq == 1 else 'several queries'}",
+        "one query": f"with {'one query' if s.Lq == 1 else 'several queries'}",
         **{
             name: f"with{'' if name in case.needs else 'out'} {NEEDED.get(name, name)}".replace("-", " ")
             for name in needs
         },
         "mask": "without a mask" if mask is None else f"with the mask {mask.token}",
         "parts": f"with{'' if mask is not None and len(mask.parts) > 1 else 'out'} another mask",
-        "lengths": f"where the numbers of queries and keys {length}",
-        "more": f"with {than[int(np.sign(s.Lq - s.Lk))]} keys",
+        "equality": f"where the numbers of queries and keys {comparison}",
+        "relation": f"with {relations[int(np.sign(s.Lq - s.Lk))]} keys",
         "samples": f"with {'one sample' if s.B == 1 else 'several samples'}",
         "dtype": f"in {case.dtype.long_name}",
         "pages": f"with pages of {case.letters.get('s')}",
     }  # fmt: skip
 
 
-def separating(failing: Sequence[Look], passing: Sequence[Look]) -> str:
-    """The properties that all failing cells have in which a fault should show itself, and no passing one.
-    "" for more than two, which these cells do not tell apart, and for less than two failing cells."""
-    ours, theirs = ([look.inputs.case for look in looks] for looks in (failing, passing))
-    if len(ours) < 2:
-        return ""
-    needs = sorted({name for case in (*ours, *theirs) for name in case.needs})
-    have, have_not = (
-        [{"form": _form(look), **_properties(look.inputs.case, needs)} for look in looks]
-        for looks in (failing, passing)
+def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
+    """The properties that all failing outcomes have and no passing one, as text. "" for less than two
+    failing outcomes, and for more than two properties, of which nobody knows which is needed."""
+    failing_cases, passing_cases = (
+        [outcome.inputs.case for outcome in outcomes] for outcomes in (failing, passing)
     )
-    apart = {
+    if len(failing_cases) < 2:
+        return ""
+    needs = sorted({name for case in (*failing_cases, *passing_cases) for name in case.needs})
+    of_failing, of_passing = (
+        [
+            {"form": _form(outcome), **_properties(outcome.inputs.case, needs)}
+            for outcome in outcomes
+        ]
+        for outcomes in (failing, passing)
+    )
+    texts = {
         name: text
-        for name, text in have[0].items()
-        if all(one[name] == text for one in have) and all(one[name] != text for one in have_not)
+        for name, text in of_failing[0].items()
+        if all(p[name] == text for p in of_failing) and all(p[name] != text for p in of_passing)
     }
-    if apart or min(len(ours), len(theirs)) >= ENOUGH:
-        apart |= _sizes_apart(ours, theirs)  # few cells differ in some size by chance
-    for name, follows in (("one", "lengths"), ("one", "more"), ("one", "Lq"), ("lengths", "more")):
-        if name in apart:
-            apart.pop(follows, None)
-    return " or ".join(apart.values()) if len(apart) <= 2 else ""
+    if texts or min(len(failing_cases), len(passing_cases)) >= ENOUGH:
+        # Few cells differ in some size by chance.
+        texts |= _separating_sizes(failing_cases, passing_cases)
+    implied_by = {"one query": ("equality", "relation", "Lq"), "equality": ("relation",)}
+    implied = {n for name, names in implied_by.items() if name in texts for n in names}
+    texts = {name: text for name, text in texts.items() if name not in implied}
+    return " or ".join(texts.values()) if len(texts) <= 2 else ""
 
 
-def _sizes_apart(ours: Sequence[Case], theirs: Sequence[Case]) -> dict[str, str]:
-    """The sizes from which on, or up to which, all of `ours` lie and none of `theirs`; the tiles that
-    divide a size of all of `ours` and of none of `theirs`."""
-    apart = {}
+def _separating_sizes(failing: Sequence[Case], passing: Sequence[Case]) -> dict[str, str]:
+    """Ranges and divisors of sizes that all failing cases have and no passing one has, as text by
+    name."""
+    texts = {}
     for name, word in (("Lk", "keys"), ("Lq", "queries"), ("D", "components")):
-        inside, outside = (
-            {getattr(case.sizes, name) for case in cases} for cases in (ours, theirs)
+        failing_sizes, passing_sizes = (
+            {getattr(case.sizes, name) for case in cases} for cases in (failing, passing)
         )
-        if min(inside) > max(outside):
-            apart[name] = f"from {min(inside)} {word} on (not up to {max(outside)})"
-        elif max(inside) < min(outside):
-            apart[name] = f"up to {max(inside)} {word} (not from {min(outside)} on)"
+        if min(failing_sizes) > max(passing_sizes):
+            texts[name] = f"from {min(failing_sizes)} {word} on (not up to {max(passing_sizes)})"
+        elif max(failing_sizes) < min(passing_sizes):
+            texts[name] = f"up to {max(failing_sizes)} {word} (not from {min(passing_sizes)} on)"
         divisors = (
             tile
             for tile in TILES
-            if not any(n % tile for n in inside) and all(n % tile for n in outside)
+            if not any(n % tile for n in failing_sizes) and all(n % tile for n in passing_sizes)
         )
         if (tile := next(divisors, None)) is not None:
-            apart[f"{name} in tiles"] = f"where {tile} divides the number of {word}"
-    return apart
+            texts[f"{name} in tiles"] = f"where {tile} divides the number of {word}"
+    return texts

@@ -12,10 +12,10 @@ implementation's answer is within e of the right one, and would be within W e of
 Bounds are derived for the right function. A deviation combines the same operands in another way: keys,
 heads or rows change places, factors and terms are lost. So the largest bound of an array is taken for
 every element, in proportion to the size of the answer. W is 8: errors of weights grow with the scores,
-and the commonest larger ones are those that are not scaled, 8 times as large for heads of 64 components.
+and scores that are too large are most often unscaled, 8 times as large for heads of 64 components.
 
-In 16 bits W e is wide, and deviations of rounding lie within it, so that nearness decides: a right answer
-is no deviation's, for it is as near to itself as can be. NaN and infinity are no numbers to compare.
+In 16 bits W e is wide, and deviations of rounding lie within it, so that the distances decide: no
+deviation explains a right answer, which has no distance to itself. NaN and infinity are not compared.
 """
 
 from __future__ import annotations
@@ -26,104 +26,105 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.look import Answered, Arrays, Limit, Look
+from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Comparison, Limit, Outcome
 from attention_conformance.suite.judge.verdict import Verdict
 
 WIDER = 8.0
-"""The bound of the error of a deviation in bounds of the right answer."""
+"""The bound of a deviation's error, in bounds of the right answer."""
 
 NEARER = 4.0
-"""How many times nearer than the right answer a deviation must be."""
+"""An explaining deviation is this many times nearer to the implementation than the right answer is."""
 
-ASKED = 40
-"""The number of passing cells that are asked."""
+MOST_PASSING = 40
+"""The largest number of passing cells that are compared with a deviation."""
 
-Answer = Callable[[Look], Arrays | None]
-"""What a deviation answers to the inputs of a look, by output; None if it says nothing of them."""
+Answer = Callable[[Outcome], Arrays | None]
+"""Computes the answer of a deviation to the inputs of an outcome, by output; None if it gives none."""
 
 
 class Evidence:
-    """Cells of one implementation: failing ones whose plain answer is wrong, and passing ones of the
-    check `values`, of which the first are asked."""
+    """Outcomes of one implementation: the wrong ones of failing cells, and those of some passing cells of
+    the check `values`."""
 
-    def __init__(self, failing: Iterable[Look] = (), passing: Iterable[Cell] = ()) -> None:
-        self.failing, self._cells = [*failing], [*passing][:ASKED]
+    def __init__(self, failing: Iterable[Outcome] = (), passing: Iterable[Cell] = ()) -> None:
+        self.failing, self._cells = [*failing], [*passing][:MOST_PASSING]
 
     @cached_property
-    def passing(self) -> list[Look]:
-        """Looks at the passing cells."""
-        return [look for cell in self._cells if (look := Look.of_right(cell)) is not None]
+    def passing(self) -> list[Outcome]:
+        """The outcomes of the passing cells."""
+        outcomes = map(Outcome.of_passing_cell, self._cells)
+        return [outcome for outcome in outcomes if outcome is not None]
 
-    def explains(self, answer: Answer) -> list[Look]:
-        """The failing cells that an answer explains."""
-        return [look for look in self.failing if explains(look, answer(look))]
+    def explained(self, answer: Answer) -> list[Outcome]:
+        """The failing outcomes that a deviation's answer explains."""
+        return [outcome for outcome in self.failing if explains(outcome, answer(outcome))]
 
-    def contradicts(self, answer: Answer) -> list[Look]:
-        """The passing cells that an answer contradicts."""
-        return [look for look in self.passing if differs(look, answer(look))]
+    def contradicting(self, answer: Answer) -> list[Outcome]:
+        """The passing outcomes that a deviation's answer contradicts."""
+        return [outcome for outcome in self.passing if contradicts(outcome, answer(outcome))]
 
 
-def explains(look: Answered, answer: Arrays | None) -> bool:
-    """True if the implementation answers so, and not rightly."""
-    wrong, apart, beside = 0, 0.0, 0.0
-    for name, other, want, bound in _beside(look, answer):
-        got, limit = look.got.get(name), reach(bound, want, other)
+def explains(outcome: Comparison, answer: Arrays | None) -> bool:
+    """True if the implementation's wrong outcome is `answer`, and not the right one (see the module)."""
+    wrong_count, from_answer, from_right = 0, 0.0, 0.0
+    for name, predicted, want, bound in _with_expected(outcome, answer):
+        got, limit = outcome.got.get(name), deviation_limit(bound, want, predicted)
         if got is None or got.shape != want.shape:
             continue
-        if other.shape != got.shape:
+        if predicted.shape != got.shape:
             return False
-        near = look.close(name, got, other, limit)
-        if not (near | look.unkeyed(name, other, limit)).all():
+        is_near = outcome.close(name, got, predicted, limit)
+        if not (is_near | outcome.emptied_elements(name, predicted, limit)).all():
             return False
-        wrong += int(look.wrong[name].sum())
-        judged = look.wrong[name] & near & np.isfinite(got) & np.isfinite(want)
+        wrong_count += int(outcome.wrong[name].sum())
+        judged = outcome.wrong[name] & is_near & np.isfinite(got) & np.isfinite(want)
         unit = np.broadcast_to(np.maximum(limit, np.finfo(float).tiny), got.shape)[judged]
-        apart += float((((got - other)[judged] / unit) ** 2).sum())
-        beside += float((((got - want)[judged] / unit) ** 2).sum())
-    return wrong > 0 and NEARER**2 * apart <= beside
+        from_answer += float((((got - predicted)[judged] / unit) ** 2).sum())
+        from_right += float((((got - want)[judged] / unit) ** 2).sum())
+    return wrong_count > 0 and NEARER**2 * from_answer <= from_right
 
 
-RETURNED = ("type", "dtype", "device", "shape", "no-gradient")
+CONTRACT_KINDS = ("type", "dtype", "device", "shape", "no-gradient")
 """Kinds of failures whose messages say what was expected and what was returned."""
 
 
 def fails_like(one: Verdict, other: Verdict) -> bool:
-    """True if two cells fail in the same way: at the same line of the check, in what it names, with the
-    same kind, and with the same operands whose gradients are wrong. Of a wrong type or shape, and of
-    missing gradients, the messages about a case are equal."""
+    """True if two cells fail in the same way: with the same kind, line of the check, parts that it names
+    (`Verdict.where`), and operands of wrong gradients; and for `CONTRACT_KINDS` with the same message."""
 
-    def way(verdict: Verdict) -> tuple[object, ...]:
+    def failure(verdict: Verdict) -> tuple[object, ...]:
         wrong = {name for name, ratio in verdict.measured.ratios.items() if not ratio <= 1}
-        returned = verdict.message if verdict.kind in RETURNED else ""
-        return verdict.kind, verdict.where, frozenset(wrong), returned
+        message = verdict.message if verdict.kind in CONTRACT_KINDS else ""
+        return verdict.kind, verdict.where, frozenset(wrong), message
 
-    return one.status == "fail" and way(one) == way(other)
+    return one.status == "fail" and failure(one) == failure(other)
 
 
-def differs(look: Answered, answer: Arrays | None) -> bool:
-    """True if an answer is wrong, whatever rounding does."""
-    for name, other, want, bound in _beside(look, answer):
-        limit = bound + reach(bound, want, other)
-        if other.shape != want.shape:
+def contradicts(outcome: Comparison, answer: Arrays | None) -> bool:
+    """True if an answer is wrong for the outcome's inputs by more than rounding explains."""
+    for name, predicted, want, bound in _with_expected(outcome, answer):
+        limit = bound + deviation_limit(bound, want, predicted)
+        if predicted.shape != want.shape:
             return True
-        if not (look.close(name, other, want, limit) | look.unkeyed(name, other, limit)).all():
+        is_near = outcome.close(name, predicted, want, limit)
+        if not (is_near | outcome.emptied_elements(name, predicted, limit)).all():
             return True
     return False
 
 
-def _beside(
-    look: Answered, answer: Arrays | None
+def _with_expected(
+    outcome: Comparison, answer: Arrays | None
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, Limit]]:
-    """The arrays of an answer by name, each beside the right one and its limit."""
-    for name, (want, bound) in look.expected.items():
+    """The arrays of an answer by name, each with the right array and its limit."""
+    for name, (want, bound) in outcome.expected.items():
         if answer is not None and name in answer:
             yield name, answer[name], want, bound
 
 
-def reach(bound: Limit, want: np.ndarray, other: np.ndarray) -> Limit:
-    """How far from a deviation's answer an implementation may lie that computes it; `bound` is that of
-    the right one. Codes are no sums: they lie within their own bounds."""
+def deviation_limit(bound: Limit, want: np.ndarray, predicted: np.ndarray) -> Limit:
+    """The largest distance from a deviation's answer (`predicted`) for implementations that compute it;
+    `bound` is that of the right answer. Codes are rounded one by one, and keep their own bounds."""
     if isinstance(bound, np.ndarray):
         return bound
-    top, high = (np.abs(x).max(initial=0.0, where=np.isfinite(x)) for x in (want, other))
-    return WIDER * bound * max(1.0, float(high / top) if top else 1.0)
+    first, second = (np.abs(x).max(initial=0.0, where=np.isfinite(x)) for x in (want, predicted))
+    return WIDER * bound * max(1.0, float(second / first) if first else 1.0)

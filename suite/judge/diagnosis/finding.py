@@ -1,4 +1,4 @@
-"""A finding of the diagnosis: one sentence about what is wrong, with its evidence."""
+"""A diagnosis: one sentence about what is wrong, with its evidence."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with an implementation, in a sentence, and how much of its failures that explains.
+    """A sentence about what is wrong with an implementation, and how many of its failures this explains.
 
     - `sentence`: for people, with numbers where they were measured: "A causal query sees the next key."
-    - `hint`: what people write in code that does this; "" if unknown
+    - `hint`: code that people write by which this happens; "" if unknown
     - `family`: the kind of the fault: mask, scale, heads ...
     - `source`: "catalogue" or "measured"
-    - `explains`, `tried`: the failing cells that behave so, and those that were tried
-    - `contradicts`: the passing cells tried that the fault would fail
+    - `explains`, `tried`: the numbers of failing cells that the fault explains, and that were tried
+    - `contradicts`: the number of tried passing cells that the fault would fail
     - `case`: the id of the smallest failing case that is explained
     - `fault`: the name of the catalogue's fault, or "A + B" for a pair
-    - `key`: what was measured, without numbers of the inputs; see `Found`
-    - `picture`: lines of text, at most 12 x 12 entries, expected beside got
+    - `key`: the symptom without numbers of the inputs; see `Symptom`
+    - `picture`: lines of text, at most 12 x 12 entries, the expected mask and the used one
     """
 
     sentence: str

@@ -1,7 +1,7 @@
-"""Regressions of log weights, and the formulas that people have for scales.
+"""Regressions of log weights, and likely formulas of scales.
 
-The logarithms of the weights of a row, less their mean over the seen keys, are linear in what is added to
-the scores. The coefficient of q.k is the scale. An error of a weight by the relative slack moves a
+The logarithms of the weights of a row, less their mean over the visible keys, are linear in the summands
+of the scores. The coefficient of q.k is the scale. An error of a weight by the relative slack moves a
 logarithm by as much, and a coefficient by the slack times the row sums of the pseudo-inverse.
 """
 
@@ -20,20 +20,20 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 @dataclass(frozen=True)
 class Fit:
-    """Coefficients of a regression with bounds of their errors."""
+    """The coefficients of a regression (`values`), with bounds of their errors."""
 
     values: np.ndarray
     errors: np.ndarray
 
-    def says(self, place: int, value: float) -> bool:
-        """True if a coefficient may be this number."""
-        return bool(abs(self.values[place] - value) <= self.errors[place])
+    def allows(self, number: int, value: float) -> bool:
+        """True if the coefficient number `number` may be this value."""
+        return bool(abs(self.values[number] - value) <= self.errors[number])
 
 
-def fitted(reading: Reading, *columns: np.ndarray) -> Fit | None:
-    """The regression of log weights on columns (B, H, Lq, Lk); None if the columns do not explain them,
-    or if too few weights are seen."""
-    compared = reading.seen & reading.rows[..., None] & np.isfinite(reading.got)
+def regression(reading: Reading, *columns: np.ndarray) -> Fit | None:
+    """The regression of log weights on columns (B, H, Lq, Lk); None if the columns do not explain the
+    weights, or if too few weights are visible."""
+    compared = reading.visible & reading.judged_rows[..., None] & np.isfinite(reading.got)
     if compared.sum() - compared.any(-1).sum() < len(columns) + 2:
         return None
 
@@ -48,14 +48,14 @@ def fitted(reading: Reading, *columns: np.ndarray) -> Fit | None:
     inverse = np.linalg.pinv(design, rcond=1e-9)
     values = inverse @ target
     errors = np.abs(inverse).sum(-1) * 2 * reading.slack
-    left = np.abs(target - design @ values)
-    if not (left <= 4 * reading.slack + np.abs(design) @ errors).all():
+    residuals = np.abs(target - design @ values)
+    if not (residuals <= 4 * reading.slack + np.abs(design) @ errors).all():
         return None
     return Fit(values, errors)
 
 
 def scales(s: Sizes, given: float | None) -> dict[str, float]:
-    """Scales that people use, by their formulas; `given` is the argument of the call."""
+    """Likely scales by their formulas; `given` is the call's argument `scale`, or None."""
     D, log2e = max(s.D, 1), math.log2(math.e)
     right = given if given is not None else D**-0.5
     names = {
@@ -78,32 +78,32 @@ def scales(s: Sizes, given: float | None) -> dict[str, float]:
     }  # fmt: skip
 
 
-def formula(fit: Fit, inputs: Inputs, more: Iterable[tuple[Fit, Inputs]] = ()) -> tuple[str, str]:
-    """The formula that gives a scale ("" if none does), and both in text: "0.125 = 1/D". Of several
-    formulas the first is taken that gives the scale of `more` inputs, too."""
+def formula(fit: Fit, inputs: Inputs, others: Iterable[tuple[Fit, Inputs]] = ()) -> tuple[str, str]:
+    """The formula of a scale ("" if no likely one fits), and both as text: "0.125 = 1/D". Of several
+    formulas the first is taken that fits the scale of other inputs, too (`others`)."""
     value = float(fit.values[0])
-    names = _named(fit, inputs)
+    names = _fitting_formulas(fit, inputs)
     if len(names) > 1:
-        for other in more:
-            names = [n for n in names if n in _named(*other)] or names
+        for other in others:
+            names = [n for n in names if n in _fitting_formulas(*other)] or names
     name, number = next(iter(names), ""), f"{value:.3g}"
     return name, number if name in ("", number) else f"{number} = {name}"
 
 
-def _named(fit: Fit, inputs: Inputs) -> list[str]:
-    """The formulas that give a scale, the nearest first."""
+def _fitting_formulas(fit: Fit, inputs: Inputs) -> list[str]:
+    """The formulas that fit a scale, the nearest first."""
     value, names = float(fit.values[0]), scales(inputs.sizes, inputs.scale)
     near = [n for n in names if abs(value - names[n]) <= fit.errors[0] + 1e-9]
     return sorted(near, key=lambda n: abs(value - names[n]))
 
 
-def of_other_sizes(tool: Instrument, inputs: Inputs) -> Iterator[tuple[Fit, Inputs]]:
-    """The scale of heads of another size, where formulas differ that agree for the size of `inputs`."""
+def fits_of_other_sizes(tool: Instrument, inputs: Inputs) -> Iterator[tuple[Fit, Inputs]]:
+    """The fit of the scale for heads of another size: formulas that agree for `inputs` differ there."""
     case = replace(inputs.case, sizes=replace(inputs.sizes, D=24, Dv=inputs.sizes.Lk + 1))
     if tool.implementation.unsupported(case) is None:
-        reading = tool.weights(tool.drawn(case))
-        own = () if reading is None or reading.bias is None else (reading.bias,)
-        fit = None if reading is None else fitted(reading, reading.products, *own)
+        reading = tool.read_weights(tool.draw(case))
+        bias_columns = () if reading is None or reading.bias is None else (reading.bias,)
+        fit = None if reading is None else regression(reading, reading.products, *bias_columns)
         if reading is not None and fit is not None:
             yield fit, reading.inputs
 

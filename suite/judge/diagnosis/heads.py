@@ -7,116 +7,113 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.sizes import Sizes
 
-KIN = 0.999
-"""Correlation of log weights with the q.k of the heads that they are made from, at least. The random
-products of others reach no 0.9."""
+LEAST_CORRELATION = 0.999
+"""The least correlation of log weights with the products q.k of the heads that they come from. Products
+of other heads, which are random, stay below 0.9."""
 
 
-def _merged(x: np.ndarray) -> np.ndarray:
-    """Axes 1 and 2 exchanged, and the result reshaped."""
+def _merge_view(x: np.ndarray) -> np.ndarray:
+    """An array with axes 1 and 2 exchanged, and then reshaped to its old shape."""
     return x.swapaxes(1, 2).reshape(x.shape)
 
 
-def _split(x: np.ndarray) -> np.ndarray:
-    """The inverse of `_merged`."""
+def _split_view(x: np.ndarray) -> np.ndarray:
+    """The inverse of `_merge_view`."""
     return x.reshape(x.shape[0], x.shape[2], x.shape[1], -1).swapaxes(1, 2)
 
 
 @dataclass(frozen=True)
-class Way:
-    """A wrong arrangement of an output, and its inverse."""
+class Rearrangement:
+    """A faulty order of the elements of an output (`apply`), its inverse, a sentence and a hint."""
 
-    done: Callable[[np.ndarray], np.ndarray]
-    undone: Callable[[np.ndarray], np.ndarray]
+    apply: Callable[[np.ndarray], np.ndarray]
+    invert: Callable[[np.ndarray], np.ndarray]
     sentence: str
     hint: str = "`reshape` or `view` for `transpose`"
 
 
 INTERLEAVED = (
-    Way(_merged, _split, "Heads and rows of the output are interleaved: (B, Lq, H, Dv) is reshaped to "
-        "(B, H, Lq, Dv), expected transposed."),
-    Way(_split, _merged, "Heads and rows of the output are interleaved: (B, H, Lq, Dv) is reshaped to "
-        "(B, Lq, H, Dv), expected transposed."),
+    Rearrangement(_merge_view, _split_view, "Heads and rows of the output are interleaved: (B, Lq, H, Dv)"
+        " is reshaped to (B, H, Lq, Dv), expected transposed."),
+    Rearrangement(_split_view, _merge_view, "Heads and rows of the output are interleaved: (B, H, Lq, Dv)"
+        " is reshaped to (B, Lq, H, Dv), expected transposed."),
 )  # fmt: skip
-"""Views of heads and rows in the place of transposes."""
+"""The outputs of views in place of transposes."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with heads and samples in a plain case."""
-    inputs = tool.drawn(case)
-    found = _arranged(tool, inputs)
-    if found is not None:
-        yield found
+def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """The symptoms of heads and samples in a plain case."""
+    inputs = tool.draw(case)
+    symptom = _order_symptom(tool, inputs)
+    if symptom is not None:
+        yield symptom
         return
     s = inputs.sizes
-    code = np.arange(s.B)[:, None] * s.Hkv + np.arange(s.Hkv)  # (B, Hkv)
-    tagged = inputs.replace(
-        value=np.broadcast_to(code[..., None, None] + 1.0, inputs.value.shape).copy()
-    )
-    got = tool.output(tagged)
+    head_numbers = np.arange(s.B)[:, None] * s.Hkv + np.arange(s.Hkv)  # (B, Hkv)
+    value = np.broadcast_to(head_numbers[..., None, None] + 1.0, inputs.value.shape).copy()
+    got = tool.output(inputs.replace(value=value))
     if got is not None and np.isfinite(got).all():
-        read = got.mean((-1, -2)) - 1
-        whole = np.rint(read)
-        exact = bool(
-            (np.abs(got - 1 - whole[..., None, None]) < 1e-3 + 16 * tool.unit * s.B * s.Hkv).all()
-        )
-        if exact and whole.min() >= 0 and whole.max() < s.B * s.Hkv:
-            yield from _mapped("value", s, whole.astype(int))
-    reading = tool.weights(inputs)
+        numbers = np.rint(got.mean((-1, -2)) - 1)
+        error = np.abs(got - 1 - numbers[..., None, None]).max()
+        is_exact = error < 1e-3 + 16 * tool.unit * s.B * s.Hkv
+        if is_exact and numbers.min() >= 0 and numbers.max() < s.B * s.Hkv:
+            yield from _mapping_symptom("value", s, numbers.astype(int))
+    reading = tool.read_weights(inputs)
     if reading is None or not np.isfinite(reading.got).all() or (reading.got <= 0).any():
         return
-    log = np.log(reading.got)
-    log -= log.mean(-1, keepdims=True)
+    log_weights = np.log(reading.got)
+    log_weights -= log_weights.mean(-1, keepdims=True)
     for name in ("query", "key"):
-        sources = _sources(log, inputs, name)
+        sources = _source_heads(log_weights, inputs, name)
         if sources is not None:
-            yield from _mapped(name, s, sources)
+            yield from _mapping_symptom(name, s, sources)
 
 
-def _sources(log: np.ndarray, inputs: Inputs, name: str) -> np.ndarray | None:
-    """The number b Hx + h of the query or key head that the weights of every head are made from; None if
-    they are made from none."""
+def _source_heads(log_weights: np.ndarray, inputs: Inputs, name: str) -> np.ndarray | None:
+    """The number b Hx + h of the head of the operand `name` from which the weights of every head (B, H)
+    are made, for Hx heads; None if these are made from no head."""
     s = inputs.sizes
     key = np.repeat(inputs.key, s.group, axis=1)
     heads = s.H if name == "query" else s.Hkv
-    out = np.zeros((s.B, s.H), int)
+    sources = np.zeros((s.B, s.H), int)
     for b, h in np.ndindex(s.B, s.H):
-        best = 0.0
+        largest = 0.0
         for c, g in np.ndindex(s.B, heads):
-            for other in ((b, h), (c, g)):  # the partner's own place, or a common mistake
+            for partner in ((b, h), (c, g)):  # the right partner, or one that is wrong alike
                 if name == "query":
-                    product = inputs.query[c, g] @ key[other[0], other[1]].T
+                    product = inputs.query[c, g] @ key[partner[0], partner[1]].T
                 else:
-                    at = other if other == (b, h) else (c, min(g * s.group, s.H - 1))
-                    product = inputs.query[at] @ inputs.key[c, g].T
-                kin = _kin(product - product.mean(-1, keepdims=True), log[b, h])
-                if kin > best:
-                    best, out[b, h] = kin, c * heads + g
-        if best < KIN:
+                    query_at = partner if partner == (b, h) else (c, min(g * s.group, s.H - 1))
+                    product = inputs.query[query_at] @ inputs.key[c, g].T
+                centred = product - product.mean(-1, keepdims=True)
+                correlation = _correlation(centred, log_weights[b, h])
+                if correlation > largest:
+                    largest, sources[b, h] = correlation, c * heads + g
+        if largest < LEAST_CORRELATION:
             return None
-    return out
+    return sources
 
 
-def _kin(a: np.ndarray, b: np.ndarray) -> float:
-    """The size of the correlation of two centred arrays; 0 if one is constant."""
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """The absolute correlation of two centred arrays; 0 if one is constant."""
     norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return abs(float((a * b).sum())) / norm if norm else 0.0
 
 
-def _mapped(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Found]:
-    """The finding for query heads (B, H) that read the heads `sources` of an operand."""
+def _mapping_symptom(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Symptom]:
+    """The symptom if query heads read wrong heads of an operand: `sources` (B, H), as b Hx + h."""
     heads = s.H if name == "query" else s.Hkv
     b, h = np.arange(s.B)[:, None], np.arange(s.H)
     want = b * heads + (h if name == "query" else h // s.group)
     want = np.broadcast_to(want, sources.shape)
     if np.array_equal(want, sources):
         return
-    ways: tuple[tuple[np.ndarray, str, str], ...] = (
+    mappings: tuple[tuple[np.ndarray, str, str], ...] = (
         (b * heads + h % heads, f"{name} heads are tiled, expected each repeated for its group",
          "`repeat(1, group, 1, 1)`, `tile`, `h % Hkv` for `repeat_interleave`, `h // group`"),
         (b * heads + 0 * h, "every head reads head 0", "an index of heads that is not used"),
@@ -125,11 +122,11 @@ def _mapped(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Found]:
         (0 * b + want[:1] % heads, "every sample reads sample 0",
          "an index of the batch that is not used"),
     )  # fmt: skip
-    said, hint = next(
+    ending, hint = next(
         (
             (f": {text}", hint)
-            for meant, text, hint in ways
-            if np.array_equal(np.broadcast_to(meant, want.shape), sources)
+            for mapping, text, hint in mappings
+            if np.array_equal(np.broadcast_to(mapping, want.shape), sources)
         ),
         ("", "an index or a stride of heads or samples"),
     )
@@ -139,49 +136,45 @@ def _mapped(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Found]:
         text = f"Query head {h0} reads {name} head {got % heads}, expected {right % heads}"
     else:
         text = f"Sample {b0} reads the {name} of sample {got // heads}"
-    yield Found(f"{text}{said}.", "heads", hint, key=f"{name}{said}")
+    yield Symptom(f"{text}{ending}.", "heads", hint, key=f"{name}{ending}")
 
 
-def _arranged(tool: Instrument, inputs: Inputs) -> Found | None:
-    """The finding if all elements of the answer are right and stand in other places, or if operands are
+def _order_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
+    """The symptom if all elements of the output are right and stand in other places, or if operands are
     read in another order of axes."""
     got, oracle = tool.output(inputs), tool.oracle(inputs)
     if got is None or oracle is None or not np.isfinite(got).all():
         return None
     right = oracle.expected["output"]
-    want, bound = (
-        np.asarray(right.value, float),
-        right.error + 16 * tool.unit * np.abs(right.value).max(),
-    )
+    want = np.asarray(right.value, float)
+    bound = right.error + 16 * tool.unit * np.abs(right.value).max()
     if (np.abs(got - want) <= bound).all():
         return None
 
-    def is_got(values: np.ndarray) -> bool:
+    def equals_output(values: np.ndarray) -> bool:
         return bool((np.abs(got - values) <= bound.max()).all())
 
     shape = want.shape
-    ways = (
-        *[(way.done(want), way.sentence, way.hint) for way in INTERLEAVED],
+    orders = (
+        *[(view.apply(want), view.sentence, view.hint) for view in INTERLEAVED],
         (want[..., ::-1], "Components of the output are in reverse order.", ""),
         (want[:, :, ::-1], "Rows of the output are in reverse order.", ""),
         (want[:, ::-1], "Heads of the output are in reverse order.", ""),
         (want[::-1], "Samples of the output are in reverse order.", ""),
     )  # fmt: skip
-    for values, sentence, hint in ways:
-        if values.shape == shape and is_got(values):
-            return Found(sentence, "layout", hint)
-    moved = np.abs(got - want).max() > 0.1 * np.abs(want).max()
-    if moved and np.abs(np.sort(got.ravel()) - np.sort(want.ravel())).max() <= bound.max():
-        return Found("All elements of the output are right, but stand in other places.", "layout",
+    for values, sentence, hint in orders:
+        if values.shape == shape and equals_output(values):
+            return Symptom(sentence, "layout", hint)
+    differs = np.abs(got - want).max() > 0.1 * np.abs(want).max()
+    if differs and np.abs(np.sort(got.ravel()) - np.sort(want.ravel())).max() <= bound.max():
+        return Symptom("All elements of the output are right, but stand in other places.", "layout",
                      "a transposed or reshaped axis")  # fmt: skip
     for names in (("query",), ("key",), ("value",), ("key", "value"), ("query", "key", "value")):
-        for read, text in ((_merged, "transposed"), (_split, "reshaped")):
-            meant = tool.oracle(
-                inputs.replace(**{n: np.ascontiguousarray(read(inputs.arrays[n])) for n in names})
-            )
-            if meant is not None and is_got(np.asarray(meant.expected["output"].value, float)):
-                return Found(f"Heads and rows of {' and '.join(names)} are interleaved: an array "
-                             f"is {text} where "
-                             "its axes must be exchanged.",
-                                 "layout", "`reshape` or `view` for `transpose`")  # fmt: skip
+        for view, text in ((_merge_view, "transposed"), (_split_view, "reshaped")):
+            views = {n: np.ascontiguousarray(view(inputs.arrays[n])) for n in names}
+            oracle = tool.oracle(inputs.replace(**views))
+            if oracle and equals_output(np.asarray(oracle.expected["output"].value, float)):
+                return Symptom(f"Heads and rows of {' and '.join(names)} are interleaved: an array is "
+                               f"{text} where its axes must be exchanged.",
+                               "layout", "`reshape` or `view` for `transpose`")  # fmt: skip
     return None

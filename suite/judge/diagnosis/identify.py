@@ -1,8 +1,8 @@
-"""Identification: what an implementation computes instead, measured by probes.
+"""Identification: the faults of an implementation, measured by probes.
 
     identify(backend, implementation, cases) -> diagnoses, the best first
 
-A right implementation is told nothing: what is said is beyond the bounds of rounding.
+A right implementation gets no diagnosis: symptoms exceed the bounds of rounding.
 """
 
 from __future__ import annotations
@@ -26,22 +26,27 @@ from attention_conformance.suite.judge.diagnosis import (
     sums,
     weights,
 )
-from attention_conformance.suite.judge.diagnosis.conditions import conditioned
+from attention_conformance.suite.judge.diagnosis.conditions import restrict_symptom
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
-from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument, Reading, plain
+from attention_conformance.suite.judge.diagnosis.instrument import (
+    Instrument,
+    Reading,
+    Symptom,
+    plain_case,
+)
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.masks import Causal
 
 PROBLEMS = 6
-"""Different small problems that are asked, at most."""
+"""The largest number of different small problems that are probed."""
 
 UNREAD = "not read"
-"""Stands for weights that are wrong by more than `GROSS` where no question knows why."""
+"""The sentence of a symptom without a cause: weights are wrong by more than `GROSS`."""
 
 GROSS = 0.05
-"""Errors beyond what low precision makes, as a part of the largest weight."""
+"""The smallest error that low precision does not explain, as a part of the largest weight."""
 
 
 def identify(
@@ -51,169 +56,163 @@ def identify(
     seconds: float = 5.0,
     evidence: Evidence | None = None,
 ) -> list[Diagnosis]:
-    """What is wrong with an implementation that fails `cases`, best first: what explains most of them.
+    """Diagnoses of an implementation that fails `cases`, those that explain most cases first.
 
-    `backend` is the implementation's own. `seconds` is the processor time after which nothing more is
-    asked. `evidence` are cells with which formulas are compared. Nothing is raised: a call that fails
-    says nothing.
+    `backend` is the implementation's own. `seconds` limits the processor time. `evidence` are cells with
+    which formulas are compared. Nothing is raised: a call that fails gives no symptom.
     """
     tool = Instrument(implementation, seconds)
-    findings: dict[str, tuple[Found, list[Case]]] = {}
+    explained_by: dict[str, tuple[Symptom, list[Case]]] = {}
     groups: dict[str, list[Case]] = {}
     with leaks.undone(implementation.backend):
         for case in sorted(cases, key=lambda case: (case.sizes.pairs, case.id)):
-            small = tool.small(case)
+            small = tool.small_case(case)
             groups.setdefault(case.id if small is None else small.id, []).append(case)
         for group in list(groups.values())[:PROBLEMS]:
-            for found in tool.trying(partial(problems, tool, group[0])) or ():
-                _, explained = findings.setdefault(found.name, (found, []))
+            for symptom in tool.attempt(partial(case_symptoms, tool, group[0])) or ():
+                _, explained = explained_by.setdefault(symptom.name, (symptom, []))
                 explained += [case for case in group if case not in explained]
-        for found, case in _beside(tool, [f for f, _ in findings.values()], [*groups.values()]):
-            findings.setdefault(found.name, (found, [case]))
-        beside, diagnoses = evidence or Evidence(), []
-        for measured, explained in findings.values():
-            known = tool.trying(partial(conditioned, beside, measured, explained))
-            found, like, against = known or (measured, explained, 0)
-            counts = len(like), len(cases), against, like[0].id
-            said = found.sentence, found.hint, found.family, "measured"
-            diagnoses.append(Diagnosis(*said, *counts, picture=found.picture, key=found.name))
-    return sorted(diagnoses, key=lambda one: (one.contradicts > 0, -one.explains))
+        first_symptoms = [symptom for symptom, _ in explained_by.values()]
+        for symptom, case in _further_symptoms(tool, first_symptoms, [*groups.values()]):
+            explained_by.setdefault(symptom.name, (symptom, [case]))
+        evidence, diagnoses = evidence or Evidence(), []
+        for measured, explained in explained_by.values():
+            restriction = tool.attempt(partial(restrict_symptom, evidence, measured, explained))
+            symptom, explained, contradicting = restriction or (measured, explained, 0)
+            counts = len(explained), len(cases), contradicting, explained[0].id
+            texts = symptom.sentence, symptom.hint, symptom.family, "measured"
+            diagnoses.append(Diagnosis(*texts, *counts, picture=symptom.picture, key=symptom.name))
+    return sorted(diagnoses, key=lambda diagnosis: (diagnosis.contradicts > 0, -diagnosis.explains))
 
 
-def _beside(
-    tool: Instrument, findings: list[Found], groups: list[list[Case]]
-) -> Iterator[tuple[Found, Case]]:
-    """What is wrong with weights beside what small problems have told, each with a failing case: a second
+def _further_symptoms(
+    tool: Instrument, symptoms: list[Symptom], groups: list[list[Case]]
+) -> Iterator[tuple[Symptom, Case]]:
+    """Symptoms of weights in families that small problems do not show, each with a failing case: a second
     fault may need many keys, sizes of heads that differ, or a causal mask alone."""
-    families = {found.family for found in findings}
+    families = {symptom.family for symptom in symptoms}
     if not families or families & {"state", "contract", "dropout"}:
         return
     first = groups[0][0]
     if not first.operator.is_default:
         return
-    asked = {first: replace(first, dtype=DTYPES["f32"], recipe="normal")}
-    causal = (case for group in groups for case in group if "causal" in case.mask_token)
-    for case in causal:
-        small = tool.small(case)
+    probe_of = {first: replace(first, dtype=DTYPES["f32"], recipe="normal")}
+    causal_cases = (case for group in groups for case in group if "causal" in case.mask_token)
+    for case in causal_cases:
+        small = tool.small_case(case)
         if small is not None:
-            asked[case] = replace(plain(small), mask=Causal())
+            probe_of[case] = replace(plain_case(small), mask=Causal())
             break
-    for case, alike in asked.items():
-        for found in tool.trying(partial(all_weights, tool, alike)) or ():
-            if found.family not in families:
-                families.add(found.family)
-                yield found, case
+    for case, probe in probe_of.items():
+        for symptom in tool.attempt(partial(weight_symptoms, tool, probe)) or ():
+            if symptom.family not in families:
+                families.add(symptom.family)
+                yield symptom, case
 
 
-def problems(tool: Instrument, case: Case) -> list[Found]:
-    """What is found in the smallest problem like a case; if that is nothing, in the case itself."""
+def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
+    """The symptoms in the smallest problem like a case, or else in the case itself."""
     if not case.operator.is_default:
         return list(others.ask(tool, case))
-    small = tool.small(case)
-    findings = [
-        found for one in tool.shrunk(case)[:1] for found in behaviour.ask(tool, small or one)
-    ]
-    if any(found.name == behaviour.VARIES for found in findings) and small is not None:
-        return [f for f in tool.once(of_weights, small) if f.family == "dropout"] or findings
-    if any(
-        found.family in ("state", "contract") and found.name != behaviour.WRITES
-        for found in findings
-    ):
-        return findings
+    small = tool.small_case(case)
+    probes = tool.small_cases(case)[:1] if small is None else [small]
+    symptoms = [symptom for probe in probes for symptom in behaviour.ask(tool, probe)]
+    if any(symptom.name == behaviour.VARIES for symptom in symptoms) and small is not None:
+        return [s for s in tool.symptoms(of_weights, small) if s.family == "dropout"] or symptoms
+    if any(s.family in ("state", "contract") and s.name != behaviour.WRITES for s in symptoms):
+        return symptoms
     if small is not None:
-        inside = list(
-            of_precision(tool, case.dtype.name, plain(small))
-        )  # sets the unit of the others
-        if any(found.name == precision.IGNORED for found in inside):
-            return inside[:1]
-        findings += tool.once(heads.ask, plain(small)) or all_weights(tool, small)
-        # What is wrong with weights makes answers imprecise, too.
-        findings += [f for f in inside if not findings or precision.CLASSED not in f.name]
-        if not findings:
-            findings = tool.once(weights.ask_scores, small) or tool.once(
-                weights.ask_large, plain(small)
-            )
-        if not findings and case.dtype.is_half:
-            findings = in_16_bits(tool, replace(small, dtype=case.dtype))
-        findings = findings or tool.once(others.ask_beside, small)
-        if not findings:
-            asked = dict.fromkeys((plain(small), small, replace(case, dtype=DTYPES["f32"])))
-            findings = [found for c in asked for found in tool.once(gradients.ask, c)]
-        if not findings:
-            findings = tool.once(gradients.ask_empty, small)
-    # What hides nothing among few keys may hide whole blocks of keys.
-    few = [f for f in findings if f.name == masks.ignored(case.mask)]
-    if not findings or few:
-        own = replace(case, dtype=DTYPES["f32"], recipe="normal")
-        larger = all_weights(tool, own) if own != small else []
-        findings = [f for f in findings if f not in few or not larger] + larger
-    return findings
+        plain = plain_case(small)
+        roundings = list(of_precision(tool, case.dtype.name, plain))  # first: it sets `tool.unit`
+        if any(symptom.name == precision.OPERAND_IGNORED for symptom in roundings):
+            return roundings[:1]
+        symptoms += tool.symptoms(heads.ask, plain) or weight_symptoms(tool, small)
+        # Wrong weights make answers imprecise, too.
+        symptoms += [s for s in roundings if not symptoms or precision.CLASS_EXCEEDED not in s.name]
+        if not symptoms:
+            symptoms = tool.symptoms(weights.ask_scores, small)
+            symptoms = symptoms or tool.symptoms(weights.ask_large, plain)
+        if not symptoms and case.dtype.is_half:
+            symptoms = in_16_bits(tool, replace(small, dtype=case.dtype))
+        symptoms = symptoms or tool.symptoms(others.ask_other_outputs, small)
+        if not symptoms:
+            probes = [*dict.fromkeys((plain, small, replace(case, dtype=DTYPES["f32"])))]
+            symptoms = [s for probe in probes for s in tool.symptoms(gradients.ask, probe)]
+        if not symptoms:
+            symptoms = tool.symptoms(gradients.ask_fully_masked_rows, small)
+    # A mask that hides nothing among few keys may hide whole blocks of keys.
+    ignored = [symptom for symptom in symptoms if symptom.name == masks.ignored(case.mask)]
+    if not symptoms or ignored:
+        in_f32 = replace(case, dtype=DTYPES["f32"], recipe="normal")
+        of_case = weight_symptoms(tool, in_f32) if in_f32 != small else []
+        symptoms = [s for s in symptoms if s not in ignored or not of_case] + of_case
+    return symptoms
 
 
-def in_16_bits(tool: Instrument, case: Case) -> list[Found]:
-    """What is wrong with the weights of a case in 16 bits, whose weights in float32 are right."""
+def in_16_bits(tool: Instrument, case: Case) -> list[Symptom]:
+    """The symptoms of the weights of a case in 16 bits, if its weights in float32 are right."""
     only = f"In {case.dtype.long_name}, not in float32:"
-    findings = [
-        replace(f, sentence=f"{only} {f.sentence}", key=f.name) for f in all_weights(tool, case)
-    ]
-    if findings and case.mask is not None and not tool.once(of_weights, plain(case)):
+    symptoms = weight_symptoms(tool, case)
+    symptoms = [replace(s, sentence=f"{only} {s.sentence}", key=s.name) for s in symptoms]
+    if symptoms and case.mask is not None and not tool.symptoms(of_weights, plain_case(case)):
         hint = "`(1 - mask) * -1e9`: -1e9 is -inf in float16, and 0 * -inf is NaN"
-        findings = [replace(f, hint=hint) if f.name == weights.BROKEN[0] else f for f in findings]
-    return findings
+        symptoms = [
+            replace(s, hint=hint) if s.name == weights.NONFINITE[0] else s for s in symptoms
+        ]
+    return symptoms
 
 
-def all_weights(tool: Instrument, case: Case) -> list[Found]:
-    """What is wrong with the weights without mask and features, and then, of other families, with them:
-    what is wrong without a mask is no fault of the mask. A mask is read if plain weights are."""
-    findings = list(tool.once(of_weights, plain(case)))
-    if any(found.name == UNREAD or found.family == "layout" for found in findings):
-        return [found for found in findings if found.name != UNREAD]
-    families = {found.family for found in findings}
-    findings += [f for f in tool.once(of_weights, case) if f.family not in families]
-    findings = [found for found in findings if found.name != UNREAD]
-    if case.option("bias") != "none" and [f.family for f in findings] == ["scale"]:
-        without = case.with_options(bias="none")
-        if tool.implementation.unsupported(without) is None and not all_weights(tool, without):
-            first, rest = findings[0].sentence[0].lower(), findings[0].sentence[1:]
-            findings = [
-                replace(findings[0], sentence=f"Beside a bias {first}{rest}", key=findings[0].name)
-            ]
-    return findings
+def weight_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
+    """The symptoms of the weights without mask and features; then, of other families, with them: a fault
+    without a mask is no fault of the mask. The mask is read only if weights without mask make sense."""
+    symptoms = list(tool.symptoms(of_weights, plain_case(case)))
+    if any(symptom.name == UNREAD or symptom.family == "layout" for symptom in symptoms):
+        return [symptom for symptom in symptoms if symptom.name != UNREAD]
+    families = {symptom.family for symptom in symptoms}
+    symptoms += [s for s in tool.symptoms(of_weights, case) if s.family not in families]
+    symptoms = [symptom for symptom in symptoms if symptom.name != UNREAD]
+    if case.option("bias") != "none" and [symptom.family for symptom in symptoms] == ["scale"]:
+        unbiased = case.with_options(bias="none")
+        if tool.implementation.unsupported(unbiased) is None and not weight_symptoms(
+            tool, unbiased
+        ):
+            (symptom,) = symptoms
+            text = f"Beside a bias {symptom.sentence[0].lower()}{symptom.sentence[1:]}"
+            symptoms = [replace(symptom, sentence=text, key=symptom.name)]
+    return symptoms
 
 
-def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Found]:
-    """What is rounded inside in a dtype and in float32."""
+def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Symptom]:
+    """The symptoms of roundings inside, in float32 and in a dtype."""
     for name in dict.fromkeys(("f32", dtype)):
-        typed = replace(case, dtype=DTYPES[name])
-        if tool.implementation.unsupported(typed) is None:
-            yield from precision.ask(tool, typed)
+        probe = replace(case, dtype=DTYPES[name])
+        if tool.implementation.unsupported(probe) is None:
+            yield from precision.ask(tool, probe)
 
 
-def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with the weights of a case. Later questions are asked only if earlier ones find
-    nothing; `UNREAD` if none knows why weights are wrong by more than `GROSS`."""
-    reading = tool.weights(tool.drawn(case))
+def of_weights(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """The symptoms of the weights of a case, by the first questions that find some; else `UNREAD` if
+    weights are wrong by more than `GROSS`."""
+    reading = tool.read_weights(tool.draw(case))
     if reading is None:
         return
     if not reading.wrong.any():
-        yield from sums.other_denominator(reading)
+        yield from sums.denominator_symptoms(reading)
         return
-    asked = weights.ask(tool, reading), scale.ask(tool, reading)
-    findings = [found for question in asked for found in question]
-    findings = (
-        findings or list(weights.ask_places(tool, reading)) or list(rearranged(tool, reading))
+    symptoms = [*weights.ask(tool, reading), *scale.ask(tool, reading)]
+    symptoms = (
+        symptoms or [*weights.ask_places(tool, reading)] or [*rearranged_symptoms(tool, reading)]
     )
-    if not findings and np.abs(reading.got - reading.want).max() > GROSS * reading.want.max():
-        findings = [Found(UNREAD, "")]
-    yield from findings
+    if not symptoms and np.abs(reading.got - reading.want).max() > GROSS * reading.want.max():
+        symptoms = [Symptom(UNREAD, "")]
+    yield from symptoms
 
 
-def rearranged(tool: Instrument, reading: Reading) -> Iterator[Found]:
-    """The findings if weights make sense after heads and rows of the output are put in order."""
+def rearranged_symptoms(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
+    """The symptoms if weights make sense once heads and rows of the output are put in order."""
     for way in heads.INTERLEAVED:
-        other = replace(reading, raw=way.undone(reading.raw))
-        findings = list(scale.ask(tool, other))
-        if findings:
-            yield Found(way.sentence, "layout", way.hint)
-            yield from findings
+        symptoms = list(scale.ask(tool, replace(reading, raw=way.invert(reading.raw))))
+        if symptoms:
+            yield Symptom(way.sentence, "layout", way.hint)
+            yield from symptoms
             return

@@ -1,6 +1,6 @@
-"""The instrument: calls an implementation on values of its own choice, and reads what it computes.
+"""The instrument: calls an implementation on inputs of its own design, and reads its weights and outputs.
 
-An exception, a refusal, or an answer of another shape is no reading: the question says nothing.
+An exception, a refusal, or an answer of another shape gives no reading, and hence no symptom.
 """
 
 from __future__ import annotations
@@ -27,31 +27,29 @@ from attention_conformance.suite.spec.recipes import alibi_bias
 from attention_conformance.suite.spec.sizes import Sizes
 
 HEAD_SIZES = (8, 64)
-"""Sizes of heads that questions ask for, in turn: some kernels take no small ones."""
+"""Sizes of heads of small cases, in the order of trial: some kernels support no small ones."""
 
 MOST_CALLS = 24
-"""Calls that one reading of weights may take."""
+"""The largest number of calls for one reading of weights."""
 
 MOST_PAIRS = 500_000
-"""Pairs of query and key in one reading of weights, over samples and heads."""
+"""The largest number of pairs of query and key in one reading of weights, over samples and heads."""
 
-SEEN = 1e-9
+HIDDEN_BELOW = 1e-9
 """A weight below this part of the largest weight of its row counts as hidden. Probes have scores below 4
 in size, so that attended keys weigh e^-8 of the largest at least."""
 
-
-WAITS = 3
-"""How many times the processor time may pass on the clock, in calls that wait."""
+ELAPSED_PER_PROCESSOR_TIME = 3
+"""The limit of the elapsed time, in limits of the processor time: calls may wait."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a question found wrong: a sentence, its family, a hint, and a picture; see `Diagnosis`.
+class Symptom:
+    """A fault that probes measured: a sentence, its family, a hint, and a picture; see `Diagnosis`.
 
-    `formula` gives the weights (B, H, Lq, Lk) that the sentence predicts for other inputs, read as in
-    `Reading.of`, or None if the sentence says nothing of them. `problem` does so for operators that are
-    not plain attention: it gives the problem that is answered, or the answer by output. `key` says what
-    was found without the numbers of the inputs; by default it is the sentence.
+    - `formula`: predicts the weights (B, H, Lq, Lk) for the inputs of a reading (`Reading.of_mask`)
+    - `problem`: predicts the answered problem, or the outputs, of operators other than plain attention
+    - `key`: the symptom without the numbers of the inputs; by default the sentence
     """
 
     sentence: str
@@ -68,48 +66,48 @@ class Found:
 
 
 class Instrument:
-    """One implementation, and the processor time in which it is read, `seconds`.
+    """The calls of one implementation, within `seconds` of processor time.
 
-    `unit` is the unit roundoff of what the implementation rounds inside, where a question has found that
-    this is wider than the dtype's; 0 if nothing was found.
+    `unit` is the unit roundoff of roundings inside the implementation, if a question found them to be
+    wider than the dtype's; otherwise 0.
     """
 
     def __init__(self, implementation: Implementation, seconds: float = 5.0) -> None:
         self.implementation = implementation
-        self._over, self._end = clock(seconds), time.monotonic() + WAITS * seconds
+        self._is_over = deadline(seconds)
+        self._end = time.monotonic() + ELAPSED_PER_PROCESSOR_TIME * seconds
         self.unit = 0.0
-        self._small: dict[str, Case | None] = {}
-        self._findings: dict[tuple[Callable[..., object], str, float], list[Found]] = {}
+        self._small_cases: dict[str, Case | None] = {}
+        self._symptoms: dict[tuple[Callable[..., object], str, float], list[Symptom]] = {}
 
     @property
-    def late(self) -> bool:
-        """True if the time is over: what is asked later reads nothing."""
-        return self._over() or time.monotonic() > self._end
+    def is_late(self) -> bool:
+        """True if the time is over: later calls give no reading."""
+        return self._is_over() or time.monotonic() > self._end
 
     def rounding(self, inputs: Inputs) -> Rounding:
         """Roundings that no right implementation exceeds (see `Probe`)."""
         return Probe(self.implementation, inputs.dtype).rounding
 
-    def small(self, case: Case) -> Case | None:
-        """The case with the fewest queries, keys and heads that keep its relations, in float32 if the
-        implementation takes it; None if the implementation answers nothing of this kind."""
-        if case.id not in self._small:
-            tried = self.shrunk(case)
-            answered = (c for c in tried if self.ask(self.drawn(c)) is not None)
-            self._small[case.id] = next(answered, None)
-        return self._small[case.id]
+    def small_case(self, case: Case) -> Case | None:
+        """The case with the fewest queries, keys and heads that keeps relations such as Lq < Lk, in
+        float32 if that is supported; None if the implementation answers no such case."""
+        if case.id not in self._small_cases:
+            answered = (c for c in self.small_cases(case) if self.outputs(self.draw(c)) is not None)
+            self._small_cases[case.id] = next(answered, None)
+        return self._small_cases[case.id]
 
-    def shrunk(self, case: Case) -> list[Case]:
-        """Small cases like a case that the implementation declares to support."""
-        tried = []
+    def small_cases(self, case: Case) -> list[Case]:
+        """Supported small cases like `case`, one for each head size."""
+        cases = []
         for D in HEAD_SIZES:
-            small = _small(case, D)
-            near = None if small is None else self.implementation.nearest_supported(small) or small
-            if near is not None and self.implementation.unsupported(near) is None:
-                tried.append(near)
-        return tried
+            small = _with_small_sizes(case, D)
+            if small is not None:
+                small = self.implementation.nearest_supported(small) or small
+                cases += [small] if self.implementation.unsupported(small) is None else []
+        return cases
 
-    def drawn(self, case: Case, factor: float = 0.5) -> Inputs:
+    def draw(self, case: Case, factor: float = 0.5) -> Inputs:
         """The inputs of a case as the implementation's causal flag means them, with queries and keys
         times `factor`: scores stay small whatever the scale."""
         inputs = draw(case)
@@ -122,20 +120,21 @@ class Instrument:
         except Exception:
             return inputs
 
-    def prepared(self, inputs: Inputs, differentiable: bool = False) -> PreparedCall | None:
-        """The implementation's call, or None if it refuses the inputs by declaration."""
+    def prepare(self, inputs: Inputs, differentiable: bool = False) -> PreparedCall | None:
+        """The implementation's call; None for inputs that it declares to refuse, or after the time is
+        over."""
         implementation = self.implementation
-        refused = implementation.refuses(inputs) or elections.raising(inputs, implementation)
-        if refused or self.late:
+        reason = implementation.refuses(inputs)
+        if reason or elections.question_that_raises(inputs, implementation) or self.is_late:
             return None
         return (implementation.differentiable if differentiable else implementation.prepare)(inputs)
 
-    def ask(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
+    def outputs(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
         """The outputs for the inputs by name, in float64; None if there is no reading."""
-        return self.trying(lambda: self._asked(inputs))
+        return self.attempt(lambda: self._outputs(inputs))
 
-    def _asked(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
-        prepared = self.prepared(inputs)
+    def _outputs(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
+        prepared = self.prepare(inputs)
         if prepared is None:
             return None
         backend = self.implementation.backend
@@ -144,72 +143,72 @@ class Instrument:
 
     def output(self, inputs: Inputs) -> np.ndarray | None:
         """The array `output` for the inputs, or None."""
-        arrays = self.ask(inputs)
+        arrays = self.outputs(inputs)
         return None if arrays is None else arrays["output"]
 
-    def trying(self, ask: Callable[[], Any]) -> Any:
-        """The return value of a call, or None if the call raises."""
+    def attempt(self, call: Callable[[], Any]) -> Any:
+        """The return value of `call()`, or None if it raises."""
         try:
-            return ask()
+            return call()
         except ENDS:
             raise
         except BaseException:
             return None
 
     def oracle(self, inputs: Inputs) -> Oracle | None:
-        """The right outputs for the inputs with their bounds, or None if nobody knows these."""
+        """The right outputs for the inputs with their bounds, or None if the reference gives none."""
         try:
             return Oracle.forward(inputs, self.rounding(inputs))
         except (HarnessError, NotApplicable):
             return None
 
-    def weights(self, inputs: Inputs) -> Reading | None:
-        """The weights of all keys, read by one-hot values; None if that takes too many calls."""
+    def read_weights(self, inputs: Inputs) -> Reading | None:
+        """The weights of all keys, read by one-hot values; None if calls fail, or would be too many."""
         s = inputs.sizes
-        calls = one_hot(inputs, MOST_CALLS)
+        calls = one_hot_inputs(inputs, MOST_CALLS)
         if not calls or not 0 < s.pairs <= MOST_PAIRS:
             return None
         got, want, bound = (np.zeros((s.B, s.H, s.Lq, s.Lk)) for _ in range(3))
         for keys, one_hots in calls:
-            read, oracle = self.output(one_hots), self.oracle(one_hots)
-            if read is None or oracle is None:
+            output, oracle = self.output(one_hots), self.oracle(one_hots)
+            if output is None or oracle is None:
                 return None
-            right = oracle.expected["output"]
-            for into, of in ((got, read), (want, right.value), (bound, right.error)):
-                into[..., keys] = of[..., : keys.stop - keys.start]
+            expected = oracle.expected["output"]
+            for target, source in ((got, output), (want, expected.value), (bound, expected.error)):
+                target[..., keys] = source[..., : keys.stop - keys.start]
         return Reading(inputs, got, want, bound, self.unit)
 
-    def with_scores(self, inputs: Inputs, scores: np.ndarray) -> Reading | None:
-        """The weights for scores (B, H, Lq, Lk): keys are unit vectors, queries hold the scores. None if
-        there are more keys than components, or if scores are more than scaled products."""
+    def read_weights_of(self, inputs: Inputs, scores: np.ndarray) -> Reading | None:
+        """The weights for given scores (B, H, Lq, Lk): keys are unit vectors, and queries hold the
+        scores. None if there are more keys than components, or if scores are not just scaled products."""
         s = inputs.sizes
         if s.Lk > s.D or not inputs.effective_scale or any(n in inputs.arrays for n in ARRAYS):
             return None
         key, query = np.zeros(inputs.key.shape), np.zeros(inputs.query.shape)
         key[..., :, : s.Lk] = np.eye(s.Lk)
         query[..., : s.Lk] = round_to(scores / inputs.effective_scale, inputs.dtype)
-        return self.weights(inputs.replace(query=query, key=key))
+        return self.read_weights(inputs.replace(query=query, key=key))
 
-    def once(
-        self, question: Callable[[Instrument, Case], Iterator[Found]], case: Case
-    ) -> list[Found]:
-        """What a question finds in a case, remembered; nothing if the case is not supported."""
-        place = question, case.id, self.unit
-        if place not in self._findings:
-            supported = self.implementation.unsupported(case) is None
-            self._findings[place] = list(question(self, case)) if supported else []
-        return self._findings[place]
+    def symptoms(
+        self, question: Callable[[Instrument, Case], Iterator[Symptom]], case: Case
+    ) -> list[Symptom]:
+        """The symptoms that a question finds in a case, from a cache; [] if the case is not supported."""
+        key = question, case.id, self.unit
+        if key not in self._symptoms:
+            is_supported = self.implementation.unsupported(case) is None
+            self._symptoms[key] = list(question(self, case)) if is_supported else []
+        return self._symptoms[key]
 
 
-def clock(seconds: float) -> Callable[[], bool]:
-    """A function that is True after this process has used `seconds` of processor time."""
+def deadline(seconds: float) -> Callable[[], bool]:
+    """A function that returns True after this process has used `seconds` of processor time from now."""
     end = time.process_time() + seconds
     return lambda: time.process_time() > end
 
 
-def one_hot(inputs: Inputs, most: int) -> list[tuple[slice, Inputs]]:
-    """Slices of the keys, and for each the inputs whose value of its key i is the unit vector i: the
-    output then reads the weights of these keys. [] without values, or for more than `most` calls."""
+def one_hot_inputs(inputs: Inputs, most: int) -> list[tuple[slice, Inputs]]:
+    """Slices of the keys, and for each the inputs whose value of the slice's key i is the unit vector i:
+    the output then holds the weights of these keys. [] without values, or for more than `most` calls."""
     s, axis = inputs.sizes, inputs.axes("value").index("k")
     if not s.Dv or -(-s.Lk // s.Dv) > most:
         return []
@@ -225,9 +224,9 @@ def one_hot(inputs: Inputs, most: int) -> list[tuple[slice, Inputs]]:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Weights (B, H, Lq, Lk) as an implementation uses them, and the right ones with their bounds.
+    """The weights (B, H, Lq, Lk) that an implementation uses, the right ones (`want`), and their bounds.
 
-    - `raw`: the weights as read
+    - `raw`: the implementation's weights as read
     - `unit`: see `Instrument`
     """
 
@@ -238,70 +237,70 @@ class Reading:
     unit: float = 0.0
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Reading:
-        """The reading in which all keys are seen that attend, for formulas: without weights."""
-        seen = np.array(inputs.attends, float)
-        return cls(inputs, seen, seen, np.zeros_like(seen))
+    def of_mask(cls, inputs: Inputs) -> Reading:
+        """A reading without weights, for formulas: the attended keys are visible."""
+        attends = np.array(inputs.attends, float)
+        return cls(inputs, attends, attends, np.zeros_like(attends))
 
     @cached_property
-    def rows(self) -> np.ndarray:
-        """The rows that attend some key, (B, H, Lq): others follow elections."""
+    def judged_rows(self) -> np.ndarray:
+        """True for the rows (B, H, Lq) that attend a key: fully masked rows follow elections."""
         return ~self.inputs.fully_masked_rows
 
     def part(self, axis: int, index: int) -> Reading:
-        """The weights of one sample (axis 0) or head (axis 1)."""
+        """The reading of one sample (axis 0) or one head (axis 1)."""
         got, want, bound = (np.take(x, [index], axis) for x in (self.raw, self.want, self.bound))
         part = Reading(self.inputs, got, want, bound, self.unit)
-        part.__dict__["rows"] = np.take(self.rows, [index], axis)
+        part.__dict__["judged_rows"] = np.take(self.judged_rows, [index], axis)
         return part
 
     @cached_property
-    def broken(self) -> np.ndarray:
-        """The rows that are NaN or infinite though they attend keys, (B, H, Lq)."""
-        return ~np.isfinite(self.raw).all(-1) & self.rows
+    def nonfinite_rows(self) -> np.ndarray:
+        """True for the rows (B, H, Lq) that are NaN or infinite though they attend keys."""
+        return ~np.isfinite(self.raw).all(-1) & self.judged_rows
 
     @cached_property
     def got(self) -> np.ndarray:
-        """The weights as read; a row that is not finite weighs nothing."""
+        """The weights as read, with zeros for rows that are not finite."""
         return np.where(np.isfinite(self.raw).all(-1, keepdims=True), self.raw, 0.0)
 
     @cached_property
     def wrong(self) -> np.ndarray:
         """True for the weights that rounding does not explain."""
-        error = np.abs(self.got - self.want)
-        return ~(error <= self.bound + 16 * self.unit * np.abs(self.want)) & self.rows[..., None]
+        limit = self.bound + 16 * self.unit * np.abs(self.want)
+        return ~(np.abs(self.got - self.want) <= limit) & self.judged_rows[..., None]
 
     @cached_property
-    def seen(self) -> np.ndarray:
-        """True for the weights that are not hidden."""
+    def visible(self) -> np.ndarray:
+        """True for the weights that are not hidden, see `HIDDEN_BELOW`."""
         size = np.abs(self.got)
-        return size > SEEN * size.max(-1, keepdims=True)
+        return size > HIDDEN_BELOW * size.max(-1, keepdims=True)
 
     @cached_property
     def slack(self) -> float:
-        """The relative error of weights that rounding explains for any formula; see `evidence`."""
+        """The largest relative error of weights by rounding, for any formula (see `evidence`)."""
         large = self.want > 1e-3
         relative = float((self.bound[large] / self.want[large]).max(initial=0.0))
         return WIDER * relative + 16 * self.unit
 
     def fits(self, weights: np.ndarray) -> bool:
-        """True if the implementation's weights are these."""
+        """True if the implementation's weights are these, within roundings."""
         error = np.abs(self.got - weights)
         right = error <= self.slack * np.abs(weights) + self.bound
-        return bool((right | ~self.rows[..., None]).all())
+        return bool((right | ~self.judged_rows[..., None]).all())
 
     @cached_property
     def products(self) -> np.ndarray:
         """q.k for all pairs, (B, H, Lq, Lk), times the logit scale of the head."""
         inputs = self.inputs
         key = np.repeat(inputs.key, inputs.sizes.group, axis=1)
-        raw = inputs.query @ key.swapaxes(-1, -2)
+        products = inputs.query @ key.swapaxes(-1, -2)
         factors = inputs.feature("logit_scale")
-        return raw if factors is None else raw * factors[:, None, None]
+        return products if factors is None else products * factors[:, None, None]
 
     @cached_property
     def bias(self) -> np.ndarray | None:
-        """What is added to the scores, (B, H, Lq, Lk) or broadcast, without -inf; None if nothing is."""
+        """The array added to the scores, (B, H, Lq, Lk) or broadcast, at least -1e4; None without one."""
         inputs, slopes = self.inputs, self.inputs.feature("alibi_slopes")
         if slopes is not None:
             return alibi_bias(slopes, inputs.sizes.Lq, inputs.sizes.Lk)
@@ -317,17 +316,17 @@ class Reading:
 
 
 Formula = Callable[[Reading], np.ndarray | None]
-"""Weights by a formula; see `Found`."""
+"""Predicts weights for the inputs of a reading; see `Symptom`."""
 
 G = TypeVar("G")
 
 
 @dataclass(frozen=True, eq=False)
-class Row(Generic[G]):
-    """What people make of the same inputs, with a sentence, a hint and a family. `key` names the row, if
-    the sentence holds numbers of the inputs, or is that of another row."""
+class Variant(Generic[G]):
+    """A faulty computation from the same inputs: its result, with a sentence, a hint and a family. `key`
+    names the variant if its sentence holds numbers of the inputs, or is shared by several variants."""
 
-    gives: G
+    result: G
     sentence: str
     hint: str = ""
     family: str = ""
@@ -338,48 +337,41 @@ class Row(Generic[G]):
         return self.key or self.sentence
 
 
-Weights = Row[np.ndarray]
+WeightsVariant = Variant[np.ndarray]
 
-Table = Callable[[Reading], Iterable[Weights]]
-"""Weights that people make of the same inputs."""
+WeightsVariants = Callable[[Reading], Iterable[WeightsVariant]]
+"""A table of variants: gives faulty weights for the inputs of a reading."""
 
 
-def fitting(table: Table, reading: Reading, family: str, more: str = "") -> Found | None:
-    """The finding of the first row of a table whose weights are the implementation's. `more` ends its
+def fitting_symptom(
+    variants: WeightsVariants, reading: Reading, family: str, ending: str = ""
+) -> Symptom | None:
+    """The symptom by the first variant whose weights are the implementation's. `ending` ends its
     sentence."""
-    for row in table(reading):
-        if reading.fits(row.gives):
-            text, formula = row.sentence + more, partial(row_of, table, row.name)
-            return Found(text, family, row.hint, formula=formula, key=row.name)
+    for variant in variants(reading):
+        if reading.fits(variant.result):
+            sentence = variant.sentence + ending
+            formula = partial(variant_weights, variants, variant.name)
+            return Symptom(sentence, family, variant.hint, formula=formula, key=variant.name)
     return None
 
 
-def row_of(table: Table, name: str, reading: Reading) -> np.ndarray | None:
-    """The weights of the row with a name; None if there is no such row."""
-    return next((row.gives for row in table(reading) if row.name == name), None)
+def variant_weights(variants: WeightsVariants, name: str, reading: Reading) -> np.ndarray | None:
+    """The weights of the variant with a name; None if there is no such variant."""
+    return next((variant.result for variant in variants(reading) if variant.name == name), None)
 
 
-def softmax(scores: np.ndarray, seen: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:
-    """The softmax of scores over an axis; hidden pairs weigh nothing."""
-    hidden = np.where(seen, scores, -np.inf)
-    top = hidden.max(axis, keepdims=True)
-    raised = np.exp(hidden - np.where(np.isfinite(top), top, 0))
-    total = raised.sum(axis, keepdims=True)
-    return raised / np.where(total == 0, 1, total)
+def softmax(scores: np.ndarray, pairs: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:
+    """The softmax of scores over an axis; only `pairs`, the attended pairs, weigh anything."""
+    masked = np.where(pairs, scores, -np.inf)
+    top = masked.max(axis, keepdims=True)
+    powers = np.exp(masked - np.where(np.isfinite(top), top, 0))
+    total = powers.sum(axis, keepdims=True)
+    return powers / np.where(total == 0, 1, total)
 
 
-def few(wrong: np.ndarray) -> Iterator[tuple[int, str]]:
-    """The axes along which at most half of the places hold a flag of `wrong`, each with the first of
-    these places: "0, 2 of 7"."""
-    for axis, size in enumerate(wrong.shape):
-        which = np.flatnonzero(wrong.any(tuple(a for a in range(wrong.ndim) if a != axis)))
-        if 0 < len(which) <= size / 2:
-            yield axis, f"{', '.join(map(str, which[:6]))} of {size}"
-
-
-def _small(case: Case, D: int) -> Case | None:
-    """The case with few queries, keys and heads of size `D`; None if the operator does not have such
-    sizes."""
+def _with_small_sizes(case: Case, D: int) -> Case | None:
+    """The case with few queries, keys and heads of size `D`; None if the operator has no such sizes."""
     s = case.sizes
     if not case.operator.takes_masks or case.operator.is_layer or not s.Lk or not s.H:
         return None
@@ -391,9 +383,9 @@ def _small(case: Case, D: int) -> Case | None:
     return small.with_options(rate=0.0, training=False) if case.operator.option("rate") else small
 
 
-def plain(case: Case) -> Case:
+def plain_case(case: Case) -> Case:
     """The case without mask, bias and other features."""
-    bare = replace(case, mask=None, form="native")
+    unmasked = replace(case, mask=None, form="native")
     names = ["bias", "scale", *(n for n, f in FEATURES.items() if f.option)]
     defaults = {o.name: o.default for o in case.operator.options if o.name in names}
-    return bare.with_options(**defaults)
+    return unmasked.with_options(**defaults)

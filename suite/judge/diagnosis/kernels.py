@@ -1,4 +1,4 @@
-"""The faults of the catalogue as implementations, and what they answer in the cells of another one."""
+"""The faults of the catalogue as implementations, and their answers to the inputs of outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attention_conformance.suite.deviations import all_faults
 from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.deviations.deviation import Deviation
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.look import Arrays, Look, observed
+from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome, answer_arrays
 from attention_conformance.suite.spec.cache import Cache
 
 _ANSWERS: Cache[Arrays | None] = Cache(8192)
@@ -21,77 +21,77 @@ _ANSWERS: Cache[Arrays | None] = Cache(8192)
 
 
 @dataclass(frozen=True, eq=False)
-class Kernelled:
-    """A fault with its implementation."""
+class Fault:
+    """A deviation of the catalogue, or a pair of deviations, with its kernel as an implementation."""
 
-    fault: Deviation
+    deviation: Deviation
     kernel: Implementation
-    called: str = ""
+    pair_name: str = ""
 
     @property
     def name(self) -> str:
-        return self.called or self.fault.name
+        return self.pair_name or self.deviation.name
 
     @cached_property
-    def right(self) -> Implementation | None:
-        """The kernel without the fault: the class behind the first one that changes a step. None if the
-        fault lies in what a right kernel declares."""
-        kinds = type(self.kernel).__mro__
-        place = next(n for n, kind in enumerate(kinds) if any(map(callable, vars(kind).values())))
-        right = kinds[place + 1]
+    def right_kernel(self) -> Implementation | None:
+        """The kernel without the fault: the base of the first class that defines a function. None if that
+        class is abstract: then the fault lies in a declaration."""
+        classes = type(self.kernel).__mro__
+        index = next(n for n, cls in enumerate(classes) if any(map(callable, vars(cls).values())))
+        right = classes[index + 1]
         return None if isabstract(right) else right(self.kernel.backend)
 
 
 @lru_cache(maxsize=1)
-def kernelled() -> tuple[Kernelled, ...]:
-    faults = all_faults()
-    kernels = KernelBackend("catalogue", tuple(fault.kernel for fault in faults)).implementations()
-    return tuple(map(Kernelled, faults, kernels))
+def catalogue_faults() -> tuple[Fault, ...]:
+    deviations = all_faults()
+    kernels = KernelBackend("catalogue", tuple(d.kernel for d in deviations)).implementations()
+    return tuple(map(Fault, deviations, kernels))
 
 
-def faults_of(implementation: Implementation) -> list[Kernelled]:
+def faults_of(implementation: Implementation) -> list[Fault]:
     """The faults of the implementation's operator."""
-    return [one for one in kernelled() if one.kernel.operator is implementation.operator]
+    return [f for f in catalogue_faults() if f.kernel.operator is implementation.operator]
 
 
-def answered(kernel: Implementation | None, look: Look) -> Arrays | None:
-    """The answer of a kernel to the inputs of a look; None if the kernel lacks what the case needs, or
-    gives no answer."""
-    if kernel is None or kernel.unsupported(look.cell.case) is not None:
+def answer_of(kernel: Implementation | None, outcome: Outcome) -> Arrays | None:
+    """The answer of a kernel to the inputs of an outcome; None if it lacks a feature, or its call
+    fails."""
+    if kernel is None or kernel.unsupported(outcome.cell.case) is not None:
         return None
-    cell = Cell(look.cell.check, look.cell.case, kernel, look.cell.seed)
-    cell.inputs = look.presented
-    gradients = look.differentiates and kernel.missing(cell.check.needs) is None
-    if gradients:
-        cell.cotangent = look.cell.cotangent
-    key = (kernel.name, cell.inputs.digest, cell.inputs.form, gradients)
-    return _ANSWERS.get(key, lambda: observed(cell, gradients))
+    cell = Cell(outcome.cell.check, outcome.cell.case, kernel, outcome.cell.seed)
+    cell.inputs = outcome.fault_inputs
+    with_gradients = outcome.has_gradients and kernel.missing(cell.check.needs) is None
+    if with_gradients:
+        cell.cotangent = outcome.cell.cotangent
+    key = (kernel.name, cell.inputs.digest, cell.inputs.form, with_gradients)
+    return _ANSWERS.get(key, lambda: answer_arrays(cell, with_gradients))
 
 
-def changes(one: Kernelled, look: Look) -> bool:
-    """True if a fault answers otherwise than its right kernel: what both do, as to overflow where scores
-    are stored in 16 bits, is not the fault."""
-    answer, right = answered(one.kernel, look), answered(one.right, look)
-    if answer is None or right is None:
+def shows_fault(fault: Fault, outcome: Outcome) -> bool:
+    """True if a fault's kernel answers differently than its right kernel. What both answer, such as
+    overflow of scores that are stored in 16 bits, is not the fault."""
+    answer, right_answer = answer_of(fault.kernel, outcome), answer_of(fault.right_kernel, outcome)
+    if answer is None or right_answer is None:
         return True
     return not all(
-        np.array_equal(answer[n], x, equal_nan=True) for n, x in right.items() if n in answer
+        np.array_equal(answer[n], x, equal_nan=True) for n, x in right_answer.items() if n in answer
     )
 
 
-def paired(first: Kernelled, second: Kernelled) -> Kernelled | None:
+def pair_of(first: Fault, second: Fault) -> Fault | None:
     """A kernel with two faults; None if both change the same step."""
-    one, other = type(first.kernel), type(second.kernel)
-    steps = [{name for name in vars(of) if not name.startswith("__")} for of in (one, other)]
+    classes = type(first.kernel), type(second.kernel)
+    steps = [{name for name in vars(cls) if not name.startswith("__")} for cls in classes]
     if (steps[0] & steps[1]) - {"name", "declared", "killed_by"}:
         return None
     try:
-        kind = type(f"{one.__name__}And{other.__name__}", (one, other), {})
+        pair_class = type("And".join(cls.__name__ for cls in classes), classes, {})
     except TypeError:
         return None
-    sentence = f"{first.fault.sentence} {second.fault.sentence}"
-    hint = "; ".join(filter(None, (first.fault.hint, second.fault.hint)))
-    kind.__doc__ = sentence
+    sentence = f"{first.deviation.sentence} {second.deviation.sentence}"
+    hint = "; ".join(filter(None, (first.deviation.hint, second.deviation.hint)))
+    pair_class.__doc__ = sentence
     name = f"{first.name} + {second.name}"
-    fault = replace(first.fault, name=name, sentence=sentence, hint=hint, kernel=kind)
-    return Kernelled(fault, kind(first.kernel.backend), name)
+    deviation = replace(first.deviation, name=name, sentence=sentence, hint=hint, kernel=pair_class)
+    return Fault(deviation, pair_class(first.kernel.backend), name)

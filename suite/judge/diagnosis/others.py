@@ -1,7 +1,7 @@
-"""Operators that are not plain attention: which other problem an answer is right for.
+"""Operators other than plain attention: the other problem for which an answer is right.
 
 An implementation that ignores a bias answers the problem with a bias of zeros. So the oracle of the other
-problem tells what an implementation computes instead.
+problem shows what the implementation computes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import numpy as np
 
 from attention_conformance.suite.judge.diagnosis import gradients
 from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
-from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument, few
-from attention_conformance.suite.judge.diagnosis.layers import Another, of_layer, of_mask
-from attention_conformance.suite.judge.diagnosis.look import Answered, Arrays, with_limits
-from attention_conformance.suite.judge.diagnosis.packed import boundaries
-from attention_conformance.suite.judge.diagnosis.rotary import of_rotary
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
+from attention_conformance.suite.judge.diagnosis.layers import (
+    ProblemVariant,
+    layer_problems,
+    mask_problems,
+)
+from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Comparison, with_limits
+from attention_conformance.suite.judge.diagnosis.packed import boundary_symptom
+from attention_conformance.suite.judge.diagnosis.rotary import rotary_problems
+from attention_conformance.suite.judge.diagnosis.words import few_places
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -27,226 +32,230 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import PACKED
 
 PLACES = "places"
-"""Begins the names of findings that say where an output is wrong, and not how."""
+"""The beginning of the keys of symptoms that name wrong places, and no cause."""
 
 ONLY_THE = "Of what is returned only the"
-"""Begins a sentence about an output beside right ones."""
+"""The beginning of a sentence about a wrong output, if other outputs are right."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with an operator that is not plain attention, in a case and in its gradients."""
+def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """The symptoms of an operator other than plain attention, in a case or in its gradients."""
     for name in dict.fromkeys(("f32", case.dtype.name)):
-        typed = replace(case, dtype=DTYPES[name])
-        if tool.implementation.unsupported(typed) is None:
-            read = Read.of(tool, tool.drawn(typed))
-            if read is not None and read.is_wrong:
-                yield from _outputs(tool, read)
+        probe = replace(case, dtype=DTYPES[name])
+        if tool.implementation.unsupported(probe) is None:
+            reading = OutputReading.of(tool, tool.draw(probe))
+            if reading is not None and reading.is_wrong:
+                yield from _output_symptoms(tool, reading)
                 return
-    typed = replace(case, dtype=DTYPES["f32"])
-    yield from gradients.ask(tool, case if tool.implementation.unsupported(typed) else typed)
+    probe = replace(case, dtype=DTYPES["f32"])
+    yield from gradients.ask(tool, case if tool.implementation.unsupported(probe) else probe)
 
 
-def ask_beside(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with what is returned beside a right output, such as the log-sum-exp."""
-    read = Read.of(tool, tool.drawn(case, 1.0))
-    if read is None or not read.is_wrong or "output" in read.wrong_names:
+def ask_other_outputs(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """The symptom of a wrong output if the array `output` is right, such as a wrong log-sum-exp."""
+    reading = OutputReading.of(tool, tool.draw(case, 1.0))
+    if reading is None or not reading.is_wrong or "output" in reading.wrong_names:
         return
-    name = read.wrong_names[0]
-    found = next(_by_place(read, name), None)
-    if found is None:
-        got, want = read.got[name], read.expected[name][0]
-        at = np.unravel_index(
-            np.where(read.wrong[name], np.abs(got - want), -1).argmax(), got.shape
+    name = reading.wrong_names[0]
+    symptom = next(_simple_symptoms(reading, name), None)
+    if symptom is None:
+        got, want = reading.got[name], reading.expected[name][0]
+        index = np.unravel_index(
+            np.where(reading.wrong[name], np.abs(got - want), -1).argmax(), got.shape
         )
-        text = f"It is wrong in several places: got {got[at]:.4g}, expected {want[at]:.4g}."
-        found = Found(text, name, key=PLACES)
+        text = f"It is wrong in several places: got {got[index]:.4g}, expected {want[index]:.4g}."
+        symptom = Symptom(text, name, key=PLACES)
     unit = " (natural logarithms)" if name == "lse" else ""
-    text = f"{ONLY_THE} {name} is wrong. {found.sentence[:-1]}{unit}."
-    yield replace(found, sentence=text, family=name, key=f"{name}: {found.name}")
+    text = f"{ONLY_THE} {name} is wrong. {symptom.sentence[:-1]}{unit}."
+    yield replace(symptom, sentence=text, family=name, key=f"{name}: {symptom.name}")
 
 
 @dataclass(eq=False)
-class Read(Answered):
-    """The outputs of an implementation for inputs, beside the `oracle` of these."""
+class OutputReading(Comparison):
+    """The outputs of an implementation for inputs, with the `oracle` of the inputs."""
 
     oracle: Oracle
 
     @classmethod
-    def of(cls, tool: Instrument, inputs: Inputs) -> Read | None:
-        """The reading of an implementation, or None if there is none."""
-        got, oracle = tool.ask(inputs), tool.oracle(inputs)
+    def of(cls, tool: Instrument, inputs: Inputs) -> OutputReading | None:
+        """The reading of an implementation's outputs, or None if a call fails."""
+        got, oracle = tool.outputs(inputs), tool.oracle(inputs)
         if got is None or oracle is None:
             return None
-        return cls(inputs, got, with_limits(oracle.expected_beside(got), inputs), oracle)
+        return cls(inputs, got, with_limits(oracle.expected_given(got), inputs), oracle)
 
     @cached_property
     def wrong(self) -> Arrays:
-        """A flag for every element beyond its own bound, without fully masked rows."""
+        """True for every element beyond its own bound, without fully masked rows, by output."""
         wrong = {}
-        for name, want in self.oracle.expected_beside(self.got).items():
+        for name, want in self.oracle.expected_given(self.got).items():
             if name in self.got and self.got[name].shape == want.value.shape:
                 got = self.got[name]
                 near = (np.abs(got - want.value) <= want.error) | (got == want.value)
-                wrong[name] = ~near & self.judged(name)
+                wrong[name] = ~near & self.judged_elements(name)
         return wrong
 
     @cached_property
     def wrong_names(self) -> list[str]:
-        """The outputs that rounding does not explain."""
+        """The names of the outputs with wrong elements."""
         return [name for name, wrong in self.wrong.items() if wrong.any()]
 
-    def judged(self, name: str) -> np.ndarray:
-        """The elements of an output that no election decides."""
+    def judged_elements(self, name: str) -> np.ndarray:
+        """True for the elements of an output that no election decides."""
         axes = self.inputs.operator.outputs(self.inputs.case)[name]
         rows = ~self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
         return np.broadcast_to(rows, self.got[name].shape)
 
-    def is_of(self, tool: Instrument, other: Inputs | Arrays, names: list[str]) -> bool:
-        """True if the outputs called `names` are all those of another problem, or of another answer.
-        False after the tool's time is over."""
-        if tool.late:
+    def is_answer_to(self, tool: Instrument, problem: Inputs | Arrays, names: list[str]) -> bool:
+        """True if the outputs called `names` are those of another problem, or those of another answer
+        (arrays by name). False after the tool's time is over."""
+        if tool.is_late:
             return False
-        if isinstance(other, Inputs):
-            oracle = tool.oracle(other)
-            expected = {} if oracle is None else oracle.expected_beside(self.got)
-            other = {name: want.value for name, want in expected.items()}
-        return {*names} <= {*other} and explains(self, {name: other[name] for name in names})
+        if isinstance(problem, Inputs):
+            oracle = tool.oracle(problem)
+            expected = {} if oracle is None else oracle.expected_given(self.got)
+            problem = {name: want.value for name, want in expected.items()}
+        return {*names} <= {*problem} and explains(self, {name: problem[name] for name in names})
 
 
-def _outputs(tool: Instrument, read: Read) -> Iterator[Found]:
-    """What is wrong with the outputs; not with an output that belongs to others, if these are wrong,
-    too."""
-    inputs, wrong = read.inputs, read.wrong_names
-    given = read.oracle.given(read.got).inputs
-    if given is not inputs:
-        wrong = [name for name in wrong if name != "output"] or wrong
-    for row in _problems(inputs, given, wrong):
-        if read.is_of(tool, row.gives, wrong):
-            first = ""
-            if "output" not in read.wrong_names:
-                verb = "is" if len(wrong) == 1 else "are"
-                first = f"{ONLY_THE} {' and '.join(wrong)} {verb} wrong. "
-            problem = partial(_problem, row.name) if "output" in wrong else None
-            yield Found(first + row.sentence, row.family, row.hint, problem=problem, key=row.name)
+def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Symptom]:
+    """The symptoms of wrong outputs, without `output` if it follows from other outputs that are wrong."""
+    inputs, names = reading.inputs, reading.wrong_names
+    given_inputs = reading.oracle.given(reading.got).inputs
+    if given_inputs is not inputs:
+        names = [name for name in names if name != "output"] or names
+    for variant in _candidates(inputs, given_inputs, names):
+        if reading.is_answer_to(tool, variant.result, names):
+            beginning = ""
+            if "output" not in reading.wrong_names:
+                verb = "is" if len(names) == 1 else "are"
+                beginning = f"{ONLY_THE} {' and '.join(names)} {verb} wrong. "
+            problem = partial(_problem_by_name, variant.name) if "output" in names else None
+            text = beginning + variant.sentence
+            yield Symptom(text, variant.family, variant.hint, problem=problem, key=variant.name)
             return
-    scaled = _of_factor(tool, read) if "output" in wrong else None
-    if scaled is not None and read.is_of(tool, scaled(inputs), wrong):
-        factor = scaled(inputs).effective_scale / inputs.effective_scale
+    rescale = _fitted_scale(tool, reading) if "output" in names else None
+    if rescale is not None and reading.is_answer_to(tool, rescale(inputs), names):
+        factor = rescale(inputs).effective_scale / inputs.effective_scale
         text = f"The scale is {factor:.4g} times the right one."
-        yield Found(text, "scale", "a constant with few digits", problem=scaled, key="scale")
+        yield Symptom(text, "scale", "a constant with few digits", problem=rescale, key="scale")
         return
     if inputs.operator is PACKED:
-        found = boundaries(tool, inputs)
-        if found is not None:
-            yield found
+        symptom = boundary_symptom(tool, inputs)
+        if symptom is not None:
+            yield symptom
             return
-    if tool.late:
+    if tool.is_late:
         return
-    name = wrong[0]
-    code_name = read.oracle.rounding.declared.codes.get(inputs.dtype.name)
-    judged = read.judged(name)
-    if code_name is not None and np.isfinite(read.got[name][judged]).all():
-        want = read.oracle.expected_beside(read.got)[name]
-        times = (np.abs(read.got[name] - want.value) / want.error)[judged].max()
-        text = f"The {name} is off by up to {times:.2g} times what codes in {code_name} allow."
+    name = names[0]
+    code_name = reading.oracle.rounding.declared.codes.get(inputs.dtype.name)
+    judged = reading.judged_elements(name)
+    if code_name is not None and np.isfinite(reading.got[name][judged]).all():
+        want = reading.oracle.expected_given(reading.got)[name]
+        ratio = (np.abs(reading.got[name] - want.value) / want.error)[judged].max()
+        text = f"The {name} is off by up to {ratio:.2g} times what codes in {code_name} allow."
         hint = "codes that are clipped, wrap around or are coarser, or the scale of another token"
-        yield Found(text, "quantized", hint, key=f"codes of {name}")
+        yield Symptom(text, "quantized", hint, key=f"codes of {name}")
         return
-    yield from _by_place(read, name)
+    yield from _simple_symptoms(reading, name)
 
 
-def _problems(inputs: Inputs, given: Inputs, wrong: list[str]) -> Iterator[Another]:
-    """Other problems, also of the inputs `given` the other outputs of the answer, if these are right."""
-    yield from _known(inputs)
+def _candidates(inputs: Inputs, given: Inputs, wrong: list[str]) -> Iterator[ProblemVariant]:
+    """Faulty problems of the inputs; and of `given`, in which other outputs are inputs, if only `output`
+    is wrong."""
+    yield from _faulty_problems(inputs)
     if given is not inputs and wrong == ["output"]:
-        yield from _known(given)
+        yield from _faulty_problems(given)
 
 
-def _known(inputs: Inputs) -> Iterator[Another]:
-    """The other problems that people make of an operator's inputs."""
+def _faulty_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
+    """The faulty problems of an operator's inputs."""
     if inputs.operator.is_layer:
-        yield from of_layer(inputs)
+        yield from layer_problems(inputs)
     elif inputs.operator.name in PROBLEMS:
         yield from PROBLEMS[inputs.operator.name](inputs)
 
 
-def _problem(name: str, inputs: Inputs) -> Inputs | Arrays | None:
-    """The problem of the row with a name, for other inputs."""
-    return next((row.gives for row in _known(inputs) if row.name == name), None)
+def _problem_by_name(name: str, inputs: Inputs) -> Inputs | Arrays | None:
+    """The faulty problem with a name, for these inputs."""
+    return next((v.result for v in _faulty_problems(inputs) if v.name == name), None)
 
 
-def _of_factor(tool: Instrument, read: Read) -> Callable[[Inputs], Inputs] | None:
-    """The problem whose scale of the scores, times a factor, is nearest to the output; None if none is
-    near, or the operator has no scale. The factor is found by Gauss-Newton steps."""
-    inputs, got, factor = read.inputs, read.got, 1.0
-    if tool.late or inputs.operator.option("scale") is None or not inputs.effective_scale:
+def _fitted_scale(tool: Instrument, reading: OutputReading) -> Callable[[Inputs], Inputs] | None:
+    """A function that multiplies the scale of inputs by the factor whose oracle is nearest to the output,
+    by Gauss-Newton steps; None if there is no such factor, or no scale."""
+    inputs, got, factor = reading.inputs, reading.got, 1.0
+    if tool.is_late or inputs.operator.option("scale") is None or not inputs.effective_scale:
         return None
 
     def scaled(factor: float, inputs: Inputs) -> Inputs:
         return inputs.replace(scale=float(factor * inputs.effective_scale))
 
     for _ in range(4):
-        found = [tool.oracle(scaled(factor * (1 + step), inputs)) for step in (0.0, 2.0**-10)]
-        here, beside = (
-            None if oracle is None else oracle.expected_beside(got)["output"].value.astype(float)
-            for oracle in found
+        oracles = [tool.oracle(scaled(factor * (1 + step), inputs)) for step in (0.0, 2.0**-10)]
+        base, at_step = (
+            None if oracle is None else oracle.expected_given(got)["output"].value.astype(float)
+            for oracle in oracles
         )
-        if here is None or beside is None:
+        if base is None or at_step is None:
             return None
-        slope = (beside - here) / (factor * 2.0**-10)
-        factor += float(((got["output"] - here) * slope).sum() / max((slope * slope).sum(), 1e-300))
+        slope = (at_step - base) / (factor * 2.0**-10)
+        factor += float(((got["output"] - base) * slope).sum() / max((slope * slope).sum(), 1e-300))
         if not 0.1 < factor < 10:
             return None
     return partial(scaled, factor)
 
 
-def _by_place(read: Read, name: str) -> Iterator[Found]:
-    """The finding for an output that is right for no known other problem: a factor, or a place."""
-    inputs, got, right = read.inputs, read.got[name], read.oracle.expected_beside(read.got)[name]
-    want, bound, judged = np.asarray(right.value, float), right.error, read.judged(name)
+def _simple_symptoms(reading: OutputReading, name: str) -> Iterator[Symptom]:
+    """The symptom of an output that answers no faulty problem: not finite, zero, a factor, a step,
+    places."""
+    inputs, got = reading.inputs, reading.got[name]
+    right = reading.oracle.expected_given(reading.got)[name]
+    want, bound, judged = np.asarray(right.value, float), right.error, reading.judged_elements(name)
     family = "layer" if inputs.operator.is_layer else inputs.operator.name
-    known = judged & np.isfinite(want)
-    if not np.isfinite(got[known]).all():
+    compared = judged & np.isfinite(want)
+    if not np.isfinite(got[compared]).all():
         hint = "scores or log-sum-exps whose maximum is not subtracted, rows or parts without keys"
-        yield Found(f"NaN or infinity comes back in {name}.", family, hint)
+        yield Symptom(f"NaN or infinity comes back in {name}.", family, hint)
         return
-    if not got[known].any() and want[known].any():
+    if not got[compared].any() and want[compared].any():
         hint = "an overflow that is caught, or an early return"
-        yield Found(f"The {name} is zero.", family, hint)
+        yield Symptom(f"The {name} is zero.", family, hint)
         return
-    factor = float((got * want)[known].sum() / max((want * want)[known].sum(), 1e-300))
-    limit, most = WIDER * max(1, abs(factor)) * bound, WIDER * bound[known].max(initial=0.0)
-    clear = abs(factor - 1) * np.abs(want[known]).max(initial=0.0) > most
-    if clear and (np.abs(got - factor * want) <= limit)[known].all():
+    factor = float((got * want)[compared].sum() / max((want * want)[compared].sum(), 1e-300))
+    limit = WIDER * max(1, abs(factor)) * bound
+    largest_limit = WIDER * bound[compared].max(initial=0.0)
+    is_factor = abs(factor - 1) * np.abs(want[compared]).max(initial=0.0) > largest_limit
+    if is_factor and (np.abs(got - factor * want) <= limit)[compared].all():
         text = f"All of {name} is {factor:.4g} times the right one."
-        of_base = abs(factor - {"lse": math.log2(math.e)}.get(name, 0.0)) < 1e-3
-        hint = "a logarithm to the base 2" if of_base else "a factor behind everything else"
-        yield Found(text, family, hint, key=f"factor of {name}")
+        is_base_2 = abs(factor - {"lse": math.log2(math.e)}.get(name, 0.0)) < 1e-3
+        hint = "a logarithm to the base 2" if is_base_2 else "a factor behind everything else"
+        yield Symptom(text, family, hint, key=f"factor of {name}")
         return
-    step = float(np.median((got - want)[known]))
-    if abs(step) > most and (np.abs(got - want - step) <= limit)[known].all():
+    step = float(np.median((got - want)[compared]))
+    if abs(step) > largest_limit and (np.abs(got - want - step) <= limit)[compared].all():
         text = f"All of {name} is the right one {'plus' if step > 0 else 'minus'} {abs(step):.4g}."
-        yield Found(text, family, "a constant that is added or forgotten", key=f"step of {name}")
+        yield Symptom(text, family, "a constant that is added or forgotten", key=f"step of {name}")
         return
     query = inputs.arrays.get("query")
-    same = query is not None and query.shape == got.shape
-    if same and (np.abs(got - query - want) <= 2 * bound + 1e-6)[known].all():
+    has_shape = query is not None and query.shape == got.shape
+    if has_shape and (np.abs(got - query - want) <= 2 * bound + 1e-6)[compared].all():
         hint = "a residual connection that the caller adds, too"
-        yield Found("The query is added to the output.", family, hint)
+        yield Symptom("The query is added to the output.", family, hint)
         return
     letters = inputs.operator.outputs(inputs.case)[name]
     words = {"b": "sample", "h": "head", "q": "row", "k": "key"}
     if inputs.operator.takes_masks and not inputs.attends.all():
-        del words["b"]  # samples have other masks
-    places = few(read.wrong[name] & np.isfinite(want))
-    parts = [f"{words[letters[a]]} {at}" for a, at in places if letters[a] in words]
-    if parts:
-        text = f"{name.capitalize()} is wrong in {' and '.join(parts)} alone."
-        yield Found(text, family, key=f"{PLACES} of {name}")
+        del words["b"]  # samples differ by their masks
+    places = few_places(reading.wrong[name] & np.isfinite(want))
+    named_places = [f"{words[letters[a]]} {at}" for a, at in places if letters[a] in words]
+    if named_places:
+        text = f"{name.capitalize()} is wrong in {' and '.join(named_places)} alone."
+        yield Symptom(text, family, key=f"{PLACES} of {name}")
 
 
-PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
-    "rotary": of_rotary,
-    "latent": of_mask,
+PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[ProblemVariant]]] = {
+    "rotary": rotary_problems,
+    "latent": mask_problems,
 }
-"""The other problems of operators that are no layers, whose families have a number."""
+"""The faulty problems of operators that are no layers."""

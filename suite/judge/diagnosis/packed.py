@@ -1,4 +1,4 @@
-"""Packed attention: boundaries of segments as one-hot values show them."""
+"""Packed attention: the symptom of wrong boundaries of segments, read by one-hot values."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.suite.judge.diagnosis.instrument import (
-    Found,
     Instrument,
     Reading,
-    one_hot,
+    Symptom,
+    one_hot_inputs,
 )
-from attention_conformance.suite.judge.diagnosis.weights import drawn
+from attention_conformance.suite.judge.diagnosis.weights import picture_of
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import hidden_pairs, segments
 from attention_conformance.suite.spec.operators.sdpa import SDPA
 
 CALLS = 8
-"""Calls that one reading of weights may take."""
+"""The largest number of calls for one reading of weights."""
 
 
-def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
-    """The finding if queries see other keys than those of their segments, read by one-hot values."""
-    s, calls = inputs.sizes, one_hot(inputs, CALLS)
+def boundary_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
+    """The symptom if queries see other keys than those of their segments."""
+    s, calls = inputs.sizes, one_hot_inputs(inputs, CALLS)
     if not calls:
         return None
     weights = np.zeros((s.H, s.Lq, s.Lk))
@@ -37,33 +37,32 @@ def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
         return None
     want = ~hidden_pairs(inputs.case)
     reading = _reading(inputs, weights, want)
-    seen, differs = reading.seen[0], reading.seen != want
+    visible, differs = reading.visible[0], reading.visible != want
     if not differs.any():
         return None
-    picture = drawn(reading, differs)
-    parts = list(segments(inputs.case))
-    if any((seen != seen[:1]).ravel()):
-        return Found("Heads see different keys of a segment.", "packed", "", picture)
-    lost, more = (want & ~seen[0]), (seen[0] & ~want)
-    for number, (rows, own) in enumerate(parts):
-        for what, pairs in (("does not see", lost[rows]), ("sees", more[rows])):
-            columns = np.flatnonzero(pairs.any(0))
-            if len(columns):
-                inside = [int(k) for k in columns if own.start <= k < own.stop]
-                named = (
-                    f"key {inside[0] - own.start} of its own {own.stop - own.start}"
-                    if inside
-                    else (f"key {columns[0]} of the pack, which belongs to another segment")
-                )
-                count = sum(bool((lost | more)[r].any()) for r, _ in parts)
-                some = f" ({count} of {len(parts)} segments are wrong)" if len(parts) > 1 else ""
+    picture = picture_of(reading, differs)
+    slices = list(segments(inputs.case))
+    if any((visible != visible[:1]).ravel()):
+        return Symptom("Heads see different keys of a segment.", "packed", "", picture)
+    lost, extra = want & ~visible[0], visible[0] & ~want
+    for number, (rows, segment) in enumerate(slices):
+        for verb, pairs in (("does not see", lost[rows]), ("sees", extra[rows])):
+            wrong_keys = np.flatnonzero(pairs.any(0))
+            if len(wrong_keys):
+                inside = [int(k) for k in wrong_keys if segment.start <= k < segment.stop]
+                key_text = f"key {wrong_keys[0]} of the pack, which belongs to another segment"
+                if inside:
+                    length = segment.stop - segment.start
+                    key_text = f"key {inside[0] - segment.start} of its own {length}"
+                count = sum(bool((lost | extra)[r].any()) for r, _ in slices)
+                some = f" ({count} of {len(slices)} segments are wrong)" if len(slices) > 1 else ""
                 hint = "`<=` for `<` at the end of a segment, `cu_seqlens` off by one"
-                if inside and what == "sees":
-                    named, hint = f"{named} too early", OF_SEGMENT
+                if inside and verb == "sees":
+                    key_text, hint = f"{key_text} too early", OF_SEGMENT
                 elif inside and inputs.case.option("alignment") != "all":
                     hint = f"{hint}; {OF_SEGMENT}"
-                text = f"Segment {number} of {len(parts)} {what} {named}{some}."
-                return Found(text, "packed", hint, picture, key=f"{what}: {hint}")
+                text = f"Segment {number} of {len(slices)} {verb} {key_text}{some}."
+                return Symptom(text, "packed", hint, picture, key=f"{verb}: {hint}")
     return None
 
 
@@ -71,7 +70,7 @@ OF_SEGMENT = "a causal mask that does not count from the first row and key of ea
 
 
 def _reading(inputs: Inputs, weights: np.ndarray, want: np.ndarray) -> Reading:
-    """The weights (H, Lq, Lk) as those of plain attention whose mask is `want` (Lq, Lk)."""
+    """The weights (H, Lq, Lk) as a reading of plain attention whose mask is `want` (Lq, Lk)."""
     s = replace(inputs.sizes, B=1)
     case = Case(SDPA, s, inputs.dtype)
     arrays = {"query": np.zeros((1, s.H, s.Lq, s.D)), "key": np.zeros((1, s.Hkv, s.Lk, s.D)),

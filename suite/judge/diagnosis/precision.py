@@ -1,7 +1,7 @@
-"""What an implementation rounds inside, and whether its softmax and its sums hold out.
+"""The roundings inside an implementation, and symptoms of its softmax and its sums.
 
 A change of an operand below half an ulp of a narrower format changes no bit of the answer if the operand
-is rounded to that format. Weights and outputs that are rounded hold no other numbers.
+is rounded to that format. Weights and outputs that are rounded to a format are numbers of the format.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.suite.judge.diagnosis.instrument import (
-    Found,
     Instrument,
     Reading,
+    Symptom,
     softmax,
 )
 from attention_conformance.suite.judge.tolerance import grade
@@ -27,129 +27,129 @@ NARROW: Mapping[str, tuple[tuple[str, int], ...]] = {
     "f64": (("bfloat16", 8), ("TF32 or float16", 11), ("float32", 24)),
     "f32": (("bfloat16", 8), ("TF32 or float16", 11)),
 }
-"""Narrower formats by dtype: names and significand bits."""
+"""The narrower formats of a dtype: their names and significand bits."""
 
 ADDED = {"bf16": 512, "f16": 4096}
-"""Numbers of equal weights whose running sum stops growing in a 16-bit format: its ulp is twice the
-weight at the half of the sum."""
+"""The number of equal weights whose running sum stops growing in a 16-bit format: half of the sum has an
+ulp of twice the weight."""
 
 OFFSET = 512.0
 """The size of scores whose exponential overflows and underflows in float32."""
 
-
 MOSTLY = 0.75
-"""The share of rows that must agree with rounded scores: ties may go the other way in a few."""
+"""The share of rows that must agree with rounded scores: a few rows may round ties differently."""
 
-CLASSED, IGNORED = "less precise than declared", "operand ignored"
-"""Names of findings."""
+CLASS_EXCEEDED, OPERAND_IGNORED = "less precise than declared", "operand ignored"
+"""Keys of symptoms."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is rounded inside that the dtype of the plain `case` promises to keep. Sets `tool.unit`."""
+def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """The symptoms of roundings below the precision of the plain case's dtype. Sets `tool.unit`."""
     declared = tool.implementation.numerics_for(case.dtype)
-    rounded = {} if declared in ("working", "single") else read(tool, case)
-    if "ignored" in rounded:
-        text = f"The {rounded['ignored']} has no influence on the output."
-        yield Found(text, "scores", "an argument that is not used", key=IGNORED)
-    given = case.dtype.long_name
-    inside = {name: form for name, form in rounded.items() if name != "ignored"}
-    added = list(summed(tool, case)) if declared != "working" else []
-    yield from added
-    stored_scores = next(scored(tool, case), None)
-    if stored_scores is not None:
-        yield stored_scores
+    formats_read = {} if declared in ("working", "single") else read(tool, case)
+    if "ignored" in formats_read:
+        text = f"The {formats_read['ignored']} has no influence on the output."
+        yield Symptom(text, "scores", "an argument that is not used", key=OPERAND_IGNORED)
+    dtype = case.dtype.long_name
+    formats = {name: form for name, form in formats_read.items() if name != "ignored"}
+    of_sums = list(sum_symptoms(tool, case)) if declared != "working" else []
+    yield from of_sums
+    score_symptom = next(score_symptoms(tool, case), None)
+    if score_symptom is not None:
+        yield score_symptom
         return
-    stored = "weights" in inside and "value" not in inside  # hides small changes of query and key
-    operands = [name for name in OPERANDS if name in inside and not stored]
+    # Rounded weights hide small changes of query and key.
+    hides_operands = "weights" in formats and "value" not in formats
+    operands = [name for name in OPERANDS if name in formats and not hides_operands]
     if operands:
-        form, scores = inside[operands[0]], operands == ["query", "key"]
-        yield Found(
-            f"{_joined(operands)}{', or their scores,' if scores else ''} "
-            f"{'is' if len(operands) == 1 else 'are'} rounded to {form} inside, in a call of {given}.",
+        form, scores = formats[operands[0]], operands == ["query", "key"]
+        yield Symptom(
+            f"{_joined_names(operands)}{', or their scores,' if scores else ''} "
+            f"{'is' if len(operands) == 1 else 'are'} rounded to {form} inside, in a call of {dtype}.",
             "numerics", "`.to(bfloat16)`, `allow_tf32`, a matrix product of low precision",
-            key=f"{_joined(operands)} rounded",
+            key=f"{_joined_names(operands)} rounded",
         )  # fmt: skip
     for name, place in (
         ("output", "before the output is returned"),
         ("weights", "before the product with the values"),
     ):
-        if name in inside and not added and not (name == "weights" and "output" in inside):
-            form = inside[name]
-            meant = "; if float64 is not meant, --claim dtypes=f32,bf16,f16"
-            hint = f"a cast of the {name}{meant if case.dtype.name == 'f64' else ''}"
-            who = "Results" if name == "output" else "Weights"
-            sentence = f"{who} are rounded to {form} {place}, in a call of {given}."
-            yield Found(sentence, "numerics", hint, key=f"{name} rounded")
-    if inside:
-        bits = min(dict(NARROW[case.dtype.name])[form] for form in inside.values())
+        if name in formats and not of_sums and not (name == "weights" and "output" in formats):
+            form = formats[name]
+            advice = "; if float64 is not meant, --claim dtypes=f32,bf16,f16"
+            hint = f"a cast of the {name}{advice if case.dtype.name == 'f64' else ''}"
+            subject = "Results" if name == "output" else "Weights"
+            sentence = f"{subject} are rounded to {form} {place}, in a call of {dtype}."
+            yield Symptom(sentence, "numerics", hint, key=f"{name} rounded")
+    if formats:
+        bits = min(dict(NARROW[case.dtype.name])[form] for form in formats.values())
         tool.unit = max(tool.unit, 2.0**-bits)
     if case.dtype.name == "f32":
-        yield from shifted(tool, case)
+        yield from overflow_symptoms(tool, case)
     if case.dtype.is_half:
-        yield from _classed(tool, case, declared)
+        yield from _class_symptoms(tool, case, declared)
 
 
-def scored(tool: Instrument, case: Case) -> Iterator[Found]:
-    """The finding if most rows of weights are those of scores, queries or keys that are rounded to a
-    narrower format, or to 8 bits."""
+def score_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """The symptom if most rows of weights follow from scores, queries or keys that are rounded to a
+    narrower format, or to 8 bits. Sets `tool.unit`."""
     if case.dtype.name not in NARROW or tool.implementation.unsupported(case) is not None:
         return
-    reading = tool.weights(tool.drawn(case))
-    if reading is None or _share(reading, reading.want) > 0.5:
+    reading = tool.read_weights(tool.draw(case))
+    if reading is None or _share_of_rows(reading, reading.want) > 0.5:
         return
     q, k = reading.inputs.query, np.repeat(reading.inputs.key, reading.inputs.sizes.group, axis=1)
-    s, given = reading.inputs.effective_scale, case.dtype.long_name
+    s, dtype = reading.inputs.effective_scale, case.dtype.long_name
     for name, bits in (("bfloat16", 8), ("float16", 11)):
-        for scores in (_cut(reading.scores, bits), s * _cut(reading.scores / s, bits)):
-            if _share(reading, softmax(scores, reading.seen)) > MOSTLY:
+        for scores in (_round(reading.scores, bits), s * _round(reading.scores / s, bits)):
+            if _share_of_rows(reading, softmax(scores, reading.visible)) > MOSTLY:
                 tool.unit = max(tool.unit, 2.0**-bits)
-                yield Found(
-                    f"Scores are rounded to {name} inside, in a call of {given}.", "numerics",
+                yield Symptom(
+                    f"Scores are rounded to {name} inside, in a call of {dtype}.", "numerics",
                     "`.half()`, `autocast`, a matrix product of low precision", key="scores rounded",
                 )  # fmt: skip
                 return
-    for who, change in (("Keys", "k"), ("Queries", "q"), ("Queries and keys", "qk")):
+    for subject, change in (("Keys", "k"), ("Queries", "q"), ("Queries and keys", "qk")):
         for part, axes in (("tensor", None), ("head", (2, 3)), ("row", (3,))):
-            query = _of_8_bits(q, axes) if "q" in change else q
-            key = _of_8_bits(k, axes) if "k" in change else k
+            query = _round_to_8_bits(q, axes) if "q" in change else q
+            key = _round_to_8_bits(k, axes) if "k" in change else k
             scores = reading.scores + s * (query @ key.swapaxes(-1, -2) - q @ k.swapaxes(-1, -2))
-            if _share(reading, softmax(scores, reading.seen)) > MOSTLY:
+            if _share_of_rows(reading, softmax(scores, reading.visible)) > MOSTLY:
                 tool.unit = max(tool.unit, 2.0**-8)
-                yield Found(
-                    f"{who} are rounded to 8 bits inside: steps of the largest element of a {part} "
+                yield Symptom(
+                    f"{subject} are rounded to 8 bits inside: steps of the largest element of a {part} "
                     "/ 127.", "numerics", "quantised operands, int8",
                 )  # fmt: skip
                 return
 
 
-def _of_8_bits(x: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
+def _round_to_8_bits(x: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
     """An array in steps of its largest element over some axes, by default all, divided by 127."""
     step = np.abs(x).max(axes, keepdims=True) / 127
     return np.asarray(np.rint(x / step) * step)
 
 
-def _share(reading: Reading, weights: np.ndarray) -> float:
+def _share_of_rows(reading: Reading, weights: np.ndarray) -> float:
     """The share of rows in which the implementation's weights are these."""
     near = np.abs(reading.got - weights) <= reading.slack * np.abs(weights) + reading.bound
-    return float(near.all(-1)[reading.rows].mean()) if reading.rows.any() else 0.0
+    return float(near.all(-1)[reading.judged_rows].mean()) if reading.judged_rows.any() else 0.0
 
 
-def _classed(tool: Instrument, case: Case, declared: str) -> Iterator[Found]:
-    """The finding if a 16-bit answer keeps only the bound of a wider class than the declared one."""
-    reached = graded(tool, case)
-    if reached in NUMERICS and NUMERICS.index(reached) > NUMERICS.index(declared):
-        yield Found(
+def _class_symptoms(tool: Instrument, case: Case, declared: str) -> Iterator[Symptom]:
+    """The symptom if a 16-bit answer keeps only the bound of a wider class than the declared one."""
+    numerics = output_numerics(tool, case)
+    if numerics in NUMERICS and NUMERICS.index(numerics) > NUMERICS.index(declared):
+        yield Symptom(
             f"In {case.dtype.long_name} errors exceed the bound of the numerics class {declared!r}, "
-            f"which is declared, and keep that of {reached!r}: more is rounded inside.", "numerics",
+            f"which is declared, and keep that of {numerics!r}: more is rounded inside.", "numerics",
             "scores or weights stored in 16 bits, or `--numerics` that claims too much",
-            key=f"{CLASSED}, {reached} in {case.dtype.name}",
+            key=f"{CLASS_EXCEEDED}, {numerics} in {case.dtype.name}",
         )  # fmt: skip
 
 
-def graded(tool: Instrument, case: Case) -> str:
-    """The narrowest numerics class whose bound the output for normal values keeps; "none", or "" if there
-    is no reading."""
-    inputs = tool.drawn(case, 1.0)
+def output_numerics(tool: Instrument, case: Case) -> str:
+    """The narrowest class whose bound the output for unit normals keeps, "none", or "" without an
+    output."""
+    inputs = tool.draw(case, 1.0)
     got, oracle = tool.output(inputs), tool.oracle(inputs)
     if got is None or oracle is None or inputs.has_empty_rows:
         return ""
@@ -158,66 +158,63 @@ def graded(tool: Instrument, case: Case) -> str:
 
 
 def read(tool: Instrument, case: Case) -> dict[str, str]:
-    """The narrower formats to which operands, weights and outputs of a plain case are rounded, by name;
-    "ignored" is an operand without influence."""
+    """The narrower formats to which operands, weights and outputs of a plain case are rounded, by name.
+    If an operand has no influence: {"ignored": its name}."""
     formats = NARROW.get(case.dtype.name, ())
     if not formats or tool.implementation.unsupported(case) is not None:
         return {}
-    base = tool.drawn(case)
-    coarse = base.replace(**{n: _cut(base.arrays[n], 8) for n in OPERANDS})
-    before, found = tool.output(coarse), {}
-    if before is None or not np.isfinite(before).all():
+    base = tool.draw(case)
+    rounded = base.replace(**{n: _round(base.arrays[n], 8) for n in OPERANDS})
+    output, format_of = tool.output(rounded), {}
+    if output is None or not np.isfinite(output).all():
         return {}
     for name in OPERANDS:
-        if _same(tool, coarse, name, 2, before):
+        if _is_kept(tool, rounded, name, 2, output):
             return {"ignored": name}
-        found[name] = next(
-            (f for f, bits in formats if _same(tool, coarse, name, bits + 2, before)), ""
-        )
-    full, reading = tool.output(base), tool.weights(base)
+        kept = (f for f, bits in formats if _is_kept(tool, rounded, name, bits + 2, output))
+        format_of[name] = next(kept, "")
+    full, reading = tool.output(base), tool.read_weights(base)
     for name, values in (("output", full), ("weights", None if reading is None else reading.got)):
         if values is not None:
-            found[name] = next(
-                (f for f, bits in formats if np.array_equal(_cut(values, bits), values)), ""
-            )
-    return {name: form for name, form in found.items() if form}
+            equal = (f for f, bits in formats if np.array_equal(_round(values, bits), values))
+            format_of[name] = next(equal, "")
+    return {name: form for name, form in format_of.items() if form}
 
 
-def _same(tool: Instrument, inputs: Inputs, name: str, bits: int, before: np.ndarray) -> bool:
-    """True if two of three elements of an operand may grow by 2^-bits of themselves and change no bit."""
+def _is_kept(tool: Instrument, inputs: Inputs, name: str, bits: int, before: np.ndarray) -> bool:
+    """True if the output stays `before` when two of three elements of an operand grow by 2^-bits of
+    themselves."""
     values = inputs.arrays[name]
-    turns = np.indices(values.shape).sum(0) % 3 > 0  # up alone: a format may also cut off
-    after = tool.output(inputs.replace(**{name: values * (1 + turns * 2.0**-bits)}))
+    grows = np.indices(values.shape).sum(0) % 3 > 0  # never shrinks: a format may truncate
+    after = tool.output(inputs.replace(**{name: values * (1 + grows * 2.0**-bits)}))
     return after is not None and np.array_equal(after, before)
 
 
-def _cut(values: np.ndarray, bits: int) -> np.ndarray:
+def _round(values: np.ndarray, bits: int) -> np.ndarray:
     """Values rounded to so many significand bits, in the range of float64."""
     form = DType("", "", bits, -1022, 1023, "float64")
     return round_to(np.asarray(values, np.float64), form)
 
 
-def summed(tool: Instrument, case: Case) -> Iterator[Found]:
-    """The finding if sums over keys run in 16 bits."""
+def sum_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """The symptom if sums over keys run in 16 bits. Sets `tool.unit`."""
     for name, keys in ADDED.items():
         if case.dtype.is_half and case.dtype.name != name:
             continue
-        wide = replace(case, sizes=replace(case.sizes, B=1, Lq=1, Lk=keys))
-        if tool.implementation.unsupported(wide) is not None:
+        long_case = replace(case, sizes=replace(case.sizes, B=1, Lq=1, Lk=keys))
+        if tool.implementation.unsupported(long_case) is not None:
             continue
-        inputs = tool.drawn(wide)
+        inputs = tool.draw(long_case)
         ones = inputs.replace(query=np.zeros_like(inputs.query), value=np.ones_like(inputs.value))
         few = tool.output(ones.select("k", slice(0, 8)))
         if few is None or not (np.abs(few - 1) < 0.25).all():
             continue  # the sums of a few weights are wrong, too
         got = tool.output(ones)
-        if (
-            got is not None
-            and np.isfinite(got).all()
-            and min(abs(got.flat[0] - x) / x for x in (0.5, 2.0)) < 0.25
-        ):
+        if got is None or not np.isfinite(got).all():
+            continue
+        if min(abs(got.flat[0] - x) / x for x in (0.5, 2.0)) < 0.25:
             tool.unit = max(tool.unit, DTYPES[name].unit_roundoff)
-            yield Found(
+            yield Symptom(
                 f"Sums over keys run in {DTYPES[name].long_name}: {keys} equal weights of the "
                 "value 1 add up to "
                 f"{got.flat[0]:.3g}.", "numerics",
@@ -226,31 +223,29 @@ def summed(tool: Instrument, case: Case) -> Iterator[Found]:
             return
 
 
-def shifted(tool: Instrument, case: Case) -> Iterator[Found]:
-    """The finding if large scores overflow because the maximum of their row is not subtracted."""
+def overflow_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """The symptom if large scores overflow because the maximum of their row is not subtracted."""
     if tool.implementation.unsupported(case) is not None:
         return
-    inputs = tool.drawn(case)
-    for turns, sentence in (
+    inputs = tool.draw(case)
+    for signs, sentence in (
         (1.0, f"The maximum is not subtracted before the exponential: scores of {OFFSET:g} overflow."),
         ((-1.0) ** np.arange(inputs.sizes.Lq),
          "The maximum that is subtracted is not that of the row: rows with "
          f"scores of {OFFSET:g} and -{OFFSET:g} disturb each other."),
     ):  # fmt: skip
         query, key = inputs.query.copy(), inputs.key.copy()
-        query[..., 0], key[..., 0] = (
-            16.0 * turns,
-            2 * OFFSET / 32 * round(1 / inputs.effective_scale),
-        )
+        query[..., 0] = 16.0 * signs
+        key[..., 0] = 2 * OFFSET / 32 * round(1 / inputs.effective_scale)
         got = tool.output(inputs.replace(query=query, key=key))
         if got is not None and not np.isfinite(got).all():
-            yield Found(
+            yield Symptom(
                 sentence, "softmax", "`exp(s - s.max(-1))`; a running maximum in loops over tiles"
             )
             return
 
 
-def _joined(names: list[str]) -> str:
+def _joined_names(names: list[str]) -> str:
     """Names as the beginning of a sentence."""
     text = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return text[0].upper() + text[1:]

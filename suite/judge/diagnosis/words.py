@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 
-def numbers(indices: np.ndarray) -> str:
+def indices_text(indices: np.ndarray) -> str:
     """Indices as text: a range, or the first five."""
-    found = [int(i) for i in indices]
-    if len(found) > 2 and found == [*range(found[0], found[-1] + 1)]:
-        return f"{found[0]} to {found[-1]}"
-    return ", ".join(map(str, found[:5])) + (" ..." if len(found) > 5 else "")
+    listed = [int(i) for i in indices]
+    if len(listed) > 2 and listed == [*range(listed[0], listed[-1] + 1)]:
+        return f"{listed[0]} to {listed[-1]}"
+    return ", ".join(map(str, listed[:5])) + (" ..." if len(listed) > 5 else "")
 
 
-def counted(count: int, name: str) -> str:
-    """The name, in the plural if there are several."""
+def plural(count: int, name: str) -> str:
+    """The name, in the plural unless `count` is 1."""
     return name if count == 1 else f"{name}s"
 
 
-def span(values: np.ndarray) -> str:
+def range_text(values: np.ndarray) -> str:
+    """The smallest and the largest value as text: "0.9 to 1.1"."""
     low, high = float(values.min()), float(values.max())
     digits = 3 if high - low > 0.02 * abs(high) else 6
     texts = dict.fromkeys(f"{x:.{digits}g}" for x in (low, high))
     return " to ".join(texts)
 
 
-def part(rows: np.ndarray) -> str:
-    """Some of the rows (B, H, Lq) in words."""
+def rows_text(rows: np.ndarray) -> str:
+    """The rows (B, H, Lq) that are True, in words: "all rows", "head 1 of 2"."""
     if rows.all():
         return "all rows"
     for axis, name in ((2, "row"), (1, "head"), (0, "sample")):
-        which = rows.any(tuple(a for a in range(3) if a != axis))
-        if which.sum() < which.size and rows.sum() == which.sum() * rows.size / which.size:
-            many = counted(int(which.sum()), name)
-            return f"{many} {numbers(np.flatnonzero(which))} of {which.size}"
+        flags = rows.any(tuple(a for a in range(3) if a != axis))
+        if flags.sum() < flags.size and rows.sum() == flags.sum() * rows.size / flags.size:
+            noun = plural(int(flags.sum()), name)
+            return f"{noun} {indices_text(np.flatnonzero(flags))} of {flags.size}"
     return f"{int(rows.sum())} of {rows.size} rows"
+
+
+def few_places(wrong: np.ndarray) -> Iterator[tuple[int, str]]:
+    """The axes along which at most half of the indices have a True of `wrong`, each with these indices as
+    text: "0, 2 of 7"."""
+    for axis, size in enumerate(wrong.shape):
+        indices = np.flatnonzero(wrong.any(tuple(a for a in range(wrong.ndim) if a != axis)))
+        if 0 < len(indices) <= size / 2:
+            yield axis, f"{', '.join(map(str, indices[:6]))} of {size}"

@@ -21,12 +21,17 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
 
 
-def never_right(what: str, *answers: tuple[str, str], correct: str = "correct it") -> Deviation:
-    """The failure of (question, answer) that are right only if they are promised. The message begins with
-    how to correct the function, and with the options that promise the answers."""
+def unpromised_deviation(
+    fault: str, *answers: tuple[str, str], correct: str = "correct it"
+) -> Deviation:
+    """Deviation "election", for answers (question, answer) that are right only if they are promised. The
+    message begins with `correct` and the options that promise the answers, and ends with `fault`."""
     promise = " ".join(f"--elect {question}={answer}" for question, answer in answers)
-    message, advice = f"{correct} or promise {promise}: {what}", f"{correct} or promise `{promise}`"
-    return Deviation("election", message, what=what, advice=advice)
+    message, advice = (
+        f"{correct} or promise {promise}: {fault}",
+        f"{correct} or promise `{promise}`",
+    )
+    return Deviation("election", message, what=fault, advice=advice)
 
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
@@ -37,9 +42,9 @@ def elected(question: str, implementation: Implementation, dtype: DType) -> str:
     return implementation.elected(question, dtype) or observe(question, implementation, dtype)
 
 
-def of_native(question: str, implementation: Implementation, dtype: DType) -> str:
-    """The answer of the framework's own attention, shown beside that of a user function; "" if there is
-    none, or if the question is not asked."""
+def native_answer(question: str, implementation: Implementation, dtype: DType) -> str:
+    """The answer of the framework's own attention, which is shown beside that of a user function; "" if
+    there is no such attention, or no answer."""
     native = implementation.beside
     if native is None:
         return ""
@@ -57,7 +62,7 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
 
     - Deviation "election" if the answer is none of the question's options
     - Deviation "raised" for an error that is no answer (see `any_error_answers`)
-    - NotApplicable if the implementation lacks what the probe needs
+    - NotApplicable if the implementation lacks a feature that the probe needs
     """
     if implementation.optimized is not None and implementation.elected(question, dtype) is None:
         implementation = implementation.optimized
@@ -75,70 +80,66 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
 
 
 def any_error_answers(question: str, implementation: Implementation, dtype: DType) -> bool:
-    """True if every error is an answer to a question, and not refusals alone. This holds:
+    """True if every error is an answer to a question, False if only refusals are. Every error is one:
 
     - if the question says so, or an answer is declared;
     - if the framework's own attention raises, too;
-    - for frameworks' own implementations on a device other than the CPU, whose elections nobody
-      verified.
+    - for frameworks' own implementations on a device other than the CPU, whose elections nobody verified.
     """
     if QUESTIONS[question].any_error or implementation.elected(question, dtype) is not None:
         return True
     if implementation.declared.is_user_code:
-        return of_native(question, implementation, dtype) == "raises"
+        return native_answer(question, implementation, dtype) == "raises"
     return implementation.backend.device != "cpu"
 
 
 def questions_of_rows(inputs: Inputs, implementation: Implementation) -> tuple[str, ...]:
-    """The questions about the fully masked rows of `inputs`: those of every way of hiding that empties
-    such a row by itself. If no way does so by itself, those of all ways that do so together."""
+    """The questions about the fully masked rows of `inputs`: one for each way of hiding keys (mask,
+    padding, bias) that masks such a row fully by itself. If no way does, the questions of all ways."""
     if not inputs.sizes.Lk:
         return ("no-keys",)
-    left = _pairs_by_question(inputs, implementation)
-    empty = {
-        question: ~pairs.any(-1) & inputs.fully_masked_rows for question, pairs in left.items()
+    visible = _visible_pairs(inputs, implementation)
+    emptied = {
+        question: ~pairs.any(-1) & inputs.fully_masked_rows for question, pairs in visible.items()
     }
-    together = inputs.fully_masked_rows & ~np.logical_or.reduce(list(empty.values()))
-    return tuple(name for name in left if empty[name].any() or together.any())
+    emptied_jointly = inputs.fully_masked_rows & ~np.logical_or.reduce(list(emptied.values()))
+    return tuple(name for name in visible if emptied[name].any() or emptied_jointly.any())
 
 
 def question_of_gradients(question: str, inputs: Inputs) -> str:
-    """The question about the gradients of the rows of `question`. Layers have none about rows that a
-    bias empties."""
-    gradient = f"{question}-gradient"
-    return (
-        gradient if gradient in inputs.operator.questions.elections else "fully-masked-row-gradient"
-    )
+    """The question about the gradients of the fully masked rows of `question`. Layers have no question
+    about the gradients of rows that a bias masks."""
+    name = f"{question}-gradient"
+    return name if name in inputs.operator.questions.elections else "fully-masked-row-gradient"
 
 
-def _pairs_by_question(inputs: Inputs, implementation: Implementation) -> dict[str, np.ndarray]:
-    """The pairs (B, H, Lq, Lk) that each way of hiding leaves, by the question about its fully masked
-    rows: a mask, the valid keys of a layer, and -inf in a bias."""
-    left: dict[str, np.ndarray] = {}
+def _visible_pairs(inputs: Inputs, implementation: Implementation) -> dict[str, np.ndarray]:
+    """The pairs (B, H, Lq, Lk) that each way of hiding keys leaves visible, by its question about fully
+    masked rows: a mask, the valid keys of a layer, and -inf in a bias."""
+    visible: dict[str, np.ndarray] = {}
 
-    def hide(question: str, pairs: np.ndarray) -> None:
-        every = left.get(question, np.ones(inputs.attends.shape, bool))
-        left[question] = every & pairs
+    def intersect(question: str, pairs: np.ndarray) -> None:
+        former = visible.get(question, np.ones(inputs.attends.shape, bool))
+        visible[question] = former & pairs
 
     biased = inputs.bias is not None
-    merged = biased and implementation.declared.merges_mask_into_bias
+    merges_mask = biased and implementation.declared.merges_mask_into_bias
     if inputs.bias is not None:
-        hide("minus-inf-row", ~np.isneginf(inputs.bias))
+        intersect("minus-inf-row", ~np.isneginf(inputs.bias))
     if inputs.mask_array is not None:
-        hide("minus-inf-row" if merged else "fully-masked-row", inputs.mask_array)
+        intersect("minus-inf-row" if merges_mask else "fully-masked-row", inputs.mask_array)
     for part in inputs.mask.parts if inputs.mask is not None else ():
         pairs = part.dense(inputs.sizes, inputs.seed)
-        if merged:
-            hide("minus-inf-row", pairs)
-            # A flag stands beside a bias, or is merged into it: which of them, the adapter knows.
-            flags = inputs.form != "dense" and isinstance(part, Causal | Window)
-            if flags:
-                hide("fully-masked-row", pairs)
+        if merges_mask:
+            intersect("minus-inf-row", pairs)
+            # Only the adapter knows whether it passes a flag or merges the mask into the bias.
+            if inputs.form != "dense" and isinstance(part, Causal | Window):
+                intersect("fully-masked-row", pairs)
         elif inputs.operator.is_layer and inputs.form == "native" and _is_valid_keys(part):
-            hide("padded-sample", pairs)
+            intersect("padded-sample", pairs)
         else:
-            hide("fully-masked-row", pairs)
-    return left
+            intersect("fully-masked-row", pairs)
+    return visible
 
 
 def _is_valid_keys(part: Mask) -> bool:
@@ -152,27 +153,27 @@ def alignment(inputs: Inputs, implementation: Implementation) -> str:
     sizes, parts = inputs.sizes, inputs.mask.parts if inputs.mask is not None else ()
     if inputs.form != "native" or sizes.Lq == sizes.Lk or Causal() not in parts:
         return ""
-    if not _flagged("causal-alignment", inputs, implementation):
+    if not _passes_flag("causal-alignment", inputs, implementation):
         return ""
     default = implementation.causal_alignment
     return _elected_or(default, "causal-alignment", implementation, inputs.dtype)
 
 
 def aligned(inputs: Inputs, implementation: Implementation) -> Inputs:
-    """The inputs as the implementation's causal flag means them: with the bottom-right mask if that is
-    elected; with the mask as an array if the flag means another mask and arrays are taken."""
-    flag = alignment(inputs, implementation)
-    by_array = flag == "raises" or bool(_other_meaning(inputs, implementation))
-    if flag == "bottom-right" and inputs.mask is not None:
+    """The inputs whose mask is what the implementation's causal flag means: the bottom-right mask if that
+    is elected; the mask as an array if the flag has another meaning, and arrays are supported."""
+    elected_alignment = alignment(inputs, implementation)
+    needs_array = elected_alignment == "raises" or bool(_other_meanings(inputs, implementation))
+    if elected_alignment == "bottom-right" and inputs.mask is not None:
         parts = [Causal(True) if part == Causal() else part for part in inputs.mask.parts]
         inputs = inputs.replace(mask=reduce(and_, parts), form="flag")
-    if by_array and implementation.missing(["mask"]) is None:
+    if needs_array and implementation.missing(["mask"]) is None:
         return inputs.replace(form="dense")
     return inputs
 
 
-def raising(inputs: Inputs, implementation: Implementation) -> str:
-    """The question on which an implementation elects to raise for these inputs; "" for none."""
+def question_that_raises(inputs: Inputs, implementation: Implementation) -> str:
+    """The election question whose answer for these inputs is "raises"; "" if there is none."""
     operator, dtype = inputs.operator, inputs.dtype
     questions = ["value-size"] if "value-size" in inputs.needs else []
     if inputs.has_empty_rows:
@@ -181,32 +182,32 @@ def raising(inputs: Inputs, implementation: Implementation) -> str:
     asked = [name for name in questions if name in operator.questions.elections]
     answers = {name: _elected_or("", name, implementation, dtype) for name in asked}
     answers["causal-alignment"] = alignment(inputs, implementation)
-    answers |= _other_meaning(inputs, implementation)
+    answers |= _other_meanings(inputs, implementation)
     return next((name for name, answer in answers.items() if answer == "raises"), "")
 
 
-def _other_meaning(inputs: Inputs, implementation: Implementation) -> dict[str, str]:
-    """The elected meaning of a user function's causal flag in a call with these inputs, by question, if
-    it differs from the mask of the case. Adapters of frameworks know what their flags mean."""
+def _other_meanings(inputs: Inputs, implementation: Implementation) -> dict[str, str]:
+    """The elected meanings of a user function's causal flag in a call with these inputs that differ from
+    the mask of the case, by question. Frameworks' adapters use flags only as the flags are meant."""
     if inputs.mask is None or not implementation.declared.is_user_code:
         return {}
-    sliding = implementation.missing(["native-window"]) is None
-    flags = (Causal, Window) if sliding else Causal
-    beside = [part for part in inputs.mask.parts if not isinstance(part, flags)]
-    merged = inputs.bias is not None and implementation.declared.merges_mask_into_bias
-    meanings = {"causal-with-mask": "intersect"} if beside or merged else {}
-    if all(_is_valid_keys(part) for part in beside):  # which a layer may be told apart from masks
+    has_window_flag = implementation.missing(["native-window"]) is None
+    flags = (Causal, Window) if has_window_flag else Causal
+    array_parts = [part for part in inputs.mask.parts if not isinstance(part, flags)]
+    merges_mask = inputs.bias is not None and implementation.declared.merges_mask_into_bias
+    meanings = {"causal-with-mask": "intersect"} if array_parts or merges_mask else {}
+    if all(map(_is_valid_keys, array_parts)):  # these may be no mask for a layer
         meanings["causal-alone"] = "hides"
     elected_meanings = {
-        question: _elected_or(right, question, implementation, inputs.dtype)
-        for question, right in meanings.items()
-        if _flagged(question, inputs, implementation)
+        name: _elected_or(default, name, implementation, inputs.dtype)
+        for name, default in meanings.items()
+        if _passes_flag(name, inputs, implementation)
     }
     return {name: answer for name, answer in elected_meanings.items() if answer != meanings[name]}
 
 
-def _flagged(question: str, inputs: Inputs, implementation: Implementation) -> bool:
-    """True if these inputs are passed by a causal flag that the question is about."""
+def _passes_flag(question: str, inputs: Inputs, implementation: Implementation) -> bool:
+    """True if the mask of these inputs is passed by a causal flag that the question is about."""
     return (
         inputs.mask is not None
         and inputs.form != "dense"
@@ -217,7 +218,7 @@ def _flagged(question: str, inputs: Inputs, implementation: Implementation) -> b
 
 
 def _elected_or(default: str, question: str, implementation: Implementation, dtype: DType) -> str:
-    """The elected answer, or `default` if there is none; the check `election` reports that."""
+    """The elected answer, or `default` if the probe gives none, which the check `election` reports."""
     try:
         return elected(question, implementation, dtype)
     except (Deviation, NotApplicable):

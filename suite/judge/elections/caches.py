@@ -19,7 +19,7 @@ FREED = (
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.reset.1.4",
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c3.tree1121.keep3.2",
 )
-"""Scripts after whose operation slots hold tokens that left the cache."""
+"""Scripts after which slots still hold tokens that left the cache."""
 
 SLOTS = 6
 """The capacity of the scripts below."""
@@ -28,39 +28,40 @@ BEYOND = (
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.1.1.1.1.1/room6",
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.1of0.1of0.1of0.1.1.1of1.1of1.1of1/room6",
 )
-"""Steps beyond the capacity, of all samples together, and of one sample beside another one."""
+"""Scripts whose steps exceed the capacity: steps of all samples together, and of one sample alone."""
 
 REFUSED = (
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.3.back3.2/room6",
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.3of0.back3of0.3of1.back3of1.2/room6",
 )
-"""Chunks beyond the capacity: a cache that raises has the tokens that it had before, and takes others.
-The rollbacks are for the reference alone."""
+"""Scripts with chunks beyond the capacity: a cache that raises must keep its former tokens, and take
+later ones. The rollbacks stand for the refused chunks in the reference."""
 
 
-def poisoned(inputs: Inputs) -> Inputs:
+def with_nan_in_freed(inputs: Inputs) -> Inputs:
     """The inputs with NaN in the tokens that leave the cache."""
-    gone = freed_tokens(inputs.case)[:, None, :, None]
-    arrays = {name: np.where(gone, np.nan, inputs.arrays[name]) for name in ("key", "value")}
+    is_freed = freed_tokens(inputs.case)[:, None, :, None]
+    arrays = {name: np.where(is_freed, np.nan, inputs.arrays[name]) for name in ("key", "value")}
     return inputs.replace(**arrays)
 
 
-def unpoisoned(inputs: Inputs) -> np.ndarray:
-    """The rows (B, Lq) that attend no token that leaves the cache, and came in no chunk with one."""
-    gone = freed_tokens(inputs.case)
-    rows = ~np.asarray((attended(inputs.case) & gone).any((2, 3)))
-    before = inputs.sizes.Lk - inputs.sizes.Lq
+def rows_without_freed(inputs: Inputs) -> np.ndarray:
+    """True for the rows (B, Lq) that attend no token that leaves the cache, and whose chunk has no such
+    token."""
+    is_freed = freed_tokens(inputs.case)
+    rows = ~np.asarray((attended(inputs.case) & is_freed).any((2, 3)))
+    first_row = inputs.sizes.Lk - inputs.sizes.Lq
     for view in views(inputs.case):
-        beside = gone[view.own_samples[:, None], before + view.rows].any()
-        rows[view.own_samples[:, None], view.rows] &= not beside
+        has_freed = is_freed[view.own_samples[:, None], first_row + view.rows].any()
+        rows[view.own_samples[:, None], view.rows] &= not has_freed
     return rows
 
 
-def _nan_in_freed_slot(p: Probe) -> str:
+def _probe_nan_in_freed_slot(p: Probe) -> str:
     answers = set()
-    for inputs in _supported(p, FREED):
-        rows = unpoisoned(inputs)[:, None]
-        got = p.values(poisoned(inputs))
+    for inputs in _supported_inputs(p, FREED):
+        rows = rows_without_freed(inputs)[:, None]
+        got = p.values(with_nan_in_freed(inputs))
         if got is None:
             raise Deviation("election", "a NaN in a token that leaves the cache raised")
         where = np.broadcast_to(rows, got.shape[:3])
@@ -70,20 +71,20 @@ def _nan_in_freed_slot(p: Probe) -> str:
             answers.add("blocked")
         else:
             raise Deviation("election", "a NaN in a freed slot makes finite rows wrong")
-    return max(answers)  # leaks if any script leaks
+    return max(answers)  # "leaks" if any script leaks
 
 
-def _beyond_capacity(p: Probe) -> str:
+def _probe_beyond_capacity(p: Probe) -> str:
     answers = set()
-    for inputs in _supported(p, BEYOND, {"overflow"}):
+    for inputs in _supported_inputs(p, BEYOND, {"overflow"}):
         slots = inputs.case.option("capacity")
-        got = p.values(inputs, lacking=True)
-        grown = inputs.replace(capacity=None)
+        got = p.values(inputs, may_lack=True)
+        grown_inputs = inputs.replace(capacity=None)
         # A ring may be written before or after a step attends.
-        rings = (grown.replace(left=slots - n) for n in (1, 0))
+        rings = (grown_inputs.replace(left=slots - n) for n in (1, 0))
         if got is None:
             answers.add("raises")
-        elif p.matches(got, grown):
+        elif p.matches(got, grown_inputs):
             answers.add("grows")
         elif any(p.matches(got, ring) for ring in rings):
             answers.add("ring")
@@ -97,24 +98,24 @@ def _beyond_capacity(p: Probe) -> str:
             "election", f"tokens beyond the capacity give {' and '.join(sorted(answers))}"
         )
     if answers == {"raises"}:
-        _read_after_refusal(p)
+        _require_use_after_refusal(p)
     return answers.pop()
 
 
-def _read_after_refusal(p: Probe) -> None:
-    """Raise Deviation "election" unless a cache that raises beyond its capacity goes on as if it had not
-    been asked."""
-    for inputs in _supported(p, REFUSED, {"overflow", "rollback"}):
+def _require_use_after_refusal(p: Probe) -> None:
+    """Raise Deviation "election" unless a cache that raises beyond its capacity goes on as if the refused
+    chunk had not come."""
+    for inputs in _supported_inputs(p, REFUSED, {"overflow", "rollback"}):
         call = p.implementation.refusing(inputs)
         if call is None:
             continue
-        rows = np.ones((inputs.sizes.B, inputs.sizes.Lq), bool)
-        for action, after in pairwise(actions(inputs.case)):
-            if isinstance(action, Chunk) and isinstance(after, Crop):
-                rows[np.array(action.own)[:, None], action.rows] = False
-        got = p.values(inputs, lacking=True, prepared=call)
-        shape = (len(rows), inputs.sizes.H, rows.shape[1])
-        where = np.broadcast_to(rows[:, None], shape)
+        judged_rows = np.ones((inputs.sizes.B, inputs.sizes.Lq), bool)
+        for action, next_action in pairwise(actions(inputs.case)):
+            if isinstance(action, Chunk) and isinstance(next_action, Crop):
+                judged_rows[np.array(action.own)[:, None], action.rows] = False
+        got = p.values(inputs, may_lack=True, prepared=call)
+        shape = (len(judged_rows), inputs.sizes.H, judged_rows.shape[1])
+        where = np.broadcast_to(judged_rows[:, None], shape)
         if got is None or not p.matches(got, inputs.replace(capacity=None), where=where):
             raise Deviation(
                 "election",
@@ -122,21 +123,19 @@ def _read_after_refusal(p: Probe) -> None:
             )
 
 
-def _supported(
-    p: Probe, scripts: tuple[str, ...], lacking: Collection[str] = ()
+def _supported_inputs(
+    p: Probe, scripts: tuple[str, ...], allowed: Collection[str] = ()
 ) -> Iterator[Inputs]:
-    """The inputs of the scripts that the implementation takes, apart from features that it may lack.
-
-    Raises NotApplicable without any.
-    """
+    """The inputs of the scripts that the implementation supports if it may lack the features `allowed`.
+    Raises NotApplicable if it supports none."""
     reasons = []
     for script in scripts:
-        inputs = p.drawn(script)
+        inputs = p.draw(script)
         # The nearest case has more slots. On a GPU an index beyond them would end the process.
-        if "overflow" in lacking and p.implementation.backend.device == "cpu":
+        if "overflow" in allowed and p.implementation.backend.device == "cpu":
             inputs = inputs.replace(capacity=SLOTS)
-        needed = [word for word in inputs.needs if word not in lacking]
-        reason = p.implementation.missing(needed)
+        needs = [word for word in inputs.needs if word not in allowed]
+        reason = p.implementation.missing(needs)
         if reason is None:
             yield inputs
         else:
@@ -146,7 +145,7 @@ def _supported(
 
 
 PROBES: dict[str, Callable[[Probe], str]] = {
-    "nan-in-freed-slot": _nan_in_freed_slot,
-    "beyond-capacity": _beyond_capacity,
+    "nan-in-freed-slot": _probe_nan_in_freed_slot,
+    "beyond-capacity": _probe_beyond_capacity,
 }
-"""How each of these questions is put to an implementation."""
+"""The probe of each question: it returns the name of the implementation's answer."""

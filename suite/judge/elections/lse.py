@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 LOWEST = -6e4
-"""A log-sum-exp below it is that of scores which are the lowest number of a dtype, -65504 in float16, but
-for the scores added to that number: merged, its row weighs nothing."""
+"""A lower log-sum-exp comes from scores that a mask replaced by the lowest number of a dtype (-65504 in
+float16), or added to it. In a merge its row weighs nothing."""
 
 MERGES = ("minus-inf", "lowest", "raises")
 """Log-sum-exps with which a fully masked row weighs nothing in a merge, or has none to be merged."""
@@ -26,9 +26,10 @@ VALUES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "lowest": lambda lse: np.isfinite(lse) & (lse < LOWEST),
     "zero": lambda lse: lse == 0,
 }
-"""Each value of a log-sum-exp that tells nothing of the keys, and the elements that have the value."""
+"""Functions that find the elements of a log-sum-exp with a value that depends on no key, by the value's
+name."""
 
 
-def named(lse: np.ndarray) -> str:
+def value_name(lse: np.ndarray) -> str:
     """The name in `VALUES` that all elements have, or ""."""
     return next((name for name, has in VALUES.items() if has(lse).all()), "")

@@ -23,44 +23,44 @@ def modes_of(implementation: Implementation) -> dict[str, Ambient]:
     }
 
 
-def transformed(
+def transformed_calls(
     implementation: Implementation, inputs: Inputs, prepared: PreparedCall
 ) -> dict[str, Callable[[], PreparedCall]]:
-    """The call through each transformation of functions that may surround it, by the transformation."""
+    """Functions that prepare the call inside a transformation of functions, by its name."""
     compilers = implementation.backend.compilers
-    mappable = inputs.operator.packing is None and len(prepared.outputs) == 1
-    names = {*compilers.ambient} & {*compilers.of(implementation)} if mappable else set()
-    lacking = {"compiled", inputs.dtype.long_name}
+    has_one_output = inputs.operator.packing is None and len(prepared.outputs) == 1
+    candidates = {*compilers.ambient} & {*compilers.of(implementation)} if has_one_output else set()
+    needed = {"compiled", inputs.dtype.long_name}
     return {
         name: partial(compilers.compiled, prepared, name, inputs.sizes.B)
-        for name in sorted(names)
-        if not lacking & compilers.lacking(implementation, name).keys()
+        for name in sorted(candidates)
+        if not needed & compilers.lacking(implementation, name).keys()
     }
 
 
-def _autocast(p: Probe) -> str:
+def _probe_autocast(p: Probe) -> str:
     modes = (m for m in modes_of(p.implementation).values() if m.question == "autocast")
     mode = next((m for m in modes if m.dtype == p.dtype.name), None)
     if mode is None:
         raise NotApplicable(f"{p.implementation.backend.name} has no automatic mixed precision")
     if "f32" not in p.implementation.declared.dtypes:
         raise NotApplicable("dtype float32 is not supported")
-    wide, backend = Probe(p.implementation, DTYPES["f32"]), p.implementation.backend
-    narrow = p.inputs()
-    inputs = narrow.replace(dtype=wide.dtype)
-    wide.require(inputs)
+    f32_probe, backend = Probe(p.implementation, DTYPES["f32"]), p.implementation.backend
+    inputs_16 = p.inputs()
+    inputs = inputs_16.replace(dtype=f32_probe.dtype)
+    f32_probe.require(inputs)
     prepared = p.implementation.prepare(inputs)
     try:
         with mode.within():
             native = prepared()
     except Exception:
-        return _raises(wide, inputs)
+        return _raises_only_in_mode(f32_probe, inputs)
     got = p.read(native, inputs, prepared)["output"]
     dtype = backend.dtype_name(native[0] if isinstance(native, tuple | list) else native)
-    if dtype == wide.dtype.long_name and wide.matches(got, inputs):
+    if dtype == f32_probe.dtype.long_name and f32_probe.matches(got, inputs):
         return "unchanged"
-    names = {p.dtype.long_name: "narrow", wide.dtype.long_name: "narrow-inside"}
-    if dtype in names and p.matches(got, narrow):
+    names = {p.dtype.long_name: "narrow", f32_probe.dtype.long_name: "narrow-inside"}
+    if dtype in names and p.matches(got, inputs_16):
         return names[dtype]
     raise Deviation(
         "election",
@@ -69,32 +69,33 @@ def _autocast(p: Probe) -> str:
     )
 
 
-def _default(question: str, p: Probe) -> str:
+def _probe_default(question: str, p: Probe) -> str:
     modes = (m for m in modes_of(p.implementation).values() if m.question == question)
     mode = next(modes, None)
     if mode is None:
         raise NotApplicable(f"{p.implementation.backend.name} has no such mode")
     inputs = p.inputs()
     p.require(inputs)
-    return _answer(p, inputs, mode, lambda: p.implementation.prepare(inputs))
+    return _answers_or_raises(p, inputs, mode, lambda: p.implementation.prepare(inputs))
 
 
-def _transformed(question: str, p: Probe) -> str:
+def _probe_transformation(question: str, p: Probe) -> str:
     inputs = p.inputs()
     p.require(inputs)
-    plain = p.implementation.prepare(inputs)
+    plain_call = p.implementation.prepare(inputs)
     ambient = p.implementation.backend.compilers.ambient
-    calls = transformed(p.implementation, inputs, plain).items()
-    through = next((call for name, call in calls if ambient[name] == question), None)
-    if through is None:
+    calls = transformed_calls(p.implementation, inputs, plain_call).items()
+    prepare = next((call for name, call in calls if ambient[name] == question), None)
+    if prepare is None:
         raise NotApplicable(f"{p.implementation.backend.name} has no such transformation")
-    return _answer(p, inputs, None, through)
+    return _answers_or_raises(p, inputs, None, prepare)
 
 
-def _answer(
+def _answers_or_raises(
     p: Probe, inputs: Inputs, mode: Ambient | None, prepare: Callable[[], PreparedCall]
 ) -> str:
-    """Whether a call answers or raises. Raises Deviation "election" for a wrong answer."""
+    """The answer "answers" or "raises" of a call in a mode. Raises Deviation "election" if the call
+    answers wrongly."""
     try:
         prepared = prepare()
         if mode is None:
@@ -103,13 +104,13 @@ def _answer(
             with mode.within():
                 native = prepared()
     except Exception:
-        return _raises(p, inputs)
+        return _raises_only_in_mode(p, inputs)
     if p.matches(p.read(native, inputs, prepared)["output"], inputs):
         return "answers"
     raise Deviation("election", "the mode around the call makes the answer wrong")
 
 
-def _raises(p: Probe, inputs: Inputs) -> str:
+def _raises_only_in_mode(p: Probe, inputs: Inputs) -> str:
     """The answer "raises", if the call answers outside the mode. Raises Refused and NotApplicable if the
     call raises there, too."""
     if p.arrays(inputs) is None:
@@ -118,10 +119,10 @@ def _raises(p: Probe, inputs: Inputs) -> str:
 
 
 PROBES: dict[str, Callable[[Probe], str]] = {
-    "autocast": _autocast,
-    "wider-default-dtype": partial(_default, "wider-default-dtype"),
-    "other-default-device": partial(_default, "other-default-device"),
-    "mapped": partial(_transformed, "mapped"),
-    "traced": partial(_transformed, "traced"),
+    "autocast": _probe_autocast,
+    "wider-default-dtype": partial(_probe_default, "wider-default-dtype"),
+    "other-default-device": partial(_probe_default, "other-default-device"),
+    "mapped": partial(_probe_transformation, "mapped"),
+    "traced": partial(_probe_transformation, "traced"),
 }
-"""How each of these questions is put to an implementation."""
+"""The probe of each question: it returns the name of the implementation's answer."""

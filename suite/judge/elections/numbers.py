@@ -14,20 +14,20 @@ from attention_conformance.suite.spec.operators import in_pages
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
-def _poisoned(inputs: Inputs, operand: str) -> Inputs:
-    """The inputs with NaN in one key or value that the mask hides from every row."""
+def _with_nan_in_masked(inputs: Inputs, operand: str) -> Inputs:
+    """The inputs with NaN in one key or value that a mask hides from every row."""
     mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
     mask[:, hidden_key(inputs)] = False
     array = getattr(inputs, operand).copy()
-    place = inputs.axes(operand).index("k")
-    array[(slice(None),) * place + (hidden_key(inputs),)] = np.nan
+    axis = inputs.axes(operand).index("k")
+    array[(slice(None),) * axis + (hidden_key(inputs),)] = np.nan
     return inputs.replace(mask_array=mask, form="dense", **{operand: array})
 
 
-def _nan_in(operand: str) -> Callable[[Probe], str]:
-    def put(p: Probe) -> str:
-        base = p.cross()
-        inputs = _poisoned(base, operand)
+def _probe_of_nan_in_masked(operand: str) -> Callable[[Probe], str]:
+    def probe(p: Probe) -> str:
+        base = p.cross_inputs()
+        inputs = _with_nan_in_masked(base, operand)
         got = p.values(inputs)
         if got is None:
             raise Deviation("election", f"a NaN in a masked {operand} raised")
@@ -37,12 +37,12 @@ def _nan_in(operand: str) -> Callable[[Probe], str]:
             return "blocked"
         raise Deviation("election", f"a NaN in a masked {operand} makes finite rows wrong")
 
-    return put
+    return probe
 
 
-def _nan_gradient_in(operand: str) -> Callable[[Probe], str]:
-    def put(p: Probe) -> str:
-        inputs = _poisoned(p.inputs(), operand)
+def _probe_of_nan_in_masked_gradient(operand: str) -> Callable[[Probe], str]:
+    def probe(p: Probe) -> str:
+        inputs = _with_nan_in_masked(p.inputs(), operand)
         cotangent = p.cotangent(inputs)
         got = p.gradients(inputs, cotangent)
         if got is None:
@@ -55,42 +55,42 @@ def _nan_gradient_in(operand: str) -> Callable[[Probe], str]:
             "election", f"a NaN in a masked {operand} leaves gradients finite and makes them wrong"
         )
 
-    return put
+    return probe
 
 
-def _attended(operand: str, number: float = np.nan) -> Callable[[Probe], str]:
-    """NaN or infinity in one key or value that all rows attend."""
-    word, reaches = ("a NaN", np.isnan) if np.isnan(number) else ("infinity", np.isposinf)
+def _probe_of_number_in_attended(operand: str, number: float = np.nan) -> Callable[[Probe], str]:
+    """The probe of NaN or infinity in one key or value that all rows attend."""
+    name, is_number = ("a NaN", np.isnan) if np.isnan(number) else ("infinity", np.isposinf)
 
-    def put(p: Probe) -> str:
+    def probe(p: Probe) -> str:
         base = p.inputs()
         array = getattr(base, operand).copy()
         array[:, :, hidden_key(base)] = number
         got = p.values(base.replace(**{operand: array}))
         if got is None:
-            raise Deviation("election", f"{word} in a {operand} raised")
-        if reaches(got).all():
+            raise Deviation("election", f"{name} in a {operand} raised")
+        if is_number(got).all():
             return "reaches-them"
         raise Deviation(
             "election",
-            f"{word} in a {operand} that all rows attend is replaced by a number: "
-            f"{got[~reaches(got)][:3]}",
+            f"{name} in a {operand} that all rows attend is replaced by a number: "
+            f"{got[~is_number(got)][:3]}",
         )
 
-    return put
+    return probe
 
 
-def _nan_bias(p: Probe) -> str:
+def _probe_nan_in_bias(p: Probe) -> str:
     base = p.inputs()
     s, row = base.sizes, empty_row(base)
-    zeros = base.replace(bias=np.zeros((s.B, s.H, s.Lq, s.Lk)))
-    bias = zeros.arrays["bias"].copy()
+    zero_bias = base.replace(bias=np.zeros((s.B, s.H, s.Lq, s.Lk)))
+    bias = zero_bias.arrays["bias"].copy()
     bias[:, :, row, hidden_key(base)] = np.nan
     got = p.values(base.replace(bias=bias))
     if got is None:
         raise Deviation("election", "a NaN in a bias raised")
-    rows = np.arange(s.Lq) == row
-    if not p.matches(got, zeros, where=np.broadcast_to(~rows, (s.B, s.H, s.Lq))):
+    in_row = np.arange(s.Lq) == row
+    if not p.matches(got, zero_bias, where=np.broadcast_to(~in_row, (s.B, s.H, s.Lq))):
         raise Deviation("election", "a NaN in a bias changes other rows")
     if np.isnan(got[:, :, row]).all():
         return "reaches-the-row"
@@ -99,7 +99,7 @@ def _nan_bias(p: Probe) -> str:
     )
 
 
-def _nan_query(p: Probe) -> str:
+def _probe_nan_in_query(p: Probe) -> str:
     base = p.inputs()
     query = base.query.copy()
     row = empty_row(base)
@@ -107,9 +107,9 @@ def _nan_query(p: Probe) -> str:
     got = p.values(base.replace(query=query))
     if got is None:
         raise Deviation("election", "a NaN in a query raised")
-    others = np.ones((base.sizes.B, base.sizes.H, base.sizes.Lq), bool)
-    others[:, :, row] = False
-    if not p.matches(got, base, where=others):
+    other_rows = np.ones((base.sizes.B, base.sizes.H, base.sizes.Lq), bool)
+    other_rows[:, :, row] = False
+    if not p.matches(got, base, where=other_rows):
         raise Deviation("election", "a NaN in a query changes other rows")
     rows = got[:, :, row]
     for name, right in (("nan", np.isnan(rows)), ("zeros", rows == 0)):
@@ -118,28 +118,28 @@ def _nan_query(p: Probe) -> str:
     raise Deviation("election", f"a NaN in a query is replaced by a number: {rows.ravel()[:3]}")
 
 
-def _nan_in_other_segment(p: Probe) -> str:
+def _probe_nan_in_other_segment(p: Probe) -> str:
     inputs = p.inputs()
     if p.implementation.refuses(inputs) is not None:
         inputs = inputs.replace(alignment="causal")
-    poisoned, rows = inputs.case.option("segments")[0][0], inputs.sizes.Lq
+    rows_with_nan, row_count = inputs.case.option("segments")[0][0], inputs.sizes.Lq
     arrays = {}
     for name in OPERANDS:
         arrays[name] = inputs.arrays[name].copy()
-        arrays[name][:poisoned] = np.nan
+        arrays[name][:rows_with_nan] = np.nan
     got = p.values(inputs.replace(**arrays))
     if got is None:
         raise Deviation("election", "NaN in one segment raised")
-    others = np.arange(rows) >= poisoned
-    return "others" if np.isnan(got[others]).any() else "nobody"
+    other_rows = np.arange(row_count) >= rows_with_nan
+    return "others" if np.isnan(got[other_rows]).any() else "nobody"
 
 
 WITHOUT_KEYS = "packed/none/mha/{dt}/b3h4q24k17d8/seg5.7.12x5.0.12"
 """Packed attention whose second segment has no keys."""
 
 
-def _segment_without_keys(p: Probe) -> str:
-    inputs = p.drawn(WITHOUT_KEYS)
+def _probe_segment_without_keys(p: Probe) -> str:
+    inputs = p.draw(WITHOUT_KEYS)
     got = p.values(inputs)
     if got is None:
         return "raises"
@@ -156,9 +156,9 @@ def _segment_without_keys(p: Probe) -> str:
     )
 
 
-def _in_pages(p: Probe) -> Inputs:
+def _paged_inputs(p: Probe) -> Inputs:
     """Inputs with pages. Raises NotApplicable if the implementation takes none."""
-    inputs = p.drawn(p.operator.asks.pages[0])
+    inputs = p.draw(p.operator.asks.pages[0])
     if not in_pages.pools(inputs):
         raise NotApplicable("the implementation takes no pages")
     if p.implementation.refuses(inputs) is not None and inputs.case.option("alignment"):
@@ -167,10 +167,10 @@ def _in_pages(p: Probe) -> Inputs:
     return inputs
 
 
-def _minus_one_behind_last_page(p: Probe) -> str:
-    inputs = _in_pages(p)
-    read, table = in_pages.read_entries(inputs), inputs.arrays["page_table"]
-    got = p.values(inputs.replace(page_table=np.where(read, table, -1.0)))
+def _probe_minus_one_behind_last_page(p: Probe) -> str:
+    inputs = _paged_inputs(p)
+    is_read, table = in_pages.read_entries(inputs), inputs.arrays["page_table"]
+    got = p.values(inputs.replace(page_table=np.where(is_read, table, -1.0)))
     if got is None:
         return "raises"
     if p.matches(got, inputs):
@@ -178,11 +178,11 @@ def _minus_one_behind_last_page(p: Probe) -> str:
     raise Deviation("election", "page numbers of -1 behind the last pages make rows wrong")
 
 
-def _nan_behind_last_key(p: Probe) -> str:
-    inputs = _in_pages(p)
-    own = in_pages.owned(inputs)
-    behind = ~own & own.any(1, keepdims=True)
-    got = p.values(in_pages.filled(inputs, behind, np.nan))
+def _probe_nan_behind_last_key(p: Probe) -> str:
+    inputs = _paged_inputs(p)
+    used_slots = in_pages.owned(inputs)
+    unused_slots = ~used_slots & used_slots.any(1, keepdims=True)
+    got = p.values(in_pages.filled(inputs, unused_slots, np.nan))
     if got is None:
         raise Deviation("election", "a NaN behind the last key raised")
     if np.isnan(got).any():
@@ -192,10 +192,10 @@ def _nan_behind_last_key(p: Probe) -> str:
     raise Deviation("election", "a NaN behind the last key makes finite rows wrong")
 
 
-def _subnormal(p: Probe) -> str:
+def _probe_subnormal_output(p: Probe) -> str:
     base = p.inputs()
     quarter = p.dtype.smallest_normal / 4
-    # 35 keys, or as many as it takes: some matrix products flush from a certain size on only.
+    # 35 keys, or the nearest supported number: some matrix products flush from a certain size on only.
     limits = p.implementation.declared.limits_for(p.dtype)
     sizes = limits.fitted(replace(base.sizes, Lk=35))
     key = base.key.take(np.arange(sizes.Lk) % base.sizes.Lk, axis=2)
@@ -214,7 +214,7 @@ def _subnormal(p: Probe) -> str:
     )
 
 
-def _overflow(p: Probe) -> str:
+def _probe_score_overflow(p: Probe) -> str:
     base = p.inputs()
     got = p.values(base.replace(query=base.query * 256, key=base.key * 256, scale=2.0**-14))
     if got is None:
@@ -226,7 +226,7 @@ def _overflow(p: Probe) -> str:
     raise Deviation("election", f"large float16 scores give wrong numbers: {got.ravel()[:3]}")
 
 
-def _large_scores(p: Probe) -> str:
+def _probe_large_scores(p: Probe) -> str:
     assert p.operator.questions.large_scores is not None
     inputs = p.operator.questions.large_scores(p.inputs())
     got = p.values(inputs)
@@ -240,21 +240,21 @@ def _large_scores(p: Probe) -> str:
 
 
 PROBES: dict[str, Callable[[Probe], str]] = {
-    "nan-in-masked-key-gradient": _nan_gradient_in("key"),
-    "nan-in-masked-value-gradient": _nan_gradient_in("value"),
-    "nan-in-other-segment": _nan_in_other_segment,
-    "nan-in-masked-key": _nan_in("key"),
-    "nan-in-masked-value": _nan_in("value"),
-    "nan-in-attended-key": _attended("key"),
-    "nan-in-attended-value": _attended("value"),
-    "nan-in-bias": _nan_bias,
-    "inf-in-attended-value": _attended("value", np.inf),
-    "nan-in-query": _nan_query,
-    "nan-behind-last-key": _nan_behind_last_key,
-    "minus-one-behind-last-page": _minus_one_behind_last_page,
-    "segment-without-keys": _segment_without_keys,
-    "subnormal-output": _subnormal,
-    "score-overflow": _overflow,
-    "large-scores": _large_scores,
+    "nan-in-masked-key-gradient": _probe_of_nan_in_masked_gradient("key"),
+    "nan-in-masked-value-gradient": _probe_of_nan_in_masked_gradient("value"),
+    "nan-in-other-segment": _probe_nan_in_other_segment,
+    "nan-in-masked-key": _probe_of_nan_in_masked("key"),
+    "nan-in-masked-value": _probe_of_nan_in_masked("value"),
+    "nan-in-attended-key": _probe_of_number_in_attended("key"),
+    "nan-in-attended-value": _probe_of_number_in_attended("value"),
+    "nan-in-bias": _probe_nan_in_bias,
+    "inf-in-attended-value": _probe_of_number_in_attended("value", np.inf),
+    "nan-in-query": _probe_nan_in_query,
+    "nan-behind-last-key": _probe_nan_behind_last_key,
+    "minus-one-behind-last-page": _probe_minus_one_behind_last_page,
+    "segment-without-keys": _probe_segment_without_keys,
+    "subnormal-output": _probe_subnormal_output,
+    "score-overflow": _probe_score_overflow,
+    "large-scores": _probe_large_scores,
 }
-"""How each of these questions is put to an implementation."""
+"""The probe of each question: it returns the name of the implementation's answer."""

@@ -1,4 +1,4 @@
-"""The probe: asks an implementation designed inputs, and recognises the reference that its answer
+"""The probe: calls an implementation on designed inputs, and finds the reference that the answer
 follows."""
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ HIDDEN_KEY = 3
 EMPTY_ROW = 2
 """The row that probes mask fully; the last row if there are fewer."""
 
-
 ABSORBED = 1 / 16
-"""Bound of the error that a finite penalty makes of scores: a part of the largest number of the array.
+"""The bound of an array's errors if scores absorbed a finite penalty, as a part of its largest element.
 
 Some kernels hide keys by the addition of -1e4 (the BERT of google-research/bert) or of another finite
 number. If every key of a row has the penalty, the row is unmasked, with scores that have lost their last
@@ -46,22 +45,22 @@ bits: in float32 with -1e6 the scores are exact to 1/32.
 
 
 def empty_row(inputs: Inputs) -> int:
-    """The index of `EMPTY_ROW` in the inputs."""
+    """The index of the row that probes mask fully in these inputs."""
     return min(EMPTY_ROW, inputs.sizes.Lq - 1)
 
 
 def hidden_key(inputs: Inputs) -> int:
-    """The index of `HIDDEN_KEY` in the inputs."""
+    """The index of the key that probes hide from every row in these inputs."""
     return min(HIDDEN_KEY, inputs.sizes.Lk - 1)
 
 
 class Probe:
-    """One implementation in one dtype.
+    """The calls of one implementation in one dtype.
 
-    A probe distinguishes meanings and ignores roundings: answers are recognised by the bounds of a wide
-    numerics class, in float64 by a class that computes in float32. `any_error`: every error is an
-    answer; otherwise only refusals are (`suite.judge.refusal`), if the question takes a refusal as an
-    answer.
+    A probe distinguishes meanings and ignores roundings: answers are compared within the bounds of a wide
+    numerics class, in float64 of a class that computes in float32. `any_error`: every error is an answer;
+    otherwise only refusals are (`suite.judge.refusal`), if the question has refusal as an option
+    (`may_refuse`).
     """
 
     def __init__(
@@ -76,56 +75,56 @@ class Probe:
         self.implementation, self.dtype = implementation, dtype
         self.any_error, self.may_refuse = any_error, may_refuse
         self.operator = implementation.operator
-        least = "single" if dtype.name == "f64" else "stepwise"
-        wide = max(implementation.numerics_for(dtype), least, key=NUMERICS.index)
+        narrowest = "single" if dtype.name == "f64" else "stepwise"
+        numerics = max(implementation.numerics_for(dtype), narrowest, key=NUMERICS.index)
         flushes = implementation.elected("subnormal-output", dtype) == "flushed"
         if self.operator.is_layer:
             flushes = dtype.name != "f16"
-        self.rounding = Rounding(wide, flushes, implementation.declared.rounding)
+        self.rounding = Rounding(numerics, flushes, implementation.declared.rounding)
 
     def inputs(self, mask: str = "none", **changes: Any) -> Inputs:
-        """The operator's probe with a mask, and with other changes."""
-        return self.drawn(self.operator.questions.probe, mask).replace(**changes)
+        """The inputs of the operator's probe case with a mask, and with `changes` of fields."""
+        return self.draw(self.operator.questions.probe, mask).replace(**changes)
 
-    def drawn(self, probe: str, mask: str = "none") -> Inputs:
-        """The inputs of a probe with a mask, in the nearest sizes that the implementation supports."""
-        case = Case.parse(probe.format(mask=mask, dt=self.dtype.name))
+    def draw(self, case_id: str, mask: str = "none") -> Inputs:
+        """The inputs of a case with a mask, in the nearest sizes that the implementation supports.
+        `case_id` has the fields {mask} and {dt}."""
+        case = Case.parse(case_id.format(mask=mask, dt=self.dtype.name))
         return draw(self.implementation.nearest_supported(case) or case)
 
-    def cross(self, **changes: Any) -> Inputs:
+    def cross_inputs(self, **changes: Any) -> Inputs:
         """Inputs with different numbers of queries and keys, without a mask unless `changes` has one."""
-        return self.cross_with_its_mask().replace(**{"mask": None, "form": "native", **changes})
+        return self.gradient_inputs().replace(**{"mask": None, "form": "native", **changes})
 
-    def cross_with_its_mask(self) -> Inputs:
-        """The operator's probe of gradients with its own mask."""
-        return self.drawn(self.operator.questions.gradient_probe)
+    def gradient_inputs(self) -> Inputs:
+        """The inputs of the operator's probe case of gradients, with the mask of that case."""
+        return self.draw(self.operator.questions.gradient_probe)
 
-    def require(self, inputs: Inputs, lacking: bool = False) -> None:
+    def require(self, inputs: Inputs, may_lack: bool = False) -> None:
         """Raise NotApplicable if the implementation does not support the inputs.
 
-        `lacking`: features that the implementation lacks are allowed, because the question is about
-        them.
+        `may_lack`: the inputs may need features that the implementation lacks, as their question does.
         """
         reason = self.implementation.refuses(inputs)
-        if reason is None or (lacking and reason == self.implementation.missing(inputs.needs)):
+        if reason is None or (may_lack and reason == self.implementation.missing(inputs.needs)):
             return
         raise NotApplicable(reason)
 
     def arrays(
-        self, inputs: Inputs, lacking: bool = False, prepared: PreparedCall | None = None
+        self, inputs: Inputs, may_lack: bool = False, prepared: PreparedCall | None = None
     ) -> dict[str, np.ndarray] | None:
         """The outputs by name in float64, or None if the framework raises. Raises Refused if a user
         function refuses, and Deviation "raised" and "shape".
 
-        `lacking`: the inputs may need features that the implementation lacks; then an error is the
+        `may_lack`: the inputs may need features that the implementation lacks; then an error is the
         answer. `prepared`: another call than that of the implementation.
         """
-        self.require(inputs, lacking)
+        self.require(inputs, may_lack)
         prepared = prepared or self.implementation.prepare(inputs)
         try:
             native = prepared()
         except Exception as error:
-            self._take_as_answer(error)
+            self._require_answer(error)
             return None
         return self.read(native, inputs, prepared)
 
@@ -144,9 +143,9 @@ class Probe:
             return {name: x.reshape(inputs.full_shape(name)) for name, x in arrays.items()}
         return arrays
 
-    def _take_as_answer(self, error: Exception) -> None:
-        """Raise Refused if a user function refuses by this error, and Deviation "raised" if the error is
-        no answer."""
+    def _require_answer(self, error: Exception) -> None:
+        """Raise Refused if a user function refuses by this error, and Deviation "raised" for an error
+        that is no answer."""
         is_user_code = self.implementation.declared.is_user_code
         inside = self.implementation.backend.compilers.raised_inside(error)
         if isinstance(inside, NotImplementedError if is_user_code else NoKernel):
@@ -158,16 +157,17 @@ class Probe:
             raise refusal.outcome(self.implementation, error) from error
 
     def values(
-        self, inputs: Inputs, lacking: bool = False, prepared: PreparedCall | None = None
+        self, inputs: Inputs, may_lack: bool = False, prepared: PreparedCall | None = None
     ) -> np.ndarray | None:
         """The output in float64, or None if the framework raises."""
-        arrays = self.arrays(inputs, lacking, prepared)
+        arrays = self.arrays(inputs, may_lack, prepared)
         return None if arrays is None else arrays["output"]
 
     def matches(
         self, got: np.ndarray, inputs: Inputs, rows: str = "zeros", where: np.ndarray | None = None
     ) -> bool:
-        """True if `got` is the output for `inputs`, in the rows (B, H, Lq) that `where` selects."""
+        """True if `got` is the output for `inputs`, in the rows (B, H, Lq) where `where` is True. `rows`
+        are the expected fully masked rows; see `Oracle`."""
         oracle = Oracle.forward(inputs, self.rounding, rows)
         output = got
         if where is not None:
@@ -180,26 +180,26 @@ class Probe:
             return False
         return True
 
-    def rows(self, got: np.ndarray | None, inputs: Inputs) -> str:
+    def name_of_rows(self, got: np.ndarray | None, inputs: Inputs) -> str:
         """The name of the values in fully masked rows: raises, nan, zeros, uniform, or unmasked. Raises
         Deviation "election" for other values."""
         if got is None:
             return "raises"
         rows = inputs.fully_masked_rows
         axes = inputs.operator.outputs(inputs.case)["output"]
-        chosen = np.broadcast_to(inputs.rows_along(rows, axes), got.shape)
-        if np.isnan(got[chosen]).all():
+        in_rows = np.broadcast_to(inputs.rows_along(rows, axes), got.shape)
+        if np.isnan(got[in_rows]).all():
             return "nan"
         for name in ("zeros", "uniform"):
             if self.matches(got, inputs, name, rows):
                 return name
-        want = Oracle.forward(unmasked(inputs), self.rounding).expected["output"]
-        if nearly(got, want, chosen):
+        want = Oracle.forward(with_all_keys(inputs), self.rounding).expected["output"]
+        if is_near(got, want, in_rows):
             return "unmasked"
         raise Deviation(
             "election",
             "fully masked rows are neither zeros, nor NaN, nor the mean of all values, nor as if "
-            f"nothing were masked: {got[chosen][:3]}",
+            f"nothing were masked: {got[in_rows][:3]}",
         )
 
     def cotangent(self, inputs: Inputs) -> np.ndarray:
@@ -220,7 +220,7 @@ class Probe:
         except ForwardOnly as error:
             raise NotApplicable(f"forward only: {error}") from error
         except Exception as error:
-            self._take_as_answer(error)
+            self._require_answer(error)
             return None
         if not gradients or any(gradient is None for gradient in gradients.values()):
             raise NotApplicable(
@@ -241,7 +241,7 @@ class Probe:
                 raise NotApplicable(f"forward only: {error}") from error
             return None
         except Exception as error:
-            self._take_as_answer(error)
+            self._require_answer(error)
             return None
         backend, zeros = self.implementation.backend, np.zeros(1)
         return {
@@ -255,28 +255,29 @@ class Probe:
         inputs: Inputs,
         cotangent: np.ndarray,
         mode: str,
-        of: str = "output",
-        absorbed: bool = False,
+        output: str = "output",
+        may_absorb: bool = False,
     ) -> bool:
-        """True if `got` are the gradients of `inputs` with fully masked rows in the mode `mode`.
-        `absorbed`: scores may have lost their last bits (see `ABSORBED`)."""
-        want = Oracle.vjp(inputs, cotangent, self.rounding, mode, of).expected
-        if absorbed:
-            return all(nearly(values, want[name]) for name, values in got.items())
+        """True if `got` are the gradients of the output called `output` for `inputs`, with fully masked
+        rows in the reference's mode `mode`. `may_absorb`: scores may have lost their last bits (see
+        `ABSORBED`)."""
+        want = Oracle.vjp(inputs, cotangent, self.rounding, mode, output).expected
+        if may_absorb:
+            return all(is_near(values, want[name]) for name, values in got.items())
         return all(
             (ratios(values - want[name].value, want[name].error) <= 1).all()
             for name, values in got.items()
         )
 
 
-def unmasked(inputs: Inputs) -> Inputs:
-    """The inputs with every key visible to their fully masked rows."""
-    seen = inputs.attends | inputs.fully_masked_rows[..., None]
-    return inputs.replace(bias=None, mask=None, mask_array=seen, form="dense")
+def with_all_keys(inputs: Inputs) -> Inputs:
+    """The inputs whose fully masked rows attend every key."""
+    pairs = inputs.attends | inputs.fully_masked_rows[..., None]
+    return inputs.replace(bias=None, mask=None, mask_array=pairs, form="dense")
 
 
-def nearly(got: np.ndarray, want: Bounded, where: np.ndarray | bool = True) -> bool:
-    """True if the elements that `where` selects are the wanted ones within `ABSORBED`."""
+def is_near(got: np.ndarray, want: Bounded, where: np.ndarray | bool = True) -> bool:
+    """True if `got` equals the expected array within `ABSORBED`, where `where` is True."""
     value = want.value.astype(np.float64)
     bound = want.error + ABSORBED * np.abs(value[np.broadcast_to(where, value.shape)]).max()
     return bool((~np.asarray(where) | (np.abs(got - value) <= bound)).all())

@@ -192,7 +192,7 @@ class Remote(parts.ChildPart, Backend):
         with self.link.killing_on_error():
             changes, errors = msgspec.convert(answer, tuple[list[str], list[str]])
         for error in errors:
-            leaks.hear(error)
+            leaks.record_death(error)
         self._count_at_end = self.link.count
         return changes
 

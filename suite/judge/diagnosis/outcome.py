@@ -1,0 +1,209 @@
+"""Outcomes: an implementation's answer to the inputs of a cell, and the right answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from attention_conformance.backends.protocol import ENDS, Implementation
+from attention_conformance.references.rounding import Bounded
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.derivative import vjp
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import Code
+from attention_conformance.suite.spec.inputs import Inputs
+
+FLAGS = "causal|window|length"
+"""Parts of the names of arguments by which a mask is given as a flag."""
+
+Arrays = Mapping[str, np.ndarray]
+
+Limit = float | np.ndarray
+"""The largest error of a right element: one number, or one for each element."""
+
+Expected = Mapping[str, tuple[np.ndarray, Limit]]
+"""Right arrays by name, each with its limit."""
+
+
+@dataclass(eq=False)
+class Comparison:
+    """An implementation's arrays for inputs by name (`got`), and the right arrays with their limits
+    (`expected`, see `with_limits`)."""
+
+    inputs: Inputs
+    got: Arrays
+    expected: Expected
+
+    @cached_property
+    def wrong(self) -> Arrays:
+        """True for every wrong element, by array."""
+        return {
+            name: ~self.close(name, self.got[name], want, limit)
+            for name, (want, limit) in self.expected.items()
+            if name in self.got
+        }
+
+    @cached_property
+    def is_wrong(self) -> bool:
+        """True if an element is wrong."""
+        return any(wrong.any() for wrong in self.wrong.values())
+
+    @property
+    def has_wrong_numbers(self) -> bool:
+        """True if a wrong element is finite."""
+        return any(np.isfinite(self.got[name][of]).any() for name, of in self.wrong.items())
+
+    @property
+    def has_numbers(self) -> bool:
+        """True if an element is finite."""
+        return any(np.isfinite(self.got[name]).any() for name in self.wrong)
+
+    def close(self, name: str, got: np.ndarray, want: np.ndarray, limit: Limit) -> np.ndarray:
+        """True for elements that equal the wanted ones within the limit, or are in fully masked rows."""
+        with np.errstate(invalid="ignore"):
+            near = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
+        axes = self.inputs.operator.outputs(self.inputs.case).get(name)
+        if axes is not None and self.inputs.has_empty_rows:
+            fully_masked = self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
+            near |= np.broadcast_to(fully_masked, near.shape)
+        return near
+
+    def emptied_elements(self, name: str, answer: np.ndarray, limit: Limit) -> np.ndarray | bool:
+        """True for the elements of rows without keys in a deviation's `answer`, if the implementation has
+        one of the values that may be elected for such rows: zeros, NaN, or the mean of all values. False
+        if the array has no row of values for every query."""
+        if name != "output" or self.inputs.operator.outputs(self.inputs.case).get(name) != "bhqv":
+            return False
+        # Without a call (`of_passing_cell`) the answer counts as right.
+        got = self.got.get(name, self.expected[name][0])
+        value = self.inputs.arrays.get("value")
+        without_keys = ((answer == 0) | np.isnan(answer)).all(-1)
+        elected = np.isnan(got).all(-1) | (got == 0).all(-1)
+        if without_keys.any() and value is not None and value.ndim == 4 and value.shape[2]:
+            mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
+            elected |= (np.abs(got - mean) <= limit).all(-1)
+        return np.asarray((without_keys & elected)[..., None])
+
+
+@dataclass(eq=False)
+class Outcome(Comparison):
+    """An implementation's answer in a cell, and the right answer.
+
+    If the check differentiates and the outputs are right, the arrays include gradients by operand
+    (`has_gradients`). `fault_inputs` are the inputs for the faults of the catalogue.
+    """
+
+    cell: Cell
+    fault_inputs: Inputs
+    has_gradients: bool = False
+
+    @classmethod
+    def of(cls, cell: Cell) -> Outcome | None:
+        """The outcome of a cell; None if the case has no values, or the call fails."""
+        outcome = cls._at(cell, False)
+        if outcome is not None and "gradient" in cell.check.needs and not outcome.is_wrong:
+            outcome = cls._at(cell, True) or outcome
+        return outcome
+
+    @classmethod
+    def _at(cls, cell: Cell, with_gradients: bool, with_call: bool = True) -> Outcome | None:
+        """The outcome of a cell, with gradients or outputs alone; None if there is none."""
+        if not isinstance(cell.case, Case):
+            return None
+        try:
+            inputs = cell.inputs
+            got = answer_arrays(cell, with_gradients) if with_call else {}
+            expected = {} if got is None else expected_arrays(cell, inputs, with_gradients, got)
+            if got is None or not expected:
+                return None
+            return cls(inputs, got, expected, cell, fault_inputs(cell), with_gradients)
+        except (Deviation, HarnessError, NotApplicable):
+            return None
+
+    @classmethod
+    def of_passing_cell(cls, cell: Cell) -> Outcome | None:
+        """The outcome of a cell whose outputs are right, without a call: `got` is empty."""
+        return cls._at(cell, False, with_call=False)
+
+    @classmethod
+    def of_call(
+        cls, check: Check, inputs: Inputs, kernel: Implementation, got: Arrays, oracle: Oracle
+    ) -> Outcome:
+        """The outcome of one call with the outputs `got`, of which those that the oracle knows are
+        compared. `kernel` is any implementation of the operator."""
+        cell = Cell(check, inputs.case, kernel)
+        cell.inputs = inputs
+        return cls(inputs, got, with_limits(oracle.expected, inputs), cell, inputs)
+
+
+def fault_inputs(cell: Cell) -> Inputs:
+    """The inputs of a cell with the mask in the form in which the implementation takes it: as a flag, as
+    an array, or as -inf in the bias. Raises NotApplicable for a flag together with an array."""
+    inputs, implementation = cell.inputs, cell.implementation
+    if (inputs.mask is None and inputs.mask_array is None) or inputs.operator.is_layer:
+        return inputs
+    arguments, backend = implementation.prepare(inputs).arguments, implementation.backend
+    flags = [value for name, value in arguments.items() if re.search(FLAGS, name)]
+    has_flag = any(value is not None and value is not False for value in flags)
+    arrays = [value for value in arguments.values() if backend.is_array(value)]
+    has_mask_array = any("bool" in backend.dtype_name(array) for array in arrays)
+    if has_flag and has_mask_array:
+        raise NotApplicable("a flag and a mask are given, which faults take in another form")
+    if has_flag:
+        return inputs
+    if has_mask_array:
+        return inputs.replace(form="dense")
+    mask = inputs.dense_mask
+    if inputs.bias is None or mask is None:
+        return inputs
+    bias = np.where(mask, inputs.bias, -np.inf)
+    return inputs.replace(mask=None, mask_array=None, form="native", bias=bias)
+
+
+def answer_arrays(cell: Cell, with_gradients: bool) -> Arrays | None:
+    """The answer of a cell's implementation to the cell's inputs, by name; None if the call fails."""
+    try:
+        if not with_gradients:
+            return dict(cell.run(cell.inputs).arrays)
+        answer, gradients = vjp(cell)
+        return {**answer.arrays, **{f"gradient of {n}": array for n, array in gradients.items()}}
+    except ENDS:
+        raise
+    except BaseException:
+        return None
+
+
+def expected_arrays(cell: Cell, inputs: Inputs, with_gradients: bool, got: Arrays) -> Expected:
+    """The right arrays of a cell by name with limits, given the outputs `got`; {} without an oracle."""
+    try:
+        rounding = cell.rounding
+        expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected_given(got))
+        if with_gradients:
+            if inputs.has_empty_rows:
+                return {}
+            right_gradients = Oracle.vjp(inputs, cell.cotangent, rounding).expected
+            expected |= {f"gradient of {name}": want for name, want in right_gradients.items()}
+    except (Deviation, HarnessError, NotApplicable):
+        return {}
+    return with_limits(expected, inputs)
+
+
+def with_limits(expected: Mapping[str, Bounded], inputs: Inputs) -> Expected:
+    """Arrays by name, each with its largest finite bound as the limit; codes keep their own bounds,
+    because each is rounded by a step of its own size."""
+    return {
+        name: (
+            want.value,
+            want.error
+            if isinstance(inputs.output_dtype(name), Code)
+            else float(np.max(want.error, initial=0.0, where=np.isfinite(want.error))),
+        )
+        for name, want in expected.items()
+    }
