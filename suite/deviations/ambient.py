@@ -105,7 +105,7 @@ def one_buffer_for_all_threads(right: Kernel, call: Call) -> np.ndarray:
     buffer = memory(right).setdefault((values.shape, values.dtype), values)
     buffer[...] = values
     time.sleep(0)  # as where a kernel waits for its device
-    return right.attend(right.final(call), right.with_sink(buffer, call), call)
+    return right.attend(right.final_scores(call), right.with_sink_values(buffer, call), call)
 
 
 def table_of_the_first_thread(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, np.ndarray]:

@@ -37,14 +37,14 @@ def ring_written_first(
 
 
 def stale_after_reset(right: CachedKernel, state: Cache, *samples: Rounded) -> Cache:
-    state.totals[right.chosen(state, samples)] = 0
+    state.totals[right.sample_index(state, samples)] = 0
     return state
 
 
 def rollback_of_the_index(
     right: CachedKernel, state: Cache, count: int, *samples: Rounded
 ) -> Cache:
-    state.totals[right.chosen(state, samples)] -= count
+    state.totals[right.sample_index(state, samples)] -= count
     return state
 
 
@@ -172,11 +172,11 @@ DEVIATIONS = [
     row("cached-empty-slots-attended", "values",
         "Slots that hold no token are attended, with the numbers that they hold.",
         "`softmax(q @ cache)` without a mask of the slots that are filled",
-        exists=lambda right, cache, keys: np.ones(keys.shape, bool)),
+        holds_token=lambda right, cache, keys: np.ones(keys.shape, bool)),
     row("cached-first-token-lost", "values", "Later chunks do not attend the first token.",
         "`keys[:, :, 1:]`, or `slot > 0` for slots that are filled; slot 0 holds a token",
-        exists=lambda right, cache, keys:
-            right.exists(cache, keys) & ~((keys == 0) & (cache.totals > 0)[:, None])),
+        holds_token=lambda right, cache, keys:
+            right.holds_token(cache, keys) & ~((keys == 0) & (cache.totals > 0)[:, None])),
     row("cached-stale-after-reset", "values",
         "After a reset slots of the sequence before are attended until they are overwritten.",
         "`length = 0` alone; what old slots hold must be hidden", reset=stale_after_reset),
@@ -259,7 +259,7 @@ DEVIATIONS = [
     row("cached-of-one-slot-at-least", "bad_problem",
         "A cache without slots, or with a negative number of them, has one slot.",
         "`max(capacity, 1)`; refuse a cache without slots",
-        room=lambda right, inputs: max(capacity(inputs.case), 1)),
+        slot_count=lambda right, inputs: max(capacity(inputs.case), 1)),
     row("cached-history-from-the-end", "bad_problem",
         "A negative sample whose history goes on is counted from the end of the batch.",
         "`cache[samples]`, in which -1 is the last sample; raise for negative ones",
@@ -268,12 +268,12 @@ DEVIATIONS = [
     row("cached-reset-of-another", "bad_problem",
         "A reset or a rollback of a sample beyond the batch is one of another sample.",
         "`lengths[samples % batch] = 0`; raise unless `0 <= sample < batch`",
-        chosen=lambda right, cache, samples:
-            right.chosen(cache, [Rounded(x.values % len(cache.totals), None) for x in samples])),
+        sample_index=lambda right, cache, samples:
+            right.sample_index(cache, [Rounded(x.values % len(cache.totals), None) for x in samples])),
     row("cached-padding-unhides-slots", "bad_problem",
         "With negative left padding slots that hold no token are attended.",
         "a signed `key >= padding`; raise for negative padding",
-        exists=lambda right, cache, keys: keys >= np.minimum(cache.padding, 0)[:, None]),
+        holds_token=lambda right, cache, keys: keys >= np.minimum(cache.padding, 0)[:, None]),
     row("cached-padding-runs-on", "bad_problem",
         "A sample with more left padding than tokens attends the next sample.",
         "a flat index beyond the sample; raise if padding exceeds the length",

@@ -28,13 +28,13 @@ class CachedForkShares(CachedKernel):
     def init(self, inputs: Inputs, key: Any) -> Cache:
         cache = super().init(inputs, key)
         # The samples that hold each one's tokens, and how many there were when they parted.
-        cache.known |= {"places": tuple(range(inputs.sizes.B)), "forked": 0}
+        cache.memory |= {"places": tuple(range(inputs.sizes.B)), "forked": 0}
         return cache
 
     def pick(self, cache: Cache, samples: list[int]) -> None:
         super().pick(cache, samples)
-        cache.known["places"] = tuple(samples.index(n) for n in samples)
-        cache.known["forked"] = cache.total
+        cache.memory["places"] = tuple(samples.index(n) for n in samples)
+        cache.memory["forked"] = cache.total
 
     def step(
         self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: Turn
@@ -45,15 +45,15 @@ class CachedForkShares(CachedKernel):
 
     def share(self, cache: Cache, chunk: Chunk, slots: slice = slice(None)) -> None:
         """These slots of samples in one place take what the last one that stepped has there."""
-        last = {cache.known["places"][n]: n for n in chunk.own}
-        of = [last.get(place, n) for n, place in enumerate(cache.known["places"])]
+        last = {cache.memory["places"][n]: n for n in chunk.own}
+        of = [last.get(place, n) for n, place in enumerate(cache.memory["places"])]
         for tensor in (cache.key, cache.value):
             tensor[:, :, slots] = tensor[of][:, :, slots]
 
 
 def parted(right: CachedForkShares, cache: Cache, chunk: Chunk) -> None:
     """Every sample has a place of its own."""
-    cache.known["places"] = tuple(range(len(cache.known["places"])))
+    cache.memory["places"] = tuple(range(len(cache.memory["places"])))
 
 
 def fork_shares_until_all_step(right: CachedForkShares, cache: Cache, chunk: Chunk) -> None:
@@ -90,24 +90,24 @@ def lengths_stay(right: CachedKernel, cache: Cache, samples: list[int]) -> None:
 
 def picked_with_a_history(right: CachedForkShares, cache: Cache, samples: list[int]) -> None:
     right.pick(cache, samples)
-    history, places = cache.known["places"], tuple(range(len(samples)))
-    cache.known |= {"history": history, "freed": set(), "places": places}
+    history, places = cache.memory["places"], tuple(range(len(samples)))
+    cache.memory |= {"history": history, "freed": set(), "places": places}
 
 
 def branches_free_twice(right: CachedForkShares, state: Cache, *samples: Rounded) -> Cache:
-    places, history = list(state.known["places"]), state.known.get("history", ())
-    freed = state.known.setdefault("freed", set())
-    freed |= {*np.arange(len(places))[right.chosen(state, samples)].tolist()}
+    places, history = list(state.memory["places"]), state.memory.get("history", ())
+    freed = state.memory.setdefault("freed", set())
+    freed |= {*np.arange(len(places))[right.sample_index(state, samples)].tolist()}
     for n in freed.intersection(range(len(history))):
         places[n] = history[n] if history[n] in freed else places[n]
-    state.known["places"] = tuple(places)
+    state.memory["places"] = tuple(places)
     return right.reset(state, *samples)
 
 
 def padding_of_slots(right: CachedKernel, cache: Cache, keys: Array) -> Array:
     places = np.broadcast_to(np.arange(cache.slots), (len(keys), cache.slots))
     slots = np.concatenate([places, keys[:, cache.slots :]], 1)
-    return right.padded(cache, slots)
+    return right.is_left_padding(cache, slots)
 
 
 def kept_by_calls(right: CachedKernel, inputs: Inputs, key: Any) -> Cache:
@@ -138,7 +138,7 @@ DEVIATIONS = [
         "Without a window all branches see what one of them writes over tokens of the common "
         "history.", "full pages shared as if they were read alone; a rollback writes into them",
         right=CachedForkShares, when=lambda cache: cache.left is None,
-        share=lambda right, cache, chunk: right.share(cache, chunk, slice(cache.known["forked"]))),
+        share=lambda right, cache, chunk: right.share(cache, chunk, slice(cache.memory["forked"]))),
     row("cached-branches-free-twice", "values",
         "Slots that branches share become free with every branch that is reset: two samples take "
         "them.", "`free.extend(pages)` for every branch; count the branches that share a page",
@@ -160,30 +160,31 @@ DEVIATIONS = [
         pick=lengths_stay),
     row("cached-padding-attended", "values", "Left padding is attended.",
         "`is_causal=True` without the padding mask once there is a cache",
-        padded=lambda right, cache, keys: np.zeros(keys.shape, bool)),
+        is_left_padding=lambda right, cache, keys: np.zeros(keys.shape, bool)),
     row("cached-padding-of-the-prompt-attended", "values",
         "Left padding is attended in the chunk that it comes with.",
         "no `attention_mask` in the prefill; padding comes with the prompt's own chunk",
-        padded=lambda right, cache, keys: right.padded(cache, keys) & (cache.totals > 0)[:, None]),
+        is_left_padding=lambda right, cache, keys:
+            right.is_left_padding(cache, keys) & (cache.totals > 0)[:, None]),
     row("cached-padding-of-the-first-chunk", "values",
         "Left padding ends with the first chunk of a prompt.",
         "the `attention_mask` of the first chunk; padding may be longer than a chunk",
-        begun=lambda right, cache, turn:
-            np.minimum(right.begun(cache, turn), np.maximum(cache.totals, turn.chunk.count))),
+        left_padding=lambda right, cache, turn:
+            np.minimum(right.left_padding(cache, turn), np.maximum(cache.totals, turn.chunk.count))),
     row("cached-padding-outlives-reset", "values",
         "After a reset a prompt has the left padding of the prompt before.",
         "`left_padding` that is read once; a reset forgets that of the prompt before",
-        begun=lambda right, cache, turn:
+        left_padding=lambda right, cache, turn:
             np.where(np.array(turn.chunk.starts) == 0, turn.padding, cache.padding)),
     row("cached-padding-of-slots", "values",
         "Left padding hides the first slots of a ring, also when other tokens lie there.",
-        "padding of the first slots; subtract what has left the ring", padded=padding_of_slots),
+        "padding of the first slots; subtract what has left the ring", is_left_padding=padding_of_slots),
     layer("cached-options-of-the-first-step", "values",
         "Softcap, sinks, slopes, scale, bias and base of the first step serve all later sequences.",
         "`self.scale = scale` in the first step; every step has options of its own",
         right=CachedKernel,
         step=lambda right, state, query, key, value, turn: right.step(state, query, key, value,
-            replace(turn, inputs=state.known.setdefault("first", turn.inputs)))),
+            replace(turn, inputs=state.memory.setdefault("first", turn.inputs)))),
     layer("cached-absorbed-queries", "values",
         "Queries and keys are projected by what their parameters were in the first step.",
         "`self.w_qk = w_q @ w_k.T` when the layer is made; absorb parameters in every step",

@@ -47,7 +47,7 @@ def keep_leaves_asibling(
     right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
     first = cache.totals[sample] - count
-    right.leave(cache, sample, path, count)
+    right.keep_path(cache, sample, path, count)
     if len(path) < count:
         cache.positions[sample, (first + len(path)) % cache.slots] = cache.totals[sample] - 1
 
@@ -61,7 +61,7 @@ def tree_leaves_by_depth(right: CachedKernel, state: Cache, count: int, *samples
 def keep_counts_the_tree(
     right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
-    right.leave(cache, sample, path, count)
+    right.keep_path(cache, sample, path, count)
     cache.totals[sample] += count - len(path)
 
 
@@ -70,7 +70,7 @@ def keep_of_the_ring(
 ) -> None:
     before = cache.key.copy(), cache.value.copy()
     around = cache.totals[sample] % cache.slots < count
-    right.leave(cache, sample, path, count)
+    right.keep_path(cache, sample, path, count)
     if cache.totals[sample] > cache.slots and around:
         cache.key, cache.value = before
 
@@ -94,12 +94,12 @@ def subset_advances_all(right: CachedKernel, state: Cache, *more: Any) -> tuple[
 
 def document_kept(right: CachedKernel, state: Cache, *more: Any) -> Cache:
     if state.begins is not None:
-        state.known["latest"] = int(state.begins.max())
+        state.memory["latest"] = int(state.begins.max())
     return right.crop(state, *more)
 
 
 def counts_on(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
-    state.known["arrived"] = state.known.get("arrived", 0) + count
+    state.memory["arrived"] = state.memory.get("arrived", 0) + count
     return right.crop(state, count, *samples)
 
 
@@ -151,7 +151,7 @@ DEVIATIONS = [
     row("cached-chain-unmasked", "chain",
         "The nodes of a tree without siblings attend one another, later ones too.",
         "no mask if every node has one child; a chain is causal", family="mask", when=chain,
-        attends=lambda right, cache, rows, keys: right.attends(cache, rows, keys)
+        allowed=lambda right, cache, rows, keys: right.allowed(cache, rows, keys)
             | (np.arange(keys.shape[1]) >= keys.shape[1] - cache.count)),
     row("cached-scaled-by-the-tree", "tokens_apart",
         "The values of a tree are divided by a number that depends on all its nodes.",
@@ -165,21 +165,21 @@ DEVIATIONS = [
     row("cached-keeps-the-first-nodes", "values",
         "Of a tree as many first nodes are kept as the path has.",
         "`cache[: length + accepted]`; accepted nodes need not be the first ones",
-        leave=lambda right, cache, sample, path, count:
-            right.leave(cache, sample, [*range(len(path))], count)),
+        keep_path=lambda right, cache, sample, path, count:
+            right.keep_path(cache, sample, [*range(len(path))], count)),
     row("cached-keep-leaves-asibling", "values",
         "Behind the path that is kept the next node of the tree stays visible.",
-        "`keep[: n + 1]`; hide what is not on the path", leave=keep_leaves_asibling),
+        "`keep[: n + 1]`; hide what is not on the path", keep_path=keep_leaves_asibling),
     row("cached-tree-leaves-by-depth", "values",
         "A rollback behind a tree takes fewer tokens back: of nodes in one depth only one counts.",
         "`length -= depth` for a tree that is rejected; a rollback counts nodes",
         when=lambda state: state.tree is not None, crop=tree_leaves_by_depth),
     row("cached-keep-moves-keys-alone", "values",
         "The values of a path that is kept stay where the tree had them.",
-        "keys are moved to the front, and values are not", leave=unchanged("leave", "value")),
+        "keys are moved to the front, and values are not", keep_path=unchanged("keep_path", "value")),
     row("cached-keep-counts-the-tree", "values",
         "After a path is kept positions go on behind the whole tree.",
-        "`length += n_nodes`; the length grows by the accepted ones", leave=keep_counts_the_tree),
+        "`length += n_nodes`; the length grows by the accepted ones", keep_path=keep_counts_the_tree),
     row("cached-keeps-one-path", "values", "All samples keep the path of the first one.",
         "`paths[0]` for all samples",
         keep=lambda right, state, paths, count, *samples:
@@ -191,7 +191,7 @@ DEVIATIONS = [
             *[Rounded(np.arange(len(x.values)), None) for x in samples])),
     row("cached-keep-of-the-ring", "values",
         "The nodes of a path stay where they are if the ring begins anew within their tree.",
-        "`slots[first + node]`; in a ring `(first + node) % capacity`", leave=keep_of_the_ring),
+        "`slots[first + node]`; in a ring `(first + node) % capacity`", keep_path=keep_of_the_ring),
     row("cached-subset-taken-for-the-first", "values",
         "If some samples step alone, they read and write the first samples of the cache.",
         "`cache[: len(samples)]`; `cache[samples]`", step=subset_taken_for_the_first),
@@ -224,36 +224,36 @@ DEVIATIONS = [
         crop=document_kept,
         in_document=lambda right, cache, rows, keys, begins:
             right.in_document(cache, rows, keys, 
-                np.minimum(np.maximum(begins, cache.known.get("latest", 0)), rows))),
+                np.minimum(np.maximum(begins, cache.memory.get("latest", 0)), rows))),
     rotary("cached-rotary-anew", "values", "The positions of a rotation begin at 0 in every chunk.",
-        "`arange(chunk)`; add the length of the cache", key_turns=places_in_the_chunk),
+        "`arange(chunk)`; add the length of the cache", key_rotations=places_in_the_chunk),
     rotary("cached-rotary-of-keys-alone", "values",
         "Keys are rotated by their positions, and queries by their places in the chunk.",
         "`offset` for the keys alone; rotate queries by the same positions",
-        query_turns=places_in_the_chunk),
+        query_rotations=places_in_the_chunk),
     rotary("cached-rotary-of-slots", "values",
         "Positions of a rotation begin at 0 again once the ring went round.",
         "the slot of a token for its position; they differ once the ring went round",
-        key_turns=lambda right, cache, count: right.joining(cache, count) % cache.slots),
+        key_rotations=lambda right, cache, count: right.joining(cache, count) % cache.slots),
     rotary("cached-rotary-counts-on", "values",
         "The positions of a rotation count tokens that were taken back, too.",
         "an offset that grows at every chunk; a rollback and a reset move it back",
         crop=counts_on,
-        key_turns=lambda right, cache, count: 
-            right.joining(cache, count) + cache.known.get("arrived", 0)),
+        key_rotations=lambda right, cache, count: 
+            right.joining(cache, count) + cache.memory.get("arrived", 0)),
     rotary("cached-rotary-of-the-longest", "values",
         "The positions of a rotation begin at the length of the longest sample.",
         "`lengths.max()` as offset of all samples; each has its own",
-        key_turns=lambda right, cache, count:
+        key_rotations=lambda right, cache, count:
             np.broadcast_to(cache.total + right.depths(cache, count), (len(cache.totals), count))),
     rotary("cached-rotary-padded-once", "values",
         "Positions of queries count from behind the left padding, and those of keys from its "
         "beginning.", "positions of queries without their left padding, and of keys with it",
-        query_turns=lambda right, cache, count: right.joining(cache, count) - cache.padding[:, None]),
+        query_rotations=lambda right, cache, count: right.joining(cache, count) - cache.padding[:, None]),
     rotary("cached-rotary-of-nodes", "values",
         "The nodes of a tree are rotated by their numbers, and not by their depths.",
         "`arange(nodes)` for the nodes of a tree; a node stands at its depth",
-        key_turns=lambda right, cache, count: cache.totals[:, None] + np.arange(count)),
+        key_rotations=lambda right, cache, count: cache.totals[:, None] + np.arange(count)),
     rotary("cached-rotated-twice", "values",
         "Keys that the cache holds are rotated again when a later chunk attends them.",
         "keys that are kept rotated, and rotated again when they are read", attend=rotated_twice),
@@ -261,15 +261,15 @@ DEVIATIONS = [
         "Positions of keys count from the beginning of their document, and those of queries do "
         "not.",
         "positions of a document for its keys, and of the sample for queries of later chunks",
-        key_turns=lambda right, cache, count:
+        key_rotations=lambda right, cache, count:
             right.joining(cache, count) - cache.begins * (cache.padding[:, None] == 0),
-        query_turns=lambda right, cache, count: right.joining(cache, count)),
+        query_rotations=lambda right, cache, count: right.joining(cache, count)),
     rotary("cached-rotary-base-ignored", "values",
         "The base of the rotation's frequencies is always 10000.",
         "`10000.0` in place of the argument", rotated=base_ignored),
     rotary("cached-rotary-of-rounded-positions", "values",
         "Positions of a rotation are rounded to bfloat16.",
         "`arange(n, dtype=x.dtype)`; bfloat16 holds no odd number above 256",
-        key_turns=lambda right, cache, count:
-            round_to(right.key_turns(cache, count).astype(float), DTYPES["bf16"])),
+        key_rotations=lambda right, cache, count:
+            round_to(right.key_rotations(cache, count).astype(float), DTYPES["bf16"])),
 ]  # fmt: skip

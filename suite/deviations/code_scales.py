@@ -112,7 +112,7 @@ def of_tiles(prefix: str, right: type) -> Iterator[Deviation]:
     for name, (sentence, hint, other) in TILED.items():
         yield deviation(
             f"{prefix}-{name}", "values", sentence, hint, family="quantized", right=right,
-            of_tiles=lambda right, scale, size, other=other: other(scale, size))  # fmt: skip
+            spread_tiles=lambda right, scale, size, other=other: other(scale, size))  # fmt: skip
 
 
 def changed(other: Other, names: tuple[str, ...], right: Scales, name: str, call: Coded) -> Any:
@@ -150,7 +150,7 @@ def of_keys_and_values(prefix: str, have: str, right: type[Scales]) -> Iterator[
 
 
 def before_tiles(other: Other, right: LatentKernel, scale: np.ndarray, size: int) -> np.ndarray:
-    return right.of_tiles(other(scale), size)
+    return right.spread_tiles(other(scale), size)
 
 
 def of_latents() -> Iterator[Deviation]:
@@ -158,7 +158,7 @@ def of_latents() -> Iterator[Deviation]:
         yield deviation(
             f"latent-{name}", "values", f"Latents have {whose}.", hint, family=family,
             right=LatentKernel,
-            of_tiles=partial(before_tiles, other))  # fmt: skip
+            spread_tiles=partial(before_tiles, other))  # fmt: skip
 
 
 DEVIATIONS = [

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 
-def one_query(call: Any) -> bool:
+def has_one_query(call: Any) -> bool:
     """True for a call with one query, as in decoding."""
     return bool(call.sizes.Lq == 1)
 
 
-def half(call: Any) -> bool:
+def is_float16(call: Any) -> bool:
     """True for float16."""
     return bool(call.fmt.name == "f16")
 
 
-def grouped(call: Any) -> bool:
+def has_groups(call: Any) -> bool:
     """True if query heads share key heads."""
     return bool(call.sizes.H != call.sizes.Hkv)

@@ -22,7 +22,7 @@ from attention_conformance.suite.deviations.kernels.single import AdditiveKernel
 def dropped_before_normalisation(
     right: Dropping, scores: np.ndarray, value: np.ndarray, call: Call
 ) -> np.ndarray:
-    hidden = np.where(right.factor_of(scores.shape, call) == 0, call.work(-np.inf), scores)
+    hidden = np.where(right.dropout_factors(scores.shape, call) == 0, call.work(-np.inf), scores)
     return right.weights(hidden, call) @ right.visible(value, scores)
 
 
@@ -52,18 +52,18 @@ DEVIATIONS = [
         "After a second forward pass over the same query the backward pass drops nothing.",
         "a recomputation runs without dropout, as in `eval()`; keep the rate",
         attend=counting_repeats,
-        backward_factor=lambda right, shape, call:
-            np.ones(shape, call.work) if repeats(right) else right.backward_factor(shape, call)),
+        backward_dropout_factors=lambda right, shape, call:
+            np.ones(shape, call.work) if repeats(right) else right.backward_dropout_factors(shape, call)),
     layer("dropout-unseeded", "dropout",
         "Dropout patterns depend on the calls before, not on the seed alone.",
         "a generator that goes on from call to call; make it anew from the seed",
         random=lambda right, call: np.random.default_rng((call.seed, counted(right)))),
     row("rate-ignored", "dropout", "A dropout rate has no effect.",
         "`dropout_p` is accepted and not used; `F.dropout(p, dropout_p)` is missing",
-        asked_rate=lambda right, inputs: 0.0),
+        applied_rate=lambda right, inputs: 0.0),
     row("always-drops", "dropout_off", "Weights are dropped in evaluation, too.",
         "`F.dropout(p, rate)` without `training=self.training`",
-        asked_rate=lambda right, inputs: inputs.rate),
+        applied_rate=lambda right, inputs: inputs.rate),
     *twins({"kept-as-they-are": Dropping, "dropout-not-rescaled": MultiHeadKernel}, "dropout",
         "Weights that are kept are not divided by 1 - rate.",
         "`w * keep`; it is `w * keep / (1 - rate)`", family="dropout",
@@ -102,17 +102,17 @@ DEVIATIONS = [
     row("backward-of-next-seed", "dropout_gradients",
         "The backward pass draws another dropout pattern than the forward pass.",
         "a new pattern drawn in backward; save the seed or the pattern of the forward pass",
-        backward_factor=lambda right, shape, call:
-            right.factor_of(shape, replace(call, seed=call.seed + 1))),
+        backward_dropout_factors=lambda right, shape, call:
+            right.dropout_factors(shape, replace(call, seed=call.seed + 1))),
     row("backward-drops-nothing", "dropout_gradients",
         "The backward pass drops nothing, though the forward pass does.",
         "backward without the pattern; use `dp = keep / (1 - rate) * (dout @ v.mT)`",
-        backward_factor=lambda right, shape, call: np.ones(shape, call.work)),
+        backward_dropout_factors=lambda right, shape, call: np.ones(shape, call.work)),
     row("backward-unscaled", "dropout_gradients",
         "The backward pass has the dropout pattern, but does not divide by 1 - rate.",
         "`dp = keep * (dout @ v.mT)`; divide by `1 - rate`, too",
-        backward_factor=lambda right, shape, call:
-            (right.backward_factor(shape, call) != 0).astype(call.work)),
+        backward_dropout_factors=lambda right, shape, call:
+            (right.backward_dropout_factors(shape, call) != 0).astype(call.work)),
     row("mean-of-all-weights", "dropout_gradients",
         "The sum that the softmax's gradient subtracts counts dropped weights, too.",
         "`(p * (dout @ v.mT)).sum(-1)`; dropped weights do not count: `(dout * out).sum(-1)`",

@@ -33,7 +33,7 @@ def unnormalised_weights(right: Differentiable, weights, cotangent, call):
 
 
 def cotangent_overwritten(right: Differentiable, cotangent: Rounded, call: Call) -> np.ndarray:
-    array = right.received(cotangent, call).copy()
+    array = right.load_cotangent(cotangent, call).copy()
     np.multiply(cotangent.values, 2.0, out=cotangent.values)
     return array
 
@@ -57,7 +57,7 @@ def tangent_of_empty_row_stays(right: DifferentiableLowest, call, tangents):
 
 
 def zero_cotangents_skipped(right: Differentiable, cotangent: Rounded, call: Call) -> np.ndarray:
-    array = right.received(cotangent, call).copy()
+    array = right.load_cotangent(cotangent, call).copy()
     if array.size:
         empty = (array == 0).all((0, 1, 2))
         array[..., empty] = np.roll(array, 1, -1)[..., empty]
@@ -109,27 +109,27 @@ DEVIATIONS = [
     row("cotangent-read-as-contiguous", "gradients",
         "The gradient of the output (dout) is read in memory order, whatever its strides.",
         "`dout.data_ptr()` read as if contiguous; pass `dout.stride()`, or call `.contiguous()`",
-        received=lambda right, cotangent, call:
+        load_cotangent=lambda right, cotangent, call:
             cotangent.values.ravel(order="K").reshape(cotangent.shape).astype(call.work)),
     row("stride-zero-cotangent", "gradient_arrangements",
         "If dout is expanded along the batch, samples after the first get no gradient.",
         "stride 0, as after `dout.expand(B, ...)`, read as size 1; use the stride as it is",
-        received=lambda right, dout, call:
-            right.received(dout, call) * (first(dout.values, 0) | (dout.values.strides[0] != 0))),
+        load_cotangent=lambda right, dout, call:
+            right.load_cotangent(dout, call) * (first(dout.values, 0) | (dout.values.strides[0] != 0))),
     row("scalar-cotangent", "gradient_arrangements",
         "If dout is one number expanded to all elements, only the first row is read.",
         "after `out.sum()` dout is one number with stride 0 everywhere; use strides as they are",
-        received=lambda right, dout, call:
-            right.received(dout, call) * (first(dout.values, 2) | any(dout.values.strides))),
+        load_cotangent=lambda right, dout, call:
+            right.load_cotangent(dout, call) * (first(dout.values, 2) | any(dout.values.strides))),
     row("wide-cotangent-stride", "gradient_arrangements",
         "If the components of dout have a stride of 2, they are read one off.",
         "`dout.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
-        received=lambda right, dout, call:
-            np.roll(right.received(dout, call), components_apart(dout.values), -1)),
+        load_cotangent=lambda right, dout, call:
+            np.roll(right.load_cotangent(dout, call), components_apart(dout.values), -1)),
     row("cotangent-of-ones", "gradients",
         "The gradient is that of the sum of the output, whatever dout is.",
         "`ones_like(out)` for dout; autograd passes dout to backward",
-        received=lambda right, cotangent, call: np.ones(cotangent.shape, call.work)),
+        load_cotangent=lambda right, cotangent, call: np.ones(cotangent.shape, call.work)),
     row("value-alone-forgotten", "gradient_alone",
         "If only the values ask for a gradient, it is zero.",
         "backward runs `if ctx.needs_input_grad[0]` alone; ask for the flag of the values, too",
@@ -156,7 +156,7 @@ DEVIATIONS = [
         statistics=lambda right, scores, call:
             round_to(right.statistics(scores, call), call.fmt).astype(call.work)),
     row("cotangent-overwritten", "gradient_contract", "The backward pass overwrites dout.",
-        "`dout *= ...`; work on a copy", family="contract", received=cotangent_overwritten),
+        "`dout *= ...`; work on a copy", family="contract", load_cotangent=cotangent_overwritten),
     row("key-overwritten-backward", "gradient_contract",
         "The backward pass overwrites the caller's keys.", "`k *= ...` in backward; work on a copy",
         family="contract", differentiate=key_overwritten),
@@ -165,7 +165,7 @@ DEVIATIONS = [
         "p of hidden keys is small, not 0; `where(mask, p, 0)` before `(p * dp).sum(-1)`",
         mean=lambda right, weights, dp, *more:
             right.mean(np.where(weights == 0, weights.dtype.type(2.0**-20), weights), dp, *more),
-        seen=lambda right, scores: np.ones((*scores.shape[:2], scores.shape[-1], 1), bool)),
+        attended_slots=lambda right, scores: np.ones((*scores.shape[:2], scores.shape[-1], 1), bool)),
     row("nan-in-hidden-value-leaks", "gradient_hidden",
         "A NaN in a hidden value reaches the gradients, times a weight of zero.",
         "`p * dp` where p is 0 and dp NaN; use `where(p == 0, 0, p * dp)`, or zero hidden values",
@@ -182,18 +182,19 @@ DEVIATIONS = [
     row("tangent-mean-forgotten", "tangents",
         "The JVP of the softmax is p dS: the row's mean is not subtracted.",
         "`p * dS`; the JVP of the softmax is `p * (dS - (p * dS).sum(-1, keepdim=True))`",
-        moved_mean=lambda right, weights, moved: np.zeros_like(moved[..., :1])),
+        mean_score_tangent=lambda right, weights, moved: np.zeros_like(moved[..., :1])),
     row("tangent-of-values-forgotten", "tangents", "The JVP ignores the tangent of the values.",
         "`dP @ v`; the JVP of the product is `dP @ v + p @ dv`",
-        moved_values=lambda right, weights, dv: np.zeros_like(weights @ dv)),
+        value_tangent=lambda right, weights, dv: np.zeros_like(weights @ dv)),
     row("tangent-of-keys-forgotten", "tangents", "The JVP ignores the tangent of the keys.",
         "`dq @ k.mT`; the JVP of the product is `dq @ k.mT + q @ dk.mT`",
-        moved=lambda right, q, k, dq, dk, call: right.moved(q, k, dq, np.zeros_like(dk), call)),
+        score_tangent=lambda right, q, k, dq, dk, call:
+            right.score_tangent(q, k, dq, np.zeros_like(dk), call)),
     row("tangent-of-empty-row-nan", "tangents",
         "The JVP of a fully masked row is NaN, though its answer is zero.",
         "`(p * dS).sum(-1) / p.sum(-1)` is 0 / 0 in a fully masked row; p needs no division",
-        moved_mean=lambda right, weights, moved:
-            right.moved_mean(weights, moved) / np.where(weights.sum(-1, keepdims=True) == 0, 0, 1)),
+        mean_score_tangent=lambda right, weights, ds: right.mean_score_tangent(weights, ds)
+            / np.where(weights.sum(-1, keepdims=True) == 0, 0, 1)),
     row("tangent-of-empty-row-stays", "tangents",
         "The JVP of a fully masked row is 0, though the row averages the values.",
         "`where(mask.any(-1), dout, 0)`; a row that averages the values moves with them",
@@ -201,5 +202,5 @@ DEVIATIONS = [
     row("zero-cotangents-skipped", "gradient_cotangents",
         "If a component of dout is zero in every row, the one before it stands for it.",
         "components with dout = 0 are skipped, and the index is not advanced",
-        received=zero_cotangents_skipped),
+        load_cotangent=zero_cotangents_skipped),
 ]  # fmt: skip

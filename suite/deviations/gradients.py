@@ -40,13 +40,13 @@ def behind_cap(right: Differentiable, call: Call, cotangent: np.ndarray, wrt: tu
     gradients = right.backward(call, cotangent, wrt)
     query, key = right.load(call.query, call), right.expand(right.load(call.key, call), call)
     bend = np.tanh(right.scores(query, key, call) / call.softcap)
-    return gradients | {"bias": gradients["bias"] * right.slope(bend).mean()}
+    return gradients | {"bias": gradients["bias"] * right.softcap_slope(bend).mean()}
 
 
 def slope_behind_the_bias(right: Differentiable, ds: np.ndarray, *more: Any) -> np.ndarray:
     query, key, call = more
     bend = np.tanh(right.scores(query, key, call) / call.softcap) + right.bias(call) / call.softcap
-    return np.where(ds == 0, 0, ds * right.slope(bend))
+    return np.where(ds == 0, 0, ds * right.softcap_slope(bend))
 
 
 def causal_off_by_one(right: Differentiable, call: Call) -> np.ndarray:
@@ -88,15 +88,15 @@ DEVIATIONS = [
     row("group-not-summed", "gradients",
         "The gradients of keys and values are those of the first query head of a group.",
         "`dk[:, ::group]`; sum over the group: `dk.view(B, Hkv, group, Lk, D).sum(2)`",
-        grouped=lambda right, x, call: right.by_group(x, call)[:, :, 0]),
+        sum_over_groups=lambda right, x, call: right.split_groups(x, call)[:, :, 0]),
     row("group-averaged", "gradients",
         "The gradients of keys and values are averaged over the query heads of a group.",
         "`.mean(2)` over a group; sum: `dk.view(B, Hkv, group, Lk, D).sum(2)`",
-        grouped=lambda right, x, call: right.by_group(x, call).mean(2)),
+        sum_over_groups=lambda right, x, call: right.split_groups(x, call).mean(2)),
     row("group-tiled-backward", "gradients",
         "The gradients of keys and values sum heads h, h + Hkv ... and not the heads of a group.",
         "`dk.view(B, group, Hkv, Lk, D).sum(1)`; it is `.view(B, Hkv, group, Lk, D).sum(2)`",
-        by_group=lambda right, x, call:
+        split_groups=lambda right, x, call:
             x.reshape(call.sizes.B, call.sizes.group, call.sizes.Hkv, *x.shape[2:]).swapaxes(1, 2)),
     row("bias-gradient-zero", "gradient_of_bias", "The gradient of the bias is zero.",
         "`zeros_like(bias)` in backward; use `dbias = p * (dp - (p * dp).sum(-1, keepdim=True))`",
@@ -139,20 +139,20 @@ DEVIATIONS = [
     row("cap-slope-forgotten", "gradients",
         "The derivative of the softcap is missing in the backward pass.",
         "`ds` goes on unchanged behind a softcap; use `ds * (1 - tanh(s / softcap) ** 2)`",
-        uncapped=lambda right, ds, query, key, call: ds),
+        softcap_backward=lambda right, ds, query, key, call: ds),
     row("cap-slope-not-squared", "gradients",
         "The derivative of the softcap is 1 - |tanh|, not 1 - tanh².",
         "`1 - t.abs()` for `t = tanh(s / softcap)`; the derivative is `1 - t * t`",
-        slope=lambda right, bend: 1 - np.abs(bend)),
+        softcap_slope=lambda right, bend: 1 - np.abs(bend)),
     row("cap-slope-of-capped-scores", "gradients",
         "The derivative of the softcap takes tanh of scores that are capped already.",
         "`1 - tanh(capped / softcap) ** 2`; it is `1 - (capped / softcap) ** 2`",
-        slope=lambda right, bend: 1 - np.tanh(bend) ** 2),
+        softcap_slope=lambda right, bend: 1 - np.tanh(bend) ** 2),
     row("cap-slope-behind-the-bias", "gradients",
         "The derivative of the softcap is taken of capped scores to which a bias was added.",
         "`1 - (s / softcap) ** 2` where `s += bias` came before; keep the capped scores",
         when=lambda call: call.softcap is not None and call.bias is not None,
-        uncapped=slope_behind_the_bias),
+        softcap_backward=slope_behind_the_bias),
     row("key-transposed-twice", "gradients",
         "With Lk == D the gradient of the queries takes the keys transposed.",
         "`ds @ k.mT`, which has a fitting shape if Lk == D; use `dq = scale * ds @ k`",

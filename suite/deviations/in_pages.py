@@ -47,10 +47,10 @@ def latent_stored_in_the_page_before_stored(
     right: AbsorbedKernel, arrays: Mapping[str, Rounded], inputs: Inputs
 ) -> dict[str, Rounded]:
     if "page_table" not in arrays:
-        return right.stored(arrays, inputs)
+        return right.after_store(arrays, inputs)
     table = arrays["page_table"]
     rolled = Rounded(np.roll(table.values, 1, 1), table.fmt)
-    return {**right.stored({**arrays, "page_table": rolled}, inputs), "page_table": table}
+    return {**right.after_store({**arrays, "page_table": rolled}, inputs), "page_table": table}
 
 
 def aligned_at_the_longest(inputs: Inputs) -> Changes:
@@ -88,8 +88,8 @@ def slots_taken_for_heads(inputs: Inputs) -> Changes:
 
 
 def quantized_scales_in_order(right: QuantizedKernel, call: Coded, inputs: Inputs) -> Coded:
-    made, table = right.gathered(call, inputs), in_order(call.arrays["page_table"])
-    other = right.gathered(
+    made, table = right.from_pages(call, inputs), in_order(call.arrays["page_table"])
+    other = right.from_pages(
         replace(call, arrays={**call.arrays, "page_table": table}), inputs
     ).arrays
     scales = {name: other[name] for name in other if name.endswith("scale")}
@@ -102,11 +102,11 @@ def latent_in_order(name: str) -> Callable[..., Mapping[str, Rounded]]:
     def gathered(
         right: LatentKernel, arrays: Mapping[str, Rounded], inputs: Inputs
     ) -> Mapping[str, Rounded]:
-        made, table = right.gathered(arrays, inputs), arrays.get("page_table")
+        made, table = right.from_pages(arrays, inputs), arrays.get("page_table")
         if table is None or name not in made:
             return made
         other = {**arrays, "page_table": Rounded(in_order(table.values), table.fmt)}
-        return {**made, name: right.gathered(other, inputs)[name]}
+        return {**made, name: right.from_pages(other, inputs)[name]}
 
     return gathered
 
@@ -182,7 +182,7 @@ DEVIATIONS = [
         "Codes are read by the table, and their scales in the order of the pool.",
         "`scale[position]` beside `codes[page_table]`; both lie in pages",
         when=lambda call: "page_table" in call.arrays,
-        gathered=quantized_scales_in_order),
+        from_pages=quantized_scales_in_order),
     row("quantized-stored-in-the-page-before", "values",
         "New codes are stored in the page before, and read from where they belong.",
         "`page_table[b, position // size - 1]`; count pages from 0",
@@ -194,22 +194,22 @@ DEVIATIONS = [
     row("latent-stored-afterwards", "values",
         "New latents are stored after the call has attended what lay in their slots.",
         "attention before `concat_and_cache_mla`; store new tokens first", right=AbsorbedKernel,
-        attended=lambda right, arrays, inputs:
+        attended_arrays=lambda right, arrays, inputs:
             {name: x for name, x in arrays.items() if not name.startswith(NEW)}),
     row("latent-rotary-keys-not-stored", "values",
         "Of new tokens the latents are stored, and the rotary keys are not.",
         "`kv_c` is stored, and `k_pe` is not", right=LatentKernel,
-        stored=lambda right, arrays, inputs:
-            {**right.stored(arrays, inputs), "key_rope": arrays["key_rope"]}),
+        after_store=lambda right, arrays, inputs:
+            {**right.after_store(arrays, inputs), "key_rope": arrays["key_rope"]}),
     row("latent-stored-in-the-page-before", "values",
         "New latents are attended, and stored in the page before their own.",
         "`page_table[b, position // size - 1]`; count pages from 0", right=AbsorbedKernel,
-        stored=latent_stored_in_the_page_before_stored,
-        attended=lambda right, arrays, inputs: right.stored(arrays, inputs)),
+        after_store=latent_stored_in_the_page_before_stored,
+        attended_arrays=lambda right, arrays, inputs: right.after_store(arrays, inputs)),
     row("latent-rotary-keys-in-order", "values",
         "Latents are read by the table, and rotary keys in the order of the pool.",
         "`k_pe[position]` beside `c[page_table]`; both lie in pages", right=LatentKernel,
-        gathered=latent_in_order("key_rope")),
+        from_pages=latent_in_order("key_rope")),
     *of_kernel("paged", PagedKernel, [*PAGES, *LAYOUT], noun="keys"),
     *of_kernel("paged", PagedKernel, CLAMPED, "bad_problem", "keys"),
     *of_kernel("paged", PagedKernel, ASCENDING, "invariant_pages", "keys"),

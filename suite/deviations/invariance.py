@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import one_query
+from attention_conformance.suite.deviations.conditions import has_one_query
 from attention_conformance.suite.deviations.deviation import counted, deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.spec.dtypes import round_to
@@ -119,11 +119,11 @@ DEVIATIONS = [
     row("newest-key-unseen", "invariant_decode",
         "With one query the key that was appended last is not seen.",
         "`j < cache_length` before the new key was counted; the query sees its own key",
-        family="mask", when=one_query, hide=without_last_key),
+        family="mask", when=has_one_query, hide=without_last_key),
     row("cache-rolls-over", "invariant_decode",
         "With one query keys before the last 32 are not seen.",
         "`j % 32` in a ring buffer, or a window of 32; without a window all keys are seen",
-        family="mask", when=one_query,
+        family="mask", when=has_one_query,
         hide=lambda right, scores, allowed, call: np.where(
             np.arange(call.sizes.Lk) < call.sizes.Lk - 32, -np.inf,
             right.hide(scores, allowed, call))),

@@ -28,7 +28,7 @@ def last_key_dropped(right: AbsorbedKernel, call: Call) -> np.ndarray | None:
 def lse_without_rotary(right: LatentKernel, scores: np.ndarray, call: Call) -> np.ndarray:
     D = call.sizes.D // 2
     short = replace(call, query=call.query[..., :D], key=call.key[..., :D])
-    return right.log_sum_exp(right.final(short), short)
+    return right.log_sum_exp(right.final_scores(short), short)
 
 
 def absorbed_weights_kept(right: AbsorbedKernel, arrays: Any) -> Arrays:
@@ -58,7 +58,7 @@ DEVIATIONS = [
         allowed=last_key_dropped),
     row("latent-causal-at-the-first-key", "values", "The causal mask is aligned at the first key.",
         "`tril()` of (Lq, Lk); shift it by Lk - Lq", family="mask", right=LatentKernel,
-        limit=lambda right, row, call: row),
+        last_causal_key=lambda right, row, call: row),
     row("latent-absorbed-in-float16", "values",
         "Projected queries are rounded to float16, whatever the dtype.",
         "`.half()` before the product with `w_uk`", family="numerics",
@@ -74,7 +74,7 @@ DEVIATIONS = [
     row("latent-rotary-gradient-of-one-head", "gradients",
         "The gradient of rotary keys is that of the first head.",
         "`k_pe.expand(...)` whose gradient is read for one head; sum over the heads",
-        family="gradient", right=LatentKernel, over_heads=lambda right, key: key[:, 0]),
+        family="gradient", right=LatentKernel, sum_over_heads=lambda right, key: key[:, 0]),
     row("latent-gradient-of-keys-alone", "gradients",
         "Latents get the gradient of the keys, and not that of the values.",
         "`latent.detach()` in one of the two products", family="gradient", right=LatentKernel,

@@ -39,7 +39,7 @@ def kernel_scaled_in_place(right: MultiHeadKernel, call: LayerCall) -> float:
 def padding_shifted_in_place(
     right: MultiHeadKernel, valid: np.ndarray, call: LayerCall
 ) -> np.ndarray:
-    mask = right.padded(valid.copy(), call)
+    mask = right.padding_mask(valid.copy(), call)
     valid[:, 1:] |= valid[:, :-1].copy()
     return mask
 
@@ -138,11 +138,11 @@ DEVIATIONS = [
     row("padding-shifted-in-place", "contract",
         "Every call makes one key more valid in the caller's padding mask.",
         "`valid[:, 1:] |= ...` on the caller's mask; work on a copy", family="contract",
-        padded=padding_shifted_in_place),
+        padding_mask=padding_shifted_in_place),
     row("layer-folded-at-creation", "stateless",
         "The layer computes with copies of its parameters that were made when it was created.",
         "weights folded or packed in the constructor; make them of the parameters at every call",
-        family="state", right=LayerHolding, taken=lambda right, held, made: made),
+        family="state", right=LayerHolding, used_parameters=lambda right, held, copies: copies),
     row("layer-mask-cut-to-fit", "bad_problem", "A mask that is too large is cut, not refused.",
         "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast",
         family="contract", validate_mask=lambda right, *_: None,

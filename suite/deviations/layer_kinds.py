@@ -36,7 +36,7 @@ from attention_conformance.suite.deviations.problems import of_array
 def score_vector_inside_active(
     right: AdditiveKernel, pairs: np.ndarray, call: LayerCall
 ) -> np.ndarray:
-    vector = right.vector(call)
+    vector = right.unit_weights(call)
     return np.tanh(pairs if vector is None else pairs * vector)
 
 
@@ -120,7 +120,7 @@ def norms_always_behind(right: EncoderKernel, call: LayerCall) -> tuple[np.ndarr
 
 
 def residual_of_what_is_normed(right: EncoderKernel, x: np.ndarray, call: LayerCall) -> np.ndarray:
-    attended = right.attended(x, call)
+    attended = right.attention_output(x, call)
     return attended + x - right.load(call.query, call) if call.pre else attended
 
 
@@ -140,15 +140,16 @@ DEVIATIONS = [
         "The learned scale of concat attention multiplies the tanh, not what is inside it.",
         "`scale * tanh(q + k)`; it is `tanh(scale * (q + k))`", right=ConcatKernel,
         pairs=lambda right, query, key, call: right.pairs(query, key, call),
-        active=lambda right, pairs, call: right.active(pairs, call) * right.number("scale", call)),
+        tanh_units=lambda right, pairs, call:
+            right.tanh_units(pairs, call) * right.scalar_parameter("scale", call)),
     row("tanh-omitted", "values", "Additive scores have no tanh.",
         "`((q + k) * w).sum(-1)`; additive scores are `(tanh(q + k) * w).sum(-1)`",
-        active=lambda right, pairs, call: pairs),
+        tanh_units=lambda right, pairs, call: pairs),
     row("tanh-of-each", "values",
         "Additive scores take the tanh of query and key each, not of their sum.",
         "`tanh(q) + tanh(k)`; additive scores take `tanh(q + k)`",
         pairs=lambda right, query, key, call: right.pairs(np.tanh(query), np.tanh(key), call),
-        active=lambda right, pairs, call: pairs),
+        tanh_units=lambda right, pairs, call: pairs),
     row("score-vector-ignored", "values",
         "Additive scores do not weight the units with the score vector.",
         "`tanh(q + k).sum(-1)`; additive scores are `(tanh(q + k) * w).sum(-1)`",
@@ -156,7 +157,7 @@ DEVIATIONS = [
     row("score-vector-inside", "values",
         "Additive scores multiply by the score vector before the tanh, not after it.",
         "`tanh(w * (q + k)).sum(-1)`; additive scores are `(w * tanh(q + k)).sum(-1)`",
-        active=score_vector_inside_active, vector=lambda right, call: None),
+        tanh_units=score_vector_inside_active, unit_weights=lambda right, call: None),
     row("additive-scores-scaled", "values",
         "Additive scores are divided by the root of the number of units.",
         "`/ sqrt(units)` behind the sum; additive scores are not scaled", family="scale",
@@ -261,7 +262,7 @@ DEVIATIONS = [
         facts={"normed_axes": (1, 3)}),
     normed("norm-without-mean", "values", "The norm of queries and keys does not subtract the mean.",
         "`RMSNorm` in place of `LayerNorm`; subtract the mean",
-        level=lambda right, x: np.zeros_like(x)),
+        norm_centre=lambda right, x: np.zeros_like(x)),
     normed("gain-of-the-keys-forgotten", "values",
         "Keys are normalised, but not multiplied by their gain.", "`norm(k)` without `* gain_k`",
         problem=of_array("key_gain", np.ones_like)),
@@ -292,12 +293,12 @@ DEVIATIONS = [
     gated("gate-on-the-values", "values",
         "Every token gates its own values before attention, not the heads of its own row.",
         "`v * gate` before `p @ v`; a gate multiplies the heads of a query: `(p @ v) * gate`",
-        when=lambda call: "gate_kernel" in call.parameters and call.own,
+        when=lambda call: "gate_kernel" in call.parameters and call.self_attention,
         attend=lambda right, weights, value, call:
             right.attend(weights, value * right.gate(call), call),
-        gated=lambda right, attended, call: attended),
+        apply_gate=lambda right, attended, call: attended),
     gated("gate-not-squashed", "values", "The gate has no sigmoid.",
-        "`heads * w_g(x)`; it is `heads * sigmoid(w_g(x))`", squashed=lambda right, y: y),
+        "`heads * w_g(x)`; it is `heads * sigmoid(w_g(x))`", sigmoid=lambda right, y: y),
     gated("gate-of-the-next-head", "values", "Every head has the gate of the head before it.",
         "`gate[:, h - 1]`; head h has `gate[:, h]`", family="heads",
         gate=lambda right, call: np.roll(right.gate(call), 1, axis=1)),
@@ -309,7 +310,7 @@ DEVIATIONS = [
     gated("gate-behind-the-mixing", "values",
         "The output is gated, not the heads before the output projection.",
         "`w_o(heads) * gate`; it is `w_o(heads * gate)`",
-        gated=lambda right, attended, call: attended, output=gate_behind_the_mixing_output),
+        apply_gate=lambda right, attended, call: attended, output=gate_behind_the_mixing_output),
     encoder("second-norm-is-the-first", "values", "The second norm has gain and offset of the first.",
         "`self.norm1` twice; the second norm is `self.norm2`",
         norm=lambda right, x, name, call: right.norm(x, "norm1", call)),
@@ -320,22 +321,23 @@ DEVIATIONS = [
     encoder("residual-of-what-is-normed", "values",
         "With norms first, the residual adds the normed tokens, not the tokens.",
         "`x = norm(x)`, then `x + attend(x)`; it is `x + attend(norm(x))`",
-        attended=residual_of_what_is_normed),
+        attention_output=residual_of_what_is_normed),
     encoder("first-residual-left-out", "values", "Attention has no residual.",
         "`x = attend(x)`; it is `x + attend(x)`",
-        first=lambda right, x, attended, call: right.first(0 * x, attended, call)),
+        attention_residual=lambda right, x, attended, call:
+            right.attention_residual(0 * x, attended, call)),
     encoder("second-residual-left-out", "values", "The feed-forward network has no residual.",
         "`y = network(y)`; it is `y + network(y)`",
-        second=lambda right, y, network, call: right.second(0 * y, network, call)),
+        network_residual=lambda right, y, network, call: right.network_residual(0 * y, network, call)),
     encoder("second-residual-twice", "values",
         "The residual of the feed-forward network is added twice.",
         "`network(y) + y` inside the network, and `y +` outside; add y once",
-        second=lambda right, y, network, call: right.second(2 * y, network, call)),
+        network_residual=lambda right, y, network, call: right.network_residual(2 * y, network, call)),
     encoder("second-residual-of-the-input", "values",
         "The residual of the feed-forward network adds the tokens of the layer, not what attention gave.",
         "`x + network(y)`; it is `y + network(y)`",
-        second=lambda right, y, network, call:
-            right.second(right.load(call.query, call), network, call)),
+        network_residual=lambda right, y, network, call:
+            right.network_residual(right.load(call.query, call), network, call)),
     encoder("gelu-by-tanh", "values", "gelu is approximated by a hyperbolic tangent.",
         '`F.gelu(h, approximate="tanh")`; the exact one has `erf`', family="numerics",
         gelu=lambda right, h: h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3))) / 2),
@@ -344,7 +346,7 @@ DEVIATIONS = [
     encoder("mask-once-for-both", "values", "Beside padding a mask of queries and keys has no effect.",
         "`src_key_padding_mask` replaces `src_mask`; both apply: `mask & valid`", family="mask",
         when=lambda call: call.valid is not None,
-        allowed=lambda right, call: right.padded(call.valid.values, call)),
+        allowed=lambda right, call: right.padding_mask(call.valid.values, call)),
     encoder("padded-rows-are-zeros", "values", "Tokens that are padding get zeros, not an answer.",
         "`out.masked_fill(padding, 0)`; padded tokens are answered like others", family="mask",
         deliver=padded_rows_are_zeros),

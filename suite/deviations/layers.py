@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.conditions import grouped
+from attention_conformance.suite.deviations.conditions import has_groups
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.layer import Heads, LayerCall, MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import (
@@ -35,7 +35,7 @@ def heads_split_before_projection(
 
 def packed_heads_first(right: MultiHeadKernel, call: LayerCall) -> Heads:
     q, k, v = right.heads(call)
-    if not call.own or call.sizes.H != call.sizes.Hkv or q.shape != v.shape:
+    if not call.self_attention or call.sizes.H != call.sizes.Hkv or q.shape != v.shape:
         return q, k, v
     mixed = np.stack((q, k, v), 1).reshape(len(q), q.shape[1], 3, *q.shape[2:])
     return mixed[:, :, 0], mixed[:, :, 1], mixed[:, :, 2]
@@ -74,7 +74,7 @@ def single_average_keeps_batch(right: MultiHeadKernel, query, key, value, **rest
 
 
 def concat_default_scale(right: ConcatKernel, name, call):
-    n = right.number(name, call)
+    n = right.scalar_parameter(name, call)
     return n / 2 if name == "scale" and "scale" not in call.parameters else n
 
 
@@ -157,7 +157,7 @@ DEVIATIONS = [
     row("groups-from-first-head", "values",
         "With grouped heads all query heads use the first key/value head.",
         "`k[:, :1].expand(-1, H, -1, -1)`; query head h reads `k[:, h // group]`", family="heads",
-        when=grouped, expand=lambda right, x, call: np.repeat(x[:, :1], call.sizes.H, 1)),
+        when=has_groups, expand=lambda right, x, call: np.repeat(x[:, :1], call.sizes.H, 1)),
     row("query-bias-dropped", "values", "Queries are projected without their bias.",
         "`F.linear(x, w_q)` without `b_q`; use `x @ w_q + b_q`",
         problem=of_array("query_bias", np.zeros_like)),
@@ -225,10 +225,10 @@ DEVIATIONS = [
         when=lambda call: call.training and call.rate > 0),
     no_padding("padding-lost-across", "values", "In cross-attention padding has no effect.",
         "padding is used `if query is key` alone; it belongs to the keys",
-        when=lambda call: not call.own),
+        when=lambda call: not call.self_attention),
     no_padding("padding-lost-without-batch", "values",
         "Without a batch axis padding has no effect.",
-        "a path for inputs (L, E) that leaves out the padding", when=lambda call: call.single),
+        "a path for inputs (L, E) that leaves out the padding", when=lambda call: call.squeezed),
     no_causal("causal-lost-with-average-weights", "values",
         "The causal flag has no effect if average weights are returned.",
         "a path for returned average weights that leaves out the causal mask",
@@ -240,7 +240,7 @@ DEVIATIONS = [
     row("concat-default-scale", "values",
         "Concat attention without a learned scale multiplies by 1/2.",
         "a default of 0.5 for the scale; without `use_scale` it is 1", family="scale",
-        right=ConcatKernel, number=concat_default_scale),
+        right=ConcatKernel, scalar_parameter=concat_default_scale),
     no_causal("additive-causal-lost-with-projection", "values",
         "In additive attention with projected queries the causal flag has no effect.",
         "a path for projected queries that leaves out the causal mask", right=AdditiveKernel,

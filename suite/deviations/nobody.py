@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.conditions import half
+from attention_conformance.suite.deviations.conditions import is_float16
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
@@ -163,7 +163,7 @@ DEVIATIONS = [
     row("large-scores-are-clamped", "election",
         "In float16 products of queries and keys are clamped at 65504 before the scale.",
         "`(q @ k.mT).clamp(-65504, 65504) * scale`; scale q first, or keep scores in float32",
-        family="numerics", when=half, scores=large_scores_are_clamped),
+        family="numerics", when=is_float16, scores=large_scores_are_clamped),
     numeric("nan-in-bias-is-zero", "election", "A NaN in a bias counts as 0.",
         "`bias.nan_to_num()`; NaN must stay NaN", when=lambda call: call.bias is not None,
         bias=lambda right, call: np.nan_to_num(right.bias(call), posinf=np.inf, neginf=-np.inf)),

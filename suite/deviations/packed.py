@@ -9,28 +9,28 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.suite.deviations.deviation import accumulated, deviation, memory, twins
-from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, Pair
+from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, SegmentSlices
 from attention_conformance.suite.deviations.kernels.paged import PagedKernel
 from attention_conformance.suite.spec.inputs import Inputs
 
 Arrays = dict[str, np.ndarray]
 
 
-def ends_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[Pair]]:
+def ends_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[SegmentSlices]]:
     """The segments whose keys end elsewhere: a function of the keys of a segment."""
 
-    def segments(right: PackedKernel, pack: Pack) -> list[Pair]:
+    def segments(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
         return [(rows, slice(keys.start, end(keys, pack))) for rows, keys in right.segments(pack)]
 
     return segments
 
 
-def rows_begin_later(right: PackedKernel, pack: Pack) -> list[Pair]:
-    edges = np.minimum(pack.queries + (pack.queries > 0), len(pack.query))
-    return right.segments(replace(pack, queries=edges))
+def rows_begin_later(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
+    edges = np.minimum(pack.query_bounds + (pack.query_bounds > 0), len(pack.query))
+    return right.segments(replace(pack, query_bounds=edges))
 
 
-def empty_segments_left_out(right: PackedKernel, pack: Pack) -> list[Pair]:
+def empty_segments_left_out(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
     segments = right.segments(pack)
     rows = [rows for rows, _ in segments if rows.stop > rows.start]
     return list(zip(rows, [keys for _, keys in segments][: len(rows)], strict=True))
@@ -83,7 +83,7 @@ PERSONS = {"is_user_code": True, "elections": {}}
 """What a kernel that a person handed over declares."""
 
 
-def without_keys_shifts_the_rest(right: PackedKernel, pack: Pack) -> list[Pair]:
+def without_keys_shifts_the_rest(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
     pairs = right.segments(pack)
     skipped = next((n for n, (_, keys) in enumerate(pairs) if keys.start == keys.stop), None)
     if skipped is None or pairs[skipped][0].start == pairs[skipped][0].stop:
@@ -99,7 +99,7 @@ DEVIATIONS = [
         "The segments of the first call of a shape serve all later ones.",
         "segments cached by the shapes of q and k; `cu_seqlens` belongs to the key", family="state",
         segments=lambda right, pack: memory(right).setdefault(
-            (pack.query.shape, pack.key.shape, pack.fmt.name, len(pack.queries)),
+            (pack.query.shape, pack.key.shape, pack.fmt.name, len(pack.query_bounds)),
             right.segments(pack))),
     row("packed-as-one", "values", "Segments are ignored: every query sees the keys of all.",
         "`cu_seqlens` is accepted and not used; a query sees the keys of its own segment",
@@ -117,7 +117,7 @@ DEVIATIONS = [
     row("packed-last-segment-missing", "values",
         "Of more than two segments the last is not computed.",
         "`range(len(cu_seqlens) - 2)`; there are `len(cu_seqlens) - 1` segments",
-        when=lambda pack: len(pack.queries) > 3,
+        when=lambda pack: len(pack.query_bounds) > 3,
         segments=lambda right, pack: right.segments(pack)[:-1]),
     row("packed-empty-segments-left-out", "values",
         "Segments without queries are left out of the queries' list, but not of the keys'.",
@@ -143,7 +143,7 @@ DEVIATIONS = [
     *twins({"packed-heads-by-turns": PackedKernel, "paged-heads-in-turn": PagedKernel}, "values",
         "Query heads take the key/value heads in turn (0, 1, 0, 1), not by groups (0, 0, 1, 1).",
         "`k[:, h % Hkv]`; it is `k[:, h // (H // Hkv)]`", family="heads",
-        heads=lambda right, pack: np.arange(pack.query.shape[1]) % pack.key.shape[1]),
+        key_heads=lambda right, pack: np.arange(pack.query.shape[1]) % pack.key.shape[1]),
     row("packed-maximum-of-the-pack", "segments_apart",
         "The number subtracted from the scores depends on the largest query of the whole pack.",
         "one maximum for the whole pack; every row subtracts its own",
@@ -151,11 +151,11 @@ DEVIATIONS = [
     row("packed-hidden-by-factor", "segments_apart",
         "Values of other segments are added times 0, so that NaN comes through.",
         "`0 * v` of other segments is added, and `0 * nan` is NaN; leave other segments out",
-        output=lambda right, pack: right.output(pack) + 0.0 * pack.value.sum(0)[right.heads(pack)]),
+        output=lambda right, pack: right.output(pack) + 0.0 * pack.value.sum(0)[right.key_heads(pack)]),
     row("packed-alone-unscaled", "invariant_segments",
         "One segment alone, of less than 20 tokens, is not scaled.",
         "a path for one short segment that leaves out the scale", family="scale",
-        when=lambda pack: len(pack.queries) == 2 and len(pack.query) < 20,
+        when=lambda pack: len(pack.query_bounds) == 2 and len(pack.query) < 20,
         output=lambda right, pack: right.output(replace(pack, scale=1.0))),
     row("packed-key-gradients-of-the-first", "gradients",
         "Only the keys of the first segment get a gradient.",

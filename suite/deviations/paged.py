@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.suite.deviations.deviation import Deviation, deviation, memory
-from attention_conformance.suite.deviations.kernels.packed import Pack, Pair
+from attention_conformance.suite.deviations.kernels.packed import Pack, SegmentSlices
 from attention_conformance.suite.deviations.kernels.paged import Paged, PagedKernel
 from attention_conformance.suite.deviations.layouts import in_order
 from attention_conformance.suite.spec.case import Case
@@ -24,7 +24,7 @@ def reading(name: str, change: Callable[[Array, Inputs], Array]) -> Callable[...
     """The step that reads one of the arrays of a call in another way."""
 
     def gathered(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
-        return right.gathered({**arrays, name: change(arrays[name], inputs)}, inputs)
+        return right.packed_call({**arrays, name: change(arrays[name], inputs)}, inputs)
 
     return gathered
 
@@ -45,7 +45,7 @@ def window_short(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> A
     return right.allowed(replace(pack, case=shorter), rows, keys)
 
 
-def idle_samples_left_out(right: PagedKernel, pack: Pack) -> list[Pair]:
+def idle_samples_left_out(right: PagedKernel, pack: Pack) -> list[SegmentSlices]:
     segments = right.segments(pack)
     rows = [rows for rows, _ in segments if rows.stop > rows.start]
     full = [keys for _, keys in segments if keys.stop > keys.start]
@@ -62,7 +62,7 @@ def shared_pages_once(
 
 
 def common_pages_unmasked(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    own = [pack.slots[a:b] for a, b in zip(pack.keys[:-1], pack.keys[1:], strict=True)]
+    own = [pack.slots[a:b] for a, b in zip(pack.key_bounds[:-1], pack.key_bounds[1:], strict=True)]
     shortest = min(map(len, own))
     same = np.stack([slots[:shortest] for slots in own])
     common = int(np.logical_and.accumulate((same == same[0]).all(0)).sum()) if len(own) > 1 else 0
@@ -72,7 +72,7 @@ def common_pages_unmasked(right: PagedKernel, pack: Paged, rows: slice, keys: sl
 
 def tail_by_factor(right: PagedKernel, pack: Paged) -> Array:
     size = pack.pools[1].shape[1]
-    page, place = np.divmod(pack.slots[pack.keys[1:] - 1], size)
+    page, place = np.divmod(pack.slots[pack.key_bounds[1:] - 1], size)
     behind = pack.pools[1][page[place < size - 1], -1]
     out: Array = right.output(pack) + 0.0 * behind.sum()
     return out
@@ -101,7 +101,7 @@ def of_the_last_sample(
 
 def row_overrun_refuse(right: PagedKernel, arrays: dict[str, Array], case: Case) -> None:
     slots = arrays["page_table"].shape[1] * right.pools(arrays, case)[0].shape[1]
-    right.refuse({**arrays, "key_lengths": arrays["key_lengths"].clip(max=slots)}, case)
+    right.validate({**arrays, "key_lengths": arrays["key_lengths"].clip(max=slots)}, case)
 
 
 def on_in_the_next_row(
@@ -171,7 +171,7 @@ def left_out(batch: str, option: str) -> Deviation:
 
 
 def values_in_order(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
-    pack = right.gathered(arrays, inputs)
+    pack = right.packed_call(arrays, inputs)
     value = pack.pools[1].reshape(-1, *pack.pools[1].shape[2:])
     return replace(pack, value=value[: len(pack.slots)])
 
@@ -182,10 +182,10 @@ DEVIATIONS = [
     row("paged-values-in-order", "values",
         "Values are read from pages 0, 1 and so on; only keys follow the table.",
         "`v_cache[k_block]` computed without the table; both pools have one table",
-        gathered=values_in_order),
+        packed_call=values_in_order),
     row("paged-table-in-order", "layouts", "The table is read as if its rows were contiguous.",
         "`b * T + j` in the memory of the table; take its strides", family="layout",
-        gathered=reading("page_table", lambda table, inputs: in_order(table))),
+        packed_call=reading("page_table", lambda table, inputs: in_order(table))),
     row("paged-values-layout-mistaken", "values",
         "Values of pages with heads before slots are read as if slots came first.",
         "`v_cache.view(pages, size, heads, dim)`, and keys transposed; transpose both",
@@ -200,7 +200,7 @@ DEVIATIONS = [
     row("paged-lengths-in-order", "inner_layouts",
         "The numbers of keys are read as if they were contiguous.",
         "`seqused_k.data_ptr()[b]`; take its stride", family="layout",
-        gathered=reading("key_lengths", lambda lengths, inputs: in_order(lengths))),
+        packed_call=reading("key_lengths", lambda lengths, inputs: in_order(lengths))),
     row("paged-first-entry-alone", "values",
         "Only the first entry of a sample's table is read; later pages are taken to lie behind it.",
         "`block_table[0, 0] + j // page_size`; every page has its own entry",
@@ -223,23 +223,23 @@ DEVIATIONS = [
             right.slots(table, sample, length, size) + 1),
     row("paged-last-page-whole", "values", "The last page of a sample is attended to its end.",
         "`ceil(seqused_k / page_size) * page_size` keys; hide slots behind `seqused_k`",
-        lengths=lambda right, lengths, size: -(-lengths // size) * size),
+        key_counts=lambda right, lengths, size: -(-lengths // size) * size),
     row("paged-last-page-missing", "values",
         "A last page that is not full is not read, except by samples with no other page.",
         "`seqused_k // page_size` pages; round up",
-        lengths=lambda right, lengths, size:
+        key_counts=lambda right, lengths, size:
             np.where(lengths >= size, lengths // size * size, lengths)),
     row("paged-full-page-never-read", "values", "A last page that is exactly full is not read.",
         "`seqused_k % page_size` slots of the last page, which is 0 for a full one",
-        lengths=lambda right, lengths, size:
+        key_counts=lambda right, lengths, size:
             np.where(lengths % size == 0, np.maximum(lengths - size, 0), lengths)),
     row("paged-keys-end-earlier", "values",
         "A sample does not see its newest key, unless it has no other.",
         "`j < seqused_k - 1`; the newest key counts, too",
-        lengths=lambda right, lengths, size: np.where(lengths > 1, lengths - 1, lengths)),
+        key_counts=lambda right, lengths, size: np.where(lengths > 1, lengths - 1, lengths)),
     row("paged-keys-end-later", "values", "A sample sees the slot behind its last key.",
         "`j <= seqused_k`; it is `j < seqused_k`",
-        lengths=lambda right, lengths, size: np.where(lengths > 0, lengths + 1, lengths)),
+        key_counts=lambda right, lengths, size: np.where(lengths > 0, lengths + 1, lengths)),
     row("paged-aligned-first", "values", "The causal mask counts from the first query of a chunk.",
         "`j <= i`; the last query of a chunk is at the last key: `j <= i + keys - queries`",
         allowed=lambda right, pack, rows, keys:
@@ -289,20 +289,20 @@ DEVIATIONS = [
     row("paged-page-from-the-end", "bad_problem",
         "A negative page is counted from the end of the pool.",
         "`cache[block_table]`, in which -1 is the last page; raise for negative pages",
-        gathered=reading("page_table", lambda table, inputs:
+        packed_call=reading("page_table", lambda table, inputs:
             np.where(table < 0, table + inputs.letters["p"], table))),
     row("paged-row-overrun", "bad_problem",
         "A sample with more keys than its row of the table has slots reads on in the next row.",
         "`block_table.view(-1)[b * T + j]`; raise if `seqused_k > T * page_size`",
-        refuse=row_overrun_refuse, slots=on_in_the_next_row),
+        validate=row_overrun_refuse, slots=on_in_the_next_row),
     row("paged-length-from-the-end", "bad_problem",
         "A negative number of keys is counted from the last slot of the table.",
         "`k[:length]`, which leaves keys out at the end; raise for negative lengths",
-        gathered=reading("key_lengths", length_from_the_end)),
+        packed_call=reading("key_lengths", length_from_the_end)),
     row("paged-offsets-unchecked", "bad_problem",
         "Offsets of queries that fall are taken as they come.",
         "offsets taken as they come; raise if `cu_seqlens_q` falls",
-        refuse=lambda right, arrays, case: right.refuse({**arrays, "query_offsets":
+        validate=lambda right, arrays, case: right.validate({**arrays, "query_offsets":
             np.maximum.accumulate(arrays["query_offsets"])}, case)),
     left_out("steps", "uncapped"),
     left_out("steps", "unscaled"),
@@ -310,7 +310,7 @@ DEVIATIONS = [
         "Batches of decoding read the heads of pages with heads before slots in reverse.",
         "a kernel for batches of decoding with strides of slots first", family="heads",
         when=lambda inputs: of_steps(inputs) and heads_first(inputs),
-        gathered=reading("key", lambda key, inputs: key[:, ::-1])),
+        packed_call=reading("key", lambda key, inputs: key[:, ::-1])),
     left_out("prompts", "unwindowed"),
     left_out("prompts", "uncapped"),
     left_out("cascade", "unwindowed"),
@@ -322,7 +322,7 @@ DEVIATIONS = [
             right.slots(table, sample % 8, length, size)),
     row("paged-keys-of-one-split", "values", "Keys behind the 128th of a sample are not read.",
         "one split of 128 keys; loop over further ones",
-        lengths=lambda right, lengths, size: np.minimum(lengths, 128)),
+        key_counts=lambda right, lengths, size: np.minimum(lengths, 128)),
     left_out("heads-first", "uncapped"),
     row("paged-chunk-behind-apage-unmasked", "values",
         "Chunks behind exactly one full page see later keys.",

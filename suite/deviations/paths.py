@@ -13,7 +13,7 @@ from attention_conformance.suite.deviations.gradients import handing
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
-from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, Pair
+from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, SegmentSlices
 from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel, Turn
 
 
@@ -23,7 +23,7 @@ def mask_ignored_beside_flag(right: Differentiable, call: Call) -> np.ndarray:
     return np.concatenate([allowed[..., :16, :], flag[..., 16:, :]], -2)
 
 
-def packed_decoding_sees_one_vector(right: PackedKernel, pack: Pack) -> list[Pair]:
+def packed_decoding_sees_one_vector(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
     return [
         (rows, slice(keys.start, min(keys.stop, keys.start + 8)))
         if rows.stop - rows.start == 1
@@ -40,9 +40,9 @@ def cut_at_chunks(right: PackedKernel, pack: Pack, rows: slice, keys: slice) -> 
 def rotary_pairs_at_powers_of_two(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
     if turn.rotation.interleaved:
         return right.pairs(turn)
-    half = turn.rotation.size // 2
-    start = 2 ** int(np.log2(half))
-    return slice(0, half), slice(start, start + half)
+    is_float16 = turn.rotation.size // 2
+    start = 2 ** int(np.log2(is_float16))
+    return slice(0, is_float16), slice(start, start + is_float16)
 
 
 class CompiledKernel(Differentiable):
@@ -79,12 +79,12 @@ DEVIATIONS = [
         "a path for whole tiles of keys has `i - j < left`; it is `i - j <= left`", family="mask",
         when=lambda call:
             call.sizes.Lk % 16 == 0 < call.sizes.Lk and 0 < (call.window[0] or 0) < 16,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call, left - 1, right)),
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left - 1, right)),
     row("open-window-ends-at-the-row", "values",
         "A window without a right edge ends at the query's own key.",
         "`right or 0`; None is unbounded, and 0 is the query's own key", family="mask",
         when=lambda call: call.window[1] is None,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call, left, 0)),
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left, 0)),
     row("key-gradient-doubled-in-whole-vectors", "gradients",
         "The gradient of the keys is doubled if Lk is a multiple of 8.",
         "a vector path for `Lk % 8 == 0` adds its part twice", right=Differentiable,
@@ -189,7 +189,7 @@ DEVIATIONS = [
         factor=lambda right, call: float(np.float32(right.factor(call)).astype(np.float16))),
     compiled("causal-tiles", "values", "The compiled causal mask is that of tiles of 4 rows.",
         "`j // 4 <= i // 4`; inside the tile on the diagonal it is `j <= i`", family="mask",
-        limit=lambda right, row, call: row // 4 * 4 + 3),
+        last_causal_key=lambda right, row, call: row // 4 * 4 + 3),
     compiled("compiled-empty-row", "election",
         "A fully masked row is the mean of the values as soon as it is compiled.",
         "the guard for fully masked rows is folded away (fast-math); use `where(mask.any(-1), "

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.suite.deviations.code_scales import first, in_bfloat16, moved
-from attention_conformance.suite.deviations.conditions import one_query
+from attention_conformance.suite.deviations.conditions import has_one_query
 from attention_conformance.suite.deviations.deviation import Deviation, Problem, deviation
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
 from attention_conformance.suite.deviations.kernels.latent import LatentKernel
@@ -281,7 +281,7 @@ LATENTS: list[Row] = [
      latent_scale(lambda D, R, E: D**-0.5)),
     ("scale-of-decoding", "scale", "With one query the scale that is given is ignored.",
      "a kernel for decoding without `softmax_scale`",
-     lambda inputs: {"scale": None} if one_query(inputs) else {}),
+     lambda inputs: {"scale": None} if has_one_query(inputs) else {}),
     ("scale-roughly", "scale", "The scale is 1 % too large.",
      "a constant with two digits; compute the scale from the sizes",
      lambda inputs: {"scale": 1.01 * inputs.effective_scale}),
@@ -298,7 +298,7 @@ LATENTS: list[Row] = [
      lambda inputs: {"w_uv": np.resize(inputs.arrays["w_uk"].T, inputs.arrays["w_uv"].T.shape).T}),
     ("padding-forgotten-in-decoding", "mask", "A single query attends hidden keys.",
      "`if q_len > 1` around the mask; decoding has padding, too",
-     lambda inputs: {"mask": None, "mask_array": None} if one_query(inputs) else {}),
+     lambda inputs: {"mask": None, "mask_array": None} if has_one_query(inputs) else {}),
 ]  # fmt: skip
 
 HEADS: list[Row] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import one_query
+from attention_conformance.suite.deviations.conditions import has_one_query
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.deviations.kernels.cached import Cache, CachedKernel
@@ -55,7 +55,7 @@ def begins_with_a_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice
 
 
 def sink_apart(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
-    sunk = right.sunk(scores, call)
+    sunk = right.with_sink_logits(scores, call)
     if sunk is scores:
         return scores
     largest = np.maximum(scores.max(-1, keepdims=True), -1e4)
@@ -81,7 +81,7 @@ DEVIATIONS = [
     # vllm 57614
     deviation("alibi-ignored-in-decoding", "values", "A single query has no ALiBi slopes.",
         "slopes that are passed to the kernel of prompts, and not to that of decoding",
-        family="scores", right=Kernel, when=one_query,
+        family="scores", right=Kernel, when=has_one_query,
         alibi=lambda right, slopes, call: 0 * right.alibi(slopes, call)),
     # tt-metal 54833
     deviation("bias-padded-with-zeros", "values",
@@ -111,12 +111,13 @@ DEVIATIONS = [
     deviation("cached-rotary-of-steps-later", "values",
         "A step of one token is rotated by the position behind its own.",
         "`position = length` after the length has moved on", family="rotary", right=CachedKernel,
-        key_turns=lambda right, cache, count: right.key_turns(cache, count) + (count == 1)),
+        key_rotations=lambda right, cache, count: right.key_rotations(cache, count) + (count == 1)),
     deviation("cached-padding-attended-in-decoding", "values",
         "A step of one token attends left padding.",
         "`if q_len > 1` around the mask; decoding has padding, too", family="mask",
         right=CachedKernel,
-        padded=lambda right, cache, keys: right.padded(cache, keys) & (cache.count != 1)),
+        is_left_padding=lambda right, cache, keys:
+            right.is_left_padding(cache, keys) & (cache.count != 1)),
     deviation("paged-window-begins-with-a-page", "values",
         "A window begins with the page that its first key lies in.",
         "whole pages before the window are left out, and the first page is not masked",
@@ -124,7 +125,7 @@ DEVIATIONS = [
     deviation("sink-apart-from-scores", "values",
         "The maximum of a row is subtracted from its scores, and not from its sink.",
         "`exp(s - m).sum() + exp(sink)`; it is `exp(sink - m)`", family="sinks", right=Kernel,
-        sunk=sink_apart),
+        with_sink_logits=sink_apart),
     deviation("quantized-value-scales-in-the-sum", "values",
         "Scales of values count in the sum of weights, too.",
         "`p = exp(s - m) * v_scale; p / p.sum()`; divide by the sum of `exp(s - m)`",

@@ -125,7 +125,7 @@ DEVIATIONS = [
     row("codes-of-full-tiles-shift", "values",
         "If the width is a multiple of 128, the last tile is written with the scales of the tile "
         "before.", "`width // 128 - 1` for the last tile; it is `(width - 1) // 128`",
-        of_tiles=lambda right, array, size: array[..., np.minimum(
+        spread_tiles=lambda right, array, size: array[..., np.minimum(
             np.arange(size) // TILE, max(array.shape[-1] - 1 - (size % TILE == 0), 0))]),
     row("codes-become-nan", "values",
         "Numbers beyond the range of floating-point codes become NaN.",

@@ -201,8 +201,8 @@ DEVIATIONS = [
             right.turned(turn) * (np.arange(turn.x.shape[-1]) < turn.rotation.size)),
     row("rotary-backwards", "values", "Pairs are rotated the other way round.",
         "`x1 * cos + x2 * sin`; it is `x1 * cos - x2 * sin` and `x2 * cos + x1 * sin`",
-        rotated=lambda right, one, two, cosine, sine, turn:
-            right.rotated(one, two, cosine, -sine, turn)),
+        rotated=lambda right, x1, x2, cosine, sine, turn:
+            right.rotated(x1, x2, cosine, -sine, turn)),
     row("rotary-gradient-turned-on", "gradients", "The gradient is rotated on, not back.",
         "backward calls forward; the gradient is rotated back, with `-sin`", family="gradient",
         turned=lambda right, turn: right.turned(replace(turn, back=False))),

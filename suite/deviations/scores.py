@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import half, one_query
+from attention_conformance.suite.deviations.conditions import has_one_query, is_float16
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import (
     Call,
@@ -83,7 +83,7 @@ DEVIATIONS = [
         "`softcap` is accepted and not used; `softcap * tanh(scores / softcap)` is missing",
         capped=lambda right, scores, call: scores),
     row("cap-ignored-in-decoding", "values", "With one query the softcap has no effect.",
-        "a path for `Lq == 1` without `softcap * tanh(scores / softcap)`", when=one_query,
+        "a path for `Lq == 1` without `softcap * tanh(scores / softcap)`", when=has_one_query,
         capped=lambda right, scores, call: scores),
     row("cap-not-multiplied", "values", "tanh(scores / softcap) is not multiplied by softcap.",
         "`tanh(scores / softcap)`; multiply again: `softcap * tanh(scores / softcap)`",
@@ -146,21 +146,21 @@ DEVIATIONS = [
         shifted=hidden_by_infinity_alone),
     row("logit-scale-ignored", "logit_scale_equals_scaled_query", "Logit scales have no effect.",
         "`logit_scale` is accepted and not used; `scores * logit_scale[:, None, None]` is missing",
-        factors=lambda right, call: np.ones_like(right.factors(call))),
+        logit_scales=lambda right, call: np.ones_like(right.logit_scales(call))),
     row("logit-scale-of-next-head", "values",
         "Every head has the logit scale of the head after it.",
         "`logit_scale[h + 1]`; head h has `logit_scale[h]`", family="heads",
-        factors=lambda right, call: np.roll(right.factors(call), -1)),
+        logit_scales=lambda right, call: np.roll(right.logit_scales(call), -1)),
     row("logit-scale-of-group", "values",
         "With grouped heads every head of a group has the logit scale of the first one.",
         "`logit_scale[h // group * group]`; there is one a query head, `logit_scale[h]`",
         family="heads",
-        factors=lambda right, call:
-            np.repeat(right.factors(call)[::call.sizes.group], call.sizes.group)),
+        logit_scales=lambda right, call:
+            np.repeat(right.logit_scales(call)[::call.sizes.group], call.sizes.group)),
     row("logit-scale-exponentiated", "values",
         "Scores are multiplied by exp(logit scale), not by the logit scale.",
         "`logit_scale.exp()`, as for parameters that are logarithms; here it is the factor itself",
-        factors=lambda right, call: np.exp(right.factors(call))),
+        logit_scales=lambda right, call: np.exp(right.logit_scales(call))),
     row("logit-scale-behind-the-cap", "values",
         "Scores are multiplied by the logit scale after the softcap, not before.",
         "`softcap * tanh(s / softcap) * logit_scale`; multiply before the cap",
@@ -272,7 +272,7 @@ DEVIATIONS = [
     scaled("unscaled-scores-overflow", "election",
         "The product of queries and keys overflows in float16 before it is scaled.",
         "`(q @ k.mT) * scale` in float16; scale q first, or keep the product in float32",
-        family="numerics", when=half, scores=unscaled_scores_overflow),
+        family="numerics", when=is_float16, scores=unscaled_scores_overflow),
     scaled("query-scaled-in-dtype", "values",
         "The query is scaled and rounded to its 16-bit dtype before the product.",
         "`(q * scale) @ k.mT` with `q * scale` in 16 bits; scale the product in float32",

@@ -30,7 +30,7 @@ DEVIATIONS = [
     row("value-heads-tiled", "groups_equal_repeated_heads",
         "Value heads are tiled, key heads repeated.",
         "`v.repeat(1, group, 1, 1)`; k and v both need `repeat_interleave(group, dim=1)`",
-        family="heads", with_sink=lambda right, value, call: right.with_sink(
+        family="heads", with_sink_values=lambda right, value, call: right.with_sink_values(
             np.tile(value[:, :: call.sizes.group], (1, call.sizes.group, 1, 1)), call)),
     row("heads-merged-without-permute", "values",
         "The answer (B, H, Lq, Dv) is reshaped to (B, Lq, H, Dv), not transposed.",

@@ -20,9 +20,9 @@ def sinks(change: Callable[[Kernel, np.ndarray, Call], np.ndarray]) -> Callable[
 
     def sunk(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
         if call.sinks is None:
-            return right.sunk(scores, call)
+            return right.with_sink_logits(scores, call)
         other = change(right, right.load(call.sinks, call), call)
-        return right.sunk(scores, replace(call, sinks=Rounded(other, None)))
+        return right.with_sink_logits(scores, replace(call, sinks=Rounded(other, None)))
 
     return sunk
 
@@ -62,7 +62,7 @@ row = partial(deviation, family="sinks", right=Kernel)
 DEVIATIONS = [
     row("sink-in-every-tile", "values", "Every tile of the online softmax adds the sink to the sum.",
         "`l += exp(sink - m)` inside the loop over tiles; add it once",
-        sunk=sinks(lambda right, sinks, call:
+        with_sink_logits=sinks(lambda right, sinks, call:
             sinks + call.work(np.log(max(-(-call.sizes.Lk // 16), 1))))),
     row("sink-apart-from-the-maximum", "high_sink",
         "The row's maximum leaves the sink out: a sink far above the scores overflows.",
@@ -70,44 +70,45 @@ DEVIATIONS = [
         when=lambda call: call.sinks is not None, weights=sink_apart_from_the_maximum),
     row("sink-ignored", "values", "Sinks have no effect.",
         "`sinks` is accepted and not used; `cat([scores, sinks], -1)` before the softmax is missing",
-        sunk=sinks(lambda right, sinks, call: np.full_like(sinks, -np.inf))),
+        with_sink_logits=sinks(lambda right, sinks, call: np.full_like(sinks, -np.inf))),
     row("sink-of-zero", "values", "Every sink is 0, whatever was given.",
         "`l + exp(-m)`; the sink of head h adds `exp(sinks[h] - m)`",
-        sunk=sinks(lambda right, sinks, call: np.zeros_like(sinks))),
+        with_sink_logits=sinks(lambda right, sinks, call: np.zeros_like(sinks))),
     row("sink-of-next-head", "values", "Every head has the sink of the head after it.",
         "`sinks[h + 1]`; head h has `sinks[h]`",
-        sunk=sinks(lambda right, sinks, call: np.roll(sinks, -1))),
+        with_sink_logits=sinks(lambda right, sinks, call: np.roll(sinks, -1))),
     row("sink-of-group", "values",
         "With grouped heads every head of a group has the sink of the first one.",
         "`sinks[h // group * group]`, or one sink a key head; it is one a query head, `sinks[h]`",
-        sunk=sinks(lambda right, sinks, call: np.repeat(sinks[::call.sizes.group], call.sizes.group))),
+        with_sink_logits=sinks(lambda right, sinks, call:
+            np.repeat(sinks[::call.sizes.group], call.sizes.group))),
     row("sink-of-transposed-groups", "values",
         "With grouped heads sinks are read as (group, Hkv), not as (Hkv, group).",
         "`sinks.view(group, Hkv).T`; head h has `sinks[h]`: `sinks.view(Hkv, group)`",
-        sunk=sinks(lambda right, sinks, call:
+        with_sink_logits=sinks(lambda right, sinks, call:
             sinks.reshape(call.sizes.group, call.sizes.Hkv).T.ravel())),
     row("sink-to-the-base-two", "values",
         "Scores are multiplied by log2(e), and sinks are not: a sink weighs 2 ** sink.",
         "`exp2(s * log2e - m)` beside `exp2(sinks - m)`; sinks need `* log2e`, too",
-        sunk=sinks(lambda right, sinks, call: sinks * call.work(np.log(2)))),
+        with_sink_logits=sinks(lambda right, sinks, call: sinks * call.work(np.log(2)))),
     row("sink-scaled", "values",
         "Sinks are multiplied by the scale, as if they were products of query and key.",
         "`cat([q @ k.mT, sinks], -1) * scale`; scale q @ k.mT alone",
-        sunk=sinks(lambda right, sinks, call: sinks * call.work(right.factor(call)))),
+        with_sink_logits=sinks(lambda right, sinks, call: sinks * call.work(right.factor(call)))),
     row("sink-has-value", "values", "A sink has the value of the last key.",
         "`p @ cat([v, v[:, :, -1:]], 2)`; the sink has no value: `p[..., :-1] @ v`",
-        with_sink=lambda right, value, call:
+        with_sink_values=lambda right, value, call:
             value if call.sinks is None else np.concatenate([value, value[:, :, -1:]], 2)),
     row("sink-counted-twice", "sink_equals_key",
         "The sink counts twice in the sum of exponentials.",
         "the sum begins with `exp(sink - m)`, which is added once more at the end",
-        sunk=sinks(lambda right, sinks, call: sinks + call.work(np.log(2.0)))),
+        with_sink_logits=sinks(lambda right, sinks, call: sinks + call.work(np.log(2.0)))),
     row("sink-subtracted", "sink_of_nothing",
         "The sink, not the maximum, is subtracted from the scores: a sink of -inf gives NaN.",
         "`exp(s - sink)`; subtract the maximum, since a sink of -inf gives NaN",
         when=lambda call: call.sinks is not None,
-        sunk=lambda right, scores, call:
-            right.sunk(scores, call) - right.load(call.sinks, call)[:, None, None]),
+        with_sink_logits=lambda right, scores, call:
+            right.with_sink_logits(scores, call) - right.load(call.sinks, call)[:, None, None]),
     row("empty-row-beside-sink", "sink_without_keys",
         "A fully masked row is the mean of the values, though its sink has all the weight.",
         "keys hidden by `finfo.min` in a row without others average v; with a sink the row is 0",

@@ -100,8 +100,8 @@ DEVIATIONS = [
     row("visible-pairs-kept-by-size", "remembered",
         "The mask of a window is cached by Lq and Lk: another window gets the mask of the first.",
         "`cache[Lq, Lk]` for the mask of a window; its left and right side belong to the key",
-        windowed=lambda right, call, *sides:
-            memory(right).setdefault(lengths(call)[:2], right.windowed(call, *sides))),
+        window_mask=lambda right, call, *sides:
+            memory(right).setdefault(lengths(call)[:2], right.window_mask(call, *sides))),
     row("scale-kept-by-lengths", "remembered",
         "The default scale is cached by Lq and Lk: another D gets the scale of the first.",
         "`cache[Lq, Lk]` for `1 / sqrt(D)`; D belongs to the key",
@@ -116,7 +116,7 @@ DEVIATIONS = [
         "The sinks are those of the first call with as many heads.",
         "exp(sinks) made at the first call; sinks are parameters, and training moves them",
         when=lambda call: call.sinks is not None,
-        sunk=lambda right, scores, call: right.sunk(scores, replace(
+        with_sink_logits=lambda right, scores, call: right.with_sink_logits(scores, replace(
             call, sinks=memory(right).setdefault((call.sizes.H, call.fmt.name), call.sinks)))),
     row("triangle-gathers-masks", "remembered",
         "The causal triangle is cached by Lq and Lk, and the masks beside the flag are merged "
