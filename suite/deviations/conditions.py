@@ -1,4 +1,4 @@
-"""Conditions of deviations: which calls a deviation changes."""
+"""Conditions of deviations, `when`: which calls a deviation changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def has_one_query(call: Any) -> bool:
 
 
 def is_float16(call: Any) -> bool:
-    """True for float16."""
+    """True for a float16 call."""
     return bool(call.fmt.name == "f16")
 
 

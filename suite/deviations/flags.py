@@ -13,49 +13,49 @@ from attention_conformance.suite.deviations.kernels.gradient import Differentiab
 from attention_conformance.suite.spec.dtypes import round_to
 
 
-def wide_window(call: Call) -> bool:
+def is_window_wide(call: Call) -> bool:
     """True for a window whose left side reaches beyond all keys."""
     assert call.window is not None
     return call.window[0] is not None and call.window[0] >= call.sizes.Lk
 
 
-def triangles_are_causal(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+def triangle_as_bottom_right(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
     row, key = call.rows_and_keys
     if mask.shape != (1, 1, *(key <= row).shape) or not (mask == (key <= row)).all():
         return mask
     return (key <= row + call.sizes.Lk - call.sizes.Lq)[None, None]
 
 
-def lengths_hide_queries(right: Kernel, lengths: np.ndarray, call: Call) -> np.ndarray:
+def mask_of_queries_and_keys(right: Kernel, lengths: np.ndarray, call: Call) -> np.ndarray:
     row, _ = call.rows_and_keys
     return right.within(lengths, call) & (row < lengths[:, None, None, None])
 
 
-def samples_sorted_and_not_restored(right: Kernel, call: Call) -> np.ndarray:
+def output_of_sorted_samples(right: Kernel, call: Call) -> np.ndarray:
     assert call.lengths is not None
     order = np.argsort(call.lengths.values, kind="stable")
     return right.compute(call)[order][order]
 
 
-def empty_together(right: Kernel, call: Call) -> np.ndarray:
-    """The rows (B, H, Lq, 1) that are without keys by flag and mask together alone."""
+def rows_masked_together(right: Kernel, call: Call) -> np.ndarray:
+    """True for rows (B, H, Lq, 1) that flag and mask fully mask together, and neither alone."""
     assert call.mask is not None
     flag, mask = right.causal(call), rank4(call.mask.values)
-    flag_leaves, mask_leaves, both_leave = (
-        seen.any(-1, keepdims=True) for seen in (flag, mask, flag & mask)
+    flag_shows, mask_shows, both_show = (
+        allowed.any(-1, keepdims=True) for allowed in (flag, mask, flag & mask)
     )
-    return np.asarray(flag_leaves & mask_leaves & ~both_leave)
+    return np.asarray(flag_shows & mask_shows & ~both_show)
 
 
-def with_both(call: Call) -> bool:
+def has_mask_and_flag(call: Call) -> bool:
     return call.mask is not None and call.causal
 
 
-def with_both_alone(call: Call) -> bool:
-    return with_both(call) and call.sinks is None
+def has_mask_and_flag_alone(call: Call) -> bool:
+    return has_mask_and_flag(call) and call.sinks is None
 
 
-def positions_in_dtype(right: Kernel, call: Call) -> np.ndarray:
+def causal_by_rounded_positions(right: Kernel, call: Call) -> np.ndarray:
     row, key = (round_to(x.astype(np.float64), call.fmt) for x in call.rows_and_keys)
     return np.asarray(key <= row)
 
@@ -66,7 +66,7 @@ DEVIATIONS = [
     row("causal-positions-in-dtype", "values",
         "The causal flag compares positions in the 16-bit dtype of the query.",
         "`arange(L, dtype=q.dtype)`, in which bfloat16 holds integers to 256; compare integers",
-        family="numerics", causal=positions_in_dtype),
+        family="numerics", causal=causal_by_rounded_positions),
     row("window-one-short", "values",
         "A window hides the last key on its left that it should show.",
         "`i - j < left`; the key `left` places before is seen, too: `i - j <= left`",
@@ -87,7 +87,7 @@ DEVIATIONS = [
         window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left, None)),
     row("wide-window-unbounded", "wide_window",
         "A window that reaches left beyond all keys loses its right edge.",
-        "`if left >= Lk: window = None`; the right side still limits", when=wide_window,
+        "`if left >= Lk: window = None`; the right side still limits", when=is_window_wide,
         window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left, None)),
     row("negative-window-unbounded", "bad_problem",
         "A negative window is taken for an unbounded one.",
@@ -137,7 +137,7 @@ DEVIATIONS = [
     row("triangles-are-causal", "flag_equals_dense",
         "A lower-triangular mask is replaced by a causal flag, which is aligned bottom-right.",
         "`mask.equal(tril)` replaced by a causal flag that means `j <= i + Lk - Lq`",
-        masked=triangles_are_causal),
+        masked=triangle_as_bottom_right),
     row("causal-or-padding", "values",
         "A key is seen if one of two masks allows it, not only if both do.",
         "`causal | valid`; a key is seen if both allow it: `causal & valid`",
@@ -160,11 +160,11 @@ DEVIATIONS = [
     row("lengths-hide-queries", "values",
         "Key lengths hide the queries beyond them, too, whose answers become zero.",
         "`(i < length) & (j < length)`; key lengths limit keys alone: `j < length`",
-        within=lengths_hide_queries),
+        within=mask_of_queries_and_keys),
     row("samples-sorted-and-not-restored", "values",
         "Samples are sorted by key length, and come back in a wrong order.",
         "`out[order]` to undo `x[order]`; the inverse is `out[order.argsort()]`", family="heads",
-        when=lambda call: call.lengths is not None, compute=samples_sorted_and_not_restored),
+        when=lambda call: call.lengths is not None, compute=output_of_sorted_samples),
     row("causal-restarts-every-block", "values",
         "Rows are computed in blocks of 64, and the causal flag counts the rows of every block "
         "from 0.", "`i = arange(64)` in every row block; the row is `64 * block + arange(64)`",
@@ -177,18 +177,18 @@ DEVIATIONS = [
     row("empty-together-ignores-the-mask", "values",
         "A row that flag and mask empty together attends what the flag allows.",
         "`torch.where(mask.any(-1), mask, causal)`; join both, then treat empty rows",
-        when=with_both, allowed=lambda right, call:
-            np.where(empty_together(right, call), right.causal(call), right.allowed(call))),
+        when=has_mask_and_flag, allowed=lambda right, call:
+            np.where(rows_masked_together(right, call), right.causal(call), right.allowed(call))),
     row("empty-together-is-nan", "values",
         "A row that flag and mask empty together divides by its sum of weights, which is zero.",
         "`mask.any(-1)` says which rows are empty; the flag must be joined before",
-        when=with_both_alone, compute=lambda right, call:
-            np.where(empty_together(right, call), np.nan, right.compute(call))),
+        when=has_mask_and_flag_alone, compute=lambda right, call:
+            np.where(rows_masked_together(right, call), np.nan, right.compute(call))),
     row("empty-together-has-gradients", "gradients",
         "The gradient of a row that flag and mask empty together reaches the values.",
         "the backward pass finds empty rows by the mask alone; join the flag before",
-        right=Differentiable, when=with_both,
+        right=Differentiable, when=has_mask_and_flag,
         value_gradient=lambda right, weights, cotangent, call: right.value_gradient(
-            np.where(empty_together(right, call), call.work(1 / max(call.sizes.Lk, 1)), weights),
+            np.where(rows_masked_together(right, call), call.work(1 / max(call.sizes.Lk, 1)), weights),
             cotangent, call)),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from attention_conformance.suite.deviations.kernels.single import AdditiveKernel
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
-def keys_centred_with_padding(right: MultiHeadKernel, call: LayerCall) -> Heads:
+def heads_with_centred_keys(right: MultiHeadKernel, call: LayerCall) -> Heads:
     q, k, v = right.heads(call)
     return q, k - k.mean(2, keepdims=True), v
 
@@ -124,7 +124,7 @@ DEVIATIONS = [
     row("keys-centred-with-padding", "poison",
         "Keys are centred by a mean in which hidden keys count, so that NaN in padding spreads.",
         "`k - k.mean(-2, keepdim=True)`; padding must not enter the mean",
-        heads=keys_centred_with_padding),
+        heads=heads_with_centred_keys),
     row("padded-sample-nan", "election",
         "A sample whose keys are all padding is NaN, though zeros are declared.",
         "`softmax` of a row of -inf is NaN; set rows without keys to 0",

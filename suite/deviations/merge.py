@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.code_scales import in_bfloat16
+from attention_conformance.suite.deviations.code_scales import rounded_to_bfloat16
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
@@ -24,17 +24,17 @@ Array = np.ndarray
 Merged = tuple[Array, Array]
 
 
-def twice_empty_is_uniform(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
+def ones_if_all_parts_empty(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
     output, total = right.merged(outputs, lse, fmt)
     return np.where(np.asarray(np.isneginf(lse).all(0))[..., None], 1.0, output), total
 
 
-def lse_in_the_dtype(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
+def merged_with_rounded_lse(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
     output, total = right.merged(outputs, lse, fmt)
     return output, round_to(total, fmt)
 
 
-def last_part_missing(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
+def merged_without_last_part(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
     stored_lse = slice(None, -1) if len(lse) > 2 else slice(None)
     return right.merged(outputs[stored_lse], lse[stored_lse], fmt)
 
@@ -55,11 +55,11 @@ class SplitWithWorkspace(SplitKernel):
         return own
 
 
-class NarrowLse(MergedChunks):
+class MergedByRoundedLse(MergedChunks):
     """Log-sum-exps of parts in bfloat16."""
 
     def merge(self, parts: list[tuple[Array, Array]]) -> Array:
-        return super().merge([(out, in_bfloat16(lse)) for out, lse in parts])
+        return super().merge([(out, rounded_to_bfloat16(lse)) for out, lse in parts])
 
 
 RANKS = 4
@@ -76,7 +76,7 @@ def place_in_rank(length: int) -> Array:
     return np.concatenate([np.arange(len(p)) for p in np.array_split(np.arange(length), RANKS)])
 
 
-def interleaved_taken_for_blocks(right: Kernel, call: Call) -> Array:
+def causal_mask_of_blocks(right: Kernel, call: Call) -> Array:
     rows, keys = (
         np.argsort(np.argsort(np.arange(length) % RANKS, kind="stable"))
         for length in (call.sizes.Lq, call.sizes.Lk)
@@ -84,27 +84,27 @@ def interleaved_taken_for_blocks(right: Kernel, call: Call) -> Array:
     return keys <= rows[:, None]
 
 
-def step_dropped(right: Kernel, scores: Array, value: Array, call: Call) -> Array:
+def attend_without_last_step(right: Kernel, scores: Array, value: Array, call: Call) -> Array:
     rows, keys = scores.shape[-2:]
     last = (rank_of(rows)[:, None] + 1) % RANKS == rank_of(keys)
     last &= keys > RANKS
     return right.attend(np.where(last, -np.inf, scores), value, call)
 
 
-def rows_in_order_of_ranks(right: Kernel, out: Array, call: Call) -> Any:
+def deliver_in_rank_order(right: Kernel, out: Array, call: Call) -> Any:
     blocks = np.array_split(np.arange(out.shape[2]), 2 * RANKS)
     held = [blocks[i] for rank in range(RANKS) for i in (rank, 2 * RANKS - 1 - rank)]
     return right.deliver(out[:, :, np.concatenate(held)], call)
 
 
-def pairs_shifted(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
+def merged_with_shifted_pairs(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
     output, total = right.merged(outputs, lse, fmt)
     after = memory(right).get("parts") == 4 and len(lse) == 2
     memory(right)["parts"] = 4 if after else len(lse)
     return output, total + lse.dtype.type(0.01 * after)
 
 
-def gradient_without_mean(
+def gradients_without_mean(
     right: MergeKernel, outputs: Array, lse: Array, cotangent: Array
 ) -> dict[str, Array]:
     weights, _ = right.weights(lse)
@@ -131,7 +131,7 @@ DEVIATIONS = [
     row("merge-pairs-shifted", "nesting",
         "After a call with four parts the log-sum-exp of two is off by a hundredth.",
         "a number of parts kept from the call before; take it from the arrays of this call",
-        family="state", merged=pairs_shifted),
+        family="state", merged=merged_with_shifted_pairs),
     row("merge-gradient-without-maximum", "gradients",
         "The backward pass makes its weights anew, without taking off the largest log-sum-exp.",
         "`exp(lse)` in backward; subtract the largest there, too: `exp(lse - lse.amax(0))`",
@@ -151,7 +151,7 @@ DEVIATIONS = [
     row("merge-twice-empty-is-uniform", "values",
         "If no part has a key for a row, the row is 1, not 0.",
         "`total.clamp(min=...)` or a division that gives 1; a row without keys is 0",
-        merged=twice_empty_is_uniform),
+        merged=ones_if_all_parts_empty),
     row("merge-lse-of-the-largest", "values",
         "The largest partial log-sum-exp comes back in place of the merged one.",
         "`return lse.amax(0)`; the merged one is `logsumexp(lse, 0)`", family="lse",
@@ -159,10 +159,10 @@ DEVIATIONS = [
     row("merge-lse-in-the-dtype", "values",
         "The merged log-sum-exp is rounded to the 16-bit dtype of the outputs.",
         "`lse.to(out.dtype)`; keep log-sum-exps in float32", family="numerics",
-        merged=lse_in_the_dtype),
+        merged=merged_with_rounded_lse),
     row("merge-last-part-missing", "values", "Of more than two parts the last is left out.",
         "`range(1, parts - 1)`; the last part counts, too: `range(1, parts)`",
-        merged=last_part_missing),
+        merged=merged_without_last_part),
     row("merge-by-base-two", "values", "Log-sum-exps are read as logarithms to the base 2.",
         "`exp2(lse - m)`; log-sum-exps are natural: `exp(lse - m)`",
         weights=lambda right, lse:
@@ -175,18 +175,18 @@ DEVIATIONS = [
     row("merge-gradient-without-mean", "gradients",
         "The gradient of a partial log-sum-exp leaves out the denominator of the weights.",
         "`logsumexp(lse, 0).detach()` in the weights; their sum depends on every log-sum-exp",
-        family="gradient", gradients=gradient_without_mean),
+        family="gradient", gradients=gradients_without_mean),
     split("merged-lse-in-the-dtype", "values",
         "Parts of the keys are merged by log-sum-exps in bfloat16, the dtype of the query.",
         "`lse.to(query.dtype)` before parts are merged; keep log-sum-exps in float32",
-        right=NarrowLse, facts={"dtypes": ("bf16",), "numerics": "stepwise"}),
+        right=MergedByRoundedLse, facts={"dtypes": ("bf16",), "numerics": "stepwise"}),
     split("cached-lse-in-bfloat16", "values",
         "A step merges parts of the keys by log-sum-exps in bfloat16.",
         "a workspace of log-sum-exps in bfloat16; keep them in float32", right=CachedKernel,
-        facts={"dtypes": ("bf16",), "numerics": "stepwise", "kernel": NarrowLse}),
+        facts={"dtypes": ("bf16",), "numerics": "stepwise", "kernel": MergedByRoundedLse}),
     split("split-lse-in-bfloat16", "values", "Log-sum-exps of parts are stored in bfloat16.",
         "`lse.bfloat16()` in the workspace of parts; keep log-sum-exps in float32",
-        stored_lse=lambda right, lse, pack: in_bfloat16(lse)),
+        stored_lse=lambda right, lse, pack: rounded_to_bfloat16(lse)),
     split("split-parts-unscaled", "values",
         "In parts the largest score is not subtracted before the exponential.",
         "`exp(scores)` in every part; subtract the largest score of the part",
@@ -233,25 +233,25 @@ DEVIATIONS = [
     ring("ring-interleaved-taken-for-blocks", "values",
         "Ranks hold every fourth position, and the causal mask takes their parts for blocks.",
         "positions `rank * n + i` of interleaved parts; they are `i * ranks + rank`", family="mask",
-        causal=interleaved_taken_for_blocks),
+        causal=causal_mask_of_blocks),
     ring("ring-step-dropped", "values",
         "Keys and values stop one step before they have gone around the ring.",
         "`for step in range(ranks - 1)`; every rank sees the keys of all `ranks` ranks",
-        attend=step_dropped),
+        attend=attend_without_last_step),
     ring("ring-rows-in-order-of-ranks", "values",
         "Ranks hold a first and a last block each, and rows come back in the order of ranks.",
         "`torch.cat(parts)` of balanced ranks; put blocks r and 2 n - 1 - r back in their places",
-        family="layout", deliver=rows_in_order_of_ranks),
+        family="layout", deliver=deliver_in_rank_order),
     ring("ring-key-gradient-of-its-rank", "gradients",
         "Keys get the gradient of the rows of their own rank alone.",
         "`dk` of the rank alone; it goes around with its keys, and every rank adds its rows",
         family="gradient", right=Differentiable,
-        key_gradient=lambda right, dt, *more: right.key_gradient(
-            np.where(rank_of(dt.shape[-2])[:, None] == rank_of(dt.shape[-1]), dt, 0), *more)),
+        key_gradient=lambda right, dt, *arguments: right.key_gradient(
+            np.where(rank_of(dt.shape[-2])[:, None] == rank_of(dt.shape[-1]), dt, 0), *arguments)),
     ring("ring-value-gradient-of-the-next-rank", "gradients",
         "The gradient of the values of a rank goes to those of the next rank.",
         "`dv` added to the values that arrive; it belongs to those that were used, a step earlier",
         family="gradient", right=Differentiable,
-        value_gradient=lambda right, weights, *more:
-            np.roll(right.value_gradient(weights, *more), -(-weights.shape[-1] // RANKS), -2)),
+        value_gradient=lambda right, weights, *arguments:
+            np.roll(right.value_gradient(weights, *arguments), -(-weights.shape[-1] // RANKS), -2)),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import accumulated, deviation, memory, twins
+from attention_conformance.suite.deviations.deviation import accumulate, deviation, memory, twins
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, SegmentSlices
 from attention_conformance.suite.deviations.kernels.paged import PagedKernel
 from attention_conformance.suite.spec.inputs import Inputs
@@ -16,7 +16,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 Arrays = dict[str, np.ndarray]
 
 
-def ends_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[SegmentSlices]]:
+def ending_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[SegmentSlices]]:
     """The segments whose keys end elsewhere: a function of the keys of a segment."""
 
     def segments(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
@@ -25,29 +25,31 @@ def ends_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[SegmentSlic
     return segments
 
 
-def rows_begin_later(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
+def segments_with_late_rows(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
     edges = np.minimum(pack.query_bounds + (pack.query_bounds > 0), len(pack.query))
     return right.segments(replace(pack, query_bounds=edges))
 
 
-def empty_segments_left_out(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
+def segments_without_empty_rows(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
     segments = right.segments(pack)
     rows = [rows for rows, _ in segments if rows.stop > rows.start]
     return list(zip(rows, [keys for _, keys in segments][: len(rows)], strict=True))
 
 
-def by_place_in_the_pack(right: PackedKernel, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+def causal_by_place_in_pack(
+    right: PackedKernel, pack: Pack, rows: slice, keys: slice
+) -> np.ndarray:
     i, j = np.arange(rows.start, rows.stop), np.arange(keys.start, keys.stop)
     return (j <= i[:, None]) | (j == keys.start)
 
 
-def maximum_of_the_pack(right: PackedKernel, scores: np.ndarray, pack: Pack) -> np.ndarray:
+def maximum_by_longest_query(right: PackedKernel, scores: np.ndarray, pack: Pack) -> np.ndarray:
     own = right.largest(scores, pack)
     longest = np.abs(pack.query.astype(pack.work)).max()
     return np.where(longest > 50, own - own.dtype.type(0.3), own)
 
 
-def key_gradients_of_the_first(
+def gradients_of_first_keys(
     right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
 ) -> Arrays:
     gradients = right.gradients(arrays, cotangent, inputs)
@@ -55,11 +57,11 @@ def key_gradients_of_the_first(
     return gradients
 
 
-def gradients_accumulate(
+def gradients_accumulating(
     right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
 ) -> Arrays:
     made = right.gradients(arrays, cotangent, inputs)
-    return made | {name: accumulated(right, name, made[name]) for name in ("key", "value")}
+    return made | {name: accumulate(right, name, made[name]) for name in ("key", "value")}
 
 
 def gradients_of_one_head(
@@ -71,7 +73,7 @@ def gradients_of_one_head(
     return {**right.gradients(arrays, cotangent, inputs), "value": own["value"]}
 
 
-def without_keys_is_old_memory(right: PackedKernel, pack: Pack) -> np.ndarray:
+def output_of_unwritten_rows(right: PackedKernel, pack: Pack) -> np.ndarray:
     out = right.output(pack)
     for rows, keys in right.segments(pack):
         if keys.start == keys.stop:
@@ -79,11 +81,11 @@ def without_keys_is_old_memory(right: PackedKernel, pack: Pack) -> np.ndarray:
     return out
 
 
-PERSONS = {"is_user_code": True, "elections": {}}
+USER_CODE = {"is_user_code": True, "elections": {}}
 """What a kernel that a person handed over declares."""
 
 
-def without_keys_shifts_the_rest(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
+def segments_shifted_if_empty(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
     pairs = right.segments(pack)
     skipped = next((n for n, (_, keys) in enumerate(pairs) if keys.start == keys.stop), None)
     if skipped is None or pairs[skipped][0].start == pairs[skipped][0].stop:
@@ -106,14 +108,14 @@ DEVIATIONS = [
         segments=lambda right, pack: [(slice(0, len(pack.query)), slice(0, len(pack.key)))]),
     row("packed-keys-end-later", "values", "A segment sees the first key of the next one, too.",
         "`j <= cu_seqlens_k[s + 1]`; it is `j < cu_seqlens_k[s + 1]`",
-        segments=ends_at(lambda keys, pack:
+        segments=ending_at(lambda keys, pack:
             min(keys.stop + (keys.stop > keys.start), len(pack.key)))),
     row("packed-keys-end-earlier", "values", "A segment does not see its own last key.",
         "`j < cu_seqlens_k[s + 1] - 1`; it is `j < cu_seqlens_k[s + 1]`",
-        segments=ends_at(lambda keys, pack: max(keys.stop - 1, min(keys.start + 1, keys.stop)))),
+        segments=ending_at(lambda keys, pack: max(keys.stop - 1, min(keys.start + 1, keys.stop)))),
     row("packed-rows-begin-later", "values",
         "The first query of a segment is counted to the segment before.",
-        "`i > cu_seqlens_q[s]`; it is `i >= cu_seqlens_q[s]`", segments=rows_begin_later),
+        "`i > cu_seqlens_q[s]`; it is `i >= cu_seqlens_q[s]`", segments=segments_with_late_rows),
     row("packed-last-segment-missing", "values",
         "Of more than two segments the last is not computed.",
         "`range(len(cu_seqlens) - 2)`; there are `len(cu_seqlens) - 1` segments",
@@ -122,7 +124,7 @@ DEVIATIONS = [
     row("packed-empty-segments-left-out", "values",
         "Segments without queries are left out of the queries' list, but not of the keys'.",
         "`cu_seqlens_q.unique()`, or empty segments skipped in q alone; keep them in both",
-        segments=empty_segments_left_out),
+        segments=segments_without_empty_rows),
     row("packed-causal-ignored", "values", "The causal flag has no effect.",
         "`causal` is accepted and not used; hide the keys after each query of a segment",
         allowed=lambda right, pack, rows, keys:
@@ -136,7 +138,7 @@ DEVIATIONS = [
     row("packed-causal-by-place-in-the-pack", "values",
         "The causal flag compares places in the pack, not places in the segments.",
         "`j <= i` of places in the pack; subtract where the segment begins from both",
-        when=lambda pack: pack.alignment != "all", allowed=by_place_in_the_pack),
+        when=lambda pack: pack.alignment != "all", allowed=causal_by_place_in_pack),
     row("packed-scale-ignored", "values", "A given scale has no effect.",
         "`scale = 1 / sqrt(D)` always; use `scale if scale is not None else 1 / sqrt(D)`",
         family="scale", scale=lambda right, inputs: float(1 / np.sqrt(inputs.sizes.D))),
@@ -147,7 +149,7 @@ DEVIATIONS = [
     row("packed-maximum-of-the-pack", "segments_apart",
         "The number subtracted from the scores depends on the largest query of the whole pack.",
         "one maximum for the whole pack; every row subtracts its own",
-        largest=maximum_of_the_pack),
+        largest=maximum_by_longest_query),
     row("packed-hidden-by-factor", "segments_apart",
         "Values of other segments are added times 0, so that NaN comes through.",
         "`0 * v` of other segments is added, and `0 * nan` is NaN; leave other segments out",
@@ -160,7 +162,7 @@ DEVIATIONS = [
     row("packed-key-gradients-of-the-first", "gradients",
         "Only the keys of the first segment get a gradient.",
         "backward ends after the first segment; loop over all of `cu_seqlens`", family="gradient",
-        gradients=key_gradients_of_the_first),
+        gradients=gradients_of_first_keys),
     row("packed-gradients-of-one-head", "gradients",
         "With grouped heads the gradient of the values is that of a group's last query head.",
         "`dv[j, h // group] = part`; add up over the group: `+= part`", family="gradient",
@@ -168,13 +170,13 @@ DEVIATIONS = [
     row("packed-gradients-accumulate", "gradient_passes",
         "With grouped heads gradients of keys and values are added to those of an earlier call.",
         "a workspace of dk and dv for query heads; set it to zero in every call", family="state",
-        gradients=gradients_accumulate, when=lambda inputs: inputs.sizes.group > 1),
+        gradients=gradients_accumulating, when=lambda inputs: inputs.sizes.group > 1),
     row("packed-without-keys-is-old-memory", "election",
         "The rows of a segment without keys are never written, and hold what was there.",
-        "`torch.empty(...)`, and segments without keys are skipped; write zeros", facts=PERSONS,
-        output=without_keys_is_old_memory),
+        "`torch.empty(...)`, and segments without keys are skipped; write zeros", facts=USER_CODE,
+        output=output_of_unwritten_rows),
     row("packed-without-keys-shifts-the-rest", "election",
         "Segments without keys are left out of the count of queries, so that later rows are "
         "shifted.", "segments without keys are removed from one list of lengths alone",
-        facts=PERSONS, segments=without_keys_shifts_the_rest),
+        facts=USER_CODE, segments=segments_shifted_if_empty),
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 TILE = 32
 
 
-def counts_padding(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def weights_counting_padding(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     """Rows also weigh the keys that fill up the last tile, whose scores are 0: values are 0 there."""
     weights = right.weights(scores, call)
     more = -call.sizes.Lk % TILE
@@ -33,7 +33,7 @@ def counts_padding(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     return np.asarray(weights * total / (total + more * np.exp(-largest)))
 
 
-def sees_the_chunk(
+def causal_mask_open_in_chunk(
     right: CachedKernel, cache: Cache, rows: np.ndarray, keys: np.ndarray
 ) -> np.ndarray:
     """A chunk behind 64 tokens attends itself whole."""
@@ -42,7 +42,7 @@ def sees_the_chunk(
     return right.causal(cache, rows, keys) | (own & (first >= 64))
 
 
-def begins_with_a_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> np.ndarray:
+def mask_from_page_start(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> np.ndarray:
     """The window of a row begins with the page of its first key."""
     seen, left = right.allowed(pack, rows, keys), pack.case.option("left")
     if left is None:
@@ -54,7 +54,7 @@ def begins_with_a_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice
     return seen | ((at >= first[:, None]) & (at < last[:, None]) & attends)
 
 
-def sink_apart(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def sink_plus_maximum(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     sunk = right.with_sink_logits(scores, call)
     if sunk is scores:
         return scores
@@ -62,7 +62,7 @@ def sink_apart(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     return np.concatenate([scores, sunk[..., -1:] + largest], -1)
 
 
-def scales_in_the_sum(right: QuantizedKernel, call: Coded) -> np.ndarray:
+def output_over_scaled_weights(right: QuantizedKernel, call: Coded) -> np.ndarray:
     """Weights times scales of values, over their own sum: tokens have scales."""
     scale = right.by_head(right.scale_of("value", call), call)
     if scale.shape[2] == 1 or scale.shape[3] != 1:
@@ -72,7 +72,7 @@ def scales_in_the_sum(right: QuantizedKernel, call: Coded) -> np.ndarray:
     return np.asarray(right.output(call) / share)
 
 
-def factor_twice(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, object]:
+def frequencies_with_squared_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, object]:
     theta, factor = right.frequencies(turn)
     return theta, factor * factor if turn.rotation.scaling.startswith("yarn") else factor
 
@@ -87,17 +87,17 @@ DEVIATIONS = [
     deviation("bias-padded-with-zeros", "values",
         "Keys that fill up the last tile of 32 count beside a bias: their scores are 0.",
         "a bias that is padded with 0 to whole tiles; pad it with -inf", family="tiles",
-        right=Kernel, weights=counts_padding),
+        right=Kernel, weights=weights_counting_padding),
     # tt-metal 48899
     deviation("cached-chunk-sees-itself-behind64", "values",
         "Rows of a chunk behind 64 cached tokens attend the whole chunk, its future included.",
         "a causal mask for the first tiles alone", family="mask", right=CachedKernel,
-        causal=sees_the_chunk),
+        causal=causal_mask_open_in_chunk),
     # sglang 33558
     deviation("rotary-yarn-factor-twice", "values",
         "yarn: sine and cosine are multiplied by the attention factor twice.",
         "a given factor times the one that the variant has", family="rotary", right=RotaryKernel,
-        frequencies=factor_twice),
+        frequencies=frequencies_with_squared_factor),
     # FreeToken 103
     deviation("codes-rounded-twice", "values", "Numbers are rounded to float16 before they become codes.",
         "`x.half().to(float8_e4m3fn)`; round once", family="numerics",
@@ -121,13 +121,13 @@ DEVIATIONS = [
     deviation("paged-window-begins-with-a-page", "values",
         "A window begins with the page that its first key lies in.",
         "whole pages before the window are left out, and the first page is not masked",
-        family="mask", right=PagedKernel, allowed=begins_with_a_page),
+        family="mask", right=PagedKernel, allowed=mask_from_page_start),
     deviation("sink-apart-from-scores", "values",
         "The maximum of a row is subtracted from its scores, and not from its sink.",
         "`exp(s - m).sum() + exp(sink)`; it is `exp(sink - m)`", family="sinks", right=Kernel,
-        with_sink_logits=sink_apart),
+        with_sink_logits=sink_plus_maximum),
     deviation("quantized-value-scales-in-the-sum", "values",
         "Scales of values count in the sum of weights, too.",
         "`p = exp(s - m) * v_scale; p / p.sum()`; divide by the sum of `exp(s - m)`",
-        family="quantized", right=QuantizedKernel, output=scales_in_the_sum),
+        family="quantized", right=QuantizedKernel, output=output_over_scaled_weights),
 ]  # fmt: skip

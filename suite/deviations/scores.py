@@ -11,6 +11,7 @@ import numpy as np
 from attention_conformance.suite.deviations.conditions import has_one_query, is_float16
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import (
+    Array,
     Call,
     Eager,
     Fused,
@@ -22,44 +23,40 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.recipes import alibi_slopes
 
 
-def bias_subtracted(right: Kernel, call: Call) -> np.ndarray:
+def bias_subtracted(right: Kernel, call: Call) -> Array:
     bias = right.bias(call)
     return np.where(np.isneginf(bias), bias, -bias)
 
 
-def binary_bias_inverted(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def binary_bias_inverted(right: Kernel, scores: Array, call: Call) -> Array:
     bias = None if call.bias is None else rank4(call.bias.values)
     if bias is None or not np.isneginf(bias).any() or np.isfinite(bias[bias != 0]).any():
         return right.biased(scores, call)
     return np.where(bias != 0, scores, call.work(-np.inf))
 
 
-def hidden_by_infinity_alone(right: Kernel, scores: np.ndarray) -> np.ndarray:
+def shifted_with_low_scores_raised(right: Kernel, scores: Array) -> Array:
     shifted = right.shifted(scores)
     low = np.isfinite(shifted) & (shifted < -1e4)
     return np.where(low, -3.0, shifted)
 
 
-def alibi_table_in_dtype(right: Kernel, slopes: np.ndarray, call: Call) -> np.ndarray:
+def alibi_table_in_dtype(right: Kernel, slopes: Array, call: Call) -> Array:
     # With a causal flag and as many queries as keys rows differ by a constant alone.
     _, keys = call.rows_and_keys
-    table: np.ndarray = round_to(slopes[:, None, None] * keys, call.fmt).astype(call.work)
+    table: Array = round_to(slopes[:, None, None] * keys, call.fmt).astype(call.work)
     return np.broadcast_to(table, right.alibi(slopes, call).shape)
 
 
-def unscaled_scores_overflow(
-    right: Kernel, query: np.ndarray, key: np.ndarray, call: Call
-) -> np.ndarray:
+def unscaled_scores_overflow(right: Kernel, query: Array, key: Array, call: Call) -> Array:
     product = query @ key.swapaxes(-1, -2)
     product = np.where(np.abs(product) > call.fmt.max, np.copysign(np.inf, product), product)
     return product * call.work(right.factor(call))
 
 
-def query_scaled_in_dtype(
-    right: Eager, query: np.ndarray, key: np.ndarray, call: Call
-) -> np.ndarray:
+def query_scaled_in_dtype(right: Eager, query: Array, key: Array, call: Call) -> Array:
     factor = call.work(right.factor(call))
-    scaled: np.ndarray = round_to(query * factor, call.fmt).astype(call.work)
+    scaled: Array = round_to(query * factor, call.fmt).astype(call.work)
     return right.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
 
 
@@ -143,7 +140,7 @@ DEVIATIONS = [
     row("hidden-by-infinity-alone", "values",
         "Only a score of -inf hides a key; one of -3e4 or `finfo.min` keeps some weight.",
         "`hidden = scores == -inf`; a mask may hide with -1e9 or `finfo.min`, too", family="mask",
-        shifted=hidden_by_infinity_alone),
+        shifted=shifted_with_low_scores_raised),
     row("logit-scale-ignored", "logit_scale_equals_scaled_query", "Logit scales have no effect.",
         "`logit_scale` is accepted and not used; `scores * logit_scale[:, None, None]` is missing",
         logit_scales=lambda right, call: np.ones_like(right.logit_scales(call))),

@@ -16,7 +16,12 @@ from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import TEXTBOOK_FEATURES
 from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
-from attention_conformance.suite.deviations.kernels.call import AttentionSteps, Call, DeclaredKernel
+from attention_conformance.suite.deviations.kernels.call import (
+    Array,
+    AttentionSteps,
+    Call,
+    DeclaredKernel,
+)
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -83,12 +88,12 @@ class Kernel(DeclaredKernel, AttentionSteps):
             answers = [transpose(x, 0, 2, 1, *range(3, len(x.shape))) for x in answers]
         return tuple(answers) if call.lse else answers[0]
 
-    def compute(self, call: Call) -> np.ndarray:
+    def compute(self, call: Call) -> Array:
         """The output (B, H, Lq, Dv) in working precision."""
         value = self.expand(self.load(call.value, call), call)  # (B, H, Lk, Dv)
         return self.attend(self.final_scores(call), self.with_sink_values(value, call), call)
 
-    def final_scores(self, call: Call) -> np.ndarray:
+    def final_scores(self, call: Call) -> Array:
         """The scores that the softmax takes, after cap, bias, mask and sink: (B, H, Lq, Lk or Lk + 1)."""
         query = self.load(call.query, call)  # (B, H, Lq, D)
         key = self.expand(self.load(call.key, call), call)  # (B, H, Lk, D)
@@ -96,13 +101,13 @@ class Kernel(DeclaredKernel, AttentionSteps):
         scores = self.biased(self.capped(scores, call), call)
         return self.with_sink_logits(self.hide(scores, self.allowed(call), call), call)
 
-    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def log_sum_exp(self, scores: Array, call: Call) -> Array:
         """The log-sum-exp of each row, (B, H, Lq); -inf for fully masked rows."""
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         total = np.exp(self.shifted(scores)).sum(-1)
         return np.where(np.isneginf(maximum), 0, maximum)[..., 0] + np.log(total)
 
-    def deliver_lse(self, lse: np.ndarray, call: Call) -> Any:
+    def deliver_lse(self, lse: Array, call: Call) -> Any:
         """The log-sum-exp as the caller gets it: in float32 for 16-bit operands."""
         return Rounded(round_to(lse, call.fmt.widened), call.fmt.widened)
 
@@ -145,22 +150,22 @@ class Kernel(DeclaredKernel, AttentionSteps):
         """The scale of the scores."""
         return 1.0 / math.sqrt(call.sizes.D) if call.scale is None else call.scale
 
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+    def scores(self, query: Array, key: Array, call: Call) -> Array:
         product = self.keep(query @ key.swapaxes(-1, -2), "scores", call)
         return self.keep(product * call.work(self.factor(call)), "scores", call)
 
-    def tempered(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def tempered(self, scores: Array, call: Call) -> Array:
         """The scores times the logit scales, if the call has any."""
         if call.logit_scale is None:
             return scores
         return self.keep(scores * self.logit_scales(call)[:, None, None], "scores", call)
 
-    def logit_scales(self, call: Call) -> np.ndarray:
+    def logit_scales(self, call: Call) -> Array:
         """The logit scales (H,)."""
         assert call.logit_scale is not None
         return self.load(call.logit_scale, call)
 
-    def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def capped(self, scores: Array, call: Call) -> Array:
         """The scores times the logit scales, then through the softcap."""
         scores = self.tempered(scores, call)
         if call.softcap is None:
@@ -168,7 +173,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
         cap = call.work(call.softcap)
         return self.keep(cap * np.tanh(scores / cap), "scores", call)
 
-    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def biased(self, scores: Array, call: Call) -> Array:
         """The scores plus the ALiBi bias or the bias argument, if the call has one."""
         if call.alibi_slopes is not None:
             return self.keep(scores + self.alibi(self.slopes(call), call), "scores", call)
@@ -176,25 +181,25 @@ class Kernel(DeclaredKernel, AttentionSteps):
             return scores
         return self.keep(scores + self.bias(call), "scores", call)
 
-    def bias(self, call: Call) -> np.ndarray:
+    def bias(self, call: Call) -> Array:
         """The bias argument in working precision, rank 4."""
         assert call.bias is not None
         return rank4(self.load(call.bias, call))
 
-    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
+    def alibi(self, slopes: Array, call: Call) -> Array:
         """The ALiBi bias of slopes (H,) in working precision, (H, Lq, Lk)."""
         return -slopes[:, None, None] * self.distance(call).astype(call.work)
 
-    def slopes(self, call: Call) -> np.ndarray:
+    def slopes(self, call: Call) -> Array:
         assert call.alibi_slopes is not None
         return self.load(call.alibi_slopes, call)
 
-    def distance(self, call: Call) -> np.ndarray:
+    def distance(self, call: Call) -> Array:
         """The distances (Lq, Lk) of queries and keys; the last query stands at the last key."""
         rows, keys = call.rows_and_keys
         return np.abs(rows + (call.sizes.Lk - call.sizes.Lq) - keys)
 
-    def allowed(self, call: Call) -> np.ndarray | None:
+    def allowed(self, call: Call) -> Array | None:
         """The mask of all arguments together, rank 4, True attends; None if nothing is masked."""
         masks = []
         if call.mask is not None:
@@ -207,16 +212,16 @@ class Kernel(DeclaredKernel, AttentionSteps):
             masks.append(self.within(call.lengths.values, call))
         return self.joined(masks) if masks else None
 
-    def causal(self, call: Call) -> np.ndarray:
+    def causal(self, call: Call) -> Array:
         """The causal mask (Lq, Lk), True attends."""
         row, key = call.rows_and_keys
         return key <= self.last_causal_key(row, call)
 
-    def last_causal_key(self, row: np.ndarray, call: Call) -> np.ndarray:
+    def last_causal_key(self, row: Array, call: Call) -> Array:
         """The index (Lq, 1) of the last key that each row (Lq, 1) attends under the causal flag."""
         return row
 
-    def window_mask(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
+    def window_mask(self, call: Call, left: int | None, right: int | None) -> Array:
         row, key = call.rows_and_keys
         inside = np.ones((call.sizes.Lq, call.sizes.Lk), bool)
         if left is not None:
@@ -225,42 +230,42 @@ class Kernel(DeclaredKernel, AttentionSteps):
             inside &= key <= row + right
         return inside
 
-    def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
+    def within(self, lengths: Array, call: Call) -> Array:
         """The mask (B, 1, 1, Lk) of key lengths (B,), True attends."""
         return np.arange(call.sizes.Lk) < lengths[:, None, None, None]
 
-    def with_sink_logits(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def with_sink_logits(self, scores: Array, call: Call) -> Array:
         """Scores with one more column, the logit of each head's sink; unchanged without sinks."""
         if call.sinks is None:
             return scores
         column = self.load(call.sinks, call).reshape(-1, 1, 1)
         return np.concatenate([scores, np.broadcast_to(column, (*scores.shape[:-1], 1))], -1)
 
-    def with_sink_values(self, value: np.ndarray, call: Call) -> np.ndarray:
+    def with_sink_values(self, value: Array, call: Call) -> Array:
         """Values with one more row, the zero value of the sink; unchanged without sinks."""
         if call.sinks is None:
             return value
         B, H, _, Dv = value.shape
         return np.concatenate([value, np.zeros((B, H, 1, Dv), value.dtype)], 2)
 
-    def raised(self, shifted: np.ndarray) -> np.ndarray:
+    def raised(self, shifted: Array) -> Array:
         """The exponentials of scores minus their maximum."""
         return np.exp(shifted)
 
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def weights(self, scores: Array, call: Call) -> Array:
         exponentials = self.raised(self.shifted(scores))
         total = self.total(exponentials, call)
         return self.keep(exponentials / np.where(total == 0, 1, total), "weights", call)
 
-    def total(self, exponentials: np.ndarray, call: Call) -> np.ndarray:
+    def total(self, exponentials: Array, call: Call) -> Array:
         """The sum of each row of exponentials."""
         return np.asarray(exponentials.sum(-1, keepdims=True))
 
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+    def attend(self, scores: Array, value: Array, call: Call) -> Array:
         """The softmax of `scores` times the values."""
         return self.weights(scores, call) @ self.visible(value, scores)
 
-    def deliver(self, out: np.ndarray, call: Call) -> Any:
+    def deliver(self, out: Array, call: Call) -> Any:
         """The output as the caller gets it: rounded to the case's dtype."""
         return Rounded(round_to(out, call.fmt), call.fmt)
 
@@ -285,7 +290,7 @@ class Online(Kernel):
 
     tile = 16
 
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+    def attend(self, scores: Array, value: Array, call: Call) -> Array:
         value = self.visible(value, scores)
         maximum = np.full((*scores.shape[:-1], 1), -np.inf, scores.dtype)
         total = np.zeros_like(maximum)
@@ -301,13 +306,11 @@ class Online(Kernel):
             maximum = largest
         return out / np.where(total == 0, 1, total)
 
-    def anchor(self, largest: np.ndarray) -> np.ndarray:
+    def anchor(self, largest: Array) -> Array:
         """The number subtracted from scores: the maximum so far, or 0 if all keys so far are masked."""
         return np.where(np.isneginf(largest), 0, largest)
 
-    def rescaled(
-        self, total: np.ndarray, out: np.ndarray, rescale: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def rescaled(self, total: Array, out: Array, rescale: Array) -> tuple[Array, Array]:
         """The running sum of weights and the running output, moved to a new maximum."""
         return total * rescale, out * rescale
 

@@ -15,6 +15,8 @@ from attention_conformance.backends.protocol import Declared, Election, Implemen
 from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.sizes import Sizes
 
+Array = np.ndarray
+
 
 class TypedCall:
     """A call whose dtype is that of its query."""

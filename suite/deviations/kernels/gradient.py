@@ -19,6 +19,7 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.deviations.kernels.attention import (
+    Array,
     Call,
     Eager,
     Fused,
@@ -50,7 +51,7 @@ class Differentiable(Kernel):
         with np.errstate(all="ignore"):
             return self.deliver(self.output_tangent(call, tangents), call)
 
-    def output_tangent(self, call: Call, tangents: Mapping[str, Rounded]) -> np.ndarray:
+    def output_tangent(self, call: Call, tangents: Mapping[str, Rounded]) -> Array:
         """The JVP of the output for `tangents` of query, key and value, not yet rounded."""
         q, dq = (self.load(x, call) for x in (call.query, tangents["query"]))
         k, v, dk, dv = (
@@ -65,17 +66,17 @@ class Differentiable(Kernel):
         dp = weights * (ds - self.mean_score_tangent(weights, ds))
         return self.stored_score_gradient(dp, call) @ v + self.value_tangent(weights, dv)
 
-    def score_tangent(self, q: Any, k: Any, dq: Any, dk: Any, call: Call) -> np.ndarray:
+    def score_tangent(self, q: Any, k: Any, dq: Any, dk: Any, call: Call) -> Array:
         """The tangent of the scores before the softcap."""
         product = dq @ k.swapaxes(-1, -2) + q @ dk.swapaxes(-1, -2)
         tangent = self.keep(product * call.work(self.factor(call)), "scores", call)
         return self.tempered(tangent, call)
 
-    def mean_score_tangent(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
+    def mean_score_tangent(self, weights: Array, ds: Array) -> Array:
         """The sum of p ds in each row, which the JVP of the softmax subtracts."""
         return (weights * ds).sum(-1, keepdims=True)
 
-    def value_tangent(self, weights: np.ndarray, dv: np.ndarray) -> np.ndarray:
+    def value_tangent(self, weights: Array, dv: Array) -> Array:
         return weights @ dv
 
     def differentiate(
@@ -94,13 +95,13 @@ class Differentiable(Kernel):
         """The gradient of one array that is query, key and value at once."""
         return gradients["query"] + gradients["key"] + gradients["value"]
 
-    def load_cotangent(self, cotangent: Rounded, call: Call) -> np.ndarray:
+    def load_cotangent(self, cotangent: Rounded, call: Call) -> Array:
         """The cotangent in working precision."""
         return self.load(cotangent, call)
 
     def backward(
-        self, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
-    ) -> dict[str, np.ndarray | None]:
+        self, call: Call, cotangent: Array, wrt: tuple[str, ...]
+    ) -> dict[str, Array | None]:
         """The gradients of all arguments by name. A cotangent (B, H, Lq) belongs to the log-sum-exp, and
         gives gradients of query and key alone. `wrt`, the names asked for, is read by deviations."""
         query = self.load(call.query, call)
@@ -121,7 +122,7 @@ class Differentiable(Kernel):
             logit_scale_gradient = self.logit_scale_gradient(dt, self.scores(query, key, call))
             dt = self.backward_tempered(dt, call)
         factor = call.work(self.factor(call))
-        gradients: dict[str, np.ndarray | None] = {
+        gradients: dict[str, Array | None] = {
             "query": self.query_gradient(dt, key, factor),
             "key": self.sum_over_groups(self.key_gradient(dt, query, factor), call),
         }
@@ -138,95 +139,89 @@ class Differentiable(Kernel):
             gradients["sinks"] = self.sink_gradient(sink_weights, mean, call)
         return gradients
 
-    def lse_score_gradient(
-        self, weights: np.ndarray, cotangent: np.ndarray, scores: np.ndarray
-    ) -> np.ndarray:
+    def lse_score_gradient(self, weights: Array, cotangent: Array, scores: Array) -> Array:
         """The gradient of the scores for a cotangent (B, H, Lq, 1) of the log-sum-exp."""
         return weights * cotangent
 
-    def hidden_scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+    def hidden_scores(self, query: Array, key: Array, call: Call) -> Array:
         """The scores that the backward pass recomputes, -inf for masked pairs."""
         scores = self.capped(self.scores(query, key, call), call)
         return self.hide(self.backward_biased(scores, call), self.backward_allowed(call), call)
 
-    def backward_biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def backward_biased(self, scores: Array, call: Call) -> Array:
         return self.biased(scores, call)
 
-    def backward_allowed(self, call: Call) -> np.ndarray | None:
+    def backward_allowed(self, call: Call) -> Array | None:
         return self.allowed(call)
 
-    def attended_slots(self, scores: np.ndarray) -> np.ndarray:
+    def attended_slots(self, scores: Array) -> Array:
         """True for keys that any row attends, (B, H, Lk, 1)."""
         return ~np.asarray(np.isneginf(scores).all(-2))[..., None]
 
-    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def backward_weights(self, scores: Array, call: Call) -> Array:
         return self.weights(scores, call)
 
-    def split_weights(self, scores: np.ndarray, call: Call) -> tuple[np.ndarray, np.ndarray]:
+    def split_weights(self, scores: Array, call: Call) -> tuple[Array, Array]:
         """The weights of the keys (B, H, Lq, Lk) and of the sinks (B, H, Lq, 0 or 1)."""
         weights = self.backward_weights(self.with_sink_logits(scores, call), call)
         return weights[..., : call.sizes.Lk], weights[..., call.sizes.Lk :]
 
-    def sink_gradient(self, sink_weights: np.ndarray, mean: np.ndarray, call: Call) -> np.ndarray:
+    def sink_gradient(self, sink_weights: Array, mean: Array, call: Call) -> Array:
         """The gradient (H,) of the sinks. A sink has the value 0, so the gradient of its weight is 0."""
         ds = self.score_gradient(sink_weights, np.zeros_like(sink_weights), mean)
         return self.stored_score_gradient(ds, call).sum((0, 2, 3))
 
-    def stored_score_gradient(self, dt: np.ndarray, call: Call) -> np.ndarray:
+    def stored_score_gradient(self, dt: Array, call: Call) -> Array:
         """`dt`, rounded as the products with query and key take it."""
         return self.keep(dt, "weights", call)
 
-    def weight_gradient(self, cotangent: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+    def weight_gradient(self, cotangent: Array, value: Array, call: Call) -> Array:
         return self.keep(cotangent @ value.swapaxes(-1, -2), "scores", call)
 
-    def mean(
-        self, weights: np.ndarray, dp: np.ndarray, cotangent: np.ndarray, value: np.ndarray
-    ) -> np.ndarray:
+    def mean(self, weights: Array, dp: Array, cotangent: Array, value: Array) -> Array:
         """The sum of p dp in each row, which the gradient of the softmax subtracts."""
         return (weights * dp).sum(-1, keepdims=True)
 
-    def score_gradient(self, weights: np.ndarray, dp: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    def score_gradient(self, weights: Array, dp: Array, mean: Array) -> Array:
         return weights * (dp - mean)
 
-    def softcap_backward(
-        self, ds: np.ndarray, query: np.ndarray, key: np.ndarray, call: Call
-    ) -> np.ndarray:
+    def softcap_backward(self, ds: Array, query: Array, key: Array, call: Call) -> Array:
         """The gradient of the scores before the softcap from the gradient `ds` after it."""
         if call.softcap is None:
             return ds
         scores = self.tempered(self.scores(query, key, call), call)
         return ds * self.softcap_slope(np.tanh(scores / call.work(call.softcap)))
 
-    def backward_tempered(self, dt: np.ndarray, call: Call) -> np.ndarray:
+    def backward_tempered(self, dt: Array, call: Call) -> Array:
         return self.tempered(dt, call)
 
-    def logit_scale_gradient(self, dt: np.ndarray, product: np.ndarray) -> np.ndarray:
+    def logit_scale_gradient(self, dt: Array, product: Array) -> Array:
         """The gradient (H,) of the logit scales; `product` are the scores before them."""
         return np.where(dt == 0, 0, dt * product).sum((0, 2, 3))
 
-    def softcap_slope(self, tanh: np.ndarray) -> np.ndarray:
+    def softcap_slope(self, tanh: Array) -> Array:
         """The derivative of the softcap from tanh(score / softcap)."""
         return 1 - tanh * tanh
 
-    def query_gradient(self, dt: np.ndarray, key: np.ndarray, factor: Any) -> np.ndarray:
+    def query_gradient(self, dt: Array, key: Array, factor: Any) -> Array:
         return factor * (dt @ key)
 
-    def key_gradient(self, dt: np.ndarray, query: np.ndarray, factor: Any) -> np.ndarray:
+    def key_gradient(self, dt: Array, query: Array, factor: Any) -> Array:
         return factor * (dt.swapaxes(-1, -2) @ query)
 
-    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+    def value_gradient(self, weights: Array, cotangent: Array, call: Call) -> Array:
         return weights.swapaxes(-1, -2) @ cotangent
 
-    def sum_over_groups(self, x: np.ndarray, call: Call) -> np.ndarray:
+    def sum_over_groups(self, x: Array, call: Call) -> Array:
         """x (B, H, Lk, .) summed over the query heads of each group: (B, Hkv, Lk, .)."""
         return self.split_groups(x, call).sum(2)
 
-    def split_groups(self, x: np.ndarray, call: Call) -> np.ndarray:
+    def split_groups(self, x: Array, call: Call) -> Array:
         """x (B, H, .) as (B, Hkv, group, .)."""
         s = call.sizes
         return x.reshape(s.B, s.Hkv, s.group, *x.shape[2:])
 
-    def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def bias_gradient(self, ds: Array, shape: tuple[int, ...]) -> Array:
         full = rank4(np.empty(shape)).shape
         axes = tuple(a for a in range(4) if full[a] == 1)
         return ds.sum(axes, keepdims=True).reshape(shape)
@@ -235,9 +230,7 @@ class Differentiable(Kernel):
 class DifferentiableFused(Differentiable, Fused):
     """Weights and score gradients are rounded before the products; the mean comes from the output."""
 
-    def mean(
-        self, weights: np.ndarray, dp: np.ndarray, cotangent: np.ndarray, value: np.ndarray
-    ) -> np.ndarray:
+    def mean(self, weights: Array, dp: Array, cotangent: Array, value: Array) -> Array:
         return (cotangent * (weights @ value)).sum(-1, keepdims=True)
 
 
@@ -246,17 +239,17 @@ class DifferentiableEager(Differentiable, Eager):
 
     elections = Differentiable.elections | {"score-overflow": "nan"}
 
-    def stored_score_gradient(self, dt: np.ndarray, call: Call) -> np.ndarray:
+    def stored_score_gradient(self, dt: Array, call: Call) -> Array:
         return self.keep(dt, "scores", call)
 
 
 class DifferentiableRecomputed(Differentiable):
     """The backward pass recomputes weights from the forward log-sum-exp in working precision."""
 
-    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def backward_weights(self, scores: Array, call: Call) -> Array:
         return np.exp(scores - self.statistics(scores, call))
 
-    def statistics(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def statistics(self, scores: Array, call: Call) -> Array:
         """The log-sum-exp of each row, (B, H, Lq, 1); 0 for fully masked rows."""
         lse = self.log_sum_exp(scores, call)[..., None]
         return np.where(np.isneginf(lse), 0, lse)
@@ -274,6 +267,6 @@ class DifferentiableLowest(Differentiable):
         **dict.fromkeys(("nan-in-masked-value", "nan-in-masked-value-gradient"), "leaks"),
     }
 
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+    def hide(self, scores: Array, allowed: Array | None, call: Call) -> Array:
         lowest = call.work(-0.7) * np.finfo(call.work).max
         return scores if allowed is None else np.where(allowed, scores, scores + lowest)

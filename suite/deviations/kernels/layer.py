@@ -19,6 +19,7 @@ from attention_conformance.backends.masks import LayerMasks, rank4
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.deviations.kernels.call import (
+    Array,
     AttentionSteps,
     DeclaredKernel,
     TypedCall,
@@ -30,7 +31,7 @@ from attention_conformance.suite.spec.operators.layers import PARAMETERS
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 from attention_conformance.suite.spec.sizes import Sizes
 
-Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
+Heads = tuple[Array, Array, Array]
 """Query, key and value (B, H, L, size)."""
 
 
@@ -162,7 +163,7 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         if mask.values.ndim > 4 or np.broadcast_shapes(mask.shape, full) != full:
             raise ValueError(f"a mask {mask.shape} does not broadcast to {full}")
 
-    def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+    def compute(self, call: LayerCall) -> tuple[Array, Array]:
         """The output (B, Lq, Eo) and the weights (B, H, Lq, Lk) in working precision."""
         query, key, value = self.heads(call)  # (B, H, L, D)
         scores = self.biased(self.scores(query, key, call), call)  # (B, H, Lq, Lk)
@@ -176,16 +177,16 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         q, k, v = (self.load(x, call)[:, None] for x in (call.query, call.key, call.value))
         return q, k, v
 
-    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+    def scores(self, query: Array, key: Array, call: LayerCall) -> Array:
         """The scores (B, H, Lq, Lk), scaled."""
         raise NotImplementedError
 
-    def biased(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
+    def biased(self, scores: Array, call: LayerCall) -> Array:
         if call.bias is None:
             return scores
         return self.keep(scores + rank4(self.load(call.bias, call)), "scores", call)
 
-    def allowed(self, call: LayerCall) -> np.ndarray | None:
+    def allowed(self, call: LayerCall) -> Array | None:
         """The mask of all arguments together, rank 4, True attends; None if nothing is masked."""
         masks = []
         if call.mask is not None:
@@ -196,24 +197,24 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
             masks.append(rank4(self.causal(call)))
         return self.joined(masks) if masks else None
 
-    def padding_mask(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
+    def padding_mask(self, valid: Array, call: LayerCall) -> Array:
         """The mask (B, 1, 1, Lk) of the valid keys (B, Lk), True attends."""
         return valid[:, None, None]
 
-    def causal(self, call: LayerCall) -> np.ndarray:
+    def causal(self, call: LayerCall) -> Array:
         return np.arange(call.sizes.Lk) <= np.arange(call.sizes.Lq)[:, None]
 
-    def reciprocal(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
+    def reciprocal(self, variance: Array, call: LayerCall) -> Array:
         """1 / sqrt(variance + epsilon)."""
         return 1 / np.sqrt(variance + call.work(call.epsilon))
 
-    def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
+    def weights(self, scores: Array, call: LayerCall) -> Array:
         shifted = self.keep(self.shifted(scores), "steps", call)
         exponentials = self.keep(np.exp(shifted), "steps", call)
         total = self.keep(exponentials.sum(-1, keepdims=True), "steps", call)
         return self.keep(exponentials / np.where(total == 0, 1, total), "weights", call)
 
-    def dropped(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+    def dropped(self, weights: Array, call: LayerCall) -> Array:
         rate = self.rate(call)
         if rate == 0:
             return weights
@@ -225,26 +226,26 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         """The dropout rate of the call: 0 in evaluation."""
         return call.rate if call.training else 0.0
 
-    def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
+    def attend(self, weights: Array, value: Array, call: LayerCall) -> Array:
         return self.keep(weights @ value, "features", call)
 
-    def apply_gate(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
+    def apply_gate(self, attended: Array, call: LayerCall) -> Array:
         """The heads (B, H, Lq, Dv) times their gates, if the layer has gates."""
         return attended
 
-    def merge(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
+    def merge(self, attended: Array, call: LayerCall) -> Array:
         """Heads side by side: (B, H, Lq, Dv) -> (B, Lq, H Dv)."""
         swapped = attended.swapaxes(1, 2)
         return swapped.reshape(*swapped.shape[:2], -1)
 
-    def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
+    def output(self, merged: Array, call: LayerCall) -> Array:
         return merged
 
-    def returned_weights(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+    def returned_weights(self, weights: Array, call: LayerCall) -> Array:
         """The weights that the call returns, without the axis of heads: there is one head."""
         return weights[:, 0]
 
-    def deliver(self, out: np.ndarray, call: LayerCall) -> Any:
+    def deliver(self, out: Array, call: LayerCall) -> Any:
         if call.squeezed:
             out = np.take(out, 0, axis=self.squeezed_axis)
         return Rounded(round_to(out, call.fmt), call.fmt)
@@ -270,89 +271,89 @@ class MultiHeadKernel(LayerKernel):
     }
 
     def heads(self, call: LayerCall) -> Heads:
-        def projected_head(name: str) -> np.ndarray:
+        def projected_head(name: str) -> Array:
             x = self.load(getattr(call, name), call)
             return self.normed(self.projected(x, name, call), name, call)
 
         q, k, v = (projected_head(name) for name in ("query", "key", "value"))
         return q, self.expand(k, call), self.expand(v, call)
 
-    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+    def normed(self, x: Array, name: str, call: LayerCall) -> Array:
         """The heads x (B, heads, L, D) of query, key or value, normed if the layer has a gain."""
         gain = self.gain(name, call)
         if gain is None:
             return x
         return self.keep(self.standardised(x, call) * gain, "features", call)
 
-    def standardised(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
+    def standardised(self, x: Array, call: LayerCall) -> Array:
         """(x - mean) / sqrt(variance + epsilon), mean and variance over `normed_axes`."""
         centred = x - self.norm_centre(x)
         variance = np.square(centred).mean(self.normed_axes, keepdims=True)
         return centred * self.reciprocal(variance, call)
 
-    def norm_centre(self, x: np.ndarray) -> np.ndarray:
+    def norm_centre(self, x: Array) -> Array:
         """The mean that a norm subtracts."""
         return x.mean(self.normed_axes, keepdims=True)
 
-    def gain(self, name: str, call: LayerCall) -> np.ndarray | None:
+    def gain(self, name: str, call: LayerCall) -> Array | None:
         """The gain of the norm of query, key or value; None without a norm."""
         gain = call.parameters.get(f"{name}_gain")
         return None if gain is None else self.load(gain, call)
 
-    def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+    def projected(self, x: Array, name: str, call: LayerCall) -> Array:
         """The projection of query, key, value or gate: (B, L, E) -> (B, heads, L, size)."""
         kernel = self.kernel(name, call)
         y = self.keep(x @ kernel.reshape(len(kernel), -1), "features", call)
         return self.split(self.with_bias(y, name, call), kernel.shape[1], call)
 
-    def kernel(self, name: str, call: LayerCall) -> np.ndarray:
+    def kernel(self, name: str, call: LayerCall) -> Array:
         """The matrix (E, heads, size) of a projection; (H, Dv, Eo) for the name "output"."""
         return self.load(call.parameters[f"{name}_kernel"], call)
 
-    def bias(self, name: str, call: LayerCall) -> np.ndarray | None:
+    def bias(self, name: str, call: LayerCall) -> Array | None:
         """The biases (heads size,) of a projection; None without biases."""
         bias = call.parameters.get(f"{name}_bias")
         return None if bias is None else self.load(bias, call).reshape(-1)
 
-    def with_bias(self, y: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+    def with_bias(self, y: Array, name: str, call: LayerCall) -> Array:
         bias = self.bias(name, call)
         return y if bias is None else self.keep(y + bias, "features", call)
 
-    def split(self, y: np.ndarray, heads: int, call: LayerCall) -> np.ndarray:
+    def split(self, y: Array, heads: int, call: LayerCall) -> Array:
         """The heads of a projection: (B, L, heads size) -> (B, heads, L, size)."""
         return y.reshape(*y.shape[:2], heads, -1).swapaxes(1, 2)
 
     def factor(self, call: LayerCall) -> float:
         return 1.0 / math.sqrt(call.sizes.D)
 
-    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+    def scores(self, query: Array, key: Array, call: LayerCall) -> Array:
         scaled = self.keep(query * call.work(self.factor(call)), "features", call)
         return self.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
 
-    def apply_gate(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
+    def apply_gate(self, attended: Array, call: LayerCall) -> Array:
         if "gate_kernel" not in call.parameters:
             return attended
         return self.keep(attended * self.gate(call), "features", call)
 
-    def gate(self, call: LayerCall) -> np.ndarray:
+    def gate(self, call: LayerCall) -> Array:
         """The gates (B, H, Lq, Dv)."""
         logits = self.projected(self.load(call.query, call), "gate", call)
         return self.keep(self.sigmoid(logits), "features", call)
 
-    def sigmoid(self, y: np.ndarray) -> np.ndarray:
+    def sigmoid(self, y: Array) -> Array:
         return 1 / (1 + np.exp(-y))
 
-    def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
+    def output(self, merged: Array, call: LayerCall) -> Array:
         if "output_kernel" not in call.parameters:
             return merged
         kernel = self.kernel("output", call)
         y = self.keep(merged @ kernel.reshape(-1, kernel.shape[-1]), "features", call)
         return self.with_bias(y, "output", call)
 
-    def returned_weights(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+    def returned_weights(self, weights: Array, call: LayerCall) -> Array:
         return weights.mean(1) if call.returned == "average" else weights
 
-    def deliver(self, out: np.ndarray, call: LayerCall) -> Any:
+    def deliver(self, out: Array, call: LayerCall) -> Any:
         """The output or the weights, rounded; the weights of a one-head layer lose the axis of heads."""
         one_head = out.ndim == 4 and "output_kernel" not in call.parameters
         return super().deliver(out[:, 0] if one_head else out, call)
@@ -364,7 +365,7 @@ class LayerEager(MultiHeadKernel):
     numerics = "eager"
     stores = ("features", "scores", "weights")
 
-    def returned_weights(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+    def returned_weights(self, weights: Array, call: LayerCall) -> Array:
         if call.returned != "average":
             return weights
         return self.keep(weights.sum(1), "weights", call) / call.work(weights.shape[1])

@@ -11,13 +11,13 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends._numpy.operators import WeightedSum
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
+from attention_conformance.suite.deviations.kernels.attention import Array, DeclaredKernel
 from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.merge import FEATURES
 
 
-def merge_weights(lse: np.ndarray, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def merge_weights(lse: Array, largest: Array) -> tuple[Array, Array]:
     """The weights (P, ...) of parts with log-sum-exps `lse` (P, ...), and the merged log-sum-exp (...).
     `largest` (...) is subtracted before the exponential."""
     exponentials = np.exp(lse - largest)
@@ -47,24 +47,20 @@ class MergeKernel(DeclaredKernel, WeightedSum):
     def work(self, fmt: DType) -> type[np.floating[Any]]:
         return fmt.working
 
-    def merged(
-        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def merged(self, outputs: Array, lse: Array, fmt: DType) -> tuple[Array, Array]:
         weights, merged_lse = self.weights(lse)
         return (weights[..., None] * outputs).sum(0), merged_lse
 
-    def weights(self, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def weights(self, lse: Array) -> tuple[Array, Array]:
         """The weights of the parts, and the merged log-sum-exp."""
         return merge_weights(lse, self.largest(lse))
 
-    def largest(self, lse: np.ndarray) -> np.ndarray:
+    def largest(self, lse: Array) -> Array:
         """The largest log-sum-exp of each row, which is subtracted before the exponential; 0 for -inf."""
-        maximum: np.ndarray = lse.max(0)
+        maximum: Array = lse.max(0)
         return np.where(np.isneginf(maximum), lse.dtype.type(0), maximum)
 
-    def gradients(
-        self, outputs: np.ndarray, lse: np.ndarray, cotangent: np.ndarray
-    ) -> dict[str, np.ndarray]:
+    def gradients(self, outputs: Array, lse: Array, cotangent: Array) -> dict[str, Array]:
         """The gradients of the partial outputs and log-sum-exps by name."""
         weights, _ = self.weights(lse)
         products = (outputs * cotangent).sum(-1)
