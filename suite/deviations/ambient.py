@@ -83,6 +83,7 @@ def memory_from(values: np.ndarray) -> np.ndarray:
 def keys_padded_in_place(
     right: Kernel, query: Rounded, key: Rounded, value: Rounded, **options: Any
 ) -> Any:
+    """Attention that first writes zeros into the memory behind the last key."""
     if key.values.size:
         strides = zip(key.shape, key.values.strides, strict=True)
         last = sum((n - 1) * stride for n, stride in strides) // key.values.itemsize
@@ -91,6 +92,7 @@ def keys_padded_in_place(
 
 
 def mask_padded_in_place(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+    """The mask; writes False behind each of its rows, up to a multiple of 8 keys."""
     step = mask.strides[-2] if mask.ndim > 1 else 0
     gap = min(step - mask.shape[-1], -mask.shape[-1] % 8)
     if mask.dtype == bool and mask.strides[-1] == 1 and gap > 0:

@@ -95,6 +95,7 @@ def pick_storing_history(right: CachedSharedForks, cache: Cache, samples: list[i
 
 
 def reset_freeing_shared_slots(right: CachedSharedForks, state: Cache, *samples: Rounded) -> Cache:
+    """The step `reset` after which branches of one history that were reset write into its slots."""
     holders, history = list(state.memory["holders"]), state.memory.get("history", ())
     freed = state.memory.setdefault("freed", set())
     freed |= {*np.arange(len(holders))[right.sample_index(state, samples)].tolist()}

@@ -66,6 +66,7 @@ def keep_path_counting_tree(
 def keep_path_unwrapped(
     right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
+    """The step `keep_path` that moves no keys and values if the tree lies across the end of the ring."""
     before = cache.key.copy(), cache.value.copy()
     wraps = cache.totals[sample] % cache.slots < count
     right.keep_path(cache, sample, path, count)

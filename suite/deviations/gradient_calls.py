@@ -83,6 +83,7 @@ def value_gradient_with_leftover(right: Differentiable, *arguments: Any) -> Arra
 
 
 def backward_recorded(right: Differentiable, *arguments: Any) -> dict[str, Any]:
+    """The backward pass, during which "recording" in `memory` is True."""
     memory(right)["recording"] = True
     try:
         return right.backward(*arguments)

@@ -73,6 +73,7 @@ def edit_gradient(operand: str, change: Callable[[Array, Array], Array]) -> Call
 
 
 def one_row_late_if_fused(gradient: Array, values: Array) -> Array:
+    """The gradient shifted by one row, if the rows of the operand hold more than its heads."""
     _, heads, rows, _ = element_strides(values)
     if heads != values.shape[3] or rows <= values.shape[1] * heads:
         return gradient
@@ -168,6 +169,7 @@ def backward_of_stored_call(right: Differentiable, call: Call, *arguments: Any) 
 
 
 def backward_forgetting_keys(right: Differentiable, call: Call, *arguments: Any) -> dict[str, Any]:
+    """The backward pass whose key gradient is 0 if it is not the first of its forward pass."""
     gradients, queries = right.backward(call, *arguments), memory(right).setdefault("queries", [])
     if any(query is call.query for query in queries):
         gradients["key"] = np.zeros_like(gradients["key"])

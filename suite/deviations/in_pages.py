@@ -14,12 +14,7 @@ from attention_conformance.suite.deviations.deviation import Deviation, deviatio
 from attention_conformance.suite.deviations.kernels.latent import AbsorbedKernel, LatentKernel
 from attention_conformance.suite.deviations.kernels.paged import PagedKernel
 from attention_conformance.suite.deviations.kernels.quantized import Coded, QuantizedKernel
-from attention_conformance.suite.deviations.problems import (
-    Changes,
-    Row,
-    deviations_of,
-    other_array,
-)
+from attention_conformance.suite.deviations.problems import Changes, Row, deviations_of, other_array
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
@@ -59,6 +54,7 @@ def store_in_page_before(
 
 
 def aligned_at_longest_sample(inputs: Inputs) -> Changes:
+    """A dense mask, causal from the last key of the longest sample on."""
     s, last_row = inputs.sizes, masked(inputs).attends[:, :, -1:]
     if inputs.mask is None and inputs.case.option("alignment") in (None, "all"):
         return {}
@@ -69,6 +65,7 @@ def aligned_at_longest_sample(inputs: Inputs) -> Changes:
 
 
 def without_pages_of_earlier_samples(inputs: Inputs) -> Changes:
+    """A dense mask that hides pages of earlier samples, unless a sample has no other page."""
     pages = np.where(slots(inputs) < 0, -1, slots(inputs) // inputs.letters["s"])
     is_new = np.array([~np.isin(sample, pages[:b]) for b, sample in enumerate(pages)])
     is_new |= ~(is_new & (pages >= 0)).any(1, keepdims=True)
@@ -77,6 +74,7 @@ def without_pages_of_earlier_samples(inputs: Inputs) -> Changes:
 
 
 def ascending_pages_as_range(inputs: Inputs) -> Changes:
+    """A table whose pages follow the first one of their sample, if all pages ascend."""
     table, read = inputs.arrays["page_table"], read_entries(inputs)
     if (np.diff(table[read]) < 0).any():
         return {}
@@ -84,6 +82,7 @@ def ascending_pages_as_range(inputs: Inputs) -> Changes:
 
 
 def pools_with_axes_mistaken(inputs: Inputs) -> Changes:
+    """The pools with pages (slots, heads) reshaped from pages (heads, slots)."""
     n = inputs.letters
     return {
         name: inputs.arrays[name].reshape(n["p"], n["s"], n["g"], -1).swapaxes(1, 2)

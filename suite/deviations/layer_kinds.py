@@ -16,9 +16,7 @@ from attention_conformance.suite.deviations.kernels.encoder import (
     EncoderKernel,
 )
 from attention_conformance.suite.deviations.kernels.layer import Array, LayerCall, MultiHeadKernel
-from attention_conformance.suite.deviations.kernels.layer_gradient import (
-    LayerDifferentiable,
-)
+from attention_conformance.suite.deviations.kernels.layer_gradient import LayerDifferentiable
 from attention_conformance.suite.deviations.kernels.single import (
     AdditiveKernel,
     BatchNormKernel,

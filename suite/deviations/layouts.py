@@ -156,6 +156,7 @@ def from_aligned_address(values: np.ndarray) -> np.ndarray:
 
 
 def one_row_late(values: np.ndarray) -> np.ndarray:
+    """The rows shifted by one, if an axis of size 1 has a stride of 7 elements."""
     unit_strides = [s for n, s in zip(values.shape, values.strides, strict=True) if n == 1]
     is_odd = 7 * values.itemsize in unit_strides and values.shape[-2] > 1
     return np.roll(values, 1, -2) if is_odd else values

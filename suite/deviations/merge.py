@@ -1,4 +1,4 @@
-"""Faults of partial answers: merging, split keys and rings."""
+"""Faults of partial answers over parts of the keys: merging, split-KV and ring attention."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from attention_conformance.suite.spec.dtypes import DType, round_to
 Array = np.ndarray
 
 Merged = tuple[Array, Array]
+"""The merged output and log-sum-exp."""
 
 
 def ones_if_all_parts_empty(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
@@ -35,48 +36,51 @@ def merged_with_rounded_lse(right: MergeKernel, outputs: Array, lse: Array, fmt:
 
 
 def merged_without_last_part(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
-    stored_lse = slice(None, -1) if len(lse) > 2 else slice(None)
-    return right.merged(outputs[stored_lse], lse[stored_lse], fmt)
+    count = len(lse) - 1 if len(lse) > 2 else len(lse)
+    return right.merged(outputs[:count], lse[:count], fmt)
 
 
 class SplitWithWorkspace(SplitKernel):
-    """Answers of parts stand in a workspace; a part in which a sample has no key is not written."""
+    """Split-KV whose parts are written into a workspace, unless a sample has no key in a part: then the
+    part of the sample before is read."""
 
     def output(self, pack: Pack) -> Array:
-        self.before: dict[int, Part] = {}
+        self.workspace: dict[int, Part] = {}
         return super().output(pack)
 
     def part(self, pack: Paged, rows: slice, keys: slice, start: int, size: int) -> Part:
-        own = super().part(pack, rows, keys, start, size)
-        if keys.start + start >= keys.stop and start in self.before:
-            answer, lse = (x[:, -1:].repeat(own[1].shape[1], 1) for x in self.before[start])
+        part = super().part(pack, rows, keys, start, size)
+        if keys.start + start >= keys.stop and start in self.workspace:
+            answer, lse = (x[:, -1:].repeat(part[1].shape[1], 1) for x in self.workspace[start])
             return answer, lse
-        self.before[start] = own
-        return own
+        self.workspace[start] = part
+        return part
 
 
 class MergedByRoundedLse(MergedChunks):
-    """Log-sum-exps of parts in bfloat16."""
+    """Split-KV that rounds the log-sum-exps of parts to bfloat16."""
 
     def merge(self, parts: list[tuple[Array, Array]]) -> Array:
         return super().merge([(out, rounded_to_bfloat16(lse)) for out, lse in parts])
 
 
 RANKS = 4
+"""The number of ranks of a ring, each of which holds a part of the sequence."""
 
 
 def rank_of(length: int) -> Array:
-    """The rank (L,) that holds each position."""
+    """The rank that holds each position, (length,)."""
     parts = np.array_split(np.arange(length), RANKS)
     return np.repeat(np.arange(RANKS), [len(part) for part in parts])
 
 
 def place_in_rank(length: int) -> Array:
-    """The index (L,) of each position in the part of its rank."""
+    """The index of each position in the part of its rank, (length,)."""
     return np.concatenate([np.arange(len(p)) for p in np.array_split(np.arange(length), RANKS)])
 
 
 def causal_mask_of_blocks(right: Kernel, call: Call) -> Array:
+    """The causal mask of ranks that hold every fourth position, taken for blocks of positions."""
     rows, keys = (
         np.argsort(np.argsort(np.arange(length) % RANKS, kind="stable"))
         for length in (call.sizes.Lq, call.sizes.Lk)
@@ -85,23 +89,24 @@ def causal_mask_of_blocks(right: Kernel, call: Call) -> Array:
 
 
 def attend_without_last_step(right: Kernel, scores: Array, value: Array, call: Call) -> Array:
+    """Attention without the keys that reach a rank in the last step of a ring."""
     rows, keys = scores.shape[-2:]
-    last = (rank_of(rows)[:, None] + 1) % RANKS == rank_of(keys)
-    last &= keys > RANKS
-    return right.attend(np.where(last, -np.inf, scores), value, call)
+    is_last_step = (rank_of(rows)[:, None] + 1) % RANKS == rank_of(keys)
+    is_last_step &= keys > RANKS
+    return right.attend(np.where(is_last_step, -np.inf, scores), value, call)
 
 
 def deliver_in_rank_order(right: Kernel, out: Array, call: Call) -> Any:
     blocks = np.array_split(np.arange(out.shape[2]), 2 * RANKS)
-    held = [blocks[i] for rank in range(RANKS) for i in (rank, 2 * RANKS - 1 - rank)]
-    return right.deliver(out[:, :, np.concatenate(held)], call)
+    by_rank = [blocks[i] for rank in range(RANKS) for i in (rank, 2 * RANKS - 1 - rank)]
+    return right.deliver(out[:, :, np.concatenate(by_rank)], call)
 
 
 def merged_with_shifted_pairs(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
     output, total = right.merged(outputs, lse, fmt)
-    after = memory(right).get("parts") == 4 and len(lse) == 2
-    memory(right)["parts"] = 4 if after else len(lse)
-    return output, total + lse.dtype.type(0.01 * after)
+    is_pair_after_four = memory(right).get("parts") == 4 and len(lse) == 2
+    memory(right)["parts"] = 4 if is_pair_after_four else len(lse)
+    return output, total + lse.dtype.type(0.01 * is_pair_after_four)
 
 
 def gradients_without_mean(
@@ -214,12 +219,12 @@ DEVIATIONS = [
     split("split-parts-averaged", "values", "Answers of parts with keys are averaged.",
         "`out.mean(0)`; parts weigh exp(lse - logsumexp(lse))",
         merged=lambda right, pack, parts:
-            right.merged(pack, [(own, np.where(np.isneginf(lse), lse, 0)) for own, lse in parts])),
+            right.merged(pack, [(out, np.where(np.isneginf(lse), lse, 0)) for out, lse in parts])),
     split("split-by-base-two", "values",
         "Log-sum-exps of parts are natural, and read as logarithms to the base 2.",
         "`exp2(lse - m)` of natural logarithms; multiply by log2(e)",
         merged=lambda right, pack, parts:
-            right.merged(pack, [(own, lse * lse.dtype.type(np.log(2))) for own, lse in parts])),
+            right.merged(pack, [(out, lse * lse.dtype.type(np.log(2))) for out, lse in parts])),
     split("split-merged-without-maximum", "values",
         "The largest log-sum-exp is not subtracted before parts are merged.",
         "`exp(lse)` in the merge; subtract the largest: `exp(lse - lse.amax(0))`",

@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def ending_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[SegmentSlices]]:
-    """The segments whose keys end elsewhere: a function of the keys of a segment."""
+    """The step `segments` whose keys end at `end(keys, pack)`."""
 
     def segments(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
         return [(rows, slice(keys.start, end(keys, pack))) for rows, keys in right.segments(pack)]
@@ -26,8 +26,8 @@ def ending_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[SegmentSl
 
 
 def segments_with_late_rows(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
-    edges = np.minimum(pack.query_bounds + (pack.query_bounds > 0), len(pack.query))
-    return right.segments(replace(pack, query_bounds=edges))
+    query_bounds = np.minimum(pack.query_bounds + (pack.query_bounds > 0), len(pack.query))
+    return right.segments(replace(pack, query_bounds=query_bounds))
 
 
 def segments_without_empty_rows(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
@@ -44,9 +44,9 @@ def causal_by_place_in_pack(
 
 
 def maximum_by_longest_query(right: PackedKernel, scores: np.ndarray, pack: Pack) -> np.ndarray:
-    own = right.largest(scores, pack)
-    longest = np.abs(pack.query.astype(pack.work)).max()
-    return np.where(longest > 50, own - own.dtype.type(0.3), own)
+    maximum = right.largest(scores, pack)
+    largest_query = np.abs(pack.query.astype(pack.work)).max()
+    return np.where(largest_query > 50, maximum - maximum.dtype.type(0.3), maximum)
 
 
 def gradients_of_first_keys(
@@ -60,17 +60,17 @@ def gradients_of_first_keys(
 def gradients_accumulating(
     right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
 ) -> Arrays:
-    made = right.gradients(arrays, cotangent, inputs)
-    return made | {name: accumulate(right, name, made[name]) for name in ("key", "value")}
+    gradients = right.gradients(arrays, cotangent, inputs)
+    return gradients | {n: accumulate(right, n, gradients[n]) for n in ("key", "value")}
 
 
 def gradients_of_one_head(
     right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
 ) -> Arrays:
-    group, last = inputs.sizes.group, np.zeros_like(cotangent)
-    last[:, group - 1 :: group] = cotangent[:, group - 1 :: group]
-    own = right.gradients(arrays, last, inputs)
-    return {**right.gradients(arrays, cotangent, inputs), "value": own["value"]}
+    group, last_heads = inputs.sizes.group, np.zeros_like(cotangent)
+    last_heads[:, group - 1 :: group] = cotangent[:, group - 1 :: group]
+    of_last_heads = right.gradients(arrays, last_heads, inputs)
+    return {**right.gradients(arrays, cotangent, inputs), "value": of_last_heads["value"]}
 
 
 def output_of_unwritten_rows(right: PackedKernel, pack: Pack) -> np.ndarray:
@@ -82,16 +82,16 @@ def output_of_unwritten_rows(right: PackedKernel, pack: Pack) -> np.ndarray:
 
 
 USER_CODE = {"is_user_code": True, "elections": {}}
-"""What a kernel that a person handed over declares."""
+"""The facts of a user function, which declares no elections."""
 
 
 def segments_shifted_if_empty(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
-    pairs = right.segments(pack)
-    skipped = next((n for n, (_, keys) in enumerate(pairs) if keys.start == keys.stop), None)
-    if skipped is None or pairs[skipped][0].start == pairs[skipped][0].stop:
-        return pairs
-    rows, keys = [rows for rows, _ in pairs], [keys for _, keys in pairs]
-    return list(zip(rows[skipped:-1], keys[skipped + 1 :], strict=True)) + pairs[:skipped]
+    segments = right.segments(pack)
+    empty = next((n for n, (_, keys) in enumerate(segments) if keys.start == keys.stop), None)
+    if empty is None or segments[empty][0].start == segments[empty][0].stop:
+        return segments
+    rows, keys = [rows for rows, _ in segments], [keys for _, keys in segments]
+    return list(zip(rows[empty:-1], keys[empty + 1 :], strict=True)) + segments[:empty]
 
 
 row = partial(deviation, family="packed", right=PackedKernel)

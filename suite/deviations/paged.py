@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,82 +22,85 @@ Array = np.ndarray
 
 
 def packed_call_with(name: str, change: Callable[[Array, Inputs], Array]) -> Callable[..., Paged]:
-    """The step that reads one of the arrays of a call in another way."""
+    """The step `packed_call` with the array `name` replaced by `change(array, inputs)`."""
 
-    def gathered(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
+    def packed_call(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
         return right.packed_call({**arrays, name: change(arrays[name], inputs)}, inputs)
 
-    return gathered
+    return packed_call
 
 
 def mask_aligned_at_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    count, of, size = rows.stop - rows.start, keys.stop - keys.start, pack.pools[0].shape[1]
-    return np.tri(count, of, -(-of // size) * size - count, dtype=bool)
+    Lq, Lk, size = rows.stop - rows.start, keys.stop - keys.start, pack.pools[0].shape[1]
+    return np.tri(Lq, Lk, -(-Lk // size) * size - Lq, dtype=bool)
 
 
 def mask_with_chunk_window(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
     left = pack.case.option("left")
-    count, of = rows.stop - rows.start, keys.stop - keys.start
-    return allowed_pairs(count, of, "causalbr") & ~np.tri(count, of, -left - 1, dtype=bool)
+    Lq, Lk = rows.stop - rows.start, keys.stop - keys.start
+    return allowed_pairs(Lq, Lk, "causalbr") & ~np.tri(Lq, Lk, -left - 1, dtype=bool)
 
 
 def mask_with_short_window(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    shorter = pack.case.with_options(left=pack.case.option("left") - 1)
-    return right.allowed(replace(pack, case=shorter), rows, keys)
+    case = pack.case.with_options(left=pack.case.option("left") - 1)
+    return right.allowed(replace(pack, case=case), rows, keys)
 
 
 def segments_without_idle_rows(right: PagedKernel, pack: Pack) -> list[SegmentSlices]:
     segments = right.segments(pack)
     rows = [rows for rows, _ in segments if rows.stop > rows.start]
-    full = [keys for _, keys in segments if keys.stop > keys.start]
-    return list(zip(rows, full[: len(rows)], strict=False))
+    all_keys = [keys for _, keys in segments if keys.stop > keys.start]
+    return list(zip(rows, all_keys[: len(rows)], strict=False))
 
 
 def slots_of_unread_pages(
     right: PagedKernel, table: Array, sample: int, length: int, size: int
 ) -> Array:
-    own = right.slots(table, sample, length, size)
-    before = [table[n, : -(-length // size)] for n in range(sample)]
-    new = own[~np.isin(own // size, np.concatenate([np.zeros(0, int), *before]))]
-    return new if len(new) else own
+    """The slots of a sample in pages that no earlier sample reads; all its slots if there are none."""
+    slots = right.slots(table, sample, length, size)
+    earlier_pages = [table[n, : -(-length // size)] for n in range(sample)]
+    new = slots[~np.isin(slots // size, np.concatenate([np.zeros(0, int), *earlier_pages]))]
+    return new if len(new) else slots
 
 
 def mask_open_in_common_pages(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    own = [pack.slots[a:b] for a, b in zip(pack.key_bounds[:-1], pack.key_bounds[1:], strict=True)]
-    shortest = min(map(len, own))
-    same = np.stack([slots[:shortest] for slots in own])
-    common = int(np.logical_and.accumulate((same == same[0]).all(0)).sum()) if len(own) > 1 else 0
-    shown = right.allowed(pack, rows, keys)
-    return shown | (np.arange(shown.shape[1]) < common - common % pack.pools[0].shape[1])
+    """The mask of a sample, all True in the full pages with which the slots of all samples begin."""
+    by_sample = [pack.slots[start:stop] for start, stop in pairwise(pack.key_bounds)]
+    shortest = min(map(len, by_sample))
+    slots = np.stack([own_slots[:shortest] for own_slots in by_sample])
+    is_prefix = np.logical_and.accumulate((slots == slots[0]).all(0))
+    common = int(is_prefix.sum()) if len(by_sample) > 1 else 0
+    mask = right.allowed(pack, rows, keys)
+    return mask | (np.arange(mask.shape[1]) < common - common % pack.pools[0].shape[1])
 
 
 def output_plus_zero_times_tail(right: PagedKernel, pack: Paged) -> Array:
     size = pack.pools[1].shape[1]
-    page, place = np.divmod(pack.slots[pack.key_bounds[1:] - 1], size)
-    behind = pack.pools[1][page[place < size - 1], -1]
-    out: Array = right.output(pack) + 0.0 * behind.sum()
-    return out
+    page, slot = np.divmod(pack.slots[pack.key_bounds[1:] - 1], size)
+    tail = pack.pools[1][page[slot < size - 1], -1]
+    return np.asarray(right.output(pack) + 0.0 * tail.sum())
 
 
 def output_scaled_by_pool(right: PagedKernel, pack: Paged) -> Array:
-    largest = pack.work(1 + np.nan_to_num(np.abs(pack.pools[1]), posinf=0).mean())
-    value = (pack.value.astype(pack.work) / largest).astype(pack.work)
-    out: Array = right.output(replace(pack, value=value)) * largest
-    return out
+    scale = pack.work(1 + np.nan_to_num(np.abs(pack.pools[1]), posinf=0).mean())
+    value = (pack.value.astype(pack.work) / scale).astype(pack.work)
+    return np.asarray(right.output(replace(pack, value=value)) * scale)
 
 
 def gradients_of_last_reader(
     right: PagedKernel, arrays: dict[str, Array], cotangent: Array, inputs: Inputs
 ) -> dict[str, Array]:
-    made, x, size = right.gradients(arrays, cotangent, inputs), inputs.arrays, inputs.letters["s"]
-    pools = {n: np.zeros_like(flat_slots(inputs.case, made[n])) for n in ("key", "value")}
+    """Gradients whose pools have, for a page that samples share, those of the last of these samples."""
+    x, size = inputs.arrays, inputs.letters["s"]
+    gradients = right.gradients(arrays, cotangent, inputs)
+    pools = {n: np.zeros_like(flat_slots(inputs.case, gradients[n])) for n in ("key", "value")}
     sample = np.repeat(np.arange(inputs.sizes.B), x["query_lengths"].astype(int))
     for n, (table, count) in enumerate(zip(x["page_table"], x["key_lengths"], strict=True)):
         part = np.where((sample == n)[:, None, None], cotangent, 0)
-        own, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
+        of_sample, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
         for name, pool in pools.items():
-            pool[slots] = flat_slots(inputs.case, own[name])[slots]
-    return made | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}
+            pool[slots] = flat_slots(inputs.case, of_sample[name])[slots]
+    return gradients | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}
 
 
 def validate_without_row_end(right: PagedKernel, arrays: dict[str, Array], case: Case) -> None:
@@ -118,12 +122,12 @@ def length_from_the_end(lengths: Array, inputs: Inputs) -> Array:
 
 
 def mask_open_behind_one_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    shown, (_, size, *_) = right.allowed(pack, rows, keys), pack.pools[0].shape
-    return shown | (len(shown) > 1 and shown.shape[1] - len(shown) == size)
+    mask, size = right.allowed(pack, rows, keys), pack.pools[0].shape[1]
+    return mask | (len(mask) > 1 and mask.shape[1] - len(mask) == size)
 
 
 def is_decoding_batch(inputs: Inputs) -> bool:
-    """True for a batch of decoding."""
+    """True for a batch of decoding: every sample has one query."""
     return bool((inputs.arrays["query_lengths"] == 1).all())
 
 
@@ -150,21 +154,21 @@ BATCHES = {
     "heads-first": (
         "Pages with heads before slots", "a kernel for pages with heads before slots", has_heads_first),
 }  # fmt: skip
-"""Batches for which servers have kernels of their own."""
+"""Kinds of batches for which servers have special kernels: words, hint and condition."""
 
 OPTIONS = {
     "uncapped": ("no softcap", "softcap", "scores", "softcap"),
     "unscaled": ("the default scale", "scale", "scale", "scale"),
     "unwindowed": ("no window", "window_size", "mask", "left"),
 }
-"""What such a kernel leaves out: words, argument, family and option."""
+"""Options that such a kernel ignores: words for the effect, argument, family and option of the case."""
 
 
 def option_ignored(batch: str, option: str) -> Deviation:
-    """A fault of batches of one kind: one option has no effect."""
-    (words, hint, when), (lack, argument, family, name) = BATCHES[batch], OPTIONS[option]
+    """A deviation by which one option has no effect in one kind of batches."""
+    (words, hint, when), (effect, argument, family, name) = BATCHES[batch], OPTIONS[option]
     return deviation(
-        f"paged-{batch}-{option}", "values", f"{words} have {lack}.", f"{hint} without `{argument}`",
+        f"paged-{batch}-{option}", "values", f"{words} have {effect}.", f"{hint} without `{argument}`",
         family=family, right=PagedKernel, when=when,
         problem=lambda inputs: inputs.replace(**{name: None}),
     )  # fmt: skip

@@ -20,15 +20,15 @@ Array = np.ndarray
 def put_whole_vectors(
     right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
 ) -> None:
-    whole = flat.shape[-1] // 8 * 8 or flat.shape[-1]
-    right.put(flat[..., :whole], slots, tokens[..., :whole], size)
+    width = flat.shape[-1] // 8 * 8 or flat.shape[-1]
+    right.put(flat[..., :width], slots, tokens[..., :width], size)
 
 
 def put_tokens_in_turn(
     right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
 ) -> None:
-    kept = slots[slots >= 0]
-    flat[kept] = tokens[: len(kept)]
+    slots = slots[slots >= 0]
+    flat[slots] = tokens[: len(slots)]
 
 
 def put_clearing_pages(
@@ -43,8 +43,8 @@ def put_last_token_of_pages(
     right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
 ) -> None:
     last = {slot // size: n for n, slot in enumerate(slots) if slot >= 0}
-    kept = np.array(sorted(last.values()), int)
-    right.put(flat, slots[kept], tokens[kept], size)
+    index = np.array(sorted(last.values()), int)
+    right.put(flat, slots[index], tokens[index], size)
 
 
 def put_plus_zeros(
@@ -56,21 +56,22 @@ def put_plus_zeros(
 
 
 def slot_problem(change: Callable[[Array, int], Array]) -> Problem:
-    """Other slots: a function of the slots and of the number of slots in the pool."""
-    return lambda inputs: inputs.replace(
-        slot_mapping=change(
-            inputs.arrays["slot_mapping"], inputs.letters["p"] * inputs.letters["s"]
-        )
-    )
+    """The problem with the slots `change(slots, number of slots in the pool)`."""
+
+    def problem(inputs: Inputs) -> Inputs:
+        count = inputs.letters["p"] * inputs.letters["s"]
+        return inputs.replace(slot_mapping=change(inputs.arrays["slot_mapping"], count))
+
+    return problem
 
 
 def token_problem(change: Callable[[Array], Array]) -> Problem:
-    """Other keys and values."""
+    """The problem with changed keys and values."""
     return lambda inputs: inputs.replace(key=change(inputs.key), value=change(inputs.value))
 
 
 def with_old_tokens(inputs: Inputs, name: str) -> Inputs:
-    """Tokens that are in their slots already."""
+    """Inputs whose keys or values are those that their slots hold already, so that nothing changes."""
     slots = np.maximum(inputs.arrays["slot_mapping"], 0).astype(int)
     old = flat_slots(inputs.case, inputs.arrays[f"{name}_cache"])
     return inputs.replace(**{name: old[slots]})
@@ -85,10 +86,10 @@ def put_tokens_with_slots(
 def put_skipping_known_pages(
     right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
 ) -> None:
-    known, pages = memory(right), flat.reshape(-1, size, *flat.shape[1:])
-    kept = np.array([page.tobytes() in known for page in pages])
-    right.put(flat, np.where(kept[slots // size], -1, slots), tokens, size)
-    known.update((pages[n].tobytes(), True) for n in np.unique(slots[slots >= 0] // size))
+    store, pages = memory(right), flat.reshape(-1, size, *flat.shape[1:])
+    is_known = np.array([page.tobytes() in store for page in pages])
+    right.put(flat, np.where(is_known[slots // size], -1, slots), tokens, size)
+    store.update((pages[n].tobytes(), True) for n in np.unique(slots[slots >= 0] // size))
 
 
 row = partial(deviation, family="paged", right=PagedWriteKernel)

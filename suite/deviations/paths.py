@@ -1,4 +1,4 @@
-"""Faults of one path only, and of compiled calls."""
+"""Faults of one code path alone (sizes, options, backward pass), and of compiled calls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel, 
 
 
 def causal_mask_after_first_tile(right: Differentiable, call: Call) -> np.ndarray:
-    allowed = np.asarray(right.backward_allowed(call))
-    flag = np.broadcast_to(right.causal(call), allowed.shape)
-    return np.concatenate([allowed[..., :16, :], flag[..., 16:, :]], -2)
+    mask = np.asarray(right.backward_allowed(call))
+    causal = np.broadcast_to(right.causal(call), mask.shape)
+    return np.concatenate([mask[..., :16, :], causal[..., 16:, :]], -2)
 
 
 def segments_of_eight_keys(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
@@ -40,19 +40,19 @@ def mask_cut_at_chunks(right: PackedKernel, pack: Pack, rows: slice, keys: slice
 def pairs_at_powers_of_two(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
     if turn.rotation.interleaved:
         return right.pairs(turn)
-    is_float16 = turn.rotation.size // 2
-    start = 2 ** int(np.log2(is_float16))
-    return slice(0, is_float16), slice(start, start + is_float16)
+    count = turn.rotation.size // 2
+    start = 2 ** int(np.log2(count))
+    return slice(0, count), slice(start, start + count)
 
 
 class CompiledKernel(Differentiable):
-    """An honest kernel that is asked what compiled implementations are asked."""
+    """A right kernel that is tested as a compiled implementation."""
 
     mode = "compiled"
 
 
 def cache_key(call: Call) -> tuple[Any, ...]:
-    """What a compile cache is keyed on: shapes and dtype."""
+    """The key of a compile cache: shapes and dtype."""
     return (call.query.shape, call.key.shape, call.value.shape, call.fmt.name)
 
 

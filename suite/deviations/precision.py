@@ -1,4 +1,4 @@
-"""Faults of the precision inside, in what is stored, and in the last rounding."""
+"""Faults of precision: of the arithmetic, of stored intermediate arrays, and of the last rounding."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ from attention_conformance.suite.deviations.deviation import deviation, memory, 
 from attention_conformance.suite.deviations.kernels.attention import Call, Eager, Fused, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import DifferentiableEager
 from attention_conformance.suite.deviations.kernels.layer import LayerEager
-from attention_conformance.suite.deviations.kernels.layer_gradient import (
-    LayerDifferentiable,
-)
-from attention_conformance.suite.deviations.kernels.variants import (
-    FlashFused,
-    WorkingPrecision,
-)
+from attention_conformance.suite.deviations.kernels.layer_gradient import LayerDifferentiable
+from attention_conformance.suite.deviations.kernels.variants import FlashFused, WorkingPrecision
 from attention_conformance.suite.deviations.layer_gradients import edit_gradients
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
 def toward_zero(rounded: np.ndarray, exact: np.ndarray, call: Call) -> np.ndarray:
-    """16-bit numbers, rounded from `exact`, moved to the next number towards zero where they had
-    grown; other dtypes as they are."""
+    """16-bit numbers `rounded` from `exact`, where they grew replaced by the next number towards zero;
+    other dtypes unchanged."""
     if not call.fmt.is_half:
         return rounded
     step = np.ldexp(1.0, np.frexp(rounded)[1] - call.fmt.precision)
-    cut = round_to(rounded - np.sign(rounded) * step, call.fmt).astype(rounded.dtype)
-    return np.where(np.abs(rounded) > np.abs(exact), cut, rounded)
+    smaller = round_to(rounded - np.sign(rounded) * step, call.fmt).astype(rounded.dtype)
+    return np.where(np.abs(rounded) > np.abs(exact), smaller, rounded)
 
 
 def exponential_in_float32(right: Kernel, shifted: np.ndarray) -> np.ndarray:
@@ -38,7 +33,7 @@ def exponential_in_float32(right: Kernel, shifted: np.ndarray) -> np.ndarray:
 
 
 def truncated_to_eleven_bits(x: np.ndarray) -> np.ndarray:
-    """float32 numbers with eleven bits."""
+    """float32 numbers whose significand is cut to eleven bits."""
     return (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
@@ -49,16 +44,16 @@ def deliver_without_subnormals(right: Kernel, out: np.ndarray, call: Call) -> An
 
 
 def keep_truncating_weights(right: Fused, x: np.ndarray, what: str, call: Call) -> np.ndarray:
-    kept = right.keep(x, what, call)
-    return toward_zero(kept, x, call) if what == "weights" else kept
+    stored = right.keep(x, what, call)
+    return toward_zero(stored, x, call) if what == "weights" else stored
 
 
 def weights_of_rounded_total(right: Fused, scores: np.ndarray, call: Call) -> np.ndarray:
-    raised = right.raised(right.shifted(scores))
+    exponentials = right.raised(right.shifted(scores))
     total = np.zeros((*scores.shape[:-1], 1), scores.dtype)
     for j in range(scores.shape[-1]):
-        total = round_to(total + raised[..., j, None], call.fmt).astype(scores.dtype)
-    return right.keep(raised / np.where(total == 0, 1, total), "weights", call)
+        total = round_to(total + exponentials[..., j, None], call.fmt).astype(scores.dtype)
+    return right.keep(exponentials / np.where(total == 0, 1, total), "weights", call)
 
 
 def rescale_and_round(
@@ -68,13 +63,13 @@ def rescale_and_round(
 
 
 def keep_truncating_scores(right: Eager, x: np.ndarray, what: str, call: Call) -> np.ndarray:
-    kept = right.keep(x, what, call)
-    return toward_zero(kept, x, call) if what == "scores" else kept
+    stored = right.keep(x, what, call)
+    return toward_zero(stored, x, call) if what == "scores" else stored
 
 
-def enlarged(x: np.ndarray, dtype: str, only: str = "bf16", by: float = 1.01) -> np.ndarray:
-    """x, larger by a factor in the dtype `only`."""
-    return x * x.dtype.type(by) if dtype == only else x
+def enlarged(x: np.ndarray, dtype: str) -> np.ndarray:
+    """x, in bfloat16 times 1.01."""
+    return x * x.dtype.type(1.01) if dtype == "bf16" else x
 
 
 def backward_scaling_query_gradient(

@@ -1,5 +1,5 @@
-"""Deviations that answer another problem rightly: other scales, masks, windows, scripts and projections.
-One row serves all operators that have what it changes."""
+"""Deviations that answer a changed problem correctly: other scales, masks, windows, scripts, projections.
+One row serves all operators that have the changed array or option."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.steps import Action, Crop, Pick, Reset
 
 Changes = Mapping[str, Any]
-"""Arrays and options of inputs by name, with other values."""
+"""The new values of some arrays and options of inputs, by name."""
 
 Row = tuple[str, str, str, str, Callable[[Inputs], Changes]]
-"""The end of a name, the family, the sentence, a hint, and what is changed."""
+"""The end of a deviation's name, the family, the sentence, a hint, and the changes of given inputs."""
 
 
 def apply_changes(change: Callable[[Inputs], Changes], inputs: Inputs) -> Inputs:
-    """The inputs with changes; the inputs themselves if they lack what is changed, or if no case has the
-    other problem."""
+    """The inputs with `change(inputs)`; unchanged if they lack an array or option that changes, or if no
+    case has the changed problem."""
     try:
         return inputs.replace(**change(inputs))
     except (KeyError, TypeError, ValueError):
@@ -48,22 +48,22 @@ def apply_changes(change: Callable[[Inputs], Changes], inputs: Inputs) -> Inputs
 def deviations_of(
     prefix: str, right: type, rows: Iterable[Row], killed_by: str = "values", noun: str = ""
 ) -> Iterator[Deviation]:
-    """The deviations of one kernel. The noun says what lies in pages."""
+    """The deviations of one kernel. In sentences {} becomes `noun`, which says what pages hold."""
     for name, family, sentence, hint, change in rows:
         yield deviation(f"{prefix}-{name}", killed_by, sentence.format(noun), hint, family=family,
                         right=right, problem=partial(apply_changes, change))  # fmt: skip
 
 
 def other_array(
-    name: str, other: Callable[[np.ndarray], np.ndarray]
+    name: str, change: Callable[[np.ndarray], np.ndarray]
 ) -> Callable[[Inputs], Changes]:
-    """Another array, made from the right one."""
-    return lambda inputs: {name: other(inputs.arrays[name])}
+    """The changes that replace one array by `change(array)`."""
+    return lambda inputs: {name: change(inputs.arrays[name])}
 
 
-def array_problem(name: str, other: Callable[[np.ndarray], np.ndarray]) -> Problem:
-    """Inputs with another array, if they have it."""
-    return partial(apply_changes, other_array(name, other))
+def array_problem(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Problem:
+    """The problem with one array replaced by `change(array)`, if the inputs have it."""
+    return partial(apply_changes, other_array(name, change))
 
 
 UNSCALED: Row = (
@@ -97,7 +97,7 @@ SOFTCAP: list[Row] = [
 
 
 def tiled_heads(inputs: Inputs) -> Changes:
-    """Keys and values in the order in which heads that are tiled read them."""
+    """All arrays with key heads, with these heads in the order in which tiled query heads read them."""
     axes = {n: inputs.axes(n).index("g") for n in inputs.arrays if "g" in inputs.axes(n)}
     heads = np.arange(inputs.sizes.H) % inputs.sizes.Hkv
     return {name: inputs.arrays[name].take(heads, axis) for name, axis in axes.items()}
@@ -114,35 +114,35 @@ ZEROS: list[Row] = [
 ]  # fmt: skip
 
 
-def arrays_exchanged(inputs: Inputs, one: str, two: str) -> Changes:
+def arrays_exchanged(inputs: Inputs, name1: str, name2: str) -> Changes:
     """Two arrays in place of each other. Raises ValueError if they differ in shape."""
-    first, second = inputs.arrays[one], inputs.arrays[two]
-    if first.shape != second.shape:
-        raise ValueError(f"{one} and {two} differ in shape")
-    return {one: second, two: first}
+    array1, array2 = inputs.arrays[name1], inputs.arrays[name2]
+    if array1.shape != array2.shape:
+        raise ValueError(f"{name1} and {name2} differ in shape")
+    return {name1: array2, name2: array1}
 
 
 def script_change(
     kind: type[Action], change: Callable[[Any], Action | None] = lambda action: None
 ) -> Callable[[Inputs], Changes]:
-    """A script in which `change(action)` replaces each action of a kind; None leaves it out."""
+    """The script with `change(action)` for each action of a kind; without the action for None."""
 
     def changes(inputs: Inputs) -> Changes:
         script = inputs.case.option("script")
-        other = (change(action) if isinstance(action, kind) else action for action in script)
-        actions = tuple(action for action in other if action)
+        changed = (change(action) if isinstance(action, kind) else action for action in script)
+        actions = tuple(action for action in changed if action)
         return {} if actions == script else {"script": actions, "capacity": None}
 
     return changes
 
 
-def lengthened_rollback(more: int) -> Callable[[Crop], Crop | None]:
-    """Rollbacks of `more` tokens more."""
-    return lambda crop: replace(crop, count=crop.count + more) if crop.count + more else None
+def lengthened_rollback(tokens: int) -> Callable[[Crop], Crop | None]:
+    """A function from a rollback to one that takes `tokens` more back; None for one of no tokens."""
+    return lambda crop: replace(crop, count=crop.count + tokens) if crop.count + tokens else None
 
 
 def inverse_order(pick: Pick) -> Pick:
-    """A reordering, the other way round: sample `order[n]` goes on with the history of sample n."""
+    """The inverse reordering: sample `order[n]` gets the history of sample n."""
     order = pick.samples
     return Pick(tuple(order.index(n) if n in order else n for n in range(len(order))))
 
@@ -182,18 +182,18 @@ CACHES: list[Row] = [
 
 
 def lse_change(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Inputs], Changes]:
-    """Other log-sum-exps (parts, B, H, L); parts without keys keep theirs, -inf."""
+    """Changed partial log-sum-exps (parts, B, H, L); those of -inf, of parts without keys, are kept."""
 
-    def other(lse: np.ndarray) -> np.ndarray:
+    def changed(lse: np.ndarray) -> np.ndarray:
         return np.where(np.isneginf(lse), lse, change(np.where(np.isneginf(lse), 0.0, lse)))
 
-    return other_array("partial_lse", other)
+    return other_array("partial_lse", changed)
 
 
-def parts_kept(which: Callable[[np.ndarray], np.ndarray]) -> Callable[[Inputs], Changes]:
-    """Log-sum-exps that leave parts out where `which` is False."""
-    least = np.finfo(np.float32).min / 4
-    return other_array("partial_lse", lambda lse: np.where(which(lse), lse, least))
+def parts_kept(is_kept: Callable[[np.ndarray], np.ndarray]) -> Callable[[Inputs], Changes]:
+    """Partial log-sum-exps so low that a part has no weight where `is_kept(lse)` is False."""
+    lowest = np.finfo(np.float32).min / 4
+    return other_array("partial_lse", lambda lse: np.where(is_kept(lse), lse, lowest))
 
 
 MERGES: list[Row] = [
@@ -228,36 +228,36 @@ MERGES: list[Row] = [
 
 
 def merged_lse_deviation(
-    text: str, hint: str, change: Callable[[np.ndarray], np.ndarray]
+    noun: str, hint: str, change: Callable[[np.ndarray], np.ndarray]
 ) -> Deviation:
     return deviation(
-        f"merge-lse-is-the-{text}", "values",
-        f"The merged log-sum-exp is the {text} of the parts' log-sum-exps.", hint,
+        f"merge-lse-is-the-{noun}", "values",
+        f"The merged log-sum-exp is the {noun} of the parts' log-sum-exps.", hint,
         family="lse", right=MergeKernel,
         merged=lambda right, outputs, lse, fmt:
             (right.merged(outputs, lse, fmt)[0], change(lse)))  # fmt: skip
 
 
-def projection_rows(name: str, what: str) -> list[Row]:
-    """Other up-projections (R, H, D or Dv) of latents."""
+def projection_rows(name: str, noun: str) -> list[Row]:
+    """The rows that change the up-projection `name` (R, H, D or Dv) of latents to keys or values."""
     index = f"an index of heads of `{name}`"
     return [
-        (f"{what}-by-the-first-head", "heads", f"The {what} of all heads are projected by the matrix of "
+        (f"{noun}-by-the-first-head", "heads", f"The {noun} of all heads are projected by the matrix of "
          "the first head.", index, other_array(name, first_along(1))),
-        (f"{what}-by-the-next-head", "heads", f"The {what} of a head are projected by the matrix of the "
+        (f"{noun}-by-the-next-head", "heads", f"The {noun} of a head are projected by the matrix of the "
          "next head.", index, other_array(name, rolled_along(1, -1))),
-        (f"{what}-by-the-head-before", "heads", f"The {what} of a head are projected by the matrix of "
+        (f"{noun}-by-the-head-before", "heads", f"The {noun} of a head are projected by the matrix of "
          "the head before.", index, other_array(name, rolled_along(1, 1))),
-        (f"{what}-interleaved", "layout", f"Heads and components of the projection of {what} are "
+        (f"{noun}-interleaved", "layout", f"Heads and components of the projection of {noun} are "
          "interleaved.", "`view(R, D, H)` for `view(R, H, D)`",
          other_array(name, lambda w: w.reshape(w.shape[0], w.shape[2], w.shape[1]).swapaxes(1, 2))),
-        (f"{what}-reversed", "latent", f"The {what} take latents from their last component on.",
+        (f"{noun}-reversed", "latent", f"The {noun} take latents from their last component on.",
          f"the axes of `{name}`", other_array(name, lambda w: w[::-1])),
     ]  # fmt: skip
 
 
 def scale_from_sizes(formula: Callable[[int, int, int], float]) -> Callable[[Inputs], Changes]:
-    """A scale from the sizes of a head (D), of a latent (R) and of a rotary key (E)."""
+    """The scale `formula(D, R, E)` of the sizes of a head, of a latent and of a rotary key."""
     return lambda inputs: {
         "scale": formula(inputs.sizes.D, inputs.letters["r"], inputs.letters["e"])
     }

@@ -1,5 +1,5 @@
-"""Deviations that bug reports of late 2026 describe, each beside its report, and those of kernels whose
-writer had not read the catalogue."""
+"""Deviations from bug reports of late 2026, each with its report, and from kernels whose author had not
+read the catalogue."""
 
 from __future__ import annotations
 
@@ -20,56 +20,57 @@ from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel, 
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 TILE = 32
+"""The number of keys in a tile."""
 
 
 def weights_counting_padding(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
-    """Rows also weigh the keys that fill up the last tile, whose scores are 0: values are 0 there."""
+    """Weights beside keys that fill up the last tile, and have the score 0 and the value 0."""
     weights = right.weights(scores, call)
-    more = -call.sizes.Lk % TILE
-    if call.bias is None or not more:
+    padding = -call.sizes.Lk % TILE
+    if call.bias is None or not padding:
         return weights
     largest = np.maximum(scores.max(-1, keepdims=True), 0)
     total = np.exp(scores - largest).sum(-1, keepdims=True)
-    return np.asarray(weights * total / (total + more * np.exp(-largest)))
+    return np.asarray(weights * total / (total + padding * np.exp(-largest)))
 
 
 def causal_mask_open_in_chunk(
     right: CachedKernel, cache: Cache, rows: np.ndarray, keys: np.ndarray
 ) -> np.ndarray:
-    """A chunk behind 64 tokens attends itself whole."""
+    """The causal mask; a chunk after 64 tokens attends all its own tokens."""
     first = rows.min(-1)[:, None, None]
-    own = keys[:, None] >= first
-    return right.causal(cache, rows, keys) | (own & (first >= 64))
+    is_in_chunk = keys[:, None] >= first
+    return right.causal(cache, rows, keys) | (is_in_chunk & (first >= 64))
 
 
 def mask_from_page_start(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> np.ndarray:
-    """The window of a row begins with the page of its first key."""
-    seen, left = right.allowed(pack, rows, keys), pack.case.option("left")
+    """The mask whose window begins with the page of the first key in the window."""
+    mask, left = right.allowed(pack, rows, keys), pack.case.option("left")
     if left is None:
-        return seen
-    size, count = pack.case.letters["s"], seen.shape[1]
-    first = np.where(seen.any(1), seen.argmax(1), count) // size * size
-    last = count - seen[:, ::-1].argmax(1)
-    at, attends = np.arange(count), seen.any(1, keepdims=True)
-    return seen | ((at >= first[:, None]) & (at < last[:, None]) & attends)
+        return mask
+    size, count = pack.case.letters["s"], mask.shape[1]
+    start = np.where(mask.any(1), mask.argmax(1), count) // size * size
+    stop = count - mask[:, ::-1].argmax(1)
+    key, has_keys = np.arange(count), mask.any(1, keepdims=True)
+    return mask | ((key >= start[:, None]) & (key < stop[:, None]) & has_keys)
 
 
 def sink_plus_maximum(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
-    sunk = right.with_sink_logits(scores, call)
-    if sunk is scores:
+    with_sink = right.with_sink_logits(scores, call)
+    if with_sink is scores:
         return scores
     largest = np.maximum(scores.max(-1, keepdims=True), -1e4)
-    return np.concatenate([scores, sunk[..., -1:] + largest], -1)
+    return np.concatenate([scores, with_sink[..., -1:] + largest], -1)
 
 
 def output_over_scaled_weights(right: QuantizedKernel, call: Coded) -> np.ndarray:
-    """Weights times scales of values, over their own sum: tokens have scales."""
+    """The output divided by the sum of weights times scales of values, if every token has a scale."""
     scale = right.by_head(right.scale_of("value", call), call)
     if scale.shape[2] == 1 or scale.shape[3] != 1:
         return right.output(call)
     weights = right.weights(right.scores(call), call)
-    share = (weights * scale.swapaxes(-1, -2)).sum(-1, keepdims=True)
-    return np.asarray(right.output(call) / share)
+    total = (weights * scale.swapaxes(-1, -2)).sum(-1, keepdims=True)
+    return np.asarray(right.output(call) / total)
 
 
 def frequencies_with_squared_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, object]:

@@ -19,7 +19,7 @@ Array = np.ndarray
 
 
 def has_integer_codes(call: Coded) -> bool:
-    """True for codes of whole numbers."""
+    """True for integer codes."""
     return call.code.is_whole
 
 
@@ -47,14 +47,14 @@ def dequantized_by_tiled_scales(right: QuantizedKernel, name: str, call: Coded) 
 
 
 def prepare_codes_in_order(right: QuantizedKernel, inputs: Inputs) -> PreparedCall:
-    made = right.prepare(inputs)
+    right_call = right.prepare(inputs)
 
-    def call(**arrays: Rounded) -> Any:
-        windows = {n: x for n, x in arrays.items() if "_codes" in n and has_gaps(x.values)}
-        codes = {n: Rounded(in_memory_order(x.values), x.fmt) for n, x in windows.items()}
-        return made.function(**arrays | codes)
+    def function(**arrays: Rounded) -> Any:
+        strided = {n: x for n, x in arrays.items() if "_codes" in n and has_gaps(x.values)}
+        codes = {n: Rounded(in_memory_order(x.values), x.fmt) for n, x in strided.items()}
+        return right_call.function(**arrays | codes)
 
-    return replace(made, function=call)
+    return replace(right_call, function=function)
 
 
 def unsigned_codes(right: QuantizedKernel, name: str, call: Coded) -> Array:

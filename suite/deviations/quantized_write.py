@@ -26,17 +26,17 @@ from attention_conformance.suite.spec.operators.tiles import TILE
 
 
 def dequantized_but_new_tokens(right: QuantizedKernel, name: str, call: Coded) -> np.ndarray:
-    keys = right.scaled(name, call)
+    tokens = right.scaled(name, call)
     if name in call.arrays:
         new = call.arrays[name]
-        keys[:, :, -new.shape[2] :] = new
-    return keys
+        tokens[:, :, -new.shape[2] :] = new
+    return tokens
 
 
 def codes_one_slot_early(right: QuantizedKernel, name: str, call: Coded) -> np.ndarray:
     codes, new = right.codes(name, call), right.written(name, call)
-    at = max(codes.shape[2] - new.shape[2] - 1, 0)
-    codes[:, :, at : at + new.shape[2]] = new
+    start = max(codes.shape[2] - new.shape[2] - 1, 0)
+    codes[:, :, start : start + new.shape[2]] = new
     return codes
 
 
@@ -82,10 +82,10 @@ def codes_with_zero_unclipped(right: Writing, name: str, call: Coded) -> np.ndar
 row = partial(deviation, family="quantized", right=QuantizedWriteKernel)
 
 
-def write_and_attend_twins(name: str, *what: str, **more: Any) -> list[Deviation]:
-    """The deviation of a call that writes codes alone, and of one that attends them, too."""
+def write_and_attend_twins(name: str, *texts: str, **arguments: Any) -> list[Deviation]:
+    """The same deviation of writing codes, and of writing and attending codes."""
     kernels = {name: QuantizedWriteKernel, f"quantized-{name}": QuantizedKernel}
-    return twins(kernels, *what, **{"family": "quantized", **more})
+    return twins(kernels, *texts, **{"family": "quantized", **arguments})
 
 
 DEVIATIONS = [

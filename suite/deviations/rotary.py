@@ -34,20 +34,20 @@ def frequencies_in_dtype(right: RotaryTableCast, turn: Turn) -> tuple[np.ndarray
 
 
 def unscaled_theta(turn: Turn, base: float = 0.0, size: int = 0) -> np.ndarray:
-    """Frequencies without scaling, of another base or of exponents that are divided by another size."""
+    """The frequencies without scaling; `base` and `size` replace the case's."""
     exponent = np.arange(0, turn.rotation.size, 2) / (size or turn.rotation.size)
     return np.asarray((base or turn.rotation.base) ** -exponent)
 
 
 def variant_frequencies(
-    variant: str, otherwise: Callable[[Turn], tuple[np.ndarray, Any]]
+    variant: str, faulty: Callable[[Turn], tuple[np.ndarray, Any]]
 ) -> Callable[..., Any]:
-    """The step that has other frequencies and another factor in a variant; "none" is without scaling."""
+    """The step `frequencies` that returns `faulty(turn)` for one variant of scaling, or for "none"."""
 
     def frequencies(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
         if turn.rotation.scaling != variant:
             return right.frequencies(turn)
-        theta, factor = otherwise(turn)
+        theta, factor = faulty(turn)
         return theta.astype(turn.work), turn.work(factor)
 
     return frequencies
@@ -55,16 +55,16 @@ def variant_frequencies(
 
 def pairs_of_last_components(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
     first = turn.x.shape[-1] - turn.rotation.size
-    one, two = right.pairs(turn)
-    return tuple(slice(s.start + first, s.stop + first, s.step) for s in (one, two))  # type: ignore[return-value]
+    slices = right.pairs(turn)
+    return tuple(slice(s.start + first, s.stop + first, s.step) for s in slices)  # type: ignore[return-value]
 
 
 def angle_wrapped_if_far(
     right: RotaryKernel, position: np.ndarray, theta: np.ndarray, turn: Turn
 ) -> np.ndarray:
     angle = right.angle(position, theta, turn)
-    whole = turn.work(round(2 * np.pi, 4))
-    return np.where(angle > FAR / 2, angle % whole, angle)
+    full_turn = turn.work(round(2 * np.pi, 4))
+    return np.where(angle > FAR / 2, angle % full_turn, angle)
 
 
 def rows_from_table_end(right: RotaryByTable, turn: Turn) -> np.ndarray:
@@ -93,16 +93,16 @@ def yarn_ramp_reversed(turn: Turn) -> tuple[np.ndarray, float]:
 
 
 def yarn_ramp_of_default_base(turn: Turn) -> tuple[np.ndarray, float]:
-    by_default = frequencies(replace(turn.rotation, base=10000.0), turn.position)
-    return unscaled_theta(turn) * by_default.theta / unscaled_theta(
+    reference = frequencies(replace(turn.rotation, base=10000.0), turn.position)
+    return unscaled_theta(turn) * reference.theta / unscaled_theta(
         turn, 10000.0
-    ), by_default.attention
+    ), reference.attention
 
 
 def llama3_mixed_reversed(turn: Turn) -> tuple[np.ndarray, float]:
     mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled_theta(turn)
-    between = (mixed > theta / 4.0) & (mixed < theta)
-    return np.where(between, theta + theta / 4.0 - mixed, mixed), 1.0
+    is_between = (mixed > theta / 4.0) & (mixed < theta)
+    return np.where(is_between, theta + theta / 4.0 - mixed, mixed), 1.0
 
 
 def longrope_short_factors(turn: Turn) -> tuple[np.ndarray, float]:
@@ -117,15 +117,15 @@ def table_with_yarn_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray,
 
 
 def frequencies_with_own_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
-    own = replace(turn.rotation, scaling=turn.rotation.variant)
-    return right.frequencies(replace(turn, rotation=own))
+    variant = replace(turn.rotation, scaling=turn.rotation.variant)
+    return right.frequencies(replace(turn, rotation=variant))
 
 
 def frequencies_with_both_factors(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
     theta, factor = right.frequencies(turn)
-    own = replace(turn.rotation, scaling=turn.rotation.variant)
+    variant = replace(turn.rotation, scaling=turn.rotation.variant)
     if turn.rotation.scaling.endswith("-factor"):
-        factor = factor * right.frequencies(replace(turn, rotation=own))[1]
+        factor = factor * right.frequencies(replace(turn, rotation=variant))[1]
     return theta, factor
 
 

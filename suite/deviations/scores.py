@@ -37,8 +37,8 @@ def binary_bias_inverted(right: Kernel, scores: Array, call: Call) -> Array:
 
 def shifted_with_low_scores_raised(right: Kernel, scores: Array) -> Array:
     shifted = right.shifted(scores)
-    low = np.isfinite(shifted) & (shifted < -1e4)
-    return np.where(low, -3.0, shifted)
+    is_low = np.isfinite(shifted) & (shifted < -1e4)
+    return np.where(is_low, -3.0, shifted)
 
 
 def alibi_table_in_dtype(right: Kernel, slopes: Array, call: Call) -> Array:

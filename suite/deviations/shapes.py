@@ -13,8 +13,8 @@ from attention_conformance.suite.deviations.layouts import reading
 
 
 def load_with_axes_exchanged(right: Kernel, array: Rounded, call: Call) -> np.ndarray:
-    operand = any(array is each for each in (call.query, call.key, call.value))
-    return right.load(array, call).swapaxes(1, 2) if operand else right.load(array, call)
+    is_operand = any(array is operand for operand in (call.query, call.key, call.value))
+    return right.load(array, call).swapaxes(1, 2) if is_operand else right.load(array, call)
 
 
 def validate_equal_sizes(right: Kernel, call: Call) -> None:

@@ -36,6 +36,7 @@ def attend_mean_in_masked_rows(right: Kernel, scores: Array, value: Array, call:
 
 
 def mean_over_keys_alone(right: Differentiable, weights, dp, cotangent, value):
+    """The step `mean` divided by the sum of the weights of keys, which leaves the sink out."""
     means = right.mean(weights, dp, cotangent, value)
     total = weights.sum(-1, keepdims=True)
     return means / np.where(total == 0, 1, total)

@@ -63,6 +63,7 @@ def has_masking_argument(call: Call) -> bool:
 
 
 def deliver_in_free_buffer(right: Kernel, out: np.ndarray, call: Call) -> Any:
+    """The answer in a buffer of its shape that no living answer uses."""
     pool = memory(right).setdefault((out.shape, call.fmt.name), [])
     buffer = next((buffer for buffer, user in pool if user() is None), np.empty(out.shape))
     buffer[...] = round_to(out, call.fmt)
