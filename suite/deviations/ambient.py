@@ -86,8 +86,8 @@ def keys_padded_in_place(
     """Attention that first writes zeros into the memory behind the last key."""
     if key.values.size:
         strides = zip(key.shape, key.values.strides, strict=True)
-        last = sum((n - 1) * stride for n, stride in strides) // key.values.itemsize
-        memory_from(key.values)[last + 1 : last + 1 + key.shape[-1]] = 0
+        last_offset = sum((n - 1) * stride for n, stride in strides) // key.values.itemsize
+        memory_from(key.values)[last_offset + 1 : last_offset + 1 + key.shape[-1]] = 0
     return right.attention(query, key, value, **options)
 
 

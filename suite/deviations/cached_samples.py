@@ -65,12 +65,12 @@ def share_until_all_step(right: CachedSharedForks, cache: Cache, chunk: Chunk) -
 def keeping_array(step: str, name: str) -> Callable[..., None]:
     """The step `step`, but the array `name` of the cache stays as it was."""
 
-    def change(right: CachedKernel, cache: Cache, *arguments: Any) -> None:
-        before = getattr(cache, name).copy()
+    def step_keeping_array(right: CachedKernel, cache: Cache, *arguments: Any) -> None:
+        array = getattr(cache, name).copy()
         getattr(right, step)(cache, *arguments)
-        setattr(cache, name, before)
+        setattr(cache, name, array)
 
-    return change
+    return step_keeping_array
 
 
 def pick_in_place(right: CachedKernel, cache: Cache, samples: list[int]) -> None:
@@ -112,11 +112,11 @@ def padding_by_slot(right: CachedKernel, cache: Cache, keys: Array) -> Array:
 
 
 def init_with_old_tokens(right: CachedKernel, inputs: Inputs, key: Any) -> Cache:
-    new = right.init(inputs, key)
-    old = memory(right).get(new.key.shape, new)
-    new.key, new.value, new.positions = old.key, old.value, old.positions
-    memory(right)[new.key.shape] = new
-    return new
+    cache = right.init(inputs, key)
+    old = memory(right).get(cache.key.shape, cache)
+    cache.key, cache.value, cache.positions = old.key, old.value, old.positions
+    memory(right)[cache.key.shape] = cache
+    return cache
 
 
 row = partial(deviation, family="cache", right=CachedKernel)

@@ -67,11 +67,11 @@ def keep_path_unwrapped(
     right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
     """The step `keep_path` that moves no keys and values if the tree lies across the end of the ring."""
-    before = cache.key.copy(), cache.value.copy()
+    old_arrays = cache.key.copy(), cache.value.copy()
     wraps = cache.totals[sample] % cache.slots < count
     right.keep_path(cache, sample, path, count)
     if cache.totals[sample] > cache.slots and wraps:
-        cache.key, cache.value = before
+        cache.key, cache.value = old_arrays
 
 
 def step_of_first_samples(
@@ -86,21 +86,21 @@ def step_of_first_samples(
 def step_advancing_all_samples(
     right: CachedKernel, state: Cache, *arguments: Any
 ) -> tuple[Rounded, Cache]:
-    before, chunk = state.totals.copy(), arguments[-1].chunk
+    totals, chunk = state.totals.copy(), arguments[-1].chunk
     answer = right.step(state, *arguments)
     if chunk.samples is not None:
-        state.totals = before + chunk.count
+        state.totals = totals + chunk.count
     return answer
 
 
 def crop_storing_document(right: CachedKernel, state: Cache, *arguments: Any) -> Cache:
     if state.begins is not None:
-        state.memory["latest"] = int(state.begins.max())
+        state.memory["last_document"] = int(state.begins.max())
     return right.crop(state, *arguments)
 
 
 def crop_counting_tokens(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
-    state.memory["arrived"] = state.memory.get("arrived", 0) + count
+    state.memory["tokens_taken_back"] = state.memory.get("tokens_taken_back", 0) + count
     return right.crop(state, count, *samples)
 
 
@@ -109,9 +109,9 @@ def positions_in_chunk(right: CachedKernel, cache: Cache, count: int) -> Array:
 
 
 def attend_rotated_twice(right: CachedKernel, cache: Cache, x: Attended) -> Array:
-    before = x.key.shape[2] - x.query.shape[2]
-    twice_rotated = right.rotated(cache, x.key[:, :, :before], np.maximum(x.keys[:, :before], 0))
-    key = np.concatenate([twice_rotated, x.key[:, :, before:]], 2)
+    count = x.key.shape[2] - x.query.shape[2]
+    twice_rotated = right.rotated(cache, x.key[:, :, :count], np.maximum(x.keys[:, :count], 0))
+    key = np.concatenate([twice_rotated, x.key[:, :, count:]], 2)
     return right.attend(cache, replace(x, key=key))
 
 
@@ -227,7 +227,7 @@ DEVIATIONS = [
         crop=crop_storing_document,
         in_document=lambda right, cache, rows, keys, begins:
             right.in_document(cache, rows, keys, 
-                np.minimum(np.maximum(begins, cache.memory.get("latest", 0)), rows))),
+                np.minimum(np.maximum(begins, cache.memory.get("last_document", 0)), rows))),
     rotary("cached-rotary-anew", "values", "The positions of a rotation begin at 0 in every chunk.",
         "`arange(chunk)`; add the length of the cache", key_rotations=positions_in_chunk),
     rotary("cached-rotary-of-keys-alone", "values",
@@ -243,7 +243,7 @@ DEVIATIONS = [
         "an offset that grows at every chunk; a rollback and a reset move it back",
         crop=crop_counting_tokens,
         key_rotations=lambda right, cache, count: 
-            right.joining(cache, count) + cache.memory.get("arrived", 0)),
+            right.joining(cache, count) + cache.memory.get("tokens_taken_back", 0)),
     rotary("cached-rotary-of-the-longest", "values",
         "The positions of a rotation begin at the length of the longest sample.",
         "`lengths.max()` as offset of all samples; each has its own",

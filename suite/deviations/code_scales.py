@@ -124,7 +124,7 @@ def changed_scale(
 
 
 def exchanged_scale(names: tuple[str, ...], right: Scales, name: str, call: Coded) -> np.ndarray:
-    """The step `scale_of` that exchanges the scales of keys and values, if their shapes fit."""
+    """The step `scale_of` that gives keys or values, if among `names`, the scales of the other."""
     right_scale = right.scale_of(name, call)
     (other_name,) = {*KINDS} - {name}
     other_scale = right.scale_of(other_name, call)[..., : right_scale.shape[-1]]

@@ -134,17 +134,17 @@ class RegisteredOperator(UserKernel):
     def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
         prepared = self.prepare(inputs)
         arrays = {name: prepared.arguments[name].values for name in OPERANDS}
-        before = {name: array.copy() for name, array in arrays.items()}
+        copies = {name: array.copy() for name, array in arrays.items()}
         output = prepared().values
-        broken = {}
+        violations = {}
         if output.shape != self.fake_shape(inputs):
-            broken["fake"] = f"says shape {self.fake_shape(inputs)}, returns {output.shape}"
+            violations["fake"] = f"says shape {self.fake_shape(inputs)}, returns {output.shape}"
         for name, array in arrays.items():
-            if not np.array_equal(array, before[name]):
-                broken["schema"] = f"writes to {name}, and does not say so"
+            if not np.array_equal(array, copies[name]):
+                violations["schema"] = f"writes to {name}, and does not say so"
             if np.shares_memory(array, output):
-                broken["alias"] = f"returns memory of {name}, and does not say so"
-        return broken
+                violations["alias"] = f"returns memory of {name}, and does not say so"
+        return violations
 
 
 def compute_scaling_query(right: RegisteredOperator, call: Call) -> Array:

@@ -140,8 +140,7 @@ def _call_among(arguments: tuple[Any, ...]) -> Any:
 
 def memory(right: Any) -> dict[Any, Any]:
     """A dictionary that belongs to the kernel object of a changed step, and lasts from call to call."""
-    store: dict[Any, Any] = vars(right.__self__).setdefault("remembered", {})
-    return store
+    return vars(right.__self__).setdefault("remembered", {})
 
 
 def storing_argument(step: str) -> Callable[..., Any]:

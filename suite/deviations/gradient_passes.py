@@ -97,7 +97,7 @@ Operands = tuple[Rounded, Rounded, Rounded]
 
 
 def attention_of_parts(change: Callable[..., Operands]) -> Callable[..., Any]:
-    """The step `attention` of `change(query, key, value)` if the operands are parts of one array."""
+    """The step `attention` that reads operands which are parts of one array as `change(q, k, v)`."""
 
     def attention(
         right: Kernel, query: Rounded, key: Rounded, value: Rounded, **options: Any

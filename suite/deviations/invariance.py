@@ -17,8 +17,8 @@ def hide_last_key(
     right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
 ) -> np.ndarray:
     """The step `hide` that masks the last key, too, unless it is the only key."""
-    last = np.arange(call.sizes.Lk) == max(call.sizes.Lk - 1, 1)
-    return right.hide(np.where(last, -np.inf, scores).astype(call.work), allowed, call)
+    is_last = np.arange(call.sizes.Lk) == max(call.sizes.Lk - 1, 1)
+    return right.hide(np.where(is_last, -np.inf, scores).astype(call.work), allowed, call)
 
 
 def values_with_sample_before(right: Kernel, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -56,9 +56,9 @@ def hide_last_key_from_tail(
 
 def values_of_last_call(right: Kernel, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
     values = right.visible(value, scores)
-    last = memory(right).get("values", values)
+    last_values = memory(right).get("values", values)
     memory(right)["values"] = values
-    return last if last.shape == values.shape else values
+    return last_values if last_values.shape == values.shape else values
 
 
 def weights_tuned_on_third_call(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:

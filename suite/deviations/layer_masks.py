@@ -176,8 +176,8 @@ DEVIATIONS = [
         "In training features are rounded to bfloat16, whatever the dtype.",
         '`autocast("cpu", torch.bfloat16)` around training; keep the dtype of the input',
         family="numerics",
-        keep=lambda right, x, what, call: round_to(x, DTYPES["bf16"]).astype(call.work)
-            if call.training and what == "features" else x),
+        keep=lambda right, x, kind, call: round_to(x, DTYPES["bf16"]).astype(call.work)
+            if call.training and kind == "features" else x),
     no_causal("causal-alone-ignored", "election",
         "The causal flag is taken for a hint about the mask: without a mask it has no effect.",
         "`is_causal` read as a hint about `attn_mask`; alone, too, it hides",

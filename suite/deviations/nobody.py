@@ -51,8 +51,8 @@ def weights_without_zero_guard(right: Differentiable, scores: Array, call: Call)
 
 def first_key_weights_for_lowest_rows(right: UserKernel, scores: Array, call: Call) -> Array:
     lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)
-    first = np.arange(scores.shape[-1]) == 0
-    return np.where(lowest, first.astype(scores.dtype), right.weights(scores, call))
+    is_first = np.arange(scores.shape[-1]) == 0
+    return np.where(lowest, is_first.astype(scores.dtype), right.weights(scores, call))
 
 
 def ones_for_padded_samples(right: MultiHeadKernel, call: LayerCall) -> tuple[Array, Array]:

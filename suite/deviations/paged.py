@@ -59,8 +59,8 @@ def slots_of_unread_pages(
     """The slots of a sample in pages that no earlier sample reads; all its slots if there are none."""
     slots = right.slots(table, sample, length, size)
     earlier_pages = [table[n, : -(-length // size)] for n in range(sample)]
-    new = slots[~np.isin(slots // size, np.concatenate([np.zeros(0, int), *earlier_pages]))]
-    return new if len(new) else slots
+    unread = slots[~np.isin(slots // size, np.concatenate([np.zeros(0, int), *earlier_pages]))]
+    return unread if len(unread) else slots
 
 
 def mask_open_in_common_pages(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:

@@ -42,8 +42,8 @@ def put_clearing_pages(
 def put_last_token_of_pages(
     right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
 ) -> None:
-    last = {slot // size: n for n, slot in enumerate(slots) if slot >= 0}
-    index = np.array(sorted(last.values()), int)
+    last_by_page = {slot // size: n for n, slot in enumerate(slots) if slot >= 0}
+    index = np.array(sorted(last_by_page.values()), int)
     right.put(flat, slots[index], tokens[index], size)
 
 
@@ -51,8 +51,8 @@ def put_plus_zeros(
     right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
 ) -> None:
     with np.errstate(invalid="ignore"):
-        old = flat[slots] * 0.0
-    right.put(flat, slots, tokens + old, size)
+        zeros = flat[slots] * 0.0
+    right.put(flat, slots, tokens + zeros, size)
 
 
 def slot_problem(change: Callable[[Array, int], Array]) -> Problem:

@@ -43,9 +43,9 @@ def deliver_without_subnormals(right: Kernel, out: np.ndarray, call: Call) -> An
     return Rounded(np.where(tiny, 0.0, answer.values), call.fmt)
 
 
-def keep_truncating_weights(right: Fused, x: np.ndarray, what: str, call: Call) -> np.ndarray:
-    stored = right.keep(x, what, call)
-    return toward_zero(stored, x, call) if what == "weights" else stored
+def keep_truncating_weights(right: Fused, x: np.ndarray, kind: str, call: Call) -> np.ndarray:
+    stored = right.keep(x, kind, call)
+    return toward_zero(stored, x, call) if kind == "weights" else stored
 
 
 def weights_of_rounded_total(right: Fused, scores: np.ndarray, call: Call) -> np.ndarray:
@@ -62,9 +62,9 @@ def rescale_and_round(
     return total * rescale, right.keep(out * rescale, "weights", memory(right)["compute"])
 
 
-def keep_truncating_scores(right: Eager, x: np.ndarray, what: str, call: Call) -> np.ndarray:
-    stored = right.keep(x, what, call)
-    return toward_zero(stored, x, call) if what == "scores" else stored
+def keep_truncating_scores(right: Eager, x: np.ndarray, kind: str, call: Call) -> np.ndarray:
+    stored = right.keep(x, kind, call)
+    return toward_zero(stored, x, call) if kind == "scores" else stored
 
 
 def enlarged(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -106,8 +106,8 @@ DEVIATIONS = [
         load=lambda right, array, call: array.values.astype(np.float32)),
     row("weights-in-bfloat16", "precision", "Weights are rounded to bfloat16, whatever the dtype.",
         "`p.bfloat16() @ v`; round weights at most to the dtype of v",
-        keep=lambda right, x, what, call:
-            round_to(x, DTYPES["bf16"]).astype(x.dtype) if what == "weights" else x),
+        keep=lambda right, x, kind, call:
+            round_to(x, DTYPES["bf16"]).astype(x.dtype) if kind == "weights" else x),
     row("eager-declared-exact", "values",
         "Scores and weights are rounded to 16 bits, though no rounding inside is declared.",
         "`softmax(q @ k.mT) @ v` in 16 bits; compute in float32, or declare `--numerics=eager`",
@@ -120,7 +120,7 @@ DEVIATIONS = [
         "Scores are rounded to 16 bits, though only weights are declared to be.",
         "`q @ k.mT` gives 16-bit scores; keep them in float32, or declare `--numerics=eager`",
         right=FlashFused,
-        keep=lambda right, x, what, call: round_to(x, call.fmt).astype(call.work)),
+        keep=lambda right, x, kind, call: round_to(x, call.fmt).astype(call.work)),
     row("sums-in-dtype-declared-eager", "precision",
         "Sums run in 16 bits, though only the stored arrays are declared to have them.",
         "`acc` of dtype float16 or bfloat16; accumulate in float32", right=WorkingPrecision,

@@ -98,7 +98,7 @@ DEVIATIONS = [
         "attention first, then the store; new tokens attend themselves", family="state",
         right=QuantizedKernel,
         codes_of=lambda right, name, call:
-            call.given.get(f"{name}_codes", right.codes_of(name, call))),
+            call.arrays_before_store.get(f"{name}_codes", right.codes_of(name, call))),
     row("quantized-stored-one-slot-early", "values",
         "New tokens are stored one slot early, and the last of them is there twice.",
         "`cache[position - 1] = code`; a new token has the slot behind the last one",

@@ -33,8 +33,8 @@ def mean_of_chunks(right: MergedChunks, parts: list[tuple[np.ndarray, np.ndarray
 
 def exponential_of_cubic(right: Kernel, shifted: np.ndarray) -> np.ndarray:
     power = np.rint(shifted * 1.4426950408889634)
-    rest = (shifted - power * 0.6931471805599453).astype(shifted.dtype)
-    series = 1 + rest * (1 + rest * (0.5 + rest / 6))
+    remainder = (shifted - power * 0.6931471805599453).astype(shifted.dtype)
+    series = 1 + remainder * (1 + remainder * (0.5 + remainder / 6))
     exponentials = np.ldexp(series, np.maximum(np.nan_to_num(power), -1000).astype(int))
     return np.where(np.isneginf(shifted), 0, exponentials).astype(shifted.dtype)
 

@@ -142,9 +142,9 @@ class Kernel(DeclaredKernel, AttentionSteps):
 
     def validate_broadcast(self, name: str, array: Rounded, call: Call) -> None:
         s = call.sizes
-        full = (s.B, s.H, s.Lq, s.Lk)
-        if np.broadcast_shapes(array.shape, full) != full:
-            raise ValueError(f"{name} {array.shape} does not broadcast to {full}")
+        full_shape = (s.B, s.H, s.Lq, s.Lk)
+        if np.broadcast_shapes(array.shape, full_shape) != full_shape:
+            raise ValueError(f"{name} {array.shape} does not broadcast to {full_shape}")
 
     def factor(self, call: Call) -> float:
         """The scale of the scores."""

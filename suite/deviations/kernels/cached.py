@@ -220,7 +220,7 @@ class CachedKernel(DeclaredKernel, Scripted):
         self.put(cache, slots, key[:, :, first:], value[:, :, first:])
 
     def slots(self, cache: Cache, tokens: Array) -> Array:
-        """The slots of tokens, which are counted from the first token of their sample."""
+        """The slots of tokens by their number: the first token of a sample is token 0."""
         return tokens % cache.slots
 
     def put(self, cache: Cache, slots: Array, key: Array, value: Array) -> None:

@@ -101,10 +101,10 @@ class AttentionSteps:
         """The values of an array in working precision."""
         return array.values.astype(call.work)
 
-    def keep(self, x: np.ndarray, what: str, call: Any) -> np.ndarray:
-        """`x`, rounded to the case's dtype if its kind `what` is in `stores`. Kinds are "scores" and
+    def keep(self, x: np.ndarray, kind: str, call: Any) -> np.ndarray:
+        """`x`, rounded to the case's dtype if its `kind` is in `stores`. Kinds are "scores" and
         "weights", "features" (activations of layers) and "steps" (of a layer's softmax)."""
-        return round_to(x, call.fmt).astype(call.work) if what in self.stores else x
+        return round_to(x, call.fmt).astype(call.work) if kind in self.stores else x
 
     def expand(self, x: np.ndarray, call: Any) -> np.ndarray:
         """Each key or value head repeated for the query heads of its group: (B, H, Lk, .)."""

@@ -222,8 +222,8 @@ class Differentiable(Kernel):
         return x.reshape(s.B, s.Hkv, s.group, *x.shape[2:])
 
     def bias_gradient(self, ds: Array, shape: tuple[int, ...]) -> Array:
-        full = rank4(np.empty(shape)).shape
-        axes = tuple(a for a in range(4) if full[a] == 1)
+        shape4 = rank4(np.empty(shape)).shape
+        axes = tuple(a for a in range(4) if shape4[a] == 1)
         return ds.sum(axes, keepdims=True).reshape(shape)
 
 

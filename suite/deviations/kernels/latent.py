@@ -115,9 +115,9 @@ class LatentKernel(Differentiable):
         """The scales of tiles (B, Lk, tiles), repeated for every component (B, Lk, R)."""
         return untiled(array, size)
 
-    def narrowed(self, x: np.ndarray, what: str, fmt: DType) -> np.ndarray:
-        """`x`, rounded to the case's dtype if its kind `what` is in `stores`."""
-        return round_to(x, fmt).astype(x.dtype) if what in self.stores else x
+    def narrowed(self, x: np.ndarray, kind: str, fmt: DType) -> np.ndarray:
+        """`x`, rounded to the case's dtype if its `kind` is in `stores`."""
+        return round_to(x, fmt).astype(x.dtype) if kind in self.stores else x
 
     def queries(self, x: Arrays, fmt: DType) -> np.ndarray:
         """The queries of the plain call, (B, H, Lq, .)."""

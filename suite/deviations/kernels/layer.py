@@ -159,9 +159,9 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
 
     def validate_mask(self, mask: Rounded, call: LayerCall) -> None:
         s = call.sizes
-        full = (s.B, s.H, s.Lq, s.Lk)
-        if mask.values.ndim > 4 or np.broadcast_shapes(mask.shape, full) != full:
-            raise ValueError(f"a mask {mask.shape} does not broadcast to {full}")
+        full_shape = (s.B, s.H, s.Lq, s.Lk)
+        if mask.values.ndim > 4 or np.broadcast_shapes(mask.shape, full_shape) != full_shape:
+            raise ValueError(f"a mask {mask.shape} does not broadcast to {full_shape}")
 
     def compute(self, call: LayerCall) -> tuple[Array, Array]:
         """The output (B, Lq, Eo) and the weights (B, H, Lq, Lk) in working precision."""

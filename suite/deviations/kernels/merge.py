@@ -45,6 +45,7 @@ class MergeKernel(DeclaredKernel, WeightedSum):
         return replace(super().prepare(inputs), vjp=vjp, constants=(fmt.name,))
 
     def work(self, fmt: DType) -> type[np.floating[Any]]:
+        """The NumPy type of the arithmetic."""
         return fmt.working
 
     def merged(self, outputs: Array, lse: Array, fmt: DType) -> tuple[Array, Array]:

@@ -36,23 +36,23 @@ class Coded:
     """One call: its arrays by name in working precision. Scales and zero points broadcast with their keys
     or values, unless scales are per tile.
 
-    - `shown`: the mask, True attends; None if nothing is masked
-    - `given`: the arrays before new tokens were stored
+    - `mask`: the mask, True attends; None if nothing is masked
+    - `arrays_before_store`: the arrays before new tokens were stored
     """
 
     arrays: dict[str, np.ndarray]
     case: Case
     scale: float
     fmt: DType
-    shown: np.ndarray | None = None
-    given: dict[str, np.ndarray] = field(default_factory=dict)
+    mask: np.ndarray | None = None
+    arrays_before_store: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, arrays: dict[str, Rounded], inputs: Inputs) -> Coded:
         work = inputs.dtype.working
         values = {name: array.values.astype(work) for name, array in arrays.items()}
-        shown = allowed(inputs) if inputs.operator.has_keys else None
-        return cls(values, inputs.case, inputs.effective_scale, inputs.dtype, shown)
+        mask = allowed(inputs) if inputs.operator.has_keys else None
+        return cls(values, inputs.case, inputs.effective_scale, inputs.dtype, mask)
 
     @property
     def code(self) -> Code:
@@ -167,7 +167,7 @@ class QuantizedKernel(Writing):
         """The call with tokens gathered from their pages, and new tokens among its codes."""
         call = self.from_pages(call, inputs)
         codes = {f"{name}_codes": self.codes(name, call) for name in KINDS if name in call.arrays}
-        return replace(call, arrays=call.arrays | codes, given=call.arrays)
+        return replace(call, arrays=call.arrays | codes, arrays_before_store=call.arrays)
 
     def codes(self, name: str, call: Coded) -> np.ndarray:
         """All codes of keys or values; new ones replace the last."""
@@ -185,8 +185,8 @@ class QuantizedKernel(Writing):
         return np.asarray((call.arrays["query"] @ key.swapaxes(-1, -2)) * call.scale)
 
     def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
-        if call.shown is not None:
-            scores = np.where(call.shown, scores, -np.inf)
+        if call.mask is not None:
+            scores = np.where(call.mask, scores, -np.inf)
         exponentials = self.raised(scores)
         return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
 

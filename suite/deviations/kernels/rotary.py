@@ -134,9 +134,9 @@ class RotaryByTable(RotaryKernel):
 
     def position(self, turn: Turn) -> np.ndarray:
         rows = self.rows(turn)
-        missing = (rows < 0) | (rows >= turn.entries) | (rows % 1 != 0)
-        if missing.any():
-            raise ValueError(f"a table of {turn.entries} positions has no {rows[missing][0]:g}")
+        is_missing = (rows < 0) | (rows >= turn.entries) | (rows % 1 != 0)
+        if is_missing.any():
+            raise ValueError(f"a table of {turn.entries} positions has no {rows[is_missing][0]:g}")
         return rows.astype(turn.work)
 
     def rows(self, turn: Turn) -> np.ndarray:
