@@ -1,4 +1,4 @@
-"""A backend whose implementations are kernels."""
+"""A backend whose implementations are NumPy kernels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from attention_conformance.backends.arrays import RuntimeThreads
 from attention_conformance.backends.protocol import Compilers, Implementation, PreparedCall
 
 
-class Elsewhere(Rounded):
-    """An array that `KernelBackend` takes for one on another device."""
+class OtherDeviceArray(Rounded):
+    """An array whose device `KernelBackend` names "elsewhere"."""
 
 
-class Recomputing(Compilers):
-    """The backward pass of a kernel calls the forward pass again, as a checkpoint does."""
+class CheckpointCompilers(Compilers):
+    """Checkpointing for kernels: the backward pass calls the forward pass again."""
 
     def recomputed(
         self, prepared: PreparedCall, rate: float, compiler: str
@@ -33,10 +33,7 @@ class Recomputing(Compilers):
 
 
 class KernelBackend(NumpyEngine):
-    """A third-party backend of kernels; the objects live as long as it does.
-
-    `thread_count` is how many threads a kernel would run on.
-    """
+    """A backend with one object of each kernel; `thread_count` is how many threads kernels use."""
 
     thread_count = 1
 
@@ -45,11 +42,11 @@ class KernelBackend(NumpyEngine):
     ) -> None:
         self.name = name
         super().__init__(device)
-        self.profiler, self.compilers = RuntimeThreads(self), Recomputing(self)
+        self.profiler, self.compilers = RuntimeThreads(self), CheckpointCompilers(self)
         self.members: list[Implementation] = [kernel(self) for kernel in kernels]
 
     def implementations(self) -> list[Implementation]:
         return self.members
 
     def device_name(self, array: Any) -> str:
-        return "elsewhere" if isinstance(array, Elsewhere) else super().device_name(array)
+        return "elsewhere" if isinstance(array, OtherDeviceArray) else super().device_name(array)

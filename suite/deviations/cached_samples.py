@@ -22,19 +22,19 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.steps import Chunk
 
 
-class CachedForkShares(CachedKernel):
-    """Samples that go on with one history write into one place."""
+class CachedSharedForks(CachedKernel):
+    """After a reordering, samples with one history write into the slots of one sample, the holder."""
 
     def init(self, inputs: Inputs, key: Any) -> Cache:
         cache = super().init(inputs, key)
-        # The samples that hold each one's tokens, and how many there were when they parted.
-        cache.known |= {"places": tuple(range(inputs.sizes.B)), "forked": 0}
+        # The sample whose slots each sample uses, and the number of tokens at the last fork.
+        cache.memory |= {"holders": tuple(range(inputs.sizes.B)), "fork_length": 0}
         return cache
 
     def pick(self, cache: Cache, samples: list[int]) -> None:
         super().pick(cache, samples)
-        cache.known["places"] = tuple(samples.index(n) for n in samples)
-        cache.known["forked"] = cache.total
+        cache.memory["holders"] = tuple(samples.index(n) for n in samples)
+        cache.memory["fork_length"] = cache.total
 
     def step(
         self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: Turn
@@ -44,36 +44,36 @@ class CachedForkShares(CachedKernel):
         return answer
 
     def share(self, cache: Cache, chunk: Chunk, slots: slice = slice(None)) -> None:
-        """These slots of samples in one place take what the last one that stepped has there."""
-        last = {cache.known["places"][n]: n for n in chunk.own}
-        of = [last.get(place, n) for n, place in enumerate(cache.known["places"])]
+        """Copy these slots of the last sample that stepped to all samples with the same holder."""
+        last = {cache.memory["holders"][n]: n for n in chunk.own}
+        sources = [last.get(holder, n) for n, holder in enumerate(cache.memory["holders"])]
         for tensor in (cache.key, cache.value):
-            tensor[:, :, slots] = tensor[of][:, :, slots]
+            tensor[:, :, slots] = tensor[sources][:, :, slots]
 
 
-def parted(right: CachedForkShares, cache: Cache, chunk: Chunk) -> None:
-    """Every sample has a place of its own."""
-    cache.known["places"] = tuple(range(len(cache.known["places"])))
+def give_each_its_slots(right: CachedSharedForks, cache: Cache, chunk: Chunk) -> None:
+    """Make every sample its own holder."""
+    cache.memory["holders"] = tuple(range(len(cache.memory["holders"])))
 
 
-def fork_shares_until_all_step(right: CachedForkShares, cache: Cache, chunk: Chunk) -> None:
+def share_until_all_step(right: CachedSharedForks, cache: Cache, chunk: Chunk) -> None:
     if chunk.samples is None:
-        parted(right, cache, chunk)
+        give_each_its_slots(right, cache, chunk)
     right.share(cache, chunk)
 
 
-def unchanged(step: str, name: str) -> Callable[..., None]:
-    """The step that leaves one of the arrays of a cache as it was."""
+def keeping_array(step: str, name: str) -> Callable[..., None]:
+    """The step `step`, but the array `name` of the cache stays as it was."""
 
-    def change(right: CachedKernel, cache: Cache, *more: Any) -> None:
-        before = getattr(cache, name).copy()
-        getattr(right, step)(cache, *more)
-        setattr(cache, name, before)
+    def step_keeping_array(right: CachedKernel, cache: Cache, *arguments: Any) -> None:
+        array = getattr(cache, name).copy()
+        getattr(right, step)(cache, *arguments)
+        setattr(cache, name, array)
 
-    return change
+    return step_keeping_array
 
 
-def picked_in_place(right: CachedKernel, cache: Cache, samples: list[int]) -> None:
+def pick_in_place(right: CachedKernel, cache: Cache, samples: list[int]) -> None:
     for name in cache.ARRAYS:
         array = getattr(cache, name)[: len(samples)].copy()
         for sample, source in enumerate(samples):
@@ -81,41 +81,42 @@ def picked_in_place(right: CachedKernel, cache: Cache, samples: list[int]) -> No
         setattr(cache, name, array)
 
 
-def lengths_stay(right: CachedKernel, cache: Cache, samples: list[int]) -> None:
+def pick_keeping_lengths(right: CachedKernel, cache: Cache, samples: list[int]) -> None:
     totals = cache.totals.copy()
     right.pick(cache, samples)
     cache.totals = totals
     cache.positions = np.where(cache.positions < totals[:, None], cache.positions, -1)
 
 
-def picked_with_a_history(right: CachedForkShares, cache: Cache, samples: list[int]) -> None:
+def pick_storing_history(right: CachedSharedForks, cache: Cache, samples: list[int]) -> None:
     right.pick(cache, samples)
-    history, places = cache.known["places"], tuple(range(len(samples)))
-    cache.known |= {"history": history, "freed": set(), "places": places}
+    history, holders = cache.memory["holders"], tuple(range(len(samples)))
+    cache.memory |= {"history": history, "freed": set(), "holders": holders}
 
 
-def branches_free_twice(right: CachedForkShares, state: Cache, *samples: Rounded) -> Cache:
-    places, history = list(state.known["places"]), state.known.get("history", ())
-    freed = state.known.setdefault("freed", set())
-    freed |= {*np.arange(len(places))[right.chosen(state, samples)].tolist()}
+def reset_freeing_shared_slots(right: CachedSharedForks, state: Cache, *samples: Rounded) -> Cache:
+    """The step `reset` after which branches of one history that were reset write into its slots."""
+    holders, history = list(state.memory["holders"]), state.memory.get("history", ())
+    freed = state.memory.setdefault("freed", set())
+    freed |= {*np.arange(len(holders))[right.sample_index(state, samples)].tolist()}
     for n in freed.intersection(range(len(history))):
-        places[n] = history[n] if history[n] in freed else places[n]
-    state.known["places"] = tuple(places)
+        holders[n] = history[n] if history[n] in freed else holders[n]
+    state.memory["holders"] = tuple(holders)
     return right.reset(state, *samples)
 
 
-def padding_of_slots(right: CachedKernel, cache: Cache, keys: Array) -> Array:
-    places = np.broadcast_to(np.arange(cache.slots), (len(keys), cache.slots))
-    slots = np.concatenate([places, keys[:, cache.slots :]], 1)
-    return right.padded(cache, slots)
+def padding_by_slot(right: CachedKernel, cache: Cache, keys: Array) -> Array:
+    cached = np.broadcast_to(np.arange(cache.slots), (len(keys), cache.slots))
+    slots = np.concatenate([cached, keys[:, cache.slots :]], 1)
+    return right.is_left_padding(cache, slots)
 
 
-def kept_by_calls(right: CachedKernel, inputs: Inputs, key: Any) -> Cache:
-    new = right.init(inputs, key)
-    old = memory(right).get(new.key.shape, new)
-    new.key, new.value, new.positions = old.key, old.value, old.positions
-    memory(right)[new.key.shape] = new
-    return new
+def init_with_old_tokens(right: CachedKernel, inputs: Inputs, key: Any) -> Cache:
+    cache = right.init(inputs, key)
+    old = memory(right).get(cache.key.shape, cache)
+    cache.key, cache.value, cache.positions = old.key, old.value, old.positions
+    memory(right)[cache.key.shape] = cache
+    return cache
 
 
 row = partial(deviation, family="cache", right=CachedKernel)
@@ -125,65 +126,66 @@ DEVIATIONS = [
     row("cached-kept-by-calls", "stateless",
         "The cache of the last call of a shape serves the next one, with its tokens.",
         "a buffer for each shape; clear it, or hide what an earlier call left",
-        family="state", init=kept_by_calls),
+        family="state", init=init_with_old_tokens),
     row("cached-fork-shares", "values",
         "Samples that go on with one history write into one place: the last of them wins.",
         "`expand`, or one entry of a table for two samples; copy when one of them writes",
-        right=CachedForkShares),
+        right=CachedSharedForks),
     row("cached-fork-shares-until-all-step", "values",
         "Branches of one history write into one place until all samples step together.",
         "a fork that is copied in steps of all samples; copy when one branch steps, too",
-        right=CachedForkShares, share=fork_shares_until_all_step),
+        right=CachedSharedForks, share=share_until_all_step),
     row("cached-fork-shares-its-history", "values",
         "Without a window all branches see what one of them writes over tokens of the common "
         "history.", "full pages shared as if they were read alone; a rollback writes into them",
-        right=CachedForkShares, when=lambda cache: cache.left is None,
-        share=lambda right, cache, chunk: right.share(cache, chunk, slice(cache.known["forked"]))),
+        right=CachedSharedForks, when=lambda cache: cache.left is None,
+        share=lambda right, cache, chunk: right.share(cache, chunk, slice(cache.memory["fork_length"]))),
     row("cached-branches-free-twice", "values",
         "Slots that branches share become free with every branch that is reset: two samples take "
         "them.", "`free.extend(pages)` for every branch; count the branches that share a page",
-        right=CachedForkShares, pick=picked_with_a_history,
-        reset=branches_free_twice),
+        right=CachedSharedForks, pick=pick_storing_history,
+        reset=reset_freeing_shared_slots),
     row("cached-values-stay", "values",
         "Reordered samples have the keys of their new history, and the values of their old one.",
-        "`reorder_cache` of the keys alone", pick=unchanged("pick", "value")),
+        "`reorder_cache` of the keys alone", pick=keeping_array("pick", "value")),
     row("cached-padding-stays", "values", "Reordered samples keep their own left padding.",
         "`left_padding` belongs to a sample's history; reorder it, too",
-        pick=unchanged("pick", "padding")),
+        pick=keeping_array("pick", "padding")),
     row("cached-reordered-in-place", "values",
         "Samples are reordered one after the other: a history that was overwritten is read.",
         "`for n, m in enumerate(samples): keys[n] = keys[m]`; use `keys[samples]`",
-        pick=picked_in_place),
+        pick=pick_in_place),
     row("cached-lengths-stay", "values",
         "Reordered samples have the tokens of their new history, and the length of their old one.",
         "`reorder_cache` of keys and values alone; lengths belong to a history, too",
-        pick=lengths_stay),
+        pick=pick_keeping_lengths),
     row("cached-padding-attended", "values", "Left padding is attended.",
         "`is_causal=True` without the padding mask once there is a cache",
-        padded=lambda right, cache, keys: np.zeros(keys.shape, bool)),
+        is_left_padding=lambda right, cache, keys: np.zeros(keys.shape, bool)),
     row("cached-padding-of-the-prompt-attended", "values",
         "Left padding is attended in the chunk that it comes with.",
         "no `attention_mask` in the prefill; padding comes with the prompt's own chunk",
-        padded=lambda right, cache, keys: right.padded(cache, keys) & (cache.totals > 0)[:, None]),
+        is_left_padding=lambda right, cache, keys:
+            right.is_left_padding(cache, keys) & (cache.totals > 0)[:, None]),
     row("cached-padding-of-the-first-chunk", "values",
         "Left padding ends with the first chunk of a prompt.",
         "the `attention_mask` of the first chunk; padding may be longer than a chunk",
-        begun=lambda right, cache, turn:
-            np.minimum(right.begun(cache, turn), np.maximum(cache.totals, turn.chunk.count))),
+        left_padding=lambda right, cache, turn:
+            np.minimum(right.left_padding(cache, turn), np.maximum(cache.totals, turn.chunk.count))),
     row("cached-padding-outlives-reset", "values",
         "After a reset a prompt has the left padding of the prompt before.",
         "`left_padding` that is read once; a reset forgets that of the prompt before",
-        begun=lambda right, cache, turn:
+        left_padding=lambda right, cache, turn:
             np.where(np.array(turn.chunk.starts) == 0, turn.padding, cache.padding)),
     row("cached-padding-of-slots", "values",
         "Left padding hides the first slots of a ring, also when other tokens lie there.",
-        "padding of the first slots; subtract what has left the ring", padded=padding_of_slots),
+        "padding of the first slots; subtract what has left the ring", is_left_padding=padding_by_slot),
     layer("cached-options-of-the-first-step", "values",
         "Softcap, sinks, slopes, scale, bias and base of the first step serve all later sequences.",
         "`self.scale = scale` in the first step; every step has options of its own",
         right=CachedKernel,
         step=lambda right, state, query, key, value, turn: right.step(state, query, key, value,
-            replace(turn, inputs=state.known.setdefault("first", turn.inputs)))),
+            replace(turn, inputs=state.memory.setdefault("first", turn.inputs)))),
     layer("cached-absorbed-queries", "values",
         "Queries and keys are projected by what their parameters were in the first step.",
         "`self.w_qk = w_q @ w_k.T` when the layer is made; absorb parameters in every step",

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.cached import scaled_by
-from attention_conformance.suite.deviations.cached_samples import (
-    unchanged,
-)
+from attention_conformance.suite.deviations.cached import attend_scaled_by
+from attention_conformance.suite.deviations.cached_samples import keeping_array
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.cached import (
     Array,
@@ -24,100 +22,105 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.masks import Tree
 
 
-def siblings_seen(right: CachedKernel, tree: Tree, count: int) -> Array:
+def mask_of_smaller_depths(right: CachedKernel, tree: Tree, count: int) -> Array:
     depths = tree.depths(count)
     return (depths[:, None] > depths) | np.eye(count, dtype=bool)
 
 
-def chain(cache: Cache) -> bool:
-    """True for a tree without siblings."""
+def is_chain(cache: Cache) -> bool:
+    """True for a step that takes a tree without siblings."""
     return cache.tree is not None and (cache.tree.depths(cache.count) > 0).sum() == cache.count - 1
 
 
-def depth_is_the_index(right: CachedKernel, cache: Cache, rows: Array, keys: Array) -> Array:
+def distance_by_node_number(right: CachedKernel, cache: Cache, rows: Array, keys: Array) -> Array:
     count = cache.count
     index = np.arange(count)
-    before = keys[:, None, :-count]
-    own = cache.totals[:, None] + index
-    among = np.broadcast_to(np.abs(index[:, None] - index), (len(keys), count, count))
-    return np.concatenate([own[:, :, None] - before, among], 2)
+    cached_keys = keys[:, None, :-count]
+    nodes = cache.totals[:, None] + index
+    among_nodes = np.broadcast_to(np.abs(index[:, None] - index), (len(keys), count, count))
+    return np.concatenate([nodes[:, :, None] - cached_keys, among_nodes], 2)
 
 
-def keep_leaves_asibling(
+def keep_path_and_next_node(
     right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
     first = cache.totals[sample] - count
-    right.leave(cache, sample, path, count)
+    right.keep_path(cache, sample, path, count)
     if len(path) < count:
         cache.positions[sample, (first + len(path)) % cache.slots] = cache.totals[sample] - 1
 
 
-def tree_leaves_by_depth(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
+def crop_counting_depths(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
     assert state.tree is not None
     depths = state.tree.depths(state.count)
     return right.crop(state, count - len(depths) + len({*depths.tolist()}), *samples)
 
 
-def keep_counts_the_tree(
+def keep_path_counting_tree(
     right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
-    right.leave(cache, sample, path, count)
+    right.keep_path(cache, sample, path, count)
     cache.totals[sample] += count - len(path)
 
 
-def keep_of_the_ring(
+def keep_path_unwrapped(
     right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
-    before = cache.key.copy(), cache.value.copy()
-    around = cache.totals[sample] % cache.slots < count
-    right.leave(cache, sample, path, count)
-    if cache.totals[sample] > cache.slots and around:
-        cache.key, cache.value = before
+    """The step `keep_path` that moves no keys and values if the tree lies across the end of the ring."""
+    old_arrays = cache.key.copy(), cache.value.copy()
+    wraps = cache.totals[sample] % cache.slots < count
+    right.keep_path(cache, sample, path, count)
+    if cache.totals[sample] > cache.slots and wraps:
+        cache.key, cache.value = old_arrays
 
 
-def subset_taken_for_the_first(
-    right: CachedKernel, state: Cache, *more: Any
+def step_of_first_samples(
+    right: CachedKernel, state: Cache, *arguments: Any
 ) -> tuple[Rounded, Cache]:
-    query, key, value, turn = more
+    query, key, value, turn = arguments
     first = tuple(range(len(turn.chunk.own)))
     chunk = replace(turn.chunk, samples=turn.chunk.samples and first)
     return right.step(state, query, key, value, replace(turn, chunk=chunk))
 
 
-def subset_advances_all(right: CachedKernel, state: Cache, *more: Any) -> tuple[Rounded, Cache]:
-    before, chunk = state.totals.copy(), more[-1].chunk
-    answer = right.step(state, *more)
+def step_advancing_all_samples(
+    right: CachedKernel, state: Cache, *arguments: Any
+) -> tuple[Rounded, Cache]:
+    totals, chunk = state.totals.copy(), arguments[-1].chunk
+    answer = right.step(state, *arguments)
     if chunk.samples is not None:
-        state.totals = before + chunk.count
+        state.totals = totals + chunk.count
     return answer
 
 
-def document_kept(right: CachedKernel, state: Cache, *more: Any) -> Cache:
+def crop_storing_document(right: CachedKernel, state: Cache, *arguments: Any) -> Cache:
     if state.begins is not None:
-        state.known["latest"] = int(state.begins.max())
-    return right.crop(state, *more)
+        state.memory["last_document"] = int(state.begins.max())
+    return right.crop(state, *arguments)
 
 
-def counts_on(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
-    state.known["arrived"] = state.known.get("arrived", 0) + count
+def crop_counting_tokens(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
+    state.memory["tokens_taken_back"] = state.memory.get("tokens_taken_back", 0) + count
     return right.crop(state, count, *samples)
 
 
-def places_in_the_chunk(right: CachedKernel, cache: Cache, count: int) -> Array:
+def positions_in_chunk(right: CachedKernel, cache: Cache, count: int) -> Array:
     return np.broadcast_to(right.depths(cache, count), (len(cache.totals), count))
 
 
-def rotated_twice(right: CachedKernel, cache: Cache, x: Attended) -> Array:
-    before = x.key.shape[2] - x.query.shape[2]
-    again = right.rotated(cache, x.key[:, :, :before], np.maximum(x.keys[:, :before], 0))
-    both = np.concatenate([again, x.key[:, :, before:]], 2)
-    return right.attend(cache, replace(x, key=both))
+def attend_rotated_twice(right: CachedKernel, cache: Cache, x: Attended) -> Array:
+    count = x.key.shape[2] - x.query.shape[2]
+    twice_rotated = right.rotated(cache, x.key[:, :, :count], np.maximum(x.keys[:, :count], 0))
+    key = np.concatenate([twice_rotated, x.key[:, :, count:]], 2)
+    return right.attend(cache, replace(x, key=key))
 
 
-def base_ignored(right: CachedKernel, cache: Cache, *more: Array) -> Array:
+def rotated_by_default_base(right: CachedKernel, cache: Cache, *arguments: Array) -> Array:
     case = cache.inputs.case
-    usual = replace(case, options=tuple(o for o in case.options if o[0] != "base"))
-    return right.rotated(replace(cache, inputs=replace(cache.inputs, case=usual)), *more)
+    with_default_base = replace(case, options=tuple(o for o in case.options if o[0] != "base"))
+    return right.rotated(
+        replace(cache, inputs=replace(cache.inputs, case=with_default_base)), *arguments
+    )
 
 
 row = partial(deviation, family="cache", right=CachedKernel)
@@ -127,7 +130,7 @@ DEVIATIONS = [
     row("cached-siblings-seen", "values",
         "A node of a tree attends all nodes of smaller depth, those of other branches, too.",
         "`depth[j] < depth[i]`; a node attends its ancestors", family="mask",
-        ancestry=siblings_seen),
+        ancestry=mask_of_smaller_depths),
     row("cached-first-node-seen", "values",
         "All nodes attend the first node of a tree, also those that do not descend from it.",
         "`mask[:, 0] = True` for a root; the parent of several nodes may be in the cache",
@@ -150,36 +153,36 @@ DEVIATIONS = [
             tree.paths(count)[np.maximum(np.arange(count) - 1, 0)] | np.eye(count, dtype=bool)),
     row("cached-chain-unmasked", "chain",
         "The nodes of a tree without siblings attend one another, later ones too.",
-        "no mask if every node has one child; a chain is causal", family="mask", when=chain,
-        attends=lambda right, cache, rows, keys: right.attends(cache, rows, keys)
+        "no mask if every node has one child; a chain is causal", family="mask", when=is_chain,
+        allowed=lambda right, cache, rows, keys: right.allowed(cache, rows, keys)
             | (np.arange(keys.shape[1]) >= keys.shape[1] - cache.count)),
     row("cached-scaled-by-the-tree", "tokens_apart",
         "The values of a tree are divided by a number that depends on all its nodes.",
         "`amax` over the drafted values; scale by the path's own ones", family="scores",
         when=lambda cache: cache.tree is not None,
-        attend=scaled_by(lambda value, own: 1 + np.abs(own).mean())),
+        attend=attend_scaled_by(lambda value, nodes: 1 + np.abs(nodes).mean())),
     row("cached-depth-is-the-index", "values",
         "Positions of a tree's nodes are their numbers, and not their depths.",
         "`position_ids = arange(n)`; those of a tree are depths", family="scores",
-        when=lambda cache: cache.tree is not None, distance=depth_is_the_index),
+        when=lambda cache: cache.tree is not None, distance=distance_by_node_number),
     row("cached-keeps-the-first-nodes", "values",
         "Of a tree as many first nodes are kept as the path has.",
         "`cache[: length + accepted]`; accepted nodes need not be the first ones",
-        leave=lambda right, cache, sample, path, count:
-            right.leave(cache, sample, [*range(len(path))], count)),
+        keep_path=lambda right, cache, sample, path, count:
+            right.keep_path(cache, sample, [*range(len(path))], count)),
     row("cached-keep-leaves-asibling", "values",
         "Behind the path that is kept the next node of the tree stays visible.",
-        "`keep[: n + 1]`; hide what is not on the path", leave=keep_leaves_asibling),
+        "`keep[: n + 1]`; hide what is not on the path", keep_path=keep_path_and_next_node),
     row("cached-tree-leaves-by-depth", "values",
         "A rollback behind a tree takes fewer tokens back: of nodes in one depth only one counts.",
         "`length -= depth` for a tree that is rejected; a rollback counts nodes",
-        when=lambda state: state.tree is not None, crop=tree_leaves_by_depth),
+        when=lambda state: state.tree is not None, crop=crop_counting_depths),
     row("cached-keep-moves-keys-alone", "values",
         "The values of a path that is kept stay where the tree had them.",
-        "keys are moved to the front, and values are not", leave=unchanged("leave", "value")),
+        "keys are moved to the front, and values are not", keep_path=keeping_array("keep_path", "value")),
     row("cached-keep-counts-the-tree", "values",
         "After a path is kept positions go on behind the whole tree.",
-        "`length += n_nodes`; the length grows by the accepted ones", leave=keep_counts_the_tree),
+        "`length += n_nodes`; the length grows by the accepted ones", keep_path=keep_path_counting_tree),
     row("cached-keeps-one-path", "values", "All samples keep the path of the first one.",
         "`paths[0]` for all samples",
         keep=lambda right, state, paths, count, *samples:
@@ -191,13 +194,13 @@ DEVIATIONS = [
             *[Rounded(np.arange(len(x.values)), None) for x in samples])),
     row("cached-keep-of-the-ring", "values",
         "The nodes of a path stay where they are if the ring begins anew within their tree.",
-        "`slots[first + node]`; in a ring `(first + node) % capacity`", leave=keep_of_the_ring),
+        "`slots[first + node]`; in a ring `(first + node) % capacity`", keep_path=keep_path_unwrapped),
     row("cached-subset-taken-for-the-first", "values",
         "If some samples step alone, they read and write the first samples of the cache.",
-        "`cache[: len(samples)]`; `cache[samples]`", step=subset_taken_for_the_first),
+        "`cache[: len(samples)]`; `cache[samples]`", step=step_of_first_samples),
     row("cached-subset-advances-all", "values",
         "If some samples step alone, the lengths of all samples grow.",
-        "`lengths += n`; `lengths[samples] += n`", step=subset_advances_all),
+        "`lengths += n`; `lengths[samples] += n`", step=step_advancing_all_samples),
     row("cached-length-of-the-longest", "values",
         "Queries of shorter samples have the positions of the longest one.",
         "`lengths.max()` for every sample; positions count from the sample's own length",
@@ -221,55 +224,55 @@ DEVIATIONS = [
     row("cached-rollback-keeps-the-document", "values",
         "After a rollback into the document before tokens attend from the beginning of the later "
         "one.", "`start = max(start, ...)`; a rollback may end in the document before",
-        crop=document_kept,
+        crop=crop_storing_document,
         in_document=lambda right, cache, rows, keys, begins:
             right.in_document(cache, rows, keys, 
-                np.minimum(np.maximum(begins, cache.known.get("latest", 0)), rows))),
+                np.minimum(np.maximum(begins, cache.memory.get("last_document", 0)), rows))),
     rotary("cached-rotary-anew", "values", "The positions of a rotation begin at 0 in every chunk.",
-        "`arange(chunk)`; add the length of the cache", key_turns=places_in_the_chunk),
+        "`arange(chunk)`; add the length of the cache", key_rotations=positions_in_chunk),
     rotary("cached-rotary-of-keys-alone", "values",
         "Keys are rotated by their positions, and queries by their places in the chunk.",
         "`offset` for the keys alone; rotate queries by the same positions",
-        query_turns=places_in_the_chunk),
+        query_rotations=positions_in_chunk),
     rotary("cached-rotary-of-slots", "values",
         "Positions of a rotation begin at 0 again once the ring went round.",
         "the slot of a token for its position; they differ once the ring went round",
-        key_turns=lambda right, cache, count: right.joining(cache, count) % cache.slots),
+        key_rotations=lambda right, cache, count: right.joining(cache, count) % cache.slots),
     rotary("cached-rotary-counts-on", "values",
         "The positions of a rotation count tokens that were taken back, too.",
         "an offset that grows at every chunk; a rollback and a reset move it back",
-        crop=counts_on,
-        key_turns=lambda right, cache, count: 
-            right.joining(cache, count) + cache.known.get("arrived", 0)),
+        crop=crop_counting_tokens,
+        key_rotations=lambda right, cache, count: 
+            right.joining(cache, count) + cache.memory.get("tokens_taken_back", 0)),
     rotary("cached-rotary-of-the-longest", "values",
         "The positions of a rotation begin at the length of the longest sample.",
         "`lengths.max()` as offset of all samples; each has its own",
-        key_turns=lambda right, cache, count:
+        key_rotations=lambda right, cache, count:
             np.broadcast_to(cache.total + right.depths(cache, count), (len(cache.totals), count))),
     rotary("cached-rotary-padded-once", "values",
         "Positions of queries count from behind the left padding, and those of keys from its "
         "beginning.", "positions of queries without their left padding, and of keys with it",
-        query_turns=lambda right, cache, count: right.joining(cache, count) - cache.padding[:, None]),
+        query_rotations=lambda right, cache, count: right.joining(cache, count) - cache.padding[:, None]),
     rotary("cached-rotary-of-nodes", "values",
         "The nodes of a tree are rotated by their numbers, and not by their depths.",
         "`arange(nodes)` for the nodes of a tree; a node stands at its depth",
-        key_turns=lambda right, cache, count: cache.totals[:, None] + np.arange(count)),
+        key_rotations=lambda right, cache, count: cache.totals[:, None] + np.arange(count)),
     rotary("cached-rotated-twice", "values",
         "Keys that the cache holds are rotated again when a later chunk attends them.",
-        "keys that are kept rotated, and rotated again when they are read", attend=rotated_twice),
+        "keys that are kept rotated, and rotated again when they are read", attend=attend_rotated_twice),
     rotary("cached-rotary-of-one-document", "values",
         "Positions of keys count from the beginning of their document, and those of queries do "
         "not.",
         "positions of a document for its keys, and of the sample for queries of later chunks",
-        key_turns=lambda right, cache, count:
+        key_rotations=lambda right, cache, count:
             right.joining(cache, count) - cache.begins * (cache.padding[:, None] == 0),
-        query_turns=lambda right, cache, count: right.joining(cache, count)),
+        query_rotations=lambda right, cache, count: right.joining(cache, count)),
     rotary("cached-rotary-base-ignored", "values",
         "The base of the rotation's frequencies is always 10000.",
-        "`10000.0` in place of the argument", rotated=base_ignored),
+        "`10000.0` in place of the argument", rotated=rotated_by_default_base),
     rotary("cached-rotary-of-rounded-positions", "values",
         "Positions of a rotation are rounded to bfloat16.",
         "`arange(n, dtype=x.dtype)`; bfloat16 holds no odd number above 256",
-        key_turns=lambda right, cache, count:
-            round_to(right.key_turns(cache, count).astype(float), DTYPES["bf16"])),
+        key_rotations=lambda right, cache, count:
+            round_to(right.key_rotations(cache, count).astype(float), DTYPES["bf16"])),
 ]  # fmt: skip

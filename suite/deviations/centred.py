@@ -20,7 +20,7 @@ from attention_conformance.suite.deviations.kernels.centred import (
 def centred_twice(
     right: CentredEager, query: np.ndarray, key: np.ndarray, call: Call
 ) -> np.ndarray:
-    query = query - mean_of(query) if right.centres(call) else query
+    query = query - mean_of(query) if right.centres_keys(call) else query
     return right.scores(query, key, call)
 
 
@@ -38,10 +38,10 @@ DEVIATIONS = [
     row("centred-before-cap", "values",
         "The keys lose their mean in spite of a softcap and of sinks.",
         "the cap and the sinks see scores less `q @ mean`; add it again before them",
-        centres=lambda right, call: not call.lse),
+        centres_keys=lambda right, call: not call.lse),
     row("centred-log-sum-exp", "values", "The log-sum-exp is that of scores of centred keys.",
         "`lse` of centred scores; add `scale * (q @ mean)`", family="lse",
-        centres=lambda right, call: call.softcap is None and call.sinks is None),
+        centres_keys=lambda right, call: call.softcap is None and call.sinks is None),
     row("restored-constant-detached", "gradients",
         "What is added to the scores again has no part in the gradient of the queries.",
         "`(q @ mean).detach()`; its sum of `ds` over the keys is not 0 behind a cap",

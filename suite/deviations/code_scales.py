@@ -1,5 +1,5 @@
-"""Scales of codes that are those of other keys, values, heads, tokens, samples or components: a family of
-deviations of attention over codes, of latents that are codes, and of writing codes."""
+"""Deviations that take wrong scales for codes, such as those of another head or sample: of attention over
+codes, of latents that are codes, and of writing codes."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.operators.quantized import KINDS
 from attention_conformance.suite.spec.operators.tiles import TILE, untiled
 
-Other = Callable[[np.ndarray], np.ndarray]
-"""Scales of the same shape in place of the right ones."""
+ScaleChange = Callable[[np.ndarray], np.ndarray]
+"""A function from the right scales to wrong ones of the same shape."""
 
 
-def first(axis: int) -> Other:
+def first_along(axis: int) -> ScaleChange:
     return lambda scale: np.broadcast_to(scale.take([0], axis), scale.shape)
 
 
-def moved(axis: int, by: int) -> Other:
+def rolled_along(axis: int, by: int) -> ScaleChange:
     return lambda scale: np.roll(scale, by, axis)
 
 
-def in_bfloat16(scale: np.ndarray) -> np.ndarray:
+def rounded_to_bfloat16(scale: np.ndarray) -> np.ndarray:
     return round_to(scale, DTYPES["bf16"]).astype(scale.dtype)
 
 
-ALONG: dict[str, tuple[str, str, str, str, Callable[[int], Other]]] = {
+ALONG: dict[str, tuple[str, str, str, str, Callable[[int], ScaleChange]]] = {
     "scale-of-the-first-head": ("head", "heads", "the scales of the first head",
-        "`scale.item()` or `scale[0]`; every head has a scale", first),
+        "`scale.item()` or `scale[0]`; every head has a scale", first_along),
     "scale-of-the-next-head": ("head", "heads", "the scales of the next head",
-        "`scale[head + 1]`, an offset counted in other units", partial(moved, by=-1)),
+        "`scale[head + 1]`, an offset counted in other units", partial(rolled_along, by=-1)),
     "scale-of-the-first-sample": ("sample", "heads", "the scales of the first sample",
-        "`scale[0]` of (batch, heads, tokens); index the sample, too", first),
+        "`scale[0]` of (batch, heads, tokens); index the sample, too", first_along),
     "scale-of-the-first-token": ("token", "quantized", "the scales of the first token",
-        "a scale kept from prefill; every token has one", first),
+        "a scale kept from prefill; every token has one", first_along),
     "scale-of-the-next-token": ("token", "quantized", "the scales of the next token",
-        "`scale[slot + 1]`, lengths that already count the new token", partial(moved, by=-1)),
+        "`scale[slot + 1]`, lengths that already count the new token", partial(rolled_along, by=-1)),
     "scale-of-the-token-before": ("token", "quantized", "the scales of the token before",
-        "`scale[slot - 1]`, a scale that is written after the codes", partial(moved, by=1)),
+        "`scale[slot - 1]`, a scale that is written after the codes", partial(rolled_along, by=1)),
     "scale-of-the-next-channel": ("component", "quantized", "the scale of the next component",
         "`scale.view(heads, dim)` of (dim, heads), or an interleaved order of packed weights",
-        partial(moved, by=-1)),
+        partial(rolled_along, by=-1)),
 }  # fmt: skip
-"""Scales along an axis by the name of a deviation: the axis, its family, what arrays have, a hint, and
-the change."""
+"""Changes along an axis, by the end of a deviation's name: the axis, the family, the words for the wrong
+scales, a hint, and the change as a function of the axis."""
 
-OTHERWISE: dict[str, tuple[str, str, str, Other]] = {
+WITHOUT_AXIS: dict[str, tuple[str, str, str, ScaleChange]] = {
     "scale-forgotten": ("quantized", "the scale 1",
         "a scale that is not read; codes times `scale`", np.ones_like),
     "scale-inverted": ("quantized", "the reciprocals of their scales",
@@ -67,18 +67,18 @@ OTHERWISE: dict[str, tuple[str, str, str, Other]] = {
     "scale-averaged": ("quantized", "the mean of all their scales",
         "`scale.mean()`, one scale for all", lambda scale: np.broadcast_to(scale.mean(), scale.shape)),
     "scale-in-bfloat16": ("numerics", "scales rounded to bfloat16",
-        "`scale.to(torch.bfloat16)`; keep scales in float32", in_bfloat16),
+        "`scale.to(torch.bfloat16)`; keep scales in float32", rounded_to_bfloat16),
 }  # fmt: skip
-"""Scales that are other functions of the right ones, in the same way."""
+"""Changes without an axis, by the end of a deviation's name: family, words, hint and change."""
 
 TILED: dict[str, tuple[str, str, Callable[[np.ndarray, int], np.ndarray]]] = {
     "scale-of-the-first-tile": (
         "All tiles have the scale of the first tile.",
         "`scale[0]` of a token; every 128 components have a scale",
-        lambda scale, size: untiled(first(-1)(scale), size)),
+        lambda scale, size: untiled(first_along(-1)(scale), size)),
     "scale-of-the-next-tile": (
         "Every tile has the scale of the next tile.", "`scale[tile + 1]`, an index of tiles",
-        lambda scale, size: untiled(moved(-1, -1)(scale), size)),
+        lambda scale, size: untiled(rolled_along(-1, -1)(scale), size)),
     "tiles-of-one-width": (
         "The width is divided into tiles of one width.",
         "`component * tiles // width`; a tile has 128 components, and the last one the rest",
@@ -95,77 +95,87 @@ TILED: dict[str, tuple[str, str, Callable[[np.ndarray, int], np.ndarray]]] = {
         "`width // 128` tiles; round up",
         lambda scale, size: np.where(np.arange(size) < size - size % TILE, untiled(scale, size), 1)),
 }  # fmt: skip
-"""Scales of components (..., size) from those of tiles (..., tiles), by the name of a deviation: what is
-wrong, a hint, and the scales."""
+"""Faulty functions from scales of tiles (..., tiles) and a size to scales of components (..., size), by
+the end of a deviation's name: sentence, hint and function."""
 
 
-def others(axes: Mapping[str, int]) -> Iterator[tuple[str, str, str, str, Other]]:
-    """The name, family, possession, hint and change of each kind of scales with these axes."""
-    for name, (axis, family, whose, hint, along) in ALONG.items():
+def scale_changes(axes: Mapping[str, int]) -> Iterator[tuple[str, str, str, str, ScaleChange]]:
+    """The name, family, words, hint and change of each deviation of scales with these axes."""
+    for name, (axis, family, words, hint, change_along) in ALONG.items():
         if axis in axes:
-            yield name, family, whose, hint, along(axes[axis])
-    yield from ((name, *row) for name, row in OTHERWISE.items())
+            yield name, family, words, hint, change_along(axes[axis])
+    yield from ((name, *row) for name, row in WITHOUT_AXIS.items())
 
 
-def of_tiles(prefix: str, right: type) -> Iterator[Deviation]:
-    """The deviations of scales that tiles of 128 components share."""
-    for name, (sentence, hint, other) in TILED.items():
+def tile_deviations(prefix: str, right: type) -> Iterator[Deviation]:
+    """The deviations of scales of tiles, which have 128 components each."""
+    for name, (sentence, hint, spread) in TILED.items():
         yield deviation(
             f"{prefix}-{name}", "values", sentence, hint, family="quantized", right=right,
-            of_tiles=lambda right, scale, size, other=other: other(scale, size))  # fmt: skip
+            spread_tiles=lambda right, scale, size, spread=spread: spread(scale, size))  # fmt: skip
 
 
-def changed(other: Other, names: tuple[str, ...], right: Scales, name: str, call: Coded) -> Any:
+def changed_scale(
+    change: ScaleChange, names: tuple[str, ...], right: Scales, name: str, call: Coded
+) -> Any:
+    """The step `scale_of` with changed scales, if `name` is among the `names` "key" and "value"."""
     scale = right.scale_of(name, call)
-    return other(scale) if name in names else scale
+    return change(scale) if name in names else scale
 
 
-def exchanged(names: tuple[str, ...], right: Scales, name: str, call: Coded) -> np.ndarray:
-    """The scales of values for keys, and of keys for values, where they have the same shape."""
-    own = right.scale_of(name, call)
-    (other,) = {*KINDS} - {name}
-    scale = right.scale_of(other, call)[..., : own.shape[-1]]
-    return scale if name in names and scale.shape == own.shape else own
+def exchanged_scale(names: tuple[str, ...], right: Scales, name: str, call: Coded) -> np.ndarray:
+    """The step `scale_of` that gives keys or values, if among `names`, the scales of the other."""
+    right_scale = right.scale_of(name, call)
+    (other_name,) = {*KINDS} - {name}
+    other_scale = right.scale_of(other_name, call)[..., : right_scale.shape[-1]]
+    exchanges = name in names and other_scale.shape == right_scale.shape
+    return other_scale if exchanges else right_scale
 
 
-def of_keys_and_values(prefix: str, have: str, right: type[Scales]) -> Iterator[Deviation]:
-    """The deviations of one kernel. `have` says what keys and values do with scales."""
+def key_and_value_deviations(prefix: str, verb: str, right: type[Scales]) -> Iterator[Deviation]:
+    """The deviations of the scales of one kernel. Their sentences are "Keys {verb} the scales of ..."."""
     row = partial(deviation, killed_by="values", right=right)
-    both = "", "Keys and values", KINDS
     axes = {"sample": 0, "head": 1, "token": 2, "component": 3}
-    for of, who, names in (both, ("key-", "Keys", KINDS[:1]), ("value-", "Values", KINDS[1:])):
-        for name, family, whose, hint, other in others(axes):
-            yield row(f"{prefix}-{of}{name}", sentence=f"{who} {have} {whose}.", hint=hint,
-                      family=family, scale_of=partial(changed, other, names))  # fmt: skip
+    subjects = (
+        ("", "Keys and values", KINDS),
+        ("key-", "Keys", KINDS[:1]),
+        ("value-", "Values", KINDS[1:]),
+    )
+    for infix, subject, names in subjects:
+        for name, family, words, hint, change in scale_changes(axes):
+            yield row(f"{prefix}-{infix}{name}", sentence=f"{subject} {verb} {words}.", hint=hint,
+                      family=family, scale_of=partial(changed_scale, change, names))  # fmt: skip
     for name, sentence, names, hint in (
         ("scales-exchanged", "The scales of keys and values are exchanged.", KINDS,
          "`attend(q, k, v, v_scale, k_scale)`; pass scales by name"),
-        ("key-scale-for-values", f"Values {have} the scales of keys.", KINDS[1:],
+        ("key-scale-for-values", f"Values {verb} the scales of keys.", KINDS[1:],
          "`k_scale` for both, a line copied and half changed"),
-        ("value-scale-for-keys", f"Keys {have} the scales of values.", KINDS[:1],
+        ("value-scale-for-keys", f"Keys {verb} the scales of values.", KINDS[:1],
          "`v_scale` for both, a line copied and half changed"),
     ):  # fmt: skip
         yield row(f"{prefix}-{name}", sentence=sentence, hint=hint, family="quantized",
-                  scale_of=partial(exchanged, names))  # fmt: skip
+                  scale_of=partial(exchanged_scale, names))  # fmt: skip
 
 
-def before_tiles(other: Other, right: LatentKernel, scale: np.ndarray, size: int) -> np.ndarray:
-    return right.of_tiles(other(scale), size)
+def spread_changed_tiles(
+    change: ScaleChange, right: LatentKernel, scale: np.ndarray, size: int
+) -> np.ndarray:
+    return right.spread_tiles(change(scale), size)
 
 
-def of_latents() -> Iterator[Deviation]:
-    for name, family, whose, hint, other in others({"sample": 0, "token": 1}):
+def latent_deviations() -> Iterator[Deviation]:
+    for name, family, words, hint, change in scale_changes({"sample": 0, "token": 1}):
         yield deviation(
-            f"latent-{name}", "values", f"Latents have {whose}.", hint, family=family,
+            f"latent-{name}", "values", f"Latents have {words}.", hint, family=family,
             right=LatentKernel,
-            of_tiles=partial(before_tiles, other))  # fmt: skip
+            spread_tiles=partial(spread_changed_tiles, change))  # fmt: skip
 
 
 DEVIATIONS = [
-    *of_keys_and_values("quantized", "have", QuantizedKernel),
-    *of_keys_and_values("codes", "are written with", QuantizedWriteKernel),
-    *of_tiles("quantized", QuantizedKernel),
-    *of_tiles("codes", QuantizedWriteKernel),
-    *of_tiles("latent", LatentKernel),
-    *of_latents(),
+    *key_and_value_deviations("quantized", "have", QuantizedKernel),
+    *key_and_value_deviations("codes", "are written with", QuantizedWriteKernel),
+    *tile_deviations("quantized", QuantizedKernel),
+    *tile_deviations("codes", QuantizedWriteKernel),
+    *tile_deviations("latent", LatentKernel),
+    *latent_deviations(),
 ]

@@ -1,20 +1,20 @@
-"""Conditions of deviations: which calls a deviation changes."""
+"""Conditions of deviations, `when`: which calls a deviation changes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def one_query(call: Any) -> bool:
+def has_one_query(call: Any) -> bool:
     """True for a call with one query, as in decoding."""
     return bool(call.sizes.Lq == 1)
 
 
-def half(call: Any) -> bool:
-    """True for float16."""
+def is_float16(call: Any) -> bool:
+    """True for a float16 call."""
     return bool(call.fmt.name == "f16")
 
 
-def grouped(call: Any) -> bool:
+def has_groups(call: Any) -> bool:
     """True if query heads share key heads."""
     return bool(call.sizes.H != call.sizes.Hkv)

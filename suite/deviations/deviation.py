@@ -43,18 +43,18 @@ CATALOGUE: dict[type[Implementation], Deviation] = {}
 """The deviations of modules imported so far, by kernel; `all_faults` imports all modules."""
 
 When = Callable[[Any], object]
-"""A condition of a call or of inputs, which both have `sizes`: whether what it returns is true."""
+"""A condition on a call or on inputs, both of which have `sizes`; its result counts as true or false."""
 
 Problem = Callable[[Inputs], Inputs]
-"""Other inputs."""
+"""A function from the inputs of a case to the inputs that a kernel answers in their place."""
 
 Answer = Callable[[Any, Inputs], Any]
-"""What is handed out for the right answer to inputs."""
+"""A function from the right answer and its inputs to the answer that callers get."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """One thing that an implementation can do wrong, and the check that must see it.
+    """A fault: one thing that an implementation can do wrong, and the check that must see it.
 
     - `killed_by`: the name of the check that must end in `fail` on one of its cases
     - `sentence`: what is wrong, for people, in one line
@@ -85,25 +85,26 @@ def deviation(
     answer: Answer | None = None,
     **steps: Callable[..., Any],
 ) -> Deviation:
-    """A deviation of a right kernel, which changes one thing:
+    """Add a deviation to `CATALOGUE`, and return it. Its kernel is a subclass of the class `right`, or of
+    several classes, and differs in one of these:
 
-    - steps, which are methods of its class: a changed step takes the right kernel and what the step takes
-    - `problem`: the right kernel answers other inputs
-    - `answer`: the right answer is handed out wrongly
-    - `facts`: attributes that differ, as what is declared
+    - `steps`: methods, each replaced by a function of the right kernel and the method's arguments
+    - `problem`: the kernel answers other inputs
+    - `answer`: the right answer is changed before callers get it
+    - `facts`: class attributes, such as those of the declaration
 
-    `when` is a condition: elsewhere the kernel is right. A step asks it of its call, the other two of the
-    inputs. Several classes in `right` are mixed, the first one before the others.
+    If the condition `when` is false, the kernel is right. It is asked of the call of a step, and of the
+    inputs for `problem` and `answer`.
     """
     bases = right if isinstance(right, tuple) else (right,)
     body: dict[str, Any] = {"__doc__": sentence, **(facts or {})}
 
-    def changed(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
-        def step(self: Any, *arguments: Any, **named: Any) -> Any:
+    def changed_step(step_name: str, change: Callable[..., Any]) -> Callable[..., Any]:
+        def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
             right = super(kernel, self)
-            if when is None or when(_call_of(arguments)):
-                return change(right, *arguments, **named)
-            return getattr(right, name)(*arguments, **named)
+            if when is None or when(_call_among(arguments)):
+                return change(right, *arguments, **keywords)
+            return getattr(right, step_name)(*arguments, **keywords)
 
         return step
 
@@ -119,49 +120,48 @@ def deviation(
 
     if problem is not None or answer is not None:
         body["prepare"] = prepare
-    body |= {name: changed(name, change) for name, change in steps.items()}
+    body |= {step: changed_step(step, change) for step, change in steps.items()}
     kernel: Any = type("".join(word.capitalize() for word in name.split("-")), bases, body)
     kernel.name = name
     return CATALOGUE.setdefault(kernel, Deviation(name, killed_by, sentence, hint, family, kernel))
 
 
 def twins(
-    kernels: Mapping[str, type | tuple[type, ...]], *what: str, **more: Any
+    kernels: Mapping[str, type | tuple[type, ...]], *texts: str, **arguments: Any
 ) -> list[Deviation]:
-    """The same deviation of several right kernels, each under its name."""
-    return [deviation(name, *what, right=right, **more) for name, right in kernels.items()]
+    """Deviations of several right kernels by name, which differ only in name and right kernel."""
+    return [deviation(name, *texts, right=right, **arguments) for name, right in kernels.items()]
 
 
-def _call_of(arguments: tuple[Any, ...]) -> Any:
-    """The call that a step is a part of: the argument with sizes."""
-    return next(each for each in arguments if hasattr(each, "sizes"))
+def _call_among(arguments: tuple[Any, ...]) -> Any:
+    """The call (or cache, or inputs) among the arguments of a step: the first argument with `sizes`."""
+    return next(argument for argument in arguments if hasattr(argument, "sizes"))
 
 
 def memory(right: Any) -> dict[Any, Any]:
-    """What the kernel of a changed step remembers from call to call."""
-    known: dict[Any, Any] = vars(right.__self__).setdefault("remembered", {})
-    return known
+    """A dictionary that belongs to the kernel object of a changed step, and lasts from call to call."""
+    return vars(right.__self__).setdefault("remembered", {})
 
 
-def remembering(step: str) -> Callable[..., Any]:
-    """The step as it is; its first argument is remembered under the name of the step."""
+def storing_argument(step: str) -> Callable[..., Any]:
+    """The step `step`, unchanged but that it stores its first argument in `memory` under its name."""
 
-    def change(right: Any, first: Any, *more: Any) -> Any:
-        memory(right)[step] = first
-        return getattr(right, step)(first, *more)
+    def change(right: Any, argument: Any, *arguments: Any) -> Any:
+        memory(right)[step] = argument
+        return getattr(right, step)(argument, *arguments)
 
     return change
 
 
-def counted(right: Any, key: Any = "calls") -> int:
-    """How often a changed step was called, with a key."""
-    known = memory(right)
-    known[key] = known.get(key, 0) + 1
-    return int(known[key])
+def call_count(right: Any, key: Any = "calls") -> int:
+    """Count a call of a changed step, and return the number of its calls with this key so far."""
+    store = memory(right)
+    store[key] = store.get(key, 0) + 1
+    return int(store[key])
 
 
-def accumulated(right: Any, name: str, gradient: np.ndarray) -> np.ndarray:
-    """A gradient, added to what earlier calls left in the buffer of its name and shape."""
-    known = memory(right)
-    known[name, gradient.shape] = total = gradient + known.get((name, gradient.shape), 0)
+def accumulate(right: Any, name: str, gradient: np.ndarray) -> np.ndarray:
+    """Add a gradient to the buffer of its name and shape, and return the sum over all calls so far."""
+    store = memory(right)
+    store[name, gradient.shape] = total = gradient + store.get((name, gradient.shape), 0)
     return np.asarray(total)

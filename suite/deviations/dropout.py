@@ -7,35 +7,26 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import (
-    counted,
-    deviation,
-    memory,
-    twins,
-)
-from attention_conformance.suite.deviations.kernels.attention import Call
+from attention_conformance.suite.deviations.deviation import call_count, deviation, memory, twins
+from attention_conformance.suite.deviations.kernels.attention import Array, Call
 from attention_conformance.suite.deviations.kernels.dropout import Dropping
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
 
 
-def dropped_before_normalisation(
-    right: Dropping, scores: np.ndarray, value: np.ndarray, call: Call
-) -> np.ndarray:
-    hidden = np.where(right.factor_of(scores.shape, call) == 0, call.work(-np.inf), scores)
+def attend_dropping_scores(right: Dropping, scores: Array, value: Array, call: Call) -> Array:
+    hidden = np.where(right.dropout_factors(scores.shape, call) == 0, call.work(-np.inf), scores)
     return right.weights(hidden, call) @ right.visible(value, scores)
 
 
-def counting_repeats(
-    right: Dropping, scores: np.ndarray, value: np.ndarray, call: Call
-) -> np.ndarray:
-    same = memory(right).get("query") is call.query
-    memory(right).update(query=call.query, repeats=repeats(right) + 1 if same else 0)
+def attend_counting_repeats(right: Dropping, scores: Array, value: Array, call: Call) -> Array:
+    is_repeat = memory(right).get("query") is call.query
+    memory(right).update(query=call.query, repeats=repeats(right) + 1 if is_repeat else 0)
     return right.attend(scores, value, call)
 
 
 def repeats(right: Dropping) -> int:
-    """How many forward passes in a row had the query of the last one, less one."""
+    """The number of forward passes in a row that repeated the query of the pass before."""
     return int(memory(right).get("repeats", 0))
 
 
@@ -46,24 +37,24 @@ DEVIATIONS = [
     row("pattern-moves-on-when-recomputed", "dropout_recomputed",
         "A second forward pass over the same query draws the next pattern.",
         "the state of the generator is not restored before a recomputation",
-        attend=counting_repeats,
+        attend=attend_counting_repeats,
         random=lambda right, call: np.random.default_rng(repeats(right))),
     row("recomputed-without-dropout", "dropout_recomputed",
         "After a second forward pass over the same query the backward pass drops nothing.",
         "a recomputation runs without dropout, as in `eval()`; keep the rate",
-        attend=counting_repeats,
-        backward_factor=lambda right, shape, call:
-            np.ones(shape, call.work) if repeats(right) else right.backward_factor(shape, call)),
+        attend=attend_counting_repeats,
+        backward_dropout_factors=lambda right, shape, call:
+            np.ones(shape, call.work) if repeats(right) else right.backward_dropout_factors(shape, call)),
     layer("dropout-unseeded", "dropout",
         "Dropout patterns depend on the calls before, not on the seed alone.",
         "a generator that goes on from call to call; make it anew from the seed",
-        random=lambda right, call: np.random.default_rng((call.seed, counted(right)))),
+        random=lambda right, call: np.random.default_rng((call.seed, call_count(right)))),
     row("rate-ignored", "dropout", "A dropout rate has no effect.",
         "`dropout_p` is accepted and not used; `F.dropout(p, dropout_p)` is missing",
-        asked_rate=lambda right, inputs: 0.0),
+        applied_rate=lambda right, inputs: 0.0),
     row("always-drops", "dropout_off", "Weights are dropped in evaluation, too.",
         "`F.dropout(p, rate)` without `training=self.training`",
-        asked_rate=lambda right, inputs: inputs.rate),
+        applied_rate=lambda right, inputs: inputs.rate),
     *twins({"kept-as-they-are": Dropping, "dropout-not-rescaled": MultiHeadKernel}, "dropout",
         "Weights that are kept are not divided by 1 - rate.",
         "`w * keep`; it is `w * keep / (1 - rate)`", family="dropout",
@@ -72,15 +63,15 @@ DEVIATIONS = [
         "dropout",
         "All heads share one dropout pattern, though one for every element is declared.",
         "a pattern (B, 1, Lq, Lk); every weight has its own: (B, H, Lq, Lk)", family="dropout",
-        pattern=lambda right, shape, *more: right.pattern((shape[0], 1, *shape[2:]), *more)),
+        pattern=lambda right, shape, *arguments: right.pattern((shape[0], 1, *shape[2:]), *arguments)),
     *twins({"pattern-of-first-sample": Dropping, "dropout-shared-by-samples": DotKernel}, "dropout",
         "All samples share one dropout pattern, though one for every element is declared.",
         "a pattern (1, H, Lq, Lk); every weight has its own: (B, H, Lq, Lk)", family="dropout",
-        pattern=lambda right, shape, *more: right.pattern((1, *shape[1:]), *more)),
+        pattern=lambda right, shape, *arguments: right.pattern((1, *shape[1:]), *arguments)),
     *twins({"whole-keys-dropped": Dropping, "dropout-of-whole-keys": MultiHeadKernel}, "dropout",
         "Dropout drops a key for all queries at once.",
         "a pattern (B, H, 1, Lk); every weight has its own: (B, H, Lq, Lk)", family="dropout",
-        pattern=lambda right, shape, *more: right.pattern((*shape[:2], 1, shape[3]), *more)),
+        pattern=lambda right, shape, *arguments: right.pattern((*shape[:2], 1, shape[3]), *arguments)),
     *twins({"seed-ignored": Dropping, "dropout-seed-ignored": MultiHeadKernel}, "dropout",
         "Dropout patterns do not depend on the seed.",
         "`manual_seed(0)` at every call; use the seed of the call", family="dropout",
@@ -88,7 +79,7 @@ DEVIATIONS = [
     row("dropped-before-normalisation", "dropout",
         "Dropout drops scores, so that the weights that are kept sum to 1 again.",
         "`softmax(scores.masked_fill(dropped, -inf))`; drop after the softmax",
-        attend=dropped_before_normalisation),
+        attend=attend_dropping_scores),
     row("output-dropped", "dropout", "Dropout drops elements of the output, not weights.",
         "`F.dropout(p @ v, rate)`; it is `F.dropout(p, rate) @ v`",
         attend=lambda right, scores, value, call:
@@ -102,17 +93,17 @@ DEVIATIONS = [
     row("backward-of-next-seed", "dropout_gradients",
         "The backward pass draws another dropout pattern than the forward pass.",
         "a new pattern drawn in backward; save the seed or the pattern of the forward pass",
-        backward_factor=lambda right, shape, call:
-            right.factor_of(shape, replace(call, seed=call.seed + 1))),
+        backward_dropout_factors=lambda right, shape, call:
+            right.dropout_factors(shape, replace(call, seed=call.seed + 1))),
     row("backward-drops-nothing", "dropout_gradients",
         "The backward pass drops nothing, though the forward pass does.",
         "backward without the pattern; use `dp = keep / (1 - rate) * (dout @ v.mT)`",
-        backward_factor=lambda right, shape, call: np.ones(shape, call.work)),
+        backward_dropout_factors=lambda right, shape, call: np.ones(shape, call.work)),
     row("backward-unscaled", "dropout_gradients",
         "The backward pass has the dropout pattern, but does not divide by 1 - rate.",
         "`dp = keep * (dout @ v.mT)`; divide by `1 - rate`, too",
-        backward_factor=lambda right, shape, call:
-            (right.backward_factor(shape, call) != 0).astype(call.work)),
+        backward_dropout_factors=lambda right, shape, call:
+            (right.backward_dropout_factors(shape, call) != 0).astype(call.work)),
     row("mean-of-all-weights", "dropout_gradients",
         "The sum that the softmax's gradient subtracts counts dropped weights, too.",
         "`(p * (dout @ v.mT)).sum(-1)`; dropped weights do not count: `(dout * out).sum(-1)`",

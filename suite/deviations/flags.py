@@ -6,56 +6,56 @@ from functools import partial, reduce
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import one_query
+from attention_conformance.suite.deviations.conditions import has_one_query
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, rank4
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.spec.dtypes import round_to
 
 
-def wide_window(call: Call) -> bool:
+def is_window_wide(call: Call) -> bool:
     """True for a window whose left side reaches beyond all keys."""
     assert call.window is not None
     return call.window[0] is not None and call.window[0] >= call.sizes.Lk
 
 
-def triangles_are_causal(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+def triangle_as_bottom_right(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
     row, key = call.rows_and_keys
     if mask.shape != (1, 1, *(key <= row).shape) or not (mask == (key <= row)).all():
         return mask
     return (key <= row + call.sizes.Lk - call.sizes.Lq)[None, None]
 
 
-def lengths_hide_queries(right: Kernel, lengths: np.ndarray, call: Call) -> np.ndarray:
+def mask_of_queries_and_keys(right: Kernel, lengths: np.ndarray, call: Call) -> np.ndarray:
     row, _ = call.rows_and_keys
     return right.within(lengths, call) & (row < lengths[:, None, None, None])
 
 
-def samples_sorted_and_not_restored(right: Kernel, call: Call) -> np.ndarray:
+def output_of_sorted_samples(right: Kernel, call: Call) -> np.ndarray:
     assert call.lengths is not None
     order = np.argsort(call.lengths.values, kind="stable")
     return right.compute(call)[order][order]
 
 
-def empty_together(right: Kernel, call: Call) -> np.ndarray:
-    """The rows (B, H, Lq, 1) that are without keys by flag and mask together alone."""
+def rows_masked_together(right: Kernel, call: Call) -> np.ndarray:
+    """True for rows (B, H, Lq, 1) that flag and mask fully mask together, and neither alone."""
     assert call.mask is not None
     flag, mask = right.causal(call), rank4(call.mask.values)
-    flag_leaves, mask_leaves, both_leave = (
-        seen.any(-1, keepdims=True) for seen in (flag, mask, flag & mask)
+    flag_shows, mask_shows, both_show = (
+        allowed.any(-1, keepdims=True) for allowed in (flag, mask, flag & mask)
     )
-    return np.asarray(flag_leaves & mask_leaves & ~both_leave)
+    return np.asarray(flag_shows & mask_shows & ~both_show)
 
 
-def with_both(call: Call) -> bool:
+def has_mask_and_flag(call: Call) -> bool:
     return call.mask is not None and call.causal
 
 
-def with_both_alone(call: Call) -> bool:
-    return with_both(call) and call.sinks is None
+def has_mask_and_flag_alone(call: Call) -> bool:
+    return has_mask_and_flag(call) and call.sinks is None
 
 
-def positions_in_dtype(right: Kernel, call: Call) -> np.ndarray:
+def causal_by_rounded_positions(right: Kernel, call: Call) -> np.ndarray:
     row, key = (round_to(x.astype(np.float64), call.fmt) for x in call.rows_and_keys)
     return np.asarray(key <= row)
 
@@ -66,70 +66,70 @@ DEVIATIONS = [
     row("causal-positions-in-dtype", "values",
         "The causal flag compares positions in the 16-bit dtype of the query.",
         "`arange(L, dtype=q.dtype)`, in which bfloat16 holds integers to 256; compare integers",
-        family="numerics", causal=positions_in_dtype),
+        family="numerics", causal=causal_by_rounded_positions),
     row("window-one-short", "values",
         "A window hides the last key on its left that it should show.",
         "`i - j < left`; the key `left` places before is seen, too: `i - j <= left`",
         when=lambda call: call.window[0] is not None,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call, left - 1, right)),
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left - 1, right)),
     row("window-one-late", "future", "A window shows one key too many on its right.",
         "`j <= i + right + 1`; the last key seen is `j = i + right`",
         when=lambda call: call.window[1] is not None,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call, left, right + 1)),
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left, right + 1)),
     row("window-ignored-without-mask", "flag_equals_dense",
         "Without a mask, causal flag or lengths beside it, a window has no effect.",
         "the window is applied inside `if mask is not None` or `if is_causal` alone",
         when=lambda call: call.mask is None and not call.causal and call.lengths is None,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call, None, None)),
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call, None, None)),
     row("window-right-ignored", "values", "The right side of a window is unbounded unless it is 0.",
         "`if right == 0: causal`, and no limit otherwise; it is `j <= i + right`",
         when=lambda call: call.window[1] != 0,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call, left, None)),
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left, None)),
     row("wide-window-unbounded", "wide_window",
         "A window that reaches left beyond all keys loses its right edge.",
-        "`if left >= Lk: window = None`; the right side still limits", when=wide_window,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call, left, None)),
+        "`if left >= Lk: window = None`; the right side still limits", when=is_window_wide,
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left, None)),
     row("negative-window-unbounded", "bad_problem",
         "A negative window is taken for an unbounded one.",
         "-1 means unbounded inside, and is not refused outside; raise ValueError if `window < 0`",
         family="contract", validate_window=lambda right, call: None,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call,
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call,
             *(None if side is None or side < 0 else side for side in (left, right)))),
     row("causal-sees-next", "future", "A causal query sees the next key.",
         "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`",
-        limit=lambda right, row, call: row + 1),
+        last_causal_key=lambda right, row, call: row + 1),
     row("causal-bottom-right", "election",
         "The causal flag is aligned bottom-right, though top-left is declared.",
         "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`",
-        limit=lambda right, row, call: row + call.sizes.Lk - call.sizes.Lq),
+        last_causal_key=lambda right, row, call: row + call.sizes.Lk - call.sizes.Lq),
     row("causal-switches-alignment", "values",
         "With more queries than keys the causal flag is aligned bottom-right.",
         "`j <= i + min(0, Lk - Lq)`; top-left is `j <= i`, whatever Lq and Lk are",
-        limit=lambda right, row, call: row + min(0, call.sizes.Lk - call.sizes.Lq)),
+        last_causal_key=lambda right, row, call: row + min(0, call.sizes.Lk - call.sizes.Lq)),
     row("causal-excludes-self", "first_row",
         "A causal query does not see the key at its own position.",
         "`j < i`, `tril(diagonal=-1)`, or `triu()` filled with -inf; hide `triu(diagonal=1)` alone",
-        limit=lambda right, row, call: row - 1),
+        last_causal_key=lambda right, row, call: row - 1),
     row("causal-no-effect", "future", "The causal flag has no effect.",
         "`is_causal` is accepted and not used; `scores.masked_fill(j > i, -inf)` is missing",
-        limit=lambda right, row, call: call.sizes.Lk),
+        last_causal_key=lambda right, row, call: call.sizes.Lk),
     row("causal-by-tiles", "future",
         "Causal masking goes by tiles of 16: inside the tile on the diagonal later keys are seen.",
         "tiles above the diagonal are skipped; inside the tile on it, `j <= i` is missing",
-        limit=lambda right, row, call: row // 16 * 16 + 15),
+        last_causal_key=lambda right, row, call: row // 16 * 16 + 15),
     row("causal-ignored-with-mask", "election", "Beside a mask the causal flag has no effect.",
         "`if mask is not None: ... elif is_causal: ...`; both apply: `mask & (j <= i)`",
-        when=lambda call: call.mask is not None, limit=lambda right, row, call: call.sizes.Lk),
+        when=lambda call: call.mask is not None, last_causal_key=lambda right, row, call: call.sizes.Lk),
     row("causal-replaces-mask", "election", "With the causal flag the mask has no effect.",
         "`if is_causal: mask = tril(...)`; both apply: `mask & tril(...)`",
         when=lambda call: call.causal, masked=lambda right, mask, call: np.ones_like(mask)),
     row("causal-ignored-in-decoding", "values", "With one query the causal flag has no effect.",
-        "`is_causal and Lq > 1`; top-left, one query sees key 0 alone", when=one_query,
-        limit=lambda right, row, call: call.sizes.Lk),
+        "`is_causal and Lq > 1`; top-left, one query sees key 0 alone", when=has_one_query,
+        last_causal_key=lambda right, row, call: call.sizes.Lk),
     row("causal-limit-of-packed-rows", "values",
         "With grouped heads query i sees keys up to i // group instead of i.",
         "`j <= row // group`, for rows that hold a group's heads; these do not: `j <= i`",
-        limit=lambda right, row, call: row // call.sizes.group),
+        last_causal_key=lambda right, row, call: row // call.sizes.group),
     row("causal-adds-one", "values", "The causal flag adds 1 to the scores, before the softcap.",
         "`scores + tril(ones)`; an additive mask adds 0 where a key is seen, -inf elsewhere",
         when=lambda call: call.causal,
@@ -137,7 +137,7 @@ DEVIATIONS = [
     row("triangles-are-causal", "flag_equals_dense",
         "A lower-triangular mask is replaced by a causal flag, which is aligned bottom-right.",
         "`mask.equal(tril)` replaced by a causal flag that means `j <= i + Lk - Lq`",
-        masked=triangles_are_causal),
+        masked=triangle_as_bottom_right),
     row("causal-or-padding", "values",
         "A key is seen if one of two masks allows it, not only if both do.",
         "`causal | valid`; a key is seen if both allow it: `causal & valid`",
@@ -160,15 +160,15 @@ DEVIATIONS = [
     row("lengths-hide-queries", "values",
         "Key lengths hide the queries beyond them, too, whose answers become zero.",
         "`(i < length) & (j < length)`; key lengths limit keys alone: `j < length`",
-        within=lengths_hide_queries),
+        within=mask_of_queries_and_keys),
     row("samples-sorted-and-not-restored", "values",
         "Samples are sorted by key length, and come back in a wrong order.",
         "`out[order]` to undo `x[order]`; the inverse is `out[order.argsort()]`", family="heads",
-        when=lambda call: call.lengths is not None, compute=samples_sorted_and_not_restored),
+        when=lambda call: call.lengths is not None, compute=output_of_sorted_samples),
     row("causal-restarts-every-block", "values",
         "Rows are computed in blocks of 64, and the causal flag counts the rows of every block "
         "from 0.", "`i = arange(64)` in every row block; the row is `64 * block + arange(64)`",
-        family="tiles", limit=lambda right, row, call: row % 64),
+        family="tiles", last_causal_key=lambda right, row, call: row % 64),
     row("lengths-tiled", "values",
         "Key lengths are tiled over the heads, not repeated: heads get the length of another "
         "sample.", "`lengths.repeat(H)` for B * H rows; use `lengths.repeat_interleave(H)`",
@@ -177,18 +177,18 @@ DEVIATIONS = [
     row("empty-together-ignores-the-mask", "values",
         "A row that flag and mask empty together attends what the flag allows.",
         "`torch.where(mask.any(-1), mask, causal)`; join both, then treat empty rows",
-        when=with_both, allowed=lambda right, call:
-            np.where(empty_together(right, call), right.causal(call), right.allowed(call))),
+        when=has_mask_and_flag, allowed=lambda right, call:
+            np.where(rows_masked_together(right, call), right.causal(call), right.allowed(call))),
     row("empty-together-is-nan", "values",
         "A row that flag and mask empty together divides by its sum of weights, which is zero.",
         "`mask.any(-1)` says which rows are empty; the flag must be joined before",
-        when=with_both_alone, compute=lambda right, call:
-            np.where(empty_together(right, call), np.nan, right.compute(call))),
+        when=has_mask_and_flag_alone, compute=lambda right, call:
+            np.where(rows_masked_together(right, call), np.nan, right.compute(call))),
     row("empty-together-has-gradients", "gradients",
         "The gradient of a row that flag and mask empty together reaches the values.",
         "the backward pass finds empty rows by the mask alone; join the flag before",
-        right=Differentiable, when=with_both,
+        right=Differentiable, when=has_mask_and_flag,
         value_gradient=lambda right, weights, cotangent, call: right.value_gradient(
-            np.where(empty_together(right, call), call.work(1 / max(call.sizes.Lk, 1)), weights),
+            np.where(rows_masked_together(right, call), call.work(1 / max(call.sizes.Lk, 1)), weights),
             cotangent, call)),
 ]  # fmt: skip

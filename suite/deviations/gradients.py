@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.suite.deviations.deviation import deviation
-from attention_conformance.suite.deviations.kernels.attention import Call, rank4
+from attention_conformance.suite.deviations.kernels.attention import Array, Call, rank4
 from attention_conformance.suite.deviations.kernels.gradient import (
     Differentiable,
     DifferentiableLowest,
@@ -18,46 +18,46 @@ from attention_conformance.suite.deviations.kernels.gradient import (
 )
 
 Change = Callable[[dict[str, Any], Call, tuple[str, ...]], Mapping[str, Any]]
+"""A function of all gradients, the call, and the names that need a gradient, to changed gradients."""
 
 
-def handing(change: Change) -> Callable[..., dict[str, Any]]:
-    """The backward pass that changes some gradients: a function of all of them, the call and the names of
-    those that are asked for."""
+def edit_gradients(change: Change) -> Callable[..., dict[str, Any]]:
+    """The backward pass that replaces some gradients by those of `change`."""
 
-    def backward(right: Differentiable, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]):
+    def backward(right: Differentiable, call: Call, cotangent: Array, wrt: tuple[str, ...]):
         gradients = right.backward(call, cotangent, wrt)
         return {**gradients, **change(gradients, call, wrt)}
 
     return backward
 
 
-def recomputed(**changes: Any) -> Callable[..., np.ndarray | None]:
-    """The step of a backward pass that recomputes the mask of other arguments."""
+def allowed_with_changes(**changes: Any) -> Callable[..., Array | None]:
+    """The step that recomputes the mask from a call with some arguments changed."""
     return lambda right, call: right.allowed(replace(call, **changes))
 
 
-def behind_cap(right: Differentiable, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]):
+def backward_capped_bias(right: Differentiable, call: Call, cotangent: Array, wrt: tuple[str, ...]):
     gradients = right.backward(call, cotangent, wrt)
     query, key = right.load(call.query, call), right.expand(right.load(call.key, call), call)
-    bend = np.tanh(right.scores(query, key, call) / call.softcap)
-    return gradients | {"bias": gradients["bias"] * right.slope(bend).mean()}
+    tanh = np.tanh(right.scores(query, key, call) / call.softcap)
+    return gradients | {"bias": gradients["bias"] * right.softcap_slope(tanh).mean()}
 
 
-def slope_behind_the_bias(right: Differentiable, ds: np.ndarray, *more: Any) -> np.ndarray:
-    query, key, call = more
-    bend = np.tanh(right.scores(query, key, call) / call.softcap) + right.bias(call) / call.softcap
-    return np.where(ds == 0, 0, ds * right.slope(bend))
+def softcap_backward_of_biased(right: Differentiable, ds: Array, *arguments: Any) -> Array:
+    query, key, call = arguments
+    tanh = np.tanh(right.scores(query, key, call) / call.softcap) + right.bias(call) / call.softcap
+    return np.where(ds == 0, 0, ds * right.softcap_slope(tanh))
 
 
-def causal_off_by_one(right: Differentiable, call: Call) -> np.ndarray:
+def causal_mask_one_wider(right: Differentiable, call: Call) -> Array:
     row, key = call.rows_and_keys
-    others = right.allowed(replace(call, causal=False))
-    wider = rank4(key <= row + 1)
-    return wider if others is None else others & wider
+    other_masks = right.allowed(replace(call, causal=False))
+    causal = rank4(key <= row + 1)
+    return causal if other_masks is None else other_masks & causal
 
 
-def empty_row_nan(right: Differentiable, dt: np.ndarray, *more: Any) -> np.ndarray:
-    gradient = right.query_gradient(dt, *more)
+def query_gradient_with_nan_rows(right: Differentiable, dt: Array, *arguments: Any) -> Array:
+    gradient = right.query_gradient(dt, *arguments)
     return np.where((dt == 0).all(-1, keepdims=True), np.nan, gradient) if dt.size else gradient
 
 
@@ -73,7 +73,8 @@ DEVIATIONS = [
         "A bias of -inf makes the gradients of the bias, the queries and the keys NaN.",
         "`0 * log(0)` or `-inf - -inf` in the backward pass; use `where(p == 0, 0, ds)`",
         when=lambda call: call.bias is not None and np.isneginf(call.bias.values).any(),
-        backward=handing(lambda g, call, wrt: {n: g[n] * np.nan for n in ("bias", "query", "key")})),
+        backward=edit_gradients(lambda g, call, wrt:
+            {n: g[n] * np.nan for n in ("bias", "query", "key")})),
     row("key-gradient-unscaled", "gradients", "The scale is missing in the gradient of the keys.",
         "`dk = ds.mT @ q`; the scale is missing: `dk = scale * ds.mT @ q`",
         key_gradient=lambda right, dt, query, factor: dt.swapaxes(-1, -2) @ query),
@@ -88,15 +89,15 @@ DEVIATIONS = [
     row("group-not-summed", "gradients",
         "The gradients of keys and values are those of the first query head of a group.",
         "`dk[:, ::group]`; sum over the group: `dk.view(B, Hkv, group, Lk, D).sum(2)`",
-        grouped=lambda right, x, call: right.by_group(x, call)[:, :, 0]),
+        sum_over_groups=lambda right, x, call: right.split_groups(x, call)[:, :, 0]),
     row("group-averaged", "gradients",
         "The gradients of keys and values are averaged over the query heads of a group.",
         "`.mean(2)` over a group; sum: `dk.view(B, Hkv, group, Lk, D).sum(2)`",
-        grouped=lambda right, x, call: right.by_group(x, call).mean(2)),
+        sum_over_groups=lambda right, x, call: right.split_groups(x, call).mean(2)),
     row("group-tiled-backward", "gradients",
         "The gradients of keys and values sum heads h, h + Hkv ... and not the heads of a group.",
         "`dk.view(B, group, Hkv, Lk, D).sum(1)`; it is `.view(B, Hkv, group, Lk, D).sum(2)`",
-        by_group=lambda right, x, call:
+        split_groups=lambda right, x, call:
             x.reshape(call.sizes.B, call.sizes.group, call.sizes.Hkv, *x.shape[2:]).swapaxes(1, 2)),
     row("bias-gradient-zero", "gradient_of_bias", "The gradient of the bias is zero.",
         "`zeros_like(bias)` in backward; use `dbias = p * (dp - (p * dp).sum(-1, keepdim=True))`",
@@ -122,12 +123,13 @@ DEVIATIONS = [
     row("bias-alone-forgotten", "gradient_of_bias",
         "If only the bias asks for a gradient, it gets none.",
         "backward runs `if ctx.needs_input_grad[0]` alone; ask for the bias's flag, too",
-        backward=handing(lambda g, call, wrt: {"bias": None} if wrt == ("bias",) else {})),
+        backward=edit_gradients(lambda g, call, wrt: {"bias": None} if wrt == ("bias",) else {})),
     row("bias-gradient-after-cap", "gradient_of_bias",
         "The gradient of the bias has the softcap's slope, as if the bias were added before the "
         "cap.",
         "`dbias = ds * (1 - tanh(s / softcap) ** 2)`; the bias comes after the cap: `dbias = ds`",
-        when=lambda call: call.bias is not None and call.softcap is not None, backward=behind_cap),
+        when=lambda call: call.bias is not None and call.softcap is not None,
+        backward=backward_capped_bias),
     row("mean-forgotten", "gradients",
         "The gradient of the softmax is p dp: the row's sum of p dp is not subtracted.",
         "`ds = p * dp`; use `ds = p * (dp - (p * dp).sum(-1, keepdim=True))`",
@@ -139,20 +141,20 @@ DEVIATIONS = [
     row("cap-slope-forgotten", "gradients",
         "The derivative of the softcap is missing in the backward pass.",
         "`ds` goes on unchanged behind a softcap; use `ds * (1 - tanh(s / softcap) ** 2)`",
-        uncapped=lambda right, ds, query, key, call: ds),
+        softcap_backward=lambda right, ds, query, key, call: ds),
     row("cap-slope-not-squared", "gradients",
         "The derivative of the softcap is 1 - |tanh|, not 1 - tanh².",
         "`1 - t.abs()` for `t = tanh(s / softcap)`; the derivative is `1 - t * t`",
-        slope=lambda right, bend: 1 - np.abs(bend)),
+        softcap_slope=lambda right, tanh: 1 - np.abs(tanh)),
     row("cap-slope-of-capped-scores", "gradients",
         "The derivative of the softcap takes tanh of scores that are capped already.",
         "`1 - tanh(capped / softcap) ** 2`; it is `1 - (capped / softcap) ** 2`",
-        slope=lambda right, bend: 1 - np.tanh(bend) ** 2),
+        softcap_slope=lambda right, tanh: 1 - np.tanh(tanh) ** 2),
     row("cap-slope-behind-the-bias", "gradients",
         "The derivative of the softcap is taken of capped scores to which a bias was added.",
         "`1 - (s / softcap) ** 2` where `s += bias` came before; keep the capped scores",
         when=lambda call: call.softcap is not None and call.bias is not None,
-        uncapped=slope_behind_the_bias),
+        softcap_backward=softcap_backward_of_biased),
     row("key-transposed-twice", "gradients",
         "With Lk == D the gradient of the queries takes the keys transposed.",
         "`ds @ k.mT`, which has a fitting shape if Lk == D; use `dq = scale * ds @ k`",
@@ -161,23 +163,23 @@ DEVIATIONS = [
     row("mask-forgotten-backward", "gradients",
         "The backward pass recomputes the weights without the boolean mask.",
         "backward recomputes `p` without the mask; save it (`ctx.save_for_backward`) and apply it",
-        backward_allowed=recomputed(mask=None)),
+        backward_allowed=allowed_with_changes(mask=None)),
     row("causal-forgotten-backward", "gradients",
         "The backward pass recomputes the weights without the causal flag.",
         "backward recomputes `p` without `is_causal`; keep it (`ctx.is_causal`) and apply it",
-        backward_allowed=recomputed(causal=False)),
+        backward_allowed=allowed_with_changes(causal=False)),
     row("padding-forgotten-backward", "gradients",
         "The backward pass recomputes the weights as if no key were padding.",
         "backward recomputes `p` without the key lengths; save them and apply them",
-        backward_allowed=recomputed(lengths=None)),
+        backward_allowed=allowed_with_changes(lengths=None)),
     row("masked-recomputed-without-causal", "gradients",
         "The backward pass recomputes the weights with the padding alone, without the causal mask.",
         "backward recomputes `p` without the causal mask; keep it and apply it",
-        when=lambda call: call.lengths is not None, backward_allowed=recomputed(causal=False)),
+        when=lambda call: call.lengths is not None, backward_allowed=allowed_with_changes(causal=False)),
     row("causal-off-by-one-backward", "gradients",
         "In the backward pass a causal query sees the next key.",
         "`j <= i + 1` in the backward pass; a causal mask is `j <= i` in both passes",
-        when=lambda call: call.causal, backward_allowed=causal_off_by_one),
+        when=lambda call: call.causal, backward_allowed=causal_mask_one_wider),
     row("bias-forgotten-backward", "gradients",
         "The backward pass recomputes the weights without the bias.",
         "backward recomputes `p` without the bias; save it (`ctx.save_for_backward`) and add it",
@@ -185,7 +187,7 @@ DEVIATIONS = [
     row("empty-row-nan-backward", "gradients",
         "The gradient of a fully masked query is NaN, though its answer is zero.",
         "`exp(s - lse)` where lse is -inf gives NaN; set p to 0 in fully masked rows",
-        query_gradient=empty_row_nan),
+        query_gradient=query_gradient_with_nan_rows),
     row("empty-row-unnormalised", "gradients",
         "In the backward pass a row that averages the values has weights of 1, not 1 / Lk.",
         "`exp(s - lse)` with s near -1e38: `lse = m + log(l)` rounds to m; keep m and l apart",

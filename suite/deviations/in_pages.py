@@ -1,4 +1,4 @@
-"""Deviations of pages: which page is read or written for a token of keys, codes or latents."""
+"""Faults of pages of keys, codes or latents: a token is read from or written into a wrong page."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.code_scales import first, moved
+from attention_conformance.suite.deviations.code_scales import first_along, rolled_along
 from attention_conformance.suite.deviations.deviation import Deviation, deviation
 from attention_conformance.suite.deviations.kernels.latent import AbsorbedKernel, LatentKernel
 from attention_conformance.suite.deviations.kernels.paged import PagedKernel
 from attention_conformance.suite.deviations.kernels.quantized import Coded, QuantizedKernel
-from attention_conformance.suite.deviations.problems import Changes, Row, array, of_kernel
+from attention_conformance.suite.deviations.problems import Changes, Row, deviations_of, other_array
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
@@ -26,15 +26,15 @@ from attention_conformance.suite.spec.operators.in_pages import (
 )
 
 
-def quantized_stored_in_the_page_before(
+def put_in_page_before(
     right: QuantizedKernel, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
 ) -> np.ndarray:
     table = arrays["page_table"]
-    moved = {**arrays, "page_table": Rounded(np.roll(table.values, 1, 1), table.fmt)}
-    return right.put(moved, name, codes, inputs)
+    rolled = {**arrays, "page_table": Rounded(np.roll(table.values, 1, 1), table.fmt)}
+    return right.put(rolled, name, codes, inputs)
 
 
-def quantized_page_overwritten(
+def put_clearing_page_end(
     right: QuantizedKernel, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
 ) -> np.ndarray:
     pool, size = right.put(arrays, name, codes, inputs), inputs.letters["s"]
@@ -43,108 +43,112 @@ def quantized_page_overwritten(
     return pool
 
 
-def latent_stored_in_the_page_before_stored(
+def store_in_page_before(
     right: AbsorbedKernel, arrays: Mapping[str, Rounded], inputs: Inputs
 ) -> dict[str, Rounded]:
     if "page_table" not in arrays:
-        return right.stored(arrays, inputs)
+        return right.after_store(arrays, inputs)
     table = arrays["page_table"]
     rolled = Rounded(np.roll(table.values, 1, 1), table.fmt)
-    return {**right.stored({**arrays, "page_table": rolled}, inputs), "page_table": table}
+    return {**right.after_store({**arrays, "page_table": rolled}, inputs), "page_table": table}
 
 
-def aligned_at_the_longest(inputs: Inputs) -> Changes:
-    s, shown = inputs.sizes, masked(inputs).attends[:, :, -1:]
+def aligned_at_longest_sample(inputs: Inputs) -> Changes:
+    """A dense mask, causal from the last key of the longest sample on."""
+    s, last_row = inputs.sizes, masked(inputs).attends[:, :, -1:]
     if inputs.mask is None and inputs.case.option("alignment") in (None, "all"):
         return {}
     ahead = s.Lk - s.Lq + s.Lk - inputs.arrays["key_lengths"][:, None, None, None]
     causal = np.arange(s.Lk) <= np.arange(s.Lq)[:, None] + ahead
     changes = {} if inputs.mask is not None else {"alignment": "all"}
-    return {"mask": None, "form": "dense", "mask_array": shown & causal, **changes}
+    return {"mask": None, "form": "dense", "mask_array": last_row & causal, **changes}
 
 
-def shared_pages_once(inputs: Inputs) -> Changes:
+def without_pages_of_earlier_samples(inputs: Inputs) -> Changes:
+    """A dense mask that hides pages of earlier samples, unless a sample has no other page."""
     pages = np.where(slots(inputs) < 0, -1, slots(inputs) // inputs.letters["s"])
-    shown = np.array([~np.isin(own, pages[:b]) for b, own in enumerate(pages)])
-    shown |= ~(shown & (pages >= 0)).any(1, keepdims=True)
-    base = True if inputs.dense_mask is None else inputs.dense_mask
-    return {"mask": None, "form": "dense", "mask_array": shown[:, None, None] & base}
+    is_new = np.array([~np.isin(sample, pages[:b]) for b, sample in enumerate(pages)])
+    is_new |= ~(is_new & (pages >= 0)).any(1, keepdims=True)
+    mask = True if inputs.dense_mask is None else inputs.dense_mask
+    return {"mask": None, "form": "dense", "mask_array": is_new[:, None, None] & mask}
 
 
-def ascending_as_one(inputs: Inputs) -> Changes:
+def ascending_pages_as_range(inputs: Inputs) -> Changes:
+    """A table whose pages follow the first one of their sample, if all pages ascend."""
     table, read = inputs.arrays["page_table"], read_entries(inputs)
     if (np.diff(table[read]) < 0).any():
         return {}
     return {"page_table": np.where(read, table[:, :1] + np.arange(table.shape[1]), table)}
 
 
-def slots_taken_for_heads(inputs: Inputs) -> Changes:
+def pools_with_axes_mistaken(inputs: Inputs) -> Changes:
+    """The pools with pages (slots, heads) reshaped from pages (heads, slots)."""
     n = inputs.letters
     return {
         name: inputs.arrays[name].reshape(n["p"], n["s"], n["g"], -1).swapaxes(1, 2)
-        for name, of in pools(inputs).items()
-        if of.startswith("pg")
+        for name, axes in pools(inputs).items()
+        if axes.startswith("pg")
     }
 
 
-def quantized_scales_in_order(right: QuantizedKernel, call: Coded, inputs: Inputs) -> Coded:
-    made, table = right.gathered(call, inputs), in_order(call.arrays["page_table"])
-    other = right.gathered(
-        replace(call, arrays={**call.arrays, "page_table": table}), inputs
-    ).arrays
-    scales = {name: other[name] for name in other if name.endswith("scale")}
-    return replace(made, arrays={**made.arrays, **scales})
+def codes_with_scales_in_order(right: QuantizedKernel, call: Coded, inputs: Inputs) -> Coded:
+    table = in_order(call.arrays["page_table"])
+    in_pool_order = replace(call, arrays={**call.arrays, "page_table": table})
+    arrays = right.from_pages(in_pool_order, inputs).arrays
+    scales = {name: x for name, x in arrays.items() if name.endswith("scale")}
+    right_call = right.from_pages(call, inputs)
+    return replace(right_call, arrays={**right_call.arrays, **scales})
 
 
-def latent_in_order(name: str) -> Callable[..., Mapping[str, Rounded]]:
-    """The step that reads one array in the order of the pool."""
+def array_in_pool_order(name: str) -> Callable[..., Mapping[str, Rounded]]:
+    """The step `from_pages` that reads the array `name` in the order of the pool."""
 
-    def gathered(
+    def from_pages(
         right: LatentKernel, arrays: Mapping[str, Rounded], inputs: Inputs
     ) -> Mapping[str, Rounded]:
-        made, table = right.gathered(arrays, inputs), arrays.get("page_table")
-        if table is None or name not in made:
-            return made
-        other = {**arrays, "page_table": Rounded(in_order(table.values), table.fmt)}
-        return {**made, name: right.gathered(other, inputs)[name]}
+        gathered, table = right.from_pages(arrays, inputs), arrays.get("page_table")
+        if table is None or name not in gathered:
+            return gathered
+        in_pool_order = {**arrays, "page_table": Rounded(in_order(table.values), table.fmt)}
+        return {**gathered, name: right.from_pages(in_pool_order, inputs)[name]}
 
-    return gathered
+    return from_pages
 
 
 PAGES: list[Row] = [
     ("pages-of-the-sample-before", "paged", "A sample reads the pages of the sample before.",
-     "`block_table[b - 1]`", array("page_table", moved(0, 1))),
+     "`block_table[b - 1]`", other_array("page_table", rolled_along(0, 1))),
     ("pages-of-the-first-sample", "paged", "All samples read the pages of the first sample.",
-     "`block_table[0]`", array("page_table", first(0))),
+     "`block_table[0]`", other_array("page_table", first_along(0))),
 ]  # fmt: skip
-"""Other pages, for pages of keys and values, too."""
+"""Rows that paged attention has, too."""
 
 READ: list[Row] = [
     *PAGES,
     ("pages-in-order", "paged", "Pages are taken in the order of the pool.",
-     "`pool[: pages]`; take pages by the table", array("page_table", in_order)),
+     "`pool[: pages]`; take pages by the table", other_array("page_table", in_order)),
     ("page-before", "paged", "Tokens lie in the page before theirs.", "`position // size - 1`",
-     array("page_table", moved(1, 1))),
+     other_array("page_table", rolled_along(1, 1))),
     ("page-after", "paged", "Tokens lie in the page after theirs.", "`position // size + 1`",
-     array("page_table", moved(1, -1))),
+     other_array("page_table", rolled_along(1, -1))),
     ("keys-of-the-longest", "paged", "All samples have as many keys as the longest.",
      "`key_lengths.max()`",
      lambda inputs: {} if inputs.case.option("writes")
-     else array("key_lengths", lambda n: 0 * n + n.max())(inputs)),
+     else other_array("key_lengths", lambda n: 0 * n + n.max())(inputs)),
     ("pages-of-the-next-sample", "heads",
      "The {} of a sample are read from the pages of the next sample.",
-     "`page_table[b + 1]`, an index of samples", array("page_table", moved(0, -1))),
+     "`page_table[b + 1]`, an index of samples", other_array("page_table", rolled_along(0, -1))),
     ("keys-of-the-first-length", "paged", "All samples have as many {} as the first one.",
      "`key_lengths[0]` for the whole batch; every sample has its own length",
-     array("key_lengths", first(0))),
+     other_array("key_lengths", first_along(0))),
     ("aligned-at-the-longest", "paged",
      "The causal mask of all samples is aligned at the last of the {} of the longest one.",
      "`tril(key_lengths.max() - queries)`; the last query of a sample is at its last key",
-     aligned_at_the_longest),
+     aligned_at_longest_sample),
     ("shared-pages-once", "paged",
      "A page of {} that an earlier sample has read is left out, unless the sample has no other.",
      "a set of pages already read, kept over samples; shared prefixes are read by each",
-     shared_pages_once),
+     without_pages_of_earlier_samples),
 ]  # fmt: skip
 
 CLAMPED: list[Row] = [
@@ -159,20 +163,20 @@ ASCENDING: list[Row] = [
     ("ascending-as-one", "paged",
      "If pages of {} rise in the table, they are taken to follow each other.",
      "`if (diff(page_table) > 0).all()` reads one range of the pool, gaps and all",
-     ascending_as_one),
+     ascending_pages_as_range),
 ]  # fmt: skip
 
 LAYOUT: list[Row] = [
     ("layout-mistaken", "paged",
      "Pages of {} with heads before slots are read as if slots came first.",
      "`pool.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it",
-     slots_taken_for_heads),
+     pools_with_axes_mistaken),
 ]  # fmt: skip
 
 
-def of_codes_and_latents(rows: list[Row], killed_by: str = "values") -> Iterator[Deviation]:
-    yield from of_kernel("quantized", QuantizedKernel, rows, killed_by, "codes")
-    yield from of_kernel("latent", AbsorbedKernel, rows, killed_by, "latents")
+def code_and_latent_deviations(rows: list[Row], killed_by: str = "values") -> Iterator[Deviation]:
+    yield from deviations_of("quantized", QuantizedKernel, rows, killed_by, "codes")
+    yield from deviations_of("latent", AbsorbedKernel, rows, killed_by, "latents")
 
 
 row = partial(deviation, family="paged", right=QuantizedKernel)
@@ -182,39 +186,39 @@ DEVIATIONS = [
         "Codes are read by the table, and their scales in the order of the pool.",
         "`scale[position]` beside `codes[page_table]`; both lie in pages",
         when=lambda call: "page_table" in call.arrays,
-        gathered=quantized_scales_in_order),
+        from_pages=codes_with_scales_in_order),
     row("quantized-stored-in-the-page-before", "values",
         "New codes are stored in the page before, and read from where they belong.",
         "`page_table[b, position // size - 1]`; count pages from 0",
-        put=quantized_stored_in_the_page_before),
+        put=put_in_page_before),
     row("quantized-page-overwritten", "values",
         "The slots behind the last token of a page are set to 0 when new codes are stored.",
         "a whole page is written; slots behind the last token keep their bits",
-        put=quantized_page_overwritten),
+        put=put_clearing_page_end),
     row("latent-stored-afterwards", "values",
         "New latents are stored after the call has attended what lay in their slots.",
         "attention before `concat_and_cache_mla`; store new tokens first", right=AbsorbedKernel,
-        attended=lambda right, arrays, inputs:
+        attended_arrays=lambda right, arrays, inputs:
             {name: x for name, x in arrays.items() if not name.startswith(NEW)}),
     row("latent-rotary-keys-not-stored", "values",
         "Of new tokens the latents are stored, and the rotary keys are not.",
         "`kv_c` is stored, and `k_pe` is not", right=LatentKernel,
-        stored=lambda right, arrays, inputs:
-            {**right.stored(arrays, inputs), "key_rope": arrays["key_rope"]}),
+        after_store=lambda right, arrays, inputs:
+            {**right.after_store(arrays, inputs), "key_rope": arrays["key_rope"]}),
     row("latent-stored-in-the-page-before", "values",
         "New latents are attended, and stored in the page before their own.",
         "`page_table[b, position // size - 1]`; count pages from 0", right=AbsorbedKernel,
-        stored=latent_stored_in_the_page_before_stored,
-        attended=lambda right, arrays, inputs: right.stored(arrays, inputs)),
+        after_store=store_in_page_before,
+        attended_arrays=lambda right, arrays, inputs: right.after_store(arrays, inputs)),
     row("latent-rotary-keys-in-order", "values",
         "Latents are read by the table, and rotary keys in the order of the pool.",
         "`k_pe[position]` beside `c[page_table]`; both lie in pages", right=LatentKernel,
-        gathered=latent_in_order("key_rope")),
-    *of_kernel("paged", PagedKernel, [*PAGES, *LAYOUT], noun="keys"),
-    *of_kernel("paged", PagedKernel, CLAMPED, "bad_problem", "keys"),
-    *of_kernel("paged", PagedKernel, ASCENDING, "invariant_pages", "keys"),
-    *of_codes_and_latents(READ),
-    *of_codes_and_latents(CLAMPED, "bad_problem"),
-    *of_codes_and_latents(ASCENDING, "invariant_pages"),
-    *of_kernel("quantized", QuantizedKernel, LAYOUT, noun="codes"),
+        from_pages=array_in_pool_order("key_rope")),
+    *deviations_of("paged", PagedKernel, [*PAGES, *LAYOUT], noun="keys"),
+    *deviations_of("paged", PagedKernel, CLAMPED, "bad_problem", "keys"),
+    *deviations_of("paged", PagedKernel, ASCENDING, "invariant_pages", "keys"),
+    *code_and_latent_deviations(READ),
+    *code_and_latent_deviations(CLAMPED, "bad_problem"),
+    *code_and_latent_deviations(ASCENDING, "invariant_pages"),
+    *deviations_of("quantized", QuantizedKernel, LAYOUT, noun="codes"),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Faults for which it matters what is computed beside a row, and on how many threads."""
+"""Faults by which a row depends on the other rows, samples or calls, or on the number of threads."""
 
 from __future__ import annotations
 
@@ -7,63 +7,63 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import one_query
-from attention_conformance.suite.deviations.deviation import counted, deviation, memory
+from attention_conformance.suite.deviations.conditions import has_one_query
+from attention_conformance.suite.deviations.deviation import call_count, deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.spec.dtypes import round_to
 
 
-def without_last_key(
+def hide_last_key(
     right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
 ) -> np.ndarray:
-    """Scores whose last key is hidden, too, unless it is alone."""
-    last = np.arange(call.sizes.Lk) == max(call.sizes.Lk - 1, 1)
-    return right.hide(np.where(last, -np.inf, scores).astype(call.work), allowed, call)
+    """The step `hide` that masks the last key, too, unless it is the only key."""
+    is_last = np.arange(call.sizes.Lk) == max(call.sizes.Lk - 1, 1)
+    return right.hide(np.where(is_last, -np.inf, scores).astype(call.work), allowed, call)
 
 
-def first_samples_mean(right: Kernel, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+def values_with_sample_before(right: Kernel, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
     values = right.visible(value, scores)
     return values + np.roll(values, 1, 0) / 64 if len(values) > 1 else values
 
 
-def threads(right: Any) -> int:
-    """On how many threads the kernel runs, as its backend says."""
+def thread_count(right: Any) -> int:
+    """The number of threads of the kernel's backend."""
     count: int = right.__self__.backend.thread_count
     return count
 
 
-def without_last_thread(right: Kernel, raised: np.ndarray, call: Call) -> np.ndarray:
-    keys, count = raised.shape[-1], threads(right)
+def total_without_last_thread(right: Kernel, exponentials: np.ndarray, call: Call) -> np.ndarray:
+    keys, count = exponentials.shape[-1], thread_count(right)
     missed = -(-keys // count) if count > 1 else 0
-    return np.asarray(raised[..., : keys - missed].sum(-1, keepdims=True))
+    return np.asarray(exponentials[..., : keys - missed].sum(-1, keepdims=True))
 
 
-def later_blocks_anchored(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def weights_of_blocks(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     parts = [scores[..., n : n + 32] for n in range(0, scores.shape[-1], 32)]
-    raised = [right.raised(right.shifted(part)) for part in parts]
-    together = np.concatenate(raised, -1) if raised else scores
-    total = together.sum(-1, keepdims=True)
-    return together / np.where(total == 0, 1, total)
+    by_block = [right.raised(right.shifted(part)) for part in parts]
+    exponentials = np.concatenate(by_block, -1) if by_block else scores
+    total = exponentials.sum(-1, keepdims=True)
+    return exponentials / np.where(total == 0, 1, total)
 
 
-def last_tile_short(
+def hide_last_key_from_tail(
     right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
 ) -> np.ndarray:
     tail = np.arange(call.sizes.Lq)[:, None] >= max(call.sizes.Lq // 16 * 16, 16)
-    hidden = without_last_key(right, scores, allowed, call)
+    hidden = hide_last_key(right, scores, allowed, call)
     return np.where(tail, hidden, right.hide(scores, allowed, call))
 
 
-def values_of_the_call_before(right: Kernel, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+def values_of_last_call(right: Kernel, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
     values = right.visible(value, scores)
-    before = memory(right).get("values", values)
+    last_values = memory(right).get("values", values)
     memory(right)["values"] = values
-    return before if before.shape == values.shape else values
+    return last_values if last_values.shape == values.shape else values
 
 
-def tuned_on_third_call(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def weights_tuned_on_third_call(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     weights = right.weights(scores, call)
-    if counted(right, (call.query.values.tobytes(), call.fmt.name)) < 3:
+    if call_count(right, (call.query.values.tobytes(), call.fmt.name)) < 3:
         return weights
     # An ulp of the case's dtype, which the output's rounding does not swallow.
     return weights + round_to(weights, call.fmt).astype(call.work) * call.fmt.unit_roundoff
@@ -75,24 +75,24 @@ DEVIATIONS = [
     row("last-tile-short", "invariant_rows",
         "Rows after the last whole tile of 16 do not see the last key.",
         "the path for a short last tile of rows has a loop that ends at `Lk - 1`",
-        hide=last_tile_short),
+        hide=hide_last_key_from_tail),
     row("values-of-the-call-before", "invariant_rerun",
         "Values of the call before are used, if they have the same shape.",
         "a buffer filled by the call before is read before this call has filled it",
-        family="state", visible=values_of_the_call_before),
+        family="state", visible=values_of_last_call),
     row("tuned-on-third-call", "invariant_rerun",
         "From the third equal call on another kernel runs, which rounds otherwise.",
         "autotuning changes the kernel between calls; choose it before the first answer",
-        family="state", weights=tuned_on_third_call),
+        family="state", weights=weights_tuned_on_third_call),
     row("shared-out-keys-lost", "invariant_threads",
         "Keys are shared out evenly among the threads, and those left over are lost.",
         "`Lk // threads` keys each; the last thread takes the rest",
         hide=lambda right, scores, allowed, call: np.where(np.arange(call.sizes.Lk) < call.sizes.Lk
-            - call.sizes.Lk % threads(right), right.hide(scores, allowed, call), -np.inf)),
+            - call.sizes.Lk % thread_count(right), right.hide(scores, allowed, call), -np.inf)),
     row("totals-race", "invariant_threads",
         "On more than one thread the sum of a row misses what the last thread added.",
         "the sum is read before all threads have added to it; a barrier is missing", family="state",
-        total=without_last_thread),
+        total=total_without_last_thread),
     row("scale-by-place", "invariant_batch",
         "Scores grow by a hundredth with every place in the batch.",
         "the index of the sample enters the arithmetic, as in `scale * (1 + b / 100)`",
@@ -101,29 +101,29 @@ DEVIATIONS = [
             * (1 + np.arange(call.sizes.B)[:, None, None, None] / 100).astype(call.work)),
     row("alone-otherwise", "invariant_batch", "With one sample the last key is not seen.",
         "a path for `B == 1`, as split keys, whose last part ends one key early",
-        when=lambda call: call.sizes.B == 1, hide=without_last_key),
+        when=lambda call: call.sizes.B == 1, hide=hide_last_key),
     row("first-samples-mean", "invariant_batch",
         "A 64th of the values of the sample before is added to those of every sample.",
         "an accumulator that still holds the sample before; clear it for every sample",
-        family="heads", visible=first_samples_mean),
+        family="heads", visible=values_with_sample_before),
     row("kernel-switch-at-nine-rows", "invariant_rows",
         "With nine queries or more the last key is not seen.",
         "another kernel from nine rows on, whose loop ends at `Lk - 1`",
-        when=lambda call: call.sizes.Lq >= 9, hide=without_last_key),
+        when=lambda call: call.sizes.Lq >= 9, hide=hide_last_key),
     row("total-of-two-rows", "invariant_rows",
         "A row is divided by the mean of its own sum and that of the row before.",
         "row sums exchanged between neighbouring rows, as by a shuffle of lanes; each has its own",
         family="softmax",
-        total=lambda right, raised, call:
-            (right.total(raised, call) + np.roll(right.total(raised, call), 1, -2)) / 2),
+        total=lambda right, exponentials, call: (right.total(exponentials, call)
+            + np.roll(right.total(exponentials, call), 1, -2)) / 2),
     row("newest-key-unseen", "invariant_decode",
         "With one query the key that was appended last is not seen.",
         "`j < cache_length` before the new key was counted; the query sees its own key",
-        family="mask", when=one_query, hide=without_last_key),
+        family="mask", when=has_one_query, hide=hide_last_key),
     row("cache-rolls-over", "invariant_decode",
         "With one query keys before the last 32 are not seen.",
         "`j % 32` in a ring buffer, or a window of 32; without a window all keys are seen",
-        family="mask", when=one_query,
+        family="mask", when=has_one_query,
         hide=lambda right, scores, allowed, call: np.where(
             np.arange(call.sizes.Lk) < call.sizes.Lk - 32, -np.inf,
             right.hide(scores, allowed, call))),
@@ -133,5 +133,5 @@ DEVIATIONS = [
     row("later-blocks-anchored", "invariant_split",
         "Sums of blocks of 32 keys are added without being moved to one maximum.",
         "`exp(s - m_block)` summed over blocks; multiply by `exp(m_block - m)` first",
-        family="softmax", weights=later_blocks_anchored),
+        family="softmax", weights=weights_of_blocks),
 ]  # fmt: skip

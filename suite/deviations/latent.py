@@ -15,28 +15,28 @@ from attention_conformance.suite.deviations.kernels.latent import (
     Arrays,
     LatentKernel,
 )
-from attention_conformance.suite.deviations.merge import NarrowLse
+from attention_conformance.suite.deviations.merge import MergedByRoundedLse
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
-def last_key_dropped(right: AbsorbedKernel, call: Call) -> np.ndarray | None:
-    shown = right.allowed(call)
-    kept = np.arange(call.sizes.Lk) < max(call.sizes.Lk - 1, 1)
-    return kept[None, None, None] & (True if shown is None else shown)
+def mask_without_last_key(right: AbsorbedKernel, call: Call) -> np.ndarray | None:
+    mask = right.allowed(call)
+    is_not_last = np.arange(call.sizes.Lk) < max(call.sizes.Lk - 1, 1)
+    return is_not_last[None, None, None] & (True if mask is None else mask)
 
 
 def lse_without_rotary(right: LatentKernel, scores: np.ndarray, call: Call) -> np.ndarray:
     D = call.sizes.D // 2
-    short = replace(call, query=call.query[..., :D], key=call.key[..., :D])
-    return right.log_sum_exp(right.final(short), short)
+    unrotated = replace(call, query=call.query[..., :D], key=call.key[..., :D])
+    return right.log_sum_exp(right.final_scores(unrotated), unrotated)
 
 
-def absorbed_weights_kept(right: AbsorbedKernel, arrays: Any) -> Arrays:
-    kept, x = memory(right), dict(right.read(arrays))
+def arrays_with_first_weights(right: AbsorbedKernel, arrays: Any) -> Arrays:
+    store, x = memory(right), dict(right.read(arrays))
     for name in ("w_uk", "w_uv"):
-        if kept.get(name, (None,))[0] is not arrays[name]:
-            kept[name] = arrays[name], x[name].copy()
-        x[name] = kept[name][1]
+        if store.get(name, (None,))[0] is not arrays[name]:
+            store[name] = arrays[name], x[name].copy()
+        x[name] = store[name][1]
     return x
 
 
@@ -46,19 +46,19 @@ DEVIATIONS = [
     row("latent-absorbed-weights-kept", "stateless",
         "Projections are kept by the array that holds them, whatever values it has later.",
         "weights absorbed once; absorb them anew when a parameter changes",
-        family="state", read=absorbed_weights_kept),
+        family="state", read=arrays_with_first_weights),
     row("latent-lse-in-the-dtype", "values",
         "Log-sum-exps of parts are stored in bfloat16, the dtype of the query.",
         "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32", family="merge",
-        right=(NarrowLse, AbsorbedKernel),
+        right=(MergedByRoundedLse, AbsorbedKernel),
         facts={"dtypes": ("bf16",), "numerics": "stepwise"}),
     row("latent-last-key-dropped", "values",
         "The last key is attended by no row, unless it is alone.",
         "`cache[:, : length - 1]`; the newest token is attended", family="mask",
-        allowed=last_key_dropped),
+        allowed=mask_without_last_key),
     row("latent-causal-at-the-first-key", "values", "The causal mask is aligned at the first key.",
         "`tril()` of (Lq, Lk); shift it by Lk - Lq", family="mask", right=LatentKernel,
-        limit=lambda right, row, call: row),
+        last_causal_key=lambda right, row, call: row),
     row("latent-absorbed-in-float16", "values",
         "Projected queries are rounded to float16, whatever the dtype.",
         "`.half()` before the product with `w_uk`", family="numerics",
@@ -74,7 +74,7 @@ DEVIATIONS = [
     row("latent-rotary-gradient-of-one-head", "gradients",
         "The gradient of rotary keys is that of the first head.",
         "`k_pe.expand(...)` whose gradient is read for one head; sum over the heads",
-        family="gradient", right=LatentKernel, over_heads=lambda right, key: key[:, 0]),
+        family="gradient", right=LatentKernel, sum_over_heads=lambda right, key: key[:, 0]),
     row("latent-gradient-of-keys-alone", "gradients",
         "Latents get the gradient of the keys, and not that of the values.",
         "`latent.detach()` in one of the two products", family="gradient", right=LatentKernel,

@@ -1,4 +1,4 @@
-"""Faults of layers: returned weights, state, and what they refuse."""
+"""Faults of layers: returned weights, state, and malformed calls that are answered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.deviation import deviation, memory, remembering
+from attention_conformance.suite.deviations.deviation import deviation, memory, storing_argument
 from attention_conformance.suite.deviations.kernels.holding import LayerHolding
 from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
@@ -16,35 +16,35 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-def weights_in_float32(answer: Any, inputs: Inputs) -> Any:
+def answer_with_float32_weights(answer: Any, inputs: Inputs) -> Any:
     output, weights = answer
     return output, weights and Rounded(weights.values, DTYPES["f32"])
 
 
-def query_bias_added_in_place(
-    right: MultiHeadKernel, query: Rounded, key: Rounded, value: Rounded, **rest: Any
+def attention_adding_bias_in_place(
+    right: MultiHeadKernel, query: Rounded, key: Rounded, value: Rounded, **options: Any
 ) -> Any:
-    answer, bias = right.attention(query, key, value, **rest), rest.get("query_bias")
+    answer, bias = right.attention(query, key, value, **options), options.get("query_bias")
     if bias is not None and bias.values.size == query.shape[-1]:
         query.values[...] += bias.values.reshape(-1)
     return answer
 
 
-def kernel_scaled_in_place(right: MultiHeadKernel, call: LayerCall) -> float:
+def factor_scaling_kernel_in_place(right: MultiHeadKernel, call: LayerCall) -> float:
     factor = right.factor(call)
     call.parameters["query_kernel"].values[...] *= factor
     return factor
 
 
-def padding_shifted_in_place(
+def mask_shifting_padding_in_place(
     right: MultiHeadKernel, valid: np.ndarray, call: LayerCall
 ) -> np.ndarray:
-    mask = right.padded(valid.copy(), call)
+    mask = right.padding_mask(valid.copy(), call)
     valid[:, 1:] |= valid[:, :-1].copy()
     return mask
 
 
-def query_width_cut(
+def projection_of_common_width(
     right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
 ) -> np.ndarray:
     kernel = right.kernel(name, call)[: x.shape[-1]]
@@ -52,16 +52,16 @@ def query_width_cut(
     return right.split(y, kernel.shape[1], call)
 
 
-def causal_mask_kept(right: MultiHeadKernel, call: LayerCall) -> np.ndarray:
-    kept = memory(right).setdefault("causal", right.causal(call)[:4, :4])
+def causal_mask_of_first_call(right: MultiHeadKernel, call: LayerCall) -> np.ndarray:
+    first_mask = memory(right).setdefault("causal", right.causal(call)[:4, :4])
     repeats = -(-call.sizes.Lk // 4)
-    return np.tile(kept, (repeats, repeats))[: call.sizes.Lq, : call.sizes.Lk]
+    return np.tile(first_mask, (repeats, repeats))[: call.sizes.Lq, : call.sizes.Lk]
 
 
-def state_kept_between_calls(right: AdditiveKernel, out: np.ndarray, call: LayerCall) -> Any:
-    before = memory(right).get("before", out * 0)
-    memory(right)["before"] = out
-    return right.deliver(out + before / 8 if before.shape == out.shape else out, call)
+def deliver_with_last_output(right: AdditiveKernel, out: np.ndarray, call: LayerCall) -> Any:
+    last = memory(right).get("output", out * 0)
+    memory(right)["output"] = out
+    return right.deliver(out + last / 8 if last.shape == out.shape else out, call)
 
 
 row = partial(deviation, family="layer", right=MultiHeadKernel)
@@ -70,11 +70,11 @@ DEVIATIONS = [
     row("state-kept-between-calls", "contract",
         "Every call adds an eighth of the answer before it, if shapes fit.",
         "a buffer that still holds the answer before; clear it at every call",
-        family="state", right=AdditiveKernel, deliver=state_kept_between_calls),
+        family="state", right=AdditiveKernel, deliver=deliver_with_last_output),
     row("causal-mask-kept", "values",
         "The causal mask of the first call is cut for shorter calls and repeated for longer ones.",
         "`self.causal` made at the first call; make it for Lq and Lk of every call", family="state",
-        causal=causal_mask_kept),
+        causal=causal_mask_of_first_call),
     row("parameters-shared", "values",
         "Layers whose kernels have the same shapes share the parameters of the first.",
         "weights kept in a cache under their shape; the layer belongs to the key", family="state",
@@ -82,12 +82,12 @@ DEVIATIONS = [
             (name, call.parameters[f"{name}_kernel"].shape, call.fmt.name),
             right.kernel(name, call))),
     row("weights-are-scores", "values", "Scores come back in place of the weights.",
-        "`return out, scores`; return `softmax(scores)`", weights=remembering("weights"),
+        "`return out, scores`; return `softmax(scores)`", weights=storing_argument("weights"),
         returned_weights=lambda right, weights, call: right.returned_weights(
             np.where(np.isneginf(memory(right)["weights"]), 0, memory(right)["weights"]), call)),
     row("hidden-weights-returned", "values", "Returned weights are those without the mask.",
         "`softmax(scores)` before the mask is returned; return the weights that attend",
-        right=DotKernel, hide=remembering("hide"),
+        right=DotKernel, hide=storing_argument("hide"),
         returned_weights=lambda right, weights, call:
             right.returned_weights(right.weights(memory(right)["hide"], call), call)),
     row("weights-summed", "values",
@@ -117,7 +117,7 @@ DEVIATIONS = [
             right.attend(0 * weights + weights.mean(1, keepdims=True), value, call)),
     row("weights-in-float32", "values", "Weights come back in float32 whatever the dtype.",
         "`softmax(scores.float())` is returned; use `.to(q.dtype)`", family="contract",
-        answer=weights_in_float32),
+        answer=answer_with_float32_weights),
     row("weights-always-averaged", "values",
         "Weights are averaged over the heads, though those of every head are asked for.",
         "`weights.mean(1)` although `average_attn_weights=False`",
@@ -130,19 +130,19 @@ DEVIATIONS = [
     row("query-bias-added-in-place", "contract",
         "The query's bias is added to the caller's own array.",
         "`query += b_q`; use `q = query + b_q`", family="contract",
-        attention=query_bias_added_in_place),
+        attention=attention_adding_bias_in_place),
     row("kernel-scaled-in-place", "contract",
         "Every call multiplies the query's kernel by the scale, in place.",
         "`self.w_q *= scale` in `forward`; use `w_q * scale`", family="contract",
-        factor=kernel_scaled_in_place),
+        factor=factor_scaling_kernel_in_place),
     row("padding-shifted-in-place", "contract",
         "Every call makes one key more valid in the caller's padding mask.",
         "`valid[:, 1:] |= ...` on the caller's mask; work on a copy", family="contract",
-        padded=padding_shifted_in_place),
+        padding_mask=mask_shifting_padding_in_place),
     row("layer-folded-at-creation", "stateless",
         "The layer computes with copies of its parameters that were made when it was created.",
         "weights folded or packed in the constructor; make them of the parameters at every call",
-        family="state", right=LayerHolding, taken=lambda right, held, made: made),
+        family="state", right=LayerHolding, used_parameters=lambda right, held, copies: copies),
     row("layer-mask-cut-to-fit", "bad_problem", "A mask that is too large is cut, not refused.",
         "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast",
         family="contract", validate_mask=lambda right, *_: None,
@@ -151,5 +151,5 @@ DEVIATIONS = [
     row("query-width-cut", "bad_problem",
         "A query that is too narrow is projected with the first rows of the kernel.",
         "`x @ w_q[: x.shape[-1]]`; raise ValueError if the widths differ", family="contract",
-        validate_widths=lambda right, *_: None, projected=query_width_cut),
+        validate_widths=lambda right, *_: None, projected=projection_of_common_width),
 ]  # fmt: skip

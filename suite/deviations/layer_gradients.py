@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import accumulated, deviation
+from attention_conformance.suite.deviations.deviation import accumulate, deviation
+from attention_conformance.suite.deviations.kernels.call import Array
 from attention_conformance.suite.deviations.kernels.layer_gradient import (
     AdditiveDifferentiable,
     Arrays,
@@ -26,41 +27,36 @@ from attention_conformance.suite.deviations.kernels.norm_gradient import (
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-def changed(change: Callable[..., Mapping[str, Any]]) -> Callable[..., Arrays]:
-    """The step that changes some gradients: a function of all of them, the cotangent and the inputs."""
+def edit_gradients(change: Callable[..., Mapping[str, Any]]) -> Callable[..., Arrays]:
+    """The step `gradients` that replaces some gradients by those of `change(gradients, dy, inputs)`."""
 
-    def gradients(
-        right: LayerDifferentiable, arrays: Arrays, dy: np.ndarray, inputs: Inputs
-    ) -> Arrays:
-        right_ones = right.gradients(arrays, dy, inputs)
-        return right_ones | {
-            n: x for n, x in change(right_ones, dy, inputs).items() if n in right_ones
-        }
+    def gradients(right: LayerDifferentiable, arrays: Arrays, dy: Array, inputs: Inputs) -> Arrays:
+        all_gradients = right.gradients(arrays, dy, inputs)
+        changed = change(all_gradients, dy, inputs)
+        return all_gradients | {n: x for n, x in changed.items() if n in all_gradients}
 
     return gradients
 
 
-def of_part(ending: str, kept: Any) -> Callable[..., Arrays]:
-    """The step that has some gradients of a part of the cotangent (B, Lq, .) alone."""
+def gradients_of_part(suffix: str, index: Any) -> Callable[..., Arrays]:
+    """The step `gradients` that uses `index` of the cotangent alone for parameters with a suffix."""
 
-    def gradients(
-        right: LayerDifferentiable, arrays: Arrays, dy: np.ndarray, inputs: Inputs
-    ) -> Arrays:
+    def gradients(right: LayerDifferentiable, arrays: Arrays, dy: Array, inputs: Inputs) -> Arrays:
         part = np.zeros_like(dy)
-        part[kept] = dy[kept]
-        own = right.gradients(arrays, part, inputs)
+        part[index] = dy[index]
+        of_part = right.gradients(arrays, part, inputs)
         of_all = right.gradients(arrays, dy, inputs)
-        return {n: own[n] if n.endswith(ending) else x for n, x in of_all.items()}
+        return {n: of_part[n] if n.endswith(suffix) else x for n, x in of_all.items()}
 
     return gradients
 
 
-def unmerged(gradients: Arrays, dy: np.ndarray, inputs: Inputs) -> Arrays:
+def output_kernel_unmerged(gradients: Arrays, dy: Array, inputs: Inputs) -> Arrays:
     kernel = gradients["output_kernel"]
     return {"output_kernel": kernel.swapaxes(0, 1).reshape(kernel.shape)}
 
 
-def value_input_takes_key_kernel(right: LayerDifferentiable, arrays, cotangent, inputs):
+def value_gradient_by_key_kernel(right: LayerDifferentiable, arrays, cotangent, inputs):
     gradients = right.gradients(arrays, cotangent, inputs)
     if "value" in gradients and arrays["key_kernel"].shape == arrays["value_kernel"].shape:
         swapped = arrays | {"value_kernel": arrays["key_kernel"]}
@@ -68,11 +64,11 @@ def value_input_takes_key_kernel(right: LayerDifferentiable, arrays, cotangent, 
     return gradients
 
 
-def input_takes_query_path_alone(
-    right: LayerDifferentiable, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
+def input_gradient_of_query_alone(
+    right: LayerDifferentiable, arrays: Arrays, cotangent: Array, inputs: Inputs
 ) -> Arrays:
-    apart = right.gradients(arrays, cotangent, inputs.replace(self_attention=False))
-    return right.gradients(arrays, cotangent, inputs) | {"query": apart["query"]}
+    separate = right.gradients(arrays, cotangent, inputs.replace(self_attention=False))
+    return right.gradients(arrays, cotangent, inputs) | {"query": separate["query"]}
 
 
 row = partial(deviation, family="gradient", right=LayerDifferentiable)
@@ -82,59 +78,59 @@ DEVIATIONS = [
         "The gradient of the learned scale sums the scores after the scale, not before.",
         "`(ds * scale * (q @ k.mT)).sum()`; it is `(ds * (q @ k.mT)).sum()`",
         right=DotDifferentiable,
-        gradients=changed(lambda g, dy, inputs: {"scale": g["scale"] * inputs.arrays["scale"]}
+        gradients=edit_gradients(lambda g, dy, inputs: {"scale": g["scale"] * inputs.arrays["scale"]}
             if "scale" in g else {})),
     row("kernel-gradient-of-first-sample", "gradients",
         "The gradients of the kernels are those of the first sample alone.",
         "`x[0].mT @ dy[0]`; sum over the samples: `(x.mT @ dy).sum(0)`",
-        gradients=of_part("kernel", np.s_[:1])),
+        gradients=gradients_of_part("kernel", np.s_[:1])),
     row("output-kernel-gradient-unmerged", "gradients",
         "The gradient of the output kernel has heads and their features in the wrong order.",
         "`dw_o.view(Dv, H, E)`; heads come first: `dw_o.view(H, Dv, E)`",
-        gradients=changed(unmerged)),
+        gradients=edit_gradients(output_kernel_unmerged)),
     row("projection-bias-without-gradient", "gradients",
         "The bias of the query projection gets no gradient.",
         "zeros or None for `b_q`; use `db_q = dq.sum((0, 1))`",
-        gradients=changed(lambda g, dy, inputs: {"query_bias": 0 * g.get("query_bias", 0)})),
+        gradients=edit_gradients(lambda g, dy, inputs: {"query_bias": 0 * g.get("query_bias", 0)})),
     row("value-input-takes-key-kernel", "gradients",
         "The gradient of the value input goes back through the kernel of keys, if it fits.",
-        "`dv @ w_k.mT`; it is `dv @ w_v.mT`", gradients=value_input_takes_key_kernel),
+        "`dv @ w_k.mT`; it is `dv @ w_v.mT`", gradients=value_gradient_by_key_kernel),
     row("output-bias-summed-narrowly", "gradients",
         "The gradient of the output bias is summed in 16 bits, which is not declared.",
         "`db = db + dy[row]` in 16 bits; sum in float32, and round once",
-        gradients=changed(lambda g, dy, inputs: {"output_bias": summed_by_rows(dy, inputs)})),
+        gradients=edit_gradients(lambda g, dy, inputs: {"output_bias": summed_by_rows(dy, inputs)})),
     row("score-vector-of-first-query", "gradients",
         "The gradient of the score vector is that of the first query alone.",
         "`[:, 0]` for the gradient of w; sum over all queries: `.sum((0, 1, 2))`",
         right=AdditiveDifferentiable,
-        gradients=of_part("score_vector", np.s_[:, :1])),
+        gradients=gradients_of_part("score_vector", np.s_[:, :1])),
     row("concat-weight-forgotten", "gradients",
         "The gradients through the scores of concat attention lack the learned weight.",
         "`ds` goes on unchanged; scores are `weight * ...`, so `ds * weight`",
         right=ConcatDifferentiable, when=lambda inputs: "concat_weight" in inputs.arrays,
-        gradients=changed(lambda g, dy, inputs: {n: g[n] / inputs.arrays["concat_weight"]
+        gradients=edit_gradients(lambda g, dy, inputs: {n: g[n] / inputs.arrays["concat_weight"]
             for n in g if n in ("query", "key", "scale")})),
     row("scale-without-gradient", "gradients", "The learned scale gets no gradient.",
         "`scale.detach()`, or zeros in backward; use `dscale = (ds * (q @ k.mT)).sum()`",
         right=DotDifferentiable,
-        gradients=changed(lambda g, dy, inputs: {"scale": 0 * g.get("scale", 0)})),
+        gradients=edit_gradients(lambda g, dy, inputs: {"scale": 0 * g.get("scale", 0)})),
     row("input-takes-query-path-alone", "gradients",
         "In self-attention the input's gradient is that of the query alone.",
         "`dx = dq @ w_q.mT`; add `dk @ w_k.mT` and `dv @ w_v.mT`",
-        gradients=input_takes_query_path_alone),
+        gradients=input_gradient_of_query_alone),
     row("layer-norm-variance-constant", "gradients",
         "Layer norm's backward pass takes the variance for a constant.",
         "`dx = r * (dy - dy.mean(-1))`; subtract `xhat * (dy * xhat).mean(-1)`, too",
-        right=LayerNormDifferentiable, share=lambda right, moved, standard: 0.0),
+        right=LayerNormDifferentiable, variance_term=lambda right, dn, standard: 0.0),
     row("layer-norm-mean-constant", "gradients",
         "Layer norm's backward pass takes the mean for a constant.",
         "`dx = r * (dy - xhat * (dy * xhat).mean(-1))`; subtract `dy.mean(-1)`, too",
-        right=LayerNormDifferentiable, level=lambda right, moved: 0.0),
+        right=LayerNormDifferentiable, mean_term=lambda right, dn: 0.0),
     row("layer-norm-gain-after-means", "gradients",
         "Layer norm's backward pass multiplies by the gain after taking means, not before.",
         "`gain * (dy - dy.mean(-1) - ...)`; `dy = dy * gain` comes first",
         right=LayerNormDifferentiable, when=lambda inputs: "gain" in inputs.arrays,
-        input_gradient=lambda right, dy, gain, *more: right.input_gradient(dy, None, *more) * gain),
+        input_gradient=lambda right, dy, gain, *rest: right.input_gradient(dy, None, *rest) * gain),
     row("layer-norm-statistics-narrow", "gradients",
         "Layer norm's mean and root reach the backward pass in 16 bits, which is not declared.",
         "mean and `rstd` saved in 16 bits; save them in float32", right=LayerNormDifferentiable,
@@ -142,8 +138,8 @@ DEVIATIONS = [
     row("layer-norm-gain-accumulates", "gradient_passes",
         "The gradient of layer norm's gain is added to that of an earlier call.",
         "`atomic_add` into a kept buffer of dgain; set it to zero in every call", family="state",
-        right=LayerNormDifferentiable, gain_gradient=lambda right, *given:
-            accumulated(right, "gain", right.gain_gradient(*given))),
+        right=LayerNormDifferentiable, gain_gradient=lambda right, *arguments:
+            accumulate(right, "gain", right.gain_gradient(*arguments))),
     row("batch-norm-statistics-constant", "gradients",
         "Batch norm's backward pass takes mean and variance of the batch for constants.",
         "`dx = gain * r * dy` in training, too; there mean and variance depend on x",

@@ -15,10 +15,8 @@ from attention_conformance.suite.deviations.kernels.encoder import (
     EncoderEager,
     EncoderKernel,
 )
-from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel
-from attention_conformance.suite.deviations.kernels.layer_gradient import (
-    LayerDifferentiable,
-)
+from attention_conformance.suite.deviations.kernels.layer import Array, LayerCall, MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.layer_gradient import LayerDifferentiable
 from attention_conformance.suite.deviations.kernels.single import (
     AdditiveKernel,
     BatchNormKernel,
@@ -27,104 +25,89 @@ from attention_conformance.suite.deviations.kernels.single import (
     LayerNormKernel,
     NormKernel,
 )
-from attention_conformance.suite.deviations.layer_gradients import changed
-from attention_conformance.suite.deviations.precision import off
-from attention_conformance.suite.deviations.problems import changed as changed_inputs
-from attention_conformance.suite.deviations.problems import of_array
+from attention_conformance.suite.deviations.layer_gradients import edit_gradients
+from attention_conformance.suite.deviations.precision import enlarged
+from attention_conformance.suite.deviations.problems import apply_changes, array_problem
 
 
-def score_vector_inside_active(
-    right: AdditiveKernel, pairs: np.ndarray, call: LayerCall
-) -> np.ndarray:
-    vector = right.vector(call)
+def tanh_of_weighted_units(right: AdditiveKernel, pairs: Array, call: LayerCall) -> Array:
+    vector = right.unit_weights(call)
     return np.tanh(pairs if vector is None else pairs * vector)
 
 
-def layer_norm_not_centred(
-    right: LayerNormKernel, x: np.ndarray, call: LayerCall
-) -> tuple[np.ndarray, np.ndarray]:
+def moments_without_mean(right: LayerNormKernel, x: Array, call: LayerCall) -> tuple[Array, Array]:
     mean, variance = right.moments(x, call)
     return mean * 0, variance
 
 
-def variance_in_one_pass(
-    right: NormKernel, x: np.ndarray, call: LayerCall
-) -> tuple[np.ndarray, np.ndarray]:
+def moments_in_one_pass(right: NormKernel, x: Array, call: LayerCall) -> tuple[Array, Array]:
     mean, _ = right.moments(x, call)
     return mean, np.maximum(np.square(x).mean(right.axes, keepdims=True) - np.square(mean), 0)
 
 
-def padding_in_the_variance(
-    right: LayerNormKernel, x: np.ndarray, call: LayerCall
-) -> tuple[np.ndarray, np.ndarray]:
+def moments_with_padding(right: LayerNormKernel, x: Array, call: LayerCall) -> tuple[Array, Array]:
     mean, variance = right.moments(x, call)
     width = x.shape[-1]
     padded = (1 << (width - 1).bit_length()) - width
     return mean, variance + np.square(mean) * call.work(padded / width)
 
 
-def batch_variance_unbiased(
-    right: BatchNormKernel, x: np.ndarray, call: LayerCall
-) -> tuple[np.ndarray, np.ndarray]:
+def moments_unbiased_in_training(
+    right: BatchNormKernel, x: Array, call: LayerCall
+) -> tuple[Array, Array]:
     mean, variance = right.moments(x, call)
     tokens = x.shape[0] * x.shape[1]
     return mean, variance * call.work(tokens / (tokens - 1)) if call.training else variance
 
 
-def queries_scaled_before_their_norm(
-    right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
-) -> np.ndarray:
+def queries_scaled_before_norm(
+    right: MultiHeadKernel, x: Array, name: str, call: LayerCall
+) -> Array:
     if name == "query" and right.gain(name, call) is not None:
         return right.normed(x, name, call) * call.work(np.sqrt(call.sizes.D))
     return right.normed(x, name, call)
 
 
-def gain_before_the_norm(
-    right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
-) -> np.ndarray:
+def gain_before_the_norm(right: MultiHeadKernel, x: Array, name: str, call: LayerCall) -> Array:
     gain = right.gain(name, call)
     return x if gain is None else right.keep(right.standardised(x * gain, call), "features", call)
 
 
-def norm_before_the_bias_normed(
-    right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
-) -> np.ndarray:
+def bias_added_after_norm(right: MultiHeadKernel, x: Array, name: str, call: LayerCall) -> Array:
     y, bias = right.normed(x, name, call), right.bias(name, call)
     if bias is None or right.gain(name, call) is None:
         return y
     return y + bias.reshape(-1, 1, y.shape[-1])
 
 
-def _without_biases(call: LayerCall) -> LayerCall:
-    kept = {n: a for n, a in call.parameters.items() if not n.endswith("_bias")}
-    return replace(call, parameters=kept)
+def without_biases(call: LayerCall) -> LayerCall:
+    parameters = {n: x for n, x in call.parameters.items() if not n.endswith("_bias")}
+    return replace(call, parameters=parameters)
 
 
-def gate_of_the_first_row(right: MultiHeadKernel, call: LayerCall) -> np.ndarray:
+def gate_of_the_first_row(right: MultiHeadKernel, call: LayerCall) -> Array:
     gate = right.gate(call)
     return np.broadcast_to(gate[:, :, :1], gate.shape)
 
 
-def gate_behind_the_mixing_output(
-    right: MultiHeadKernel, merged: np.ndarray, call: LayerCall
-) -> np.ndarray:
+def output_times_gate(right: MultiHeadKernel, merged: Array, call: LayerCall) -> Array:
     y = right.output(merged, call)
     if "gate_kernel" not in call.parameters:
         return y
     return y * right.merge(right.gate(call), call)[..., : y.shape[-1]]
 
 
-def norms_always_behind(right: EncoderKernel, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+def compute_norms_last(right: EncoderKernel, call: LayerCall) -> tuple[Array, Array]:
     call.__dict__["pre"] = False
     return right.compute(call)
 
 
-def residual_of_what_is_normed(right: EncoderKernel, x: np.ndarray, call: LayerCall) -> np.ndarray:
-    attended = right.attended(x, call)
+def attention_of_normed_residual(right: EncoderKernel, x: Array, call: LayerCall) -> Array:
+    attended = right.attention_output(x, call)
     return attended + x - right.load(call.query, call) if call.pre else attended
 
 
-def padded_rows_are_zeros(right: EncoderKernel, out: np.ndarray, call: LayerCall) -> Any:
+def deliver_zeros_for_padding(right: EncoderKernel, out: Array, call: LayerCall) -> Any:
     if call.valid is not None:
         out = np.where(call.valid.values[..., None], out, 0)
     return right.deliver(out, call)
@@ -140,23 +123,24 @@ DEVIATIONS = [
         "The learned scale of concat attention multiplies the tanh, not what is inside it.",
         "`scale * tanh(q + k)`; it is `tanh(scale * (q + k))`", right=ConcatKernel,
         pairs=lambda right, query, key, call: right.pairs(query, key, call),
-        active=lambda right, pairs, call: right.active(pairs, call) * right.number("scale", call)),
+        tanh_units=lambda right, pairs, call:
+            right.tanh_units(pairs, call) * right.scalar_parameter("scale", call)),
     row("tanh-omitted", "values", "Additive scores have no tanh.",
         "`((q + k) * w).sum(-1)`; additive scores are `(tanh(q + k) * w).sum(-1)`",
-        active=lambda right, pairs, call: pairs),
+        tanh_units=lambda right, pairs, call: pairs),
     row("tanh-of-each", "values",
         "Additive scores take the tanh of query and key each, not of their sum.",
         "`tanh(q) + tanh(k)`; additive scores take `tanh(q + k)`",
         pairs=lambda right, query, key, call: right.pairs(np.tanh(query), np.tanh(key), call),
-        active=lambda right, pairs, call: pairs),
+        tanh_units=lambda right, pairs, call: pairs),
     row("score-vector-ignored", "values",
         "Additive scores do not weight the units with the score vector.",
         "`tanh(q + k).sum(-1)`; additive scores are `(tanh(q + k) * w).sum(-1)`",
-        problem=of_array("score_vector", np.ones_like)),
+        problem=array_problem("score_vector", np.ones_like)),
     row("score-vector-inside", "values",
         "Additive scores multiply by the score vector before the tanh, not after it.",
         "`tanh(w * (q + k)).sum(-1)`; additive scores are `(w * tanh(q + k)).sum(-1)`",
-        active=score_vector_inside_active, vector=lambda right, call: None),
+        tanh_units=tanh_of_weighted_units, unit_weights=lambda right, call: None),
     row("additive-scores-scaled", "values",
         "Additive scores are divided by the root of the number of units.",
         "`/ sqrt(units)` behind the sum; additive scores are not scaled", family="scale",
@@ -172,10 +156,10 @@ DEVIATIONS = [
         pairs=lambda right, query, key, call: right.pairs(-query, key, call)),
     row("learned-scale-ignored", "values", "Scores are not multiplied by the learned scale.",
         "`q @ k.mT` without `* self.scale` (`use_scale=True` of Keras)", family="scale",
-        right=DotKernel, problem=of_array("scale", np.ones_like)),
+        right=DotKernel, problem=array_problem("scale", np.ones_like)),
     row("learned-scale-divides", "values", "Scores are divided by the learned scale.",
         "`q @ k.mT / self.scale`; multiply: `q @ k.mT * self.scale`", family="scale",
-        right=DotKernel, problem=of_array("scale", np.reciprocal)),
+        right=DotKernel, problem=array_problem("scale", np.reciprocal)),
     row("dot-scores-scaled", "values",
         "Without a learned scale the scores of dot attention are divided by the root of D.",
         "`q @ k.mT / sqrt(D)`; without `use_scale` dot attention does not scale", family="scale",
@@ -184,7 +168,7 @@ DEVIATIONS = [
     row("concat-weight-ignored", "values",
         "The scores of concat attention are not multiplied by the learned weight.",
         "`tanh(scale * (q + k)).sum(-1)` without `* concat_score_weight`", right=ConcatKernel,
-        problem=of_array("concat_weight", np.ones_like)),
+        problem=array_problem("concat_weight", np.ones_like)),
     *twins({"epsilon-outside-root": LayerNormKernel, "epsilon-behind-the-root": EncoderKernel,
             "norm-epsilon-behind-the-root": MultiHeadKernel}, "values",
         "A norm adds epsilon to the root of the variance, not to the variance.",
@@ -198,16 +182,16 @@ DEVIATIONS = [
     row("layer-norm-variance-in-one-pass", "values",
         "Layer norm computes the variance as the mean of squares minus the square of the mean.",
         "`(x * x).mean(-1) - mean**2`; it is `((x - mean) ** 2).mean(-1)`", family="numerics",
-        right=LayerNormKernel, moments=variance_in_one_pass),
+        right=LayerNormKernel, moments=moments_in_one_pass),
     row("batch-norm-variance-in-one-pass", "values",
         "Batch norm computes the variance as the mean of squares minus the square of the mean.",
         "`(x * x).mean((0, 1)) - mean**2`; it is `((x - mean) ** 2).mean((0, 1))`",
         family="numerics", right=BatchNormKernel, when=lambda call: call.training,
-        moments=variance_in_one_pass),
+        moments=moments_in_one_pass),
     row("padding-in-the-variance", "values",
         "Layer norm's variance counts the zeros that pad features to a power of two.",
         "`tl.sum((x - mean) ** 2)` of a padded block; `tl.where(cols < N, x - mean, 0.0)`",
-        family="shapes", right=LayerNormKernel, moments=padding_in_the_variance),
+        family="shapes", right=LayerNormKernel, moments=moments_with_padding),
     row("layer-norm-over-positions", "values",
         "Layer norm takes mean and variance over the positions.",
         "`x.mean(1)`; mean and variance are over the features, `dim=-1`", right=LayerNormKernel,
@@ -218,16 +202,16 @@ DEVIATIONS = [
         right=LayerNormKernel, facts={"axes": (1, 2)}),
     row("layer-norm-not-centred", "values", "Layer norm does not subtract the mean.",
         "`x * rsqrt(var + eps)`; it is `(x - mean) * rsqrt(var + eps)`", right=LayerNormKernel,
-        moments=layer_norm_not_centred),
+        moments=moments_without_mean),
     *twins({"gain-is-one-plus": LayerNormKernel, "norm-gain-is-one-plus": MultiHeadKernel}, "values",
         "A norm multiplies by 1 + gain, not by the gain.",
         "`y * (1 + gain)`, for a gain that starts at 0; it is `y * gain`", family="layer",
-        problem=partial(changed_inputs, lambda inputs:
+        problem=partial(apply_changes, lambda inputs:
             {n: 1 + x for n, x in inputs.arrays.items() if n.endswith("gain")})),
     row("gain-before-the-norm", "values",
         "Features are multiplied by the gain before the norm, not after it.",
         "`norm(x * gain)`; it is `norm(x) * gain`", right=LayerNormKernel,
-        problem=partial(changed_inputs, lambda inputs:
+        problem=partial(apply_changes, lambda inputs:
             {"query": inputs.arrays["query"] * inputs.arrays["gain"],
              "gain": np.ones_like(inputs.arrays["gain"])})),
     row("batch-norm-per-position", "values",
@@ -241,7 +225,7 @@ DEVIATIONS = [
     row("batch-variance-unbiased", "values",
         "Batch norm divides the variance of the batch by one less than the number of tokens.",
         "`x.var((0, 1))`, which torch divides by n - 1; use `unbiased=False`",
-        right=BatchNormKernel, moments=batch_variance_unbiased),
+        right=BatchNormKernel, moments=moments_unbiased_in_training),
     row("learned-moments-in-training", "values",
         "Batch norm uses the running mean and variance in training, too.",
         "`running_mean` and `running_var` in training; there those of the batch are used",
@@ -261,22 +245,22 @@ DEVIATIONS = [
         facts={"normed_axes": (1, 3)}),
     normed("norm-without-mean", "values", "The norm of queries and keys does not subtract the mean.",
         "`RMSNorm` in place of `LayerNorm`; subtract the mean",
-        level=lambda right, x: np.zeros_like(x)),
+        norm_centre=lambda right, x: np.zeros_like(x)),
     normed("gain-of-the-keys-forgotten", "values",
         "Keys are normalised, but not multiplied by their gain.", "`norm(k)` without `* gain_k`",
-        problem=of_array("key_gain", np.ones_like)),
+        problem=array_problem("key_gain", np.ones_like)),
     normed("norm-gain-before-the-norm", "values",
         "Queries and keys are multiplied by their gains before the norm, not after it.",
         "`norm(q * gain)`; it is `norm(q) * gain`", normed=gain_before_the_norm),
     normed("queries-scaled-before-their-norm", "values",
         "Queries are scaled before they are normalised, which takes the scale away again.",
         "`norm(q * scale)`, which loses the scale; it is `norm(q) * scale`", family="scale",
-        normed=queries_scaled_before_their_norm),
+        normed=queries_scaled_before_norm),
     normed("norm-before-the-bias", "values",
         "Biases of the projections are added after the norm of queries and keys, not before.",
         "`norm(x @ w) + b`; it is `norm(x @ w + b)`",
-        projected=lambda right, x, name, call: right.projected(x, name, _without_biases(call)
-            if right.gain(name, call) is not None else call), normed=norm_before_the_bias_normed),
+        projected=lambda right, x, name, call: right.projected(x, name, without_biases(call)
+            if right.gain(name, call) is not None else call), normed=bias_added_after_norm),
     normed("nothing-added-to-the-variance", "values",
         "The norm of queries and keys adds no epsilon, or a smaller one.",
         "`rsqrt(var)`, or a default; it is `rsqrt(var + eps)`",
@@ -285,19 +269,19 @@ DEVIATIONS = [
         "The gains of the norms of queries and keys get no gradient.",
         "`gain.detach()`, or no gradient for it in backward; use `dgain = (dy * normed).sum(...)`",
         family="gradient", right=LayerDifferentiable,
-        gradients=changed(lambda g, dy, inputs: {n: 0 * g[n] for n in g if n.endswith("gain")})),
+        gradients=edit_gradients(lambda g, dy, inputs: {n: 0 * g[n] for n in g if n.endswith("gain")})),
     gated("gate-left-out", "values", "The heads are not gated.",
         "`w_o(heads)`; it is `w_o(heads * sigmoid(w_g(x)))`",
         gate=lambda right, call: np.ones_like(right.gate(call))),
     gated("gate-on-the-values", "values",
         "Every token gates its own values before attention, not the heads of its own row.",
         "`v * gate` before `p @ v`; a gate multiplies the heads of a query: `(p @ v) * gate`",
-        when=lambda call: "gate_kernel" in call.parameters and call.own,
+        when=lambda call: "gate_kernel" in call.parameters and call.self_attention,
         attend=lambda right, weights, value, call:
             right.attend(weights, value * right.gate(call), call),
-        gated=lambda right, attended, call: attended),
+        apply_gate=lambda right, attended, call: attended),
     gated("gate-not-squashed", "values", "The gate has no sigmoid.",
-        "`heads * w_g(x)`; it is `heads * sigmoid(w_g(x))`", squashed=lambda right, y: y),
+        "`heads * w_g(x)`; it is `heads * sigmoid(w_g(x))`", sigmoid=lambda right, y: y),
     gated("gate-of-the-next-head", "values", "Every head has the gate of the head before it.",
         "`gate[:, h - 1]`; head h has `gate[:, h]`", family="heads",
         gate=lambda right, call: np.roll(right.gate(call), 1, axis=1)),
@@ -305,37 +289,38 @@ DEVIATIONS = [
         "`gate[:, :1]` for all rows; every token has its own gate", gate=gate_of_the_first_row),
     gated("gate-without-its-bias", "values", "The bias of the gate is left out.",
         "`F.linear(x, w_g)` without `b_g`; use `x @ w_g + b_g`",
-        problem=of_array("gate_bias", np.zeros_like)),
+        problem=array_problem("gate_bias", np.zeros_like)),
     gated("gate-behind-the-mixing", "values",
         "The output is gated, not the heads before the output projection.",
         "`w_o(heads) * gate`; it is `w_o(heads * gate)`",
-        gated=lambda right, attended, call: attended, output=gate_behind_the_mixing_output),
+        apply_gate=lambda right, attended, call: attended, output=output_times_gate),
     encoder("second-norm-is-the-first", "values", "The second norm has gain and offset of the first.",
         "`self.norm1` twice; the second norm is `self.norm2`",
         norm=lambda right, x, name, call: right.norm(x, "norm1", call)),
     encoder("norms-always-behind", "values",
         "Norms come after the residuals, also if they are asked for first.",
         "`norm_first` is accepted and not used; then it is `x + attend(norm(x))`",
-        compute=norms_always_behind),
+        compute=compute_norms_last),
     encoder("residual-of-what-is-normed", "values",
         "With norms first, the residual adds the normed tokens, not the tokens.",
         "`x = norm(x)`, then `x + attend(x)`; it is `x + attend(norm(x))`",
-        attended=residual_of_what_is_normed),
+        attention_output=attention_of_normed_residual),
     encoder("first-residual-left-out", "values", "Attention has no residual.",
         "`x = attend(x)`; it is `x + attend(x)`",
-        first=lambda right, x, attended, call: right.first(0 * x, attended, call)),
+        attention_residual=lambda right, x, attended, call:
+            right.attention_residual(0 * x, attended, call)),
     encoder("second-residual-left-out", "values", "The feed-forward network has no residual.",
         "`y = network(y)`; it is `y + network(y)`",
-        second=lambda right, y, network, call: right.second(0 * y, network, call)),
+        network_residual=lambda right, y, network, call: right.network_residual(0 * y, network, call)),
     encoder("second-residual-twice", "values",
         "The residual of the feed-forward network is added twice.",
         "`network(y) + y` inside the network, and `y +` outside; add y once",
-        second=lambda right, y, network, call: right.second(2 * y, network, call)),
+        network_residual=lambda right, y, network, call: right.network_residual(2 * y, network, call)),
     encoder("second-residual-of-the-input", "values",
         "The residual of the feed-forward network adds the tokens of the layer, not what attention gave.",
         "`x + network(y)`; it is `y + network(y)`",
-        second=lambda right, y, network, call:
-            right.second(right.load(call.query, call), network, call)),
+        network_residual=lambda right, y, network, call:
+            right.network_residual(right.load(call.query, call), network, call)),
     encoder("gelu-by-tanh", "values", "gelu is approximated by a hyperbolic tangent.",
         '`F.gelu(h, approximate="tanh")`; the exact one has `erf`', family="numerics",
         gelu=lambda right, h: h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3))) / 2),
@@ -344,23 +329,24 @@ DEVIATIONS = [
     encoder("mask-once-for-both", "values", "Beside padding a mask of queries and keys has no effect.",
         "`src_key_padding_mask` replaces `src_mask`; both apply: `mask & valid`", family="mask",
         when=lambda call: call.valid is not None,
-        allowed=lambda right, call: right.padded(call.valid.values, call)),
+        allowed=lambda right, call: right.padding_mask(call.valid.values, call)),
     encoder("padded-rows-are-zeros", "values", "Tokens that are padding get zeros, not an answer.",
         "`out.masked_fill(padding, 0)`; padded tokens are answered like others", family="mask",
-        deliver=padded_rows_are_zeros),
+        deliver=deliver_zeros_for_padding),
     encoder("hidden-layer-off", "spread",
         "In bfloat16 the hidden layer of the network is 1 % too large.",
         "a factor on the bfloat16 path alone, as a constant with two digits", family="numerics",
         right=EncoderEager,
-        activated=lambda right, h, call: off(right.activated(h, call), call.fmt.name)),
+        activated=lambda right, h, call: enlarged(right.activated(h, call), call.fmt.name)),
     encoder("gradient-of-the-other-offset", "gradients",
         "The offset of the first norm gets the gradient of the second.",
         "the gradients of two norms are returned in a wrong order: `norm1.bias` has its own",
         family="gradient", right=EncoderDifferentiable,
-        gradients=changed(lambda g, dy, inputs: {"norm1_offset": g["norm2_offset"]})),
+        gradients=edit_gradients(lambda g, dy, inputs: {"norm1_offset": g["norm2_offset"]})),
     encoder("inner-gradient-off", "gradient_spread",
         "In bfloat16 the gradient of the network's first kernel is 1 % too large.",
         "a factor on the bfloat16 path alone, as a constant with two digits", family="gradient",
-        right=EncoderDifferentiable, facts={"numerics": "eager"}, gradients=changed(lambda g, dy, inputs:
-            {"linear1_kernel": off(g["linear1_kernel"], inputs.dtype.name)})),
+        right=EncoderDifferentiable, facts={"numerics": "eager"},
+        gradients=edit_gradients(lambda g, dy, inputs:
+            {"linear1_kernel": enlarged(g["linear1_kernel"], inputs.dtype.name)})),
 ]  # fmt: skip

@@ -12,17 +12,19 @@ from attention_conformance.suite.deviations.kernels.single import AdditiveKernel
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
-def keys_centred_with_padding(right: MultiHeadKernel, call: LayerCall) -> Heads:
+def heads_with_centred_keys(right: MultiHeadKernel, call: LayerCall) -> Heads:
     q, k, v = right.heads(call)
     return q, k - k.mean(2, keepdims=True), v
 
 
 row = partial(deviation, family="mask", right=MultiHeadKernel)
 no_causal = partial(row, causal=lambda right, call: np.ones_like(right.causal(call)))
-no_padding = partial(row, padded=lambda right, valid, call: np.ones_like(valid[:, None, None]))
+no_padding = partial(
+    row, padding_mask=lambda right, valid, call: np.ones_like(valid[:, None, None])
+)
 no_mask = partial(row, masked=lambda right, mask, call: np.ones_like(mask))
 hides_queries = partial(row, when=lambda call: call.sizes.Lq == call.sizes.Lk,
-    padded=lambda right, valid, call: right.padded(valid, call).swapaxes(-1, -2))  # fmt: skip
+    padding_mask=lambda right, valid, call: right.padding_mask(valid, call).swapaxes(-1, -2))  # fmt: skip
 path = partial(deviation, family="layer", right=MultiHeadKernel)
 
 DEVIATIONS = [
@@ -35,22 +37,22 @@ DEVIATIONS = [
     row("sample-padding-tiled", "values",
         "Padding is tiled over the heads, not repeated: heads get the padding of another sample.",
         "`valid.repeat(H, 1)` for B * H rows; use `valid.repeat_interleave(H, dim=0)`",
-        padded=lambda right, valid, call:
+        padding_mask=lambda right, valid, call:
             np.tile(valid, (call.sizes.H, 1)).reshape(*valid.shape[:1], -1, 1, valid.shape[1])),
     row("padding-tiled-over-queries", "values",
         "Lengths are tiled over queries, not repeated: queries get the padding of another sample.",
         "`valid_lens.repeat(Lq)`; use `valid_lens.repeat_interleave(Lq)`", right=AdditiveKernel,
-        padded=lambda right, valid, call: np.tile(valid, (call.sizes.Lq, 1)).reshape(
+        padding_mask=lambda right, valid, call: np.tile(valid, (call.sizes.Lq, 1)).reshape(
             len(valid), 1, call.sizes.Lq, -1)),
     row("padding-per-head", "values",
         "With B == H padding per sample is taken for padding per head.",
         "`valid[None, :, None]` broadcasts over heads; it is `valid[:, None, None]`",
         family="heads", when=lambda call: call.sizes.B == call.sizes.H,
-        padded=lambda right, valid, call: right.padded(valid, call).swapaxes(0, 1)),
+        padding_mask=lambda right, valid, call: right.padding_mask(valid, call).swapaxes(0, 1)),
     row("padding-per-query", "values", "With B == Lq padding (B, Lk) is taken for a mask (Lq, Lk).",
         "a mask (B, Lk) broadcasts as (Lq, Lk); use `mask[:, None]`", right=DotKernel,
-        padded=lambda right, valid, call:
-            valid[None, None] if len(valid) == call.sizes.Lq else right.padded(valid, call)),
+        padding_mask=lambda right, valid, call:
+            valid[None, None] if len(valid) == call.sizes.Lq else right.padding_mask(valid, call)),
     hides_queries("padding-hides-queries", "values",
         "With Lq == Lk padding hides rows of queries, not columns of keys.",
         "`valid[:, None, :, None]`; padding is of keys: `valid[:, None, None, :]`"),
@@ -62,13 +64,13 @@ DEVIATIONS = [
     row("padded-queries-hidden", "values",
         "In self-attention padding hides queries, too, not keys alone.",
         "`valid[:, :, None] & valid[:, None, :]`; key padding hides keys alone",
-        when=lambda call: call.own,
-        padded=lambda right, valid, call:
-            right.padded(valid, call) & right.padded(valid, call).swapaxes(-1, -2)),
+        when=lambda call: call.self_attention,
+        padding_mask=lambda right, valid, call:
+            right.padding_mask(valid, call) & right.padding_mask(valid, call).swapaxes(-1, -2)),
     row("padding-off-by-one", "values", "The first key of the padding is seen.",
         "`j <= length`; a length counts the keys: `j < length`",
-        padded=lambda right, valid, call:
-            right.padded(valid | np.concatenate([valid[:, :1], valid[:, :-1]], 1), call)),
+        padding_mask=lambda right, valid, call:
+            right.padding_mask(valid | np.concatenate([valid[:, :1], valid[:, :-1]], 1), call)),
     no_padding("padding-ignored", "poison", "Padding has no effect.",
         "`key_padding_mask` is accepted and not used; hide with `masked_fill(padding, -inf)`"),
     no_padding("padding-ignored-with-weights", "values",
@@ -109,7 +111,7 @@ DEVIATIONS = [
         when=lambda call: call.mask is None and call.valid is None),
     no_causal("causal-lost-without-batch", "values",
         "Without a batch axis the causal flag has no effect.",
-        "a path for inputs (L, E) without the causal mask", when=lambda call: call.single),
+        "a path for inputs (L, E) without the causal mask", when=lambda call: call.squeezed),
     row("layer-causal-bottom-right", "election",
         "With Lq != Lk the causal flag is aligned bottom-right, though top-left is declared.",
         "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`",
@@ -122,7 +124,7 @@ DEVIATIONS = [
     row("keys-centred-with-padding", "poison",
         "Keys are centred by a mean in which hidden keys count, so that NaN in padding spreads.",
         "`k - k.mean(-2, keepdim=True)`; padding must not enter the mean",
-        heads=keys_centred_with_padding),
+        heads=heads_with_centred_keys),
     row("padded-sample-nan", "election",
         "A sample whose keys are all padding is NaN, though zeros are declared.",
         "`softmax` of a row of -inf is NaN; set rows without keys to 0",
@@ -147,7 +149,7 @@ DEVIATIONS = [
     no_padding("padding-ignored-for-one-query", "values",
         "For a query without a length axis padding has no effect.",
         "a path for a query (B, E) that leaves out the padding", right=AdditiveKernel,
-        when=lambda call: call.single),
+        when=lambda call: call.squeezed),
     no_causal("causal-lost-in-training", "paths", "In training the causal flag has no effect.",
         "a path for `training=True` that leaves out the causal mask",
         when=lambda call: call.training),
@@ -174,8 +176,8 @@ DEVIATIONS = [
         "In training features are rounded to bfloat16, whatever the dtype.",
         '`autocast("cpu", torch.bfloat16)` around training; keep the dtype of the input',
         family="numerics",
-        keep=lambda right, x, what, call: round_to(x, DTYPES["bf16"]).astype(call.work)
-            if call.training and what == "features" else x),
+        keep=lambda right, x, kind, call: round_to(x, DTYPES["bf16"]).astype(call.work)
+            if call.training and kind == "features" else x),
     no_causal("causal-alone-ignored", "election",
         "The causal flag is taken for a hint about the mask: without a mask it has no effect.",
         "`is_causal` read as a hint about `attn_mask`; alone, too, it hides",
@@ -184,5 +186,5 @@ DEVIATIONS = [
         "Keys and values that are one array are both projected by the kernel of keys.",
         "`if key is value: v = w_k(key)`; values have `w_v`, also if both are one array",
         kernel=lambda right, name, call: right.kernel("key"
-            if name == "value" and call.key is call.value and (not call.own) else name, call)),
+            if name == "value" and call.key is call.value and (not call.self_attention) else name, call)),
 ]  # fmt: skip

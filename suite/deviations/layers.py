@@ -1,4 +1,4 @@
-"""Faults of layers: projections, heads, scale and softmax, and where options meet."""
+"""Faults of layers: projections, heads, scale and softmax, and combinations of options."""
 
 from __future__ import annotations
 
@@ -9,50 +9,51 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.conditions import grouped
+from attention_conformance.suite.deviations.conditions import has_groups
 from attention_conformance.suite.deviations.deviation import deviation, memory
-from attention_conformance.suite.deviations.kernels.layer import Heads, LayerCall, MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.layer import (
+    Array,
+    Heads,
+    LayerCall,
+    MultiHeadKernel,
+)
 from attention_conformance.suite.deviations.kernels.single import (
     AdditiveKernel,
     BatchNormKernel,
     ConcatKernel,
 )
 from attention_conformance.suite.deviations.layer_masks import no_causal, no_mask, no_padding
-from attention_conformance.suite.deviations.problems import changed, of_array
+from attention_conformance.suite.deviations.problems import apply_changes, array_problem
 
 
 def heads_split_before_projection(
-    right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
-) -> np.ndarray:
+    right: MultiHeadKernel, x: Array, name: str, call: LayerCall
+) -> Array:
     kernel = right.kernel(name, call)
     width, heads, _ = kernel.shape
     if width % heads:
         return right.projected(x, name, call)
-    own = np.arange(width)[:, None] // (width // heads) == np.arange(heads)
-    y = x @ np.where(own[..., None], kernel, 0).reshape(width, -1)
+    is_own_slice = np.arange(width)[:, None] // (width // heads) == np.arange(heads)
+    y = x @ np.where(is_own_slice[..., None], kernel, 0).reshape(width, -1)
     return right.split(right.with_bias(y, name, call), heads, call)
 
 
 def packed_heads_first(right: MultiHeadKernel, call: LayerCall) -> Heads:
     q, k, v = right.heads(call)
-    if not call.own or call.sizes.H != call.sizes.Hkv or q.shape != v.shape:
+    if not call.self_attention or call.sizes.H != call.sizes.Hkv or q.shape != v.shape:
         return q, k, v
     mixed = np.stack((q, k, v), 1).reshape(len(q), q.shape[1], 3, *q.shape[2:])
     return mixed[:, :, 0], mixed[:, :, 1], mixed[:, :, 2]
 
 
-def key_bias_on_query(
-    right: MultiHeadKernel, y: np.ndarray, name: str, call: LayerCall
-) -> np.ndarray:
+def key_bias_on_query(right: MultiHeadKernel, y: Array, name: str, call: LayerCall) -> Array:
     key = right.bias("key", call)
     if name == "query" and key is not None:
         y = y + right.expand(key.reshape(1, -1, call.sizes.D), call).reshape(-1)
     return y if name == "key" else right.with_bias(y, name, call)
 
 
-def bias_before_projection(
-    right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
-) -> np.ndarray:
+def bias_before_projection(right: MultiHeadKernel, x: Array, name: str, call: LayerCall) -> Array:
     bias, kernel = right.bias(name, call), right.kernel(name, call)
     if name != "query" or bias is None or bias.shape != x.shape[-1:]:
         return right.projected(x, name, call)
@@ -66,29 +67,27 @@ def additive_fits(call: LayerCall) -> bool:
     return "query_kernel" in p and p["query_kernel"].shape == p["key_kernel"].shape
 
 
-def single_average_keeps_batch(right: MultiHeadKernel, query, key, value, **rest):
-    out, w = right.attention(query, key, value, **rest)
-    if w is not None and query.values.ndim == 2 and rest["returned"] == "average":
+def single_average_keeps_batch(right: MultiHeadKernel, query, key, value, **options):
+    out, w = right.attention(query, key, value, **options)
+    if w is not None and query.values.ndim == 2 and options["returned"] == "average":
         w = Rounded(w.values[None], w.fmt)
     return out, w
 
 
 def concat_default_scale(right: ConcatKernel, name, call):
-    n = right.number(name, call)
-    return n / 2 if name == "scale" and "scale" not in call.parameters else n
+    number = right.scalar_parameter(name, call)
+    return number / 2 if name == "scale" and "scale" not in call.parameters else number
 
 
-def fresh_projections(right: MultiHeadKernel, name: str, call: LayerCall) -> np.ndarray:
+def fresh_projections(right: MultiHeadKernel, name: str, call: LayerCall) -> Array:
     kernel = right.kernel(name, call)
     if name == "output":
         return kernel
-    drawn = memory(right).setdefault("drawn", np.random.default_rng(0))
-    return drawn.standard_normal(kernel.shape).astype(kernel.dtype) / math.sqrt(len(kernel))
+    generator = memory(right).setdefault("generator", np.random.default_rng(0))
+    return generator.standard_normal(kernel.shape).astype(kernel.dtype) / math.sqrt(len(kernel))
 
 
-def float_mask_as_boolean(
-    right: MultiHeadKernel, scores: np.ndarray, call: LayerCall
-) -> np.ndarray:
+def float_mask_as_boolean(right: MultiHeadKernel, scores: Array, call: LayerCall) -> Array:
     hidden = right.biased(np.zeros_like(scores), call) > 0
     hidden &= ~hidden.all(-1, keepdims=True)
     return np.where(hidden, call.work(-np.inf), scores)
@@ -147,7 +146,7 @@ DEVIATIONS = [
         when=lambda call: call.key.shape == call.value.shape,
         heads=lambda right, call: right.heads(replace(call, value=call.key))),
     row("shared-kernel", "values", "Keys are projected by the kernel of queries, if shapes fit.",
-        "`w_q(key)`; keys have their own projection: `w_k(key)`", problem=partial(changed,
+        "`w_q(key)`; keys have their own projection: `w_k(key)`", problem=partial(apply_changes,
             lambda inputs: {"key_kernel": inputs.arrays["query_kernel"]}
             if inputs.arrays["query_kernel"].shape == inputs.arrays["key_kernel"].shape else {})),
     row("key-value-heads-tiled", "values",
@@ -157,16 +156,16 @@ DEVIATIONS = [
     row("groups-from-first-head", "values",
         "With grouped heads all query heads use the first key/value head.",
         "`k[:, :1].expand(-1, H, -1, -1)`; query head h reads `k[:, h // group]`", family="heads",
-        when=grouped, expand=lambda right, x, call: np.repeat(x[:, :1], call.sizes.H, 1)),
+        when=has_groups, expand=lambda right, x, call: np.repeat(x[:, :1], call.sizes.H, 1)),
     row("query-bias-dropped", "values", "Queries are projected without their bias.",
         "`F.linear(x, w_q)` without `b_q`; use `x @ w_q + b_q`",
-        problem=of_array("query_bias", np.zeros_like)),
+        problem=array_problem("query_bias", np.zeros_like)),
     row("output-bias-dropped", "values", "The output is projected without its bias.",
         "`F.linear(heads, w_o)` without `b_o`; use `heads @ w_o + b_o`",
-        problem=of_array("output_bias", np.zeros_like)),
+        problem=array_problem("output_bias", np.zeros_like)),
     row("output-bias-of-every-head", "values", "The output's bias is added once for every head.",
         "`sum(head[h] @ w_o[h] + b_o)`; add b_o once, after the sum over heads",
-        problem=partial(changed,
+        problem=partial(apply_changes,
             lambda inputs: {"output_bias": inputs.arrays["output_bias"] * inputs.sizes.H})),
     row("key-bias-on-query", "values", "The bias of the keys is added to the queries instead.",
         "wrong slices of `in_proj_bias`: b_k is added to q; the order is q, k, v",
@@ -225,10 +224,10 @@ DEVIATIONS = [
         when=lambda call: call.training and call.rate > 0),
     no_padding("padding-lost-across", "values", "In cross-attention padding has no effect.",
         "padding is used `if query is key` alone; it belongs to the keys",
-        when=lambda call: not call.own),
+        when=lambda call: not call.self_attention),
     no_padding("padding-lost-without-batch", "values",
         "Without a batch axis padding has no effect.",
-        "a path for inputs (L, E) that leaves out the padding", when=lambda call: call.single),
+        "a path for inputs (L, E) that leaves out the padding", when=lambda call: call.squeezed),
     no_causal("causal-lost-with-average-weights", "values",
         "The causal flag has no effect if average weights are returned.",
         "a path for returned average weights that leaves out the causal mask",
@@ -240,7 +239,7 @@ DEVIATIONS = [
     row("concat-default-scale", "values",
         "Concat attention without a learned scale multiplies by 1/2.",
         "a default of 0.5 for the scale; without `use_scale` it is 1", family="scale",
-        right=ConcatKernel, number=concat_default_scale),
+        right=ConcatKernel, scalar_parameter=concat_default_scale),
     no_causal("additive-causal-lost-with-projection", "values",
         "In additive attention with projected queries the causal flag has no effect.",
         "a path for projected queries that leaves out the causal mask", right=AdditiveKernel,

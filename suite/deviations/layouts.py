@@ -1,4 +1,4 @@
-"""Faults for which it matters where operands, masks and biases lie in memory."""
+"""Faults that depend on the memory layout of operands, masks and biases."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.deviations.deviation import deviation
-from attention_conformance.suite.deviations.invariance import without_last_key
+from attention_conformance.suite.deviations.invariance import hide_last_key
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 
 
-def extent(values: np.ndarray) -> int:
+def memory_extent(values: np.ndarray) -> int:
     """The number of elements of memory from the first element to the last."""
-    return sum((n - 1) * step for n, step in zip(values.shape, elements(values), strict=True)) + 1
+    return (
+        sum((n - 1) * step for n, step in zip(values.shape, element_strides(values), strict=True))
+        + 1
+    )
 
 
-def in_order(values: np.ndarray) -> np.ndarray:
-    """The memory from the first element on, read as if the array were contiguous."""
-    memory = np.lib.stride_tricks.as_strided(values, (extent(values),), (values.itemsize,))
+def in_memory_order(values: np.ndarray) -> np.ndarray:
+    """The numbers read from the memory of an array as if the array were contiguous."""
+    memory = np.lib.stride_tricks.as_strided(values, (memory_extent(values),), (values.itemsize,))
     return np.resize(memory, values.shape)
 
 
 def has_gaps(values: np.ndarray) -> bool:
-    """True if other memory lies between the first and the last element."""
-    return extent(values) > values.size
+    """True if the array is no contiguous block of memory."""
+    return memory_extent(values) > values.size
 
 
-def from_start(values: np.ndarray) -> np.ndarray:
-    """What lies at the start of the array that `values` is a window of, under the same strides."""
+def from_array_start(values: np.ndarray) -> np.ndarray:
+    """The numbers read with the strides of `values` from the start of the array that owns its memory."""
     owner, base = values, values.base
     while base is not None:
         # Between a view of other strides and its array stands an object of NumPy's own.
@@ -39,82 +42,89 @@ def from_start(values: np.ndarray) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(owner.reshape(-1), values.shape, values.strides)
 
 
-def strided(values: np.ndarray, **steps: int) -> np.ndarray:
-    """What lies under other strides, in elements, of the axes `batch`, `heads` or `rows`."""
-    strides = list(elements(values))
+def with_strides(values: np.ndarray, **steps: int) -> np.ndarray:
+    """The numbers read with other strides, in elements, along the axes `batch`, `heads` or `rows`."""
+    strides = list(element_strides(values))
     for axis, step in steps.items():
         strides[("batch", "heads", "rows").index(axis)] = step
     memory = [step * values.itemsize for step in strides]
     return np.lib.stride_tricks.as_strided(values, values.shape, memory)
 
 
-def elements(values: np.ndarray) -> tuple[int, ...]:
+def element_strides(values: np.ndarray) -> tuple[int, ...]:
     """Strides in elements."""
     return tuple(step // values.itemsize for step in values.strides)
 
 
-def packed_rows(values: np.ndarray) -> bool:
-    """True if rows and their components lie side by side."""
-    return values.ndim == 4 and elements(values)[2:] == (values.shape[3], 1)
+def has_contiguous_rows(values: np.ndarray) -> bool:
+    """True if the rows of an array (B, H, L, D) are contiguous, one after the other."""
+    return values.ndim == 4 and element_strides(values)[2:] == (values.shape[3], 1)
 
 
-def of_cache(values: np.ndarray) -> bool:
-    """True if more rows lie between the heads than the array has."""
-    return packed_rows(values) and elements(values)[1] > values.shape[2] * values.shape[3]
+def is_slice_of_rows(values: np.ndarray) -> bool:
+    """True for a slice of a longer cache: heads are more rows apart than the array has."""
+    return (
+        has_contiguous_rows(values)
+        and element_strides(values)[1] > values.shape[2] * values.shape[3]
+    )
 
 
-def of_more_heads(values: np.ndarray) -> bool:
-    """True if more heads lie between the samples than the array has."""
+def is_slice_of_heads(values: np.ndarray) -> bool:
+    """True for a slice of more heads: samples are more heads apart than the array has."""
     head = values.shape[2] * values.shape[3] if values.ndim == 4 else 0
-    batch, heads = elements(values)[:2]
-    return packed_rows(values) and heads == head and batch > values.shape[1] * head
+    batch, heads = element_strides(values)[:2]
+    return has_contiguous_rows(values) and heads == head and batch > values.shape[1] * head
 
 
-def with_heads_of_rows(values: np.ndarray) -> np.ndarray:
-    """What lies where heads would be if nothing lay between the rows of two heads."""
-    return strided(values, heads=values.shape[2] * values.shape[3]) if of_cache(values) else values
+def heads_without_gap(values: np.ndarray) -> np.ndarray:
+    """The numbers read with the stride of heads computed from the number of rows, Lk * D."""
+    return (
+        with_strides(values, heads=values.shape[2] * values.shape[3])
+        if is_slice_of_rows(values)
+        else values
+    )
 
 
-def with_samples_of_heads(values: np.ndarray) -> np.ndarray:
-    """What lies where samples would be if nothing lay between the heads of two samples."""
-    if not of_more_heads(values):
+def samples_without_gap(values: np.ndarray) -> np.ndarray:
+    """The numbers read with the stride of samples computed from the number of heads."""
+    if not is_slice_of_heads(values):
         return values
-    return strided(values, batch=values.shape[1] * elements(values)[1])
+    return with_strides(values, batch=values.shape[1] * element_strides(values)[1])
 
 
-def with_rows_side_by_side(values: np.ndarray) -> np.ndarray:
-    """What lies where rows would be if nothing lay between two rows."""
-    _, heads, rows, components = elements(values)
+def rows_without_gap(values: np.ndarray) -> np.ndarray:
+    """The numbers read with the stride of rows computed from the number of components."""
+    _, heads, rows, components = element_strides(values)
     gap = components == 1 and heads == values.shape[2] * rows and rows > values.shape[3]
-    return strided(values, rows=values.shape[3]) if gap else values
+    return with_strides(values, rows=values.shape[3]) if gap else values
 
 
-def with_rows_of_heads(values: np.ndarray) -> np.ndarray:
-    """What lies where rows would be if nothing lay between the heads of two rows."""
-    _, heads, _, components = elements(values)
+def rows_without_other_heads(values: np.ndarray) -> np.ndarray:
+    """The numbers read with the stride of rows computed as H * D, if heads lie within rows."""
+    _, heads, _, components = element_strides(values)
     if (heads, components) != (values.shape[3], 1):
         return values
-    return strided(values, rows=values.shape[1] * heads)
+    return with_strides(values, rows=values.shape[1] * heads)
 
 
-def unaligned(values: np.ndarray) -> bool:
-    """True if rows lie side by side, and the first element at no multiple of 16 bytes."""
-    return packed_rows(values) and values.ctypes.data % 16 != 0
+def is_unaligned(values: np.ndarray) -> bool:
+    """True if rows are contiguous, and the address is no multiple of 16 bytes."""
+    return has_contiguous_rows(values) and values.ctypes.data % 16 != 0
 
 
-def shared(values: np.ndarray, axis: int) -> bool:
-    """Whether slices along the axis lie in one place."""
+def is_broadcast(values: np.ndarray, axis: int) -> bool:
+    """True if the axis is broadcast: its stride is 0."""
     return values.ndim > axis and values.shape[axis] > 1 and values.strides[axis] == 0
 
 
-def first(values: np.ndarray, axis: int) -> np.ndarray:
+def is_first(values: np.ndarray, axis: int) -> np.ndarray:
     """True for the first index of an axis; broadcasts with the array."""
     place = np.arange(values.shape[axis]) == 0
     return place.reshape(-1, *(1,) * (values.ndim - axis - 1))
 
 
 def reading(operand: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
-    """The step `load` that reads one operand from memory in another way."""
+    """The step `load` that reads one operand as `change(values)`."""
 
     def load(right: Kernel, array: Rounded, call: Call) -> np.ndarray:
         if array is getattr(call, operand):
@@ -124,31 +134,32 @@ def reading(operand: str, change: Callable[[np.ndarray], np.ndarray]) -> Callabl
     return load
 
 
-def components_side_by_side(values: np.ndarray) -> np.ndarray:
+def components_contiguous(values: np.ndarray) -> np.ndarray:
     if values.strides[-1] != 2 * values.itemsize or values.shape[-1] == 1:
         return values
     strides = (*values.strides[:-1], values.itemsize)
     return np.lib.stride_tricks.as_strided(values, values.shape, strides)
 
 
-def forwards(values: np.ndarray) -> np.ndarray:
-    """The rows in the order of memory."""
+def rows_forwards(values: np.ndarray) -> np.ndarray:
+    """The rows in the order of memory, if their stride is negative."""
     return values[..., ::-1, :] if values.strides[-2] < 0 else values
 
 
 def in_order_if_transposed(values: np.ndarray) -> np.ndarray:
     transposed = values.strides[-2] == values.itemsize < values.strides[-1]
-    return in_order(values) if transposed else values
+    return in_memory_order(values) if transposed else values
 
 
 def from_aligned_address(values: np.ndarray) -> np.ndarray:
-    return np.roll(values, 1, -1) if unaligned(values) else values
+    return np.roll(values, 1, -1) if is_unaligned(values) else values
 
 
-def one_row_off(values: np.ndarray) -> np.ndarray:
-    ones = [s for n, s in zip(values.shape, values.strides, strict=True) if n == 1]
-    odd = 7 * values.itemsize in ones and values.shape[-2] > 1
-    return np.roll(values, 1, -2) if odd else values
+def one_row_late(values: np.ndarray) -> np.ndarray:
+    """The rows shifted by one, if an axis of size 1 has a stride of 7 elements."""
+    unit_strides = [s for n, s in zip(values.shape, values.strides, strict=True) if n == 1]
+    is_odd = 7 * values.itemsize in unit_strides and values.shape[-2] > 1
+    return np.roll(values, 1, -2) if is_odd else values
 
 
 row = partial(deviation, family="layout", right=Kernel)
@@ -157,11 +168,11 @@ DEVIATIONS = [
     row("value-read-in-order", "inner_layouts",
         "Values are read in memory order, whatever their strides.",
         "`v.data_ptr()` read as if contiguous; pass `v.stride()`, or call `.contiguous()`",
-        load=reading("value", in_order)),
+        load=reading("value", in_memory_order)),
     row("inner-stride-ignored", "inner_layouts",
         "The components of a query are read side by side, though their stride is 2.",
         "`q.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
-        load=reading("query", components_side_by_side)),
+        load=reading("query", components_contiguous)),
     row("transposed-key-taken-twice", "inner_layouts",
         "Keys that are a transposed view are read in memory order.",
         "a view like `kt.mT` read as if contiguous; pass `k.stride()`, or call `.contiguous()`",
@@ -169,23 +180,23 @@ DEVIATIONS = [
     row("offset-ignored", "layouts",
         "Values that are a slice of a larger array are read from the start of that array.",
         "`v.untyped_storage().data_ptr()`; use `v.data_ptr()`, which begins at the slice",
-        load=reading("value", from_start)),
+        load=reading("value", from_array_start)),
     row("heads-of-cache-from-shape", "layouts",
         "The stride of key heads is computed as Lk * D, also for a slice of a longer cache.",
         "`h * Lk * D`; a slice of a cache has rows between its heads: `h * k.stride(1)`",
-        load=reading("key", with_heads_of_rows)),
+        load=reading("key", heads_without_gap)),
     row("samples-from-shape", "layouts",
         "The stride of the samples of values is computed from Hkv, also for a slice of more heads.",
         "`b * Hkv * v.stride(1)`; a slice of heads has others between its samples: `b * "
-        "v.stride(0)`", load=reading("value", with_samples_of_heads)),
+        "v.stride(0)`", load=reading("value", samples_without_gap)),
     row("rows-of-fused-from-shape", "layouts",
         "The stride of query rows is computed as H * D, also for a slice of a fused projection.",
         "`i * H * D`; a slice of a fused projection has wider rows: `i * q.stride(2)`",
-        load=reading("query", with_rows_of_heads)),
+        load=reading("query", rows_without_other_heads)),
     row("rows-from-shape", "layouts",
         "The stride of value rows is computed as Dv, though a gap lies behind every row.",
         "`j * Dv`; a slice `x[..., :Dv]` leaves a gap behind every row: `j * v.stride(2)`",
-        load=reading("value", with_rows_side_by_side)),
+        load=reading("value", rows_without_gap)),
     row("keys-read-from-aligned-address", "layouts",
         "Keys are read from the multiple of 16 bytes before their first element.",
         "loads of 16 bytes; if `k.data_ptr() % 16` is not 0, load element by element",
@@ -193,43 +204,43 @@ DEVIATIONS = [
     row("keys-read-forwards", "negative_layouts",
         "Keys whose rows have a negative stride are read forwards.",
         "unsigned strides, or `abs(stride)`; a flipped view has a negative one",
-        load=reading("key", forwards)),
+        load=reading("key", rows_forwards)),
     row("negative-stride-is-zero", "negative_layouts",
         "A negative stride of query rows counts as 0.",
         "`max(stride, 0)`; a flipped view has a negative stride",
-        load=reading("query", lambda x: strided(x, rows=0) if x.strides[-2] < 0 else x)),
+        load=reading("query", lambda x: with_strides(x, rows=0) if x.strides[-2] < 0 else x)),
     row("shared-sample-read-once", "layouts",
         "Of keys expanded along the batch only the first sample's are read; others are zero.",
         "stride 0, as after `k.expand(B, -1, -1, -1)`, read as size 1; use the stride as it is",
-        load=reading("key", lambda x: x * first(x, 0) if shared(x, 0) else x)),
+        load=reading("key", lambda x: x * is_first(x, 0) if is_broadcast(x, 0) else x)),
     row("shared-head-tail-lost", "layouts",
         "If values are expanded along the heads, a single key after the last block of 32 is lost.",
         "a path for stride 0 (`v.expand`) with `Lk // 32` blocks; use `cdiv(Lk, 32)`",
         family="tiles",
         when=lambda call:
-            shared(call.value.values, 1) and call.sizes.Lk % 32 == 1 and call.sizes.Lk > 1,
-        hide=without_last_key),
+            is_broadcast(call.value.values, 1) and call.sizes.Lk % 32 == 1 and call.sizes.Lk > 1,
+        hide=hide_last_key),
     row("odd-strides-used", "layouts",
         "The stride of an axis of size 1 is used, so that keys are read one row off.",
         "the stride of an axis of size 1 may be anything; leave it out of addresses and tests",
-        load=reading("key", one_row_off)),
+        load=reading("key", one_row_late)),
     row("shared-mask-read-once", "mask_layouts",
         "A mask expanded along the batch hides nothing from samples after the first.",
         "stride 0, as after `mask.expand(B, ...)`, read as size 1; use the stride as it is",
-        masked=lambda right, mask, call: mask | ~first(mask, 0),
-        when=lambda call: shared(call.mask.values, 0)),
+        masked=lambda right, mask, call: mask | ~is_first(mask, 0),
+        when=lambda call: is_broadcast(call.mask.values, 0)),
     row("mask-of-cache-from-shape", "mask_layouts",
         "The stride of the heads of a mask is computed from Lq, also for a slice of more rows.",
         "`h * Lq * Lk`; a slice of a mask has rows between its heads: `h * mask.stride(1)`",
-        masked=lambda right, mask, call: with_heads_of_rows(mask)),
+        masked=lambda right, mask, call: heads_without_gap(mask)),
     row("mask-samples-from-shape", "mask_layouts",
         "The stride of the samples of a mask is computed from H, also for a slice of more heads.",
         "`b * H * mask.stride(1)`; a slice has heads between its samples: `b * mask.stride(0)`",
-        masked=lambda right, mask, call: with_samples_of_heads(mask)),
+        masked=lambda right, mask, call: samples_without_gap(mask)),
     row("bias-rows-from-shape", "mask_layouts",
         "The stride of the rows of a bias is computed as Lk, though a gap lies behind every row.",
         "`i * Lk`; a slice `x[..., :Lk]` leaves a gap behind every row: `i * bias.stride(-2)`",
-        load=reading("bias", with_rows_side_by_side)),
+        load=reading("bias", rows_without_gap)),
     row("bias-read-from-aligned-address", "mask_layouts",
         "A bias is read from the multiple of 16 bytes before its first element.",
         "loads of 16 bytes; if `bias.data_ptr() % 16` is not 0, load element by element",
@@ -241,15 +252,15 @@ DEVIATIONS = [
     row("mask-offset-ignored", "mask_layouts",
         "A mask that is a slice of a larger array is read from the start of that array.",
         "`mask.untyped_storage().data_ptr()`; use `mask.data_ptr()`, which begins at the slice",
-        masked=lambda right, mask, call: from_start(mask)),
+        masked=lambda right, mask, call: from_array_start(mask)),
     row("bias-heads-not-shared", "mask_layouts",
         "Of a bias expanded along the heads only the first head gets any.",
         "stride 0, as after `bias.expand(-1, H, -1, -1)`, read as size 1; use it as it is",
-        load=reading("bias", lambda x: x * first(x, 1) if shared(x, 1) else x)),
+        load=reading("bias", lambda x: x * is_first(x, 1) if is_broadcast(x, 1) else x)),
     row("mask-read-in-order", "inner_mask_layouts",
         "A mask is read in memory order, whatever its strides.",
         "`mask.data_ptr()` read as if contiguous; pass `mask.stride()`, or call `.contiguous()`",
-        masked=lambda right, mask, call: in_order(mask)),
+        masked=lambda right, mask, call: in_memory_order(mask)),
     row("transposed-bias-read-in-order", "inner_mask_layouts",
         "A bias that is a transposed view is read in memory order.",
         "a view like `bias.mT` read as if contiguous; pass `bias.stride()`",

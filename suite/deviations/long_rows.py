@@ -1,4 +1,4 @@
-"""Faults of long rows, in one dtype: at one key somewhere among many."""
+"""Faults of long rows in one dtype: one key among many is skipped, counted twice or exchanged."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from attention_conformance.suite.deviations.kernels.attention import Call, Eager
 from attention_conformance.suite.spec.dtypes import DTYPES
 
 
-def place(call: Call) -> int:
-    """The key that a fault is about: neither at an end nor at a multiple of a tile."""
+def faulty_key(call: Call) -> int:
+    """The index of the key at which a fault happens, not at an end or at a multiple of a tile."""
     return int(call.sizes.Lk * 0.618)
 
 
-def dropped(right: Kernel, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+def scores_lacking_key(right: Kernel, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
     scores = right.scores(query, key, call)
-    scores[..., place(call)] = -np.inf
+    scores[..., faulty_key(call)] = -np.inf
     return scores
 
 
-def doubled(
+def hide_doubling_key(
     right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
 ) -> np.ndarray:
     scores = right.hide(scores, allowed, call)
-    scores[..., place(call)] += call.work(np.log(2))
+    scores[..., faulty_key(call)] += call.work(np.log(2))
     return scores
 
 
-def exchanged(right: Kernel, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-    scores, one = right.scores(query, key, call), place(call)
-    scores[..., [one, one + 7]] = scores[..., [one + 7, one]]
+def scores_exchanged(right: Kernel, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+    scores, first = right.scores(query, key, call), faulty_key(call)
+    scores[..., [first, first + 7]] = scores[..., [first + 7, first]]
     return scores
 
 
@@ -42,31 +42,31 @@ SKIPPED = (
 OVERLAP = "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each"
 ORDERED = "k is read in another order (pages, swizzled lanes) than v; index both alike"
 
-WHAT: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "drop-akey": ("one key of {} is not seen", SKIPPED, {"scores": dropped}),
-    "count-akey-twice": ("one key of {} counts twice", OVERLAP, {"hide": doubled}),
+FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "drop-akey": ("one key of {} is not seen", SKIPPED, {"scores": scores_lacking_key}),
+    "count-akey-twice": ("one key of {} counts twice", OVERLAP, {"hide": hide_doubling_key}),
     "exchange-keys": (
-        "two keys of {} are exchanged, and their values are not", ORDERED, {"scores": exchanged}),
+        "two keys of {} are exchanged, and their values are not", ORDERED, {"scores": scores_exchanged}),
 }  # fmt: skip
-"""What goes wrong: sentence, hint and step."""
+"""The sentence, the hint and the changed step of each fault."""
 
 LENGTHS = {
     "long-rows": ("a row of more than 512", 513, 2**20),
     "very-long-rows": ("a row of more than 4096", 4097, 2**20),
     "rows-of2049": ("2049", 2049, 2049),
 }
-"""The numbers of keys of rows that a fault needs: in words, the smallest and the largest."""
+"""The numbers of keys at which a fault happens: in words, the smallest and the largest."""
 
 
-def row(what: str, rows: str, dtype: str, right: type[Kernel], suffix: str = "") -> Deviation:
+def row(fault: str, rows: str, dtype: str, right: type[Kernel], suffix: str = "") -> Deviation:
     """A fault of rows of certain lengths in one dtype."""
-    sentence, hint, steps = WHAT[what]
+    sentence, hint, steps = FAULTS[fault]
     words, least, most = LENGTHS[rows]
     sentence = f"In {DTYPES[dtype].long_name} {sentence.format(words)}"
     if right is Eager:
         sentence += ", in a kernel that stores its scores"
     return deviation(
-        f"{rows}-{what}{suffix}", "long_rows", f"{sentence}.", hint, family="tiles", right=right,
+        f"{rows}-{fault}{suffix}", "long_rows", f"{sentence}.", hint, family="tiles", right=right,
         when=lambda call: least <= call.sizes.Lk <= most and call.fmt.name == dtype, **steps,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Faults of the log-sum-exp: the output is right, what partial answers are merged by is not."""
+"""Faults of the log-sum-exp, by which partial answers are merged. The output is right."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from attention_conformance.suite.deviations.kernels.gradient import Differentiab
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
-def lse_ignores_the_mask(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def lse_without_mask(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     query, key = right.load(call.query, call), right.expand(right.load(call.key, call), call)
-    seen = right.biased(right.capped(right.scores(query, key, call), call), call)
-    return right.log_sum_exp(seen, call)
+    unmasked = right.biased(right.capped(right.scores(query, key, call), call), call)
+    return right.log_sum_exp(unmasked, call)
 
 
-def empty_lse(number: float) -> Callable[..., np.ndarray]:
-    """The step that gives fully masked rows a log-sum-exp."""
+def lse_of_masked_rows(number: float) -> Callable[..., np.ndarray]:
+    """The step `log_sum_exp` that gives fully masked rows this number."""
 
     def log_sum_exp(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
         lse = right.log_sum_exp(scores, call)
@@ -30,15 +30,15 @@ def empty_lse(number: float) -> Callable[..., np.ndarray]:
     return log_sum_exp
 
 
-def lse_counts_hidden_keys(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def lse_with_leak(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     query, key = right.load(call.query, call), right.expand(right.load(call.key, call), call)
-    seen = right.scores(query, key, call)
-    leaked = 1e-6 * np.where(np.isneginf(scores), np.abs(seen), 0).sum(-1)
-    return (right.log_sum_exp(scores, call) + leaked).astype(call.work)
+    unmasked = right.scores(query, key, call)
+    leak = 1e-6 * np.where(np.isneginf(scores), np.abs(unmasked), 0).sum(-1)
+    return (right.log_sum_exp(scores, call) + leak).astype(call.work)
 
 
-def rescaled_seldom(right: Online, scores: np.ndarray, call: Call) -> np.ndarray:
-    """The anchor of the sums moves if the maximum grew by more than 8; the true one is added."""
+def lse_of_late_maximum(right: Online, scores: np.ndarray, call: Call) -> np.ndarray:
+    """A log-sum-exp whose sum is relative to a maximum that follows jumps above 8 alone."""
     anchor = np.full(scores.shape[:-1], -np.inf, scores.dtype)
     for keys in right.tiles(scores.shape[-1]):
         largest = np.maximum(anchor, scores[..., keys].max(-1))
@@ -66,7 +66,7 @@ DEVIATIONS = [
         "Sums are rescaled only if the maximum grew by more than 8, and the log-sum-exp adds the "
         "latest maximum.",
         "`m_new + log(l)`, where l refers to an older maximum; add the one that l refers to",
-        right=Online, log_sum_exp=rescaled_seldom),
+        right=Online, log_sum_exp=lse_of_late_maximum),
     row("lse-in-base-two", "values",
         "The log-sum-exp is a logarithm to the base 2, not the natural one.",
         "`m + log2(l)` of scores times log2(e); multiply by ln 2 at the end",
@@ -83,7 +83,7 @@ DEVIATIONS = [
     row("lse-ignores-the-mask", "values",
         "The log-sum-exp counts all keys, those that a mask hides, too.",
         "`logsumexp(scores)` before `masked_fill`; take it of the masked scores",
-        log_sum_exp=lse_ignores_the_mask),
+        log_sum_exp=lse_without_mask),
     row("lse-before-the-bias", "values", "The log-sum-exp is taken before the bias is added.",
         "`logsumexp(scores)` before `+ bias`; take it of the scores that the softmax takes",
         when=lambda call: call.bias is not None,
@@ -106,20 +106,20 @@ DEVIATIONS = [
     row("lse-of-an-empty-row-is-zero", "election",
         "A fully masked row has the log-sum-exp 0, not -inf: merged, it weighs like a key with "
         "score 0.", "`where(l == 0, 0, m + log(l))`; -inf tells a merge that the row has no keys",
-        log_sum_exp=empty_lse(0.0)),
+        log_sum_exp=lse_of_masked_rows(0.0)),
     row("lse-of-row-hidden-together", "values",
         "A row that flag and lengths, or flag and mask, hide together has the log-sum-exp 0.",
         "`mask.any(-1)` decides, without the causal flag; test the scores",
         when=lambda call: call.causal and not (call.mask is None and call.lengths is None),
-        log_sum_exp=empty_lse(0.0)),
+        log_sum_exp=lse_of_masked_rows(0.0)),
     row("lse-plus-infinity", "values",
         "A row that a flag and a bias of -inf hide together has the log-sum-exp +inf.",
         "`m - log(0)`; of a row without keys the log-sum-exp is -inf",
-        when=lambda call: call.causal and call.bias is not None, log_sum_exp=empty_lse(np.inf)),
+        when=lambda call: call.causal and call.bias is not None, log_sum_exp=lse_of_masked_rows(np.inf)),
     row("lse-counts-hidden-keys", "poison",
         "The log-sum-exp depends slightly on the scores of hidden keys.",
         "hidden scores multiplied by a small number; `where(mask, s, -inf)` before the log-sum-exp",
-        log_sum_exp=lse_counts_hidden_keys),
+        log_sum_exp=lse_with_leak),
     row("lse-gradient-negated", "gradient_of_lse",
         "The gradient of the log-sum-exp has the wrong sign.",
         "`ds = p * (dp - D - dlse)`; it is `p * (dp - D + dlse)`, with `D = (p * dp).sum(-1)`",

@@ -11,52 +11,47 @@ import numpy as np
 from attention_conformance.suite.deviations.deviation import (
     deviation,
     memory,
-    remembering,
+    storing_argument,
     twins,
 )
-from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, Online
+from attention_conformance.suite.deviations.kernels.attention import Array, Call, Kernel, Online
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import DotKernel
 from attention_conformance.suite.deviations.kernels.variants import MergedChunks
 
-Hide = Callable[[Kernel, np.ndarray, np.ndarray | None, Call], np.ndarray]
+Hide = Callable[[Kernel, Array, Array | None, Call], Array]
+"""A changed step `hide`."""
 
 
-def hidden_as(score: Callable[[np.ndarray], Any]) -> Hide:
-    """The step that hides keys by a function of their scores, not by -inf, in rows with other keys."""
+def hiding_by_score(score: Callable[[Array], Any]) -> Hide:
+    """The step `hide` that gives masked keys `score(scores)` for -inf, except in fully masked rows."""
 
-    def hide(
-        right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
-    ) -> np.ndarray:
+    def hide(right: Kernel, scores: Array, allowed: Array | None, call: Call) -> Array:
         hidden = right.hide(scores, allowed, call)
         if allowed is None:
             return hidden
-        some = np.isfinite(hidden).any(-1, keepdims=True)
-        return np.where(some & ~allowed, score(scores).astype(call.work), hidden)
+        has_keys = np.isfinite(hidden).any(-1, keepdims=True)
+        return np.where(has_keys & ~allowed, score(scores).astype(call.work), hidden)
 
     return hide
 
 
-def empty_as(score: Callable[[np.ndarray], Any]) -> Hide:
-    """The step that gives fully masked rows other scores than -inf, a function of their scores."""
+def scoring_masked_rows(score: Callable[[Array], Any]) -> Hide:
+    """The step `hide` that gives fully masked rows `score(scores)` for -inf."""
 
-    def hide(
-        right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
-    ) -> np.ndarray:
+    def hide(right: Kernel, scores: Array, allowed: Array | None, call: Call) -> Array:
         hidden = right.hide(scores, allowed, call)
         return np.where(np.isneginf(hidden).all(-1, keepdims=True), score(scores), hidden)
 
     return hide
 
 
-def less_the_largest_of_all_keys(right: Kernel, scores: np.ndarray) -> np.ndarray:
+def minus_maximum_of_all_keys(right: Kernel, scores: Array) -> Array:
     largest = memory(right)["hide"].max(-1, keepdims=True, initial=-np.inf)
     return scores - np.where(np.isfinite(largest), largest, 0)
 
 
-def empty_row_silences_tile(
-    right: Kernel, scores: np.ndarray, value: np.ndarray, call: Call
-) -> np.ndarray:
+def attend_zeroing_tiles(right: Kernel, scores: Array, value: Array, call: Call) -> Array:
     out = right.attend(scores, value, call)
     for start in range(0, scores.shape[-2], 16):
         rows = slice(start, start + 16)
@@ -65,28 +60,28 @@ def empty_row_silences_tile(
     return out
 
 
-def hidden_chunk_nan(right: MergedChunks, scores: np.ndarray) -> np.ndarray:
+def lse_nan_if_masked(right: MergedChunks, scores: Array) -> Array:
     maximum = scores.max(-1, keepdims=True, initial=-np.inf)
     return maximum + np.log(np.exp(scores - maximum).sum(-1, keepdims=True))
 
 
-def nan_query_spreads(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def weights_spreading_nan(right: Kernel, scores: Array, call: Call) -> Array:
     weights = right.weights(scores, call)
-    spoilt = np.isnan(scores).any((-1, -2), keepdims=True)
-    return np.where(spoilt, np.nan, weights).astype(weights.dtype)
+    has_nan = np.isnan(scores).any((-1, -2), keepdims=True)
+    return np.where(has_nan, np.nan, weights).astype(weights.dtype)
 
 
-def left_padding_as_right(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+def mask_padding_on_right(right: Kernel, mask: Array, call: Call) -> Array:
     if mask.shape[1:3] != (1, 1) or (np.diff(mask.astype(int), axis=-1) != 0).sum(-1).max() > 1:
         return mask
     return np.arange(call.sizes.Lk) < mask.sum(-1, keepdims=True)
 
 
-def mask_below_the_diagonal_causal(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+def mask_taken_for_causal(right: Kernel, mask: Array, call: Call) -> Array:
     row, key = call.rows_and_keys
     causal = key <= row + call.sizes.Lk - call.sizes.Lq
-    ends = call.sizes.Lq > 1 and (mask <= causal).all() and mask[..., -1].any()
-    return np.broadcast_to(causal, mask.shape) if ends else mask
+    is_below = call.sizes.Lq > 1 and (mask <= causal).all() and mask[..., -1].any()
+    return np.broadcast_to(causal, mask.shape) if is_below else mask
 
 
 row = partial(deviation, family="mask", right=Kernel)
@@ -95,7 +90,7 @@ DEVIATIONS = [
     row("maximum-before-mask", "future",
         "The row's maximum counts hidden keys: far below a large hidden score the row underflows.",
         "`m = scores.amax(-1)` before `masked_fill`; take it of the masked scores",
-        hide=remembering("hide"), shifted=less_the_largest_of_all_keys),
+        hide=storing_argument("hide"), shifted=minus_maximum_of_all_keys),
     row("hidden-after-softmax", "constant_value",
         "Weights are hidden after the softmax, so that those of a row do not add to 1.",
         "`softmax(scores) * mask`; mask before: `softmax(scores.masked_fill(~mask, -inf))`",
@@ -119,33 +114,33 @@ DEVIATIONS = [
     *twins({"hidden-is-minus30": Kernel, "hidden-scores-minus-thirty": DotKernel}, "poison",
         "Hidden keys have the score -30, not -inf.",
         "`masked_fill(~mask, -30)`; scores may lie below: use -inf",
-        hide=hidden_as(lambda scores: np.full_like(scores, -30)), family="mask"),
+        hide=hiding_by_score(lambda scores: np.full_like(scores, -30)), family="mask"),
     row("hidden-is-minus10000", "values", "Hidden keys have the score -10000, not -inf.",
         "`masked_fill(~mask, -1e4)`; scores may lie below: use -inf",
-        hide=hidden_as(lambda scores: np.full_like(scores, -1e4))),
+        hide=hiding_by_score(lambda scores: np.full_like(scores, -1e4))),
     row("hidden-loses-ten-thousand", "poison",
         "1e4 is subtracted from hidden scores, so that very large ones still count.",
         "`scores - 1e4 * ~mask`; a hidden score may be larger: use `where(mask, scores, -inf)`",
-        hide=hidden_as(lambda scores: scores - 1e4)),
+        hide=hiding_by_score(lambda scores: scores - 1e4)),
     row("empty-rows-uniform", "election",
         "Fully masked rows average all values, though zeros are declared.",
         "`masked_fill(~mask, finfo.min)`, where a fully masked row is uniform; set it to 0",
-        hide=empty_as(np.zeros_like)),
+        hide=scoring_masked_rows(np.zeros_like)),
     row("empty-rows-unmasked", "election",
         "A fully masked row attends all keys, though zeros are declared.",
         "`mask | ~mask.any(-1, keepdim=True)` against NaN; set fully masked rows to 0",
-        hide=empty_as(lambda scores: scores)),
+        hide=scoring_masked_rows(lambda scores: scores)),
     row("empty-rows-nan", "election", "Fully masked rows are NaN, though zeros are declared.",
         "`softmax` of a row of -inf is NaN; set fully masked rows to 0: `where(mask.any(-1), out, 0)`",
         shifted=lambda right, scores: scores - scores.max(-1, keepdims=True, initial=-np.inf)),
     row("empty-row-silences-tile", "values",
         "A fully masked row makes all sixteen rows of its tile zero.",
         "`if (m == -inf).any()` skips a tile of rows; treat every row by itself", family="tiles",
-        attend=empty_row_silences_tile),
+        attend=attend_zeroing_tiles),
     row("hidden-chunk-nan", "padding_invariance",
         "A row that sees no key in one part of the keys is NaN.",
         "`exp(s - m)` is NaN if m is -inf in a part of the keys; take 0 for such an m",
-        right=MergedChunks, lse_of=hidden_chunk_nan),
+        right=MergedChunks, lse_of=lse_nan_if_masked),
     row("hidden-first-tile-nan", "values", "A row that sees no key of the first tile is NaN.",
         "`exp(m_old - m_new)` is NaN if both are -inf; take 0 for such an m_new", right=Online,
         anchor=lambda right, largest: largest),
@@ -189,7 +184,7 @@ DEVIATIONS = [
             np.where(np.isnan(value), value.dtype.type(0), right.visible(value, scores))),
     row("nan-query-spreads", "election", "A NaN in one query makes all rows of its head NaN.",
         "a maximum or sum over all rows of a head; each row has its own, `dim=-1`",
-        family="softmax", weights=nan_query_spreads),
+        family="softmax", weights=weights_spreading_nan),
     *twins({"mask-kept-by-shape": Kernel, "layer-mask-kept-by-shape": MultiHeadKernel},
         "key_permutation",
         "The first mask of a shape is kept and serves all later calls of that shape.",
@@ -235,7 +230,7 @@ DEVIATIONS = [
     row("left-padding-as-right", "values",
         "A key mask per sample is converted to lengths: padding on the left is taken for the right.",
         "`lengths = mask.sum(-1)`; `j < length` is the mask only if padding is on the right",
-        masked=left_padding_as_right),
+        masked=mask_padding_on_right),
     row("key-mask-as-lengths", "values",
         "A mask that all queries share is converted to lengths, wherever its holes are.",
         "`lengths = mask.sum(-1)`; `j < length` is the mask only if all True come first",
@@ -263,7 +258,7 @@ DEVIATIONS = [
     row("mask-below-the-diagonal-causal", "siblings_apart",
         "With several queries a mask that hides all keys behind the row's own is taken for causal.",
         "`is_causal = not mask.triu(1).any()`; a mask below the diagonal may have holes",
-        masked=mask_below_the_diagonal_causal),
+        masked=mask_taken_for_causal),
     row("mask-of-few-keys-ignored", "paths_alone",
         "With at most 16 keys a mask hides its last key from nobody.",
         "a tile without a hole is not masked; with fewer keys than a tile it has none",

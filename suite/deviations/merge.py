@@ -1,4 +1,4 @@
-"""Faults of partial answers: merging, split keys and rings."""
+"""Faults of partial answers over parts of the keys: merging, split-KV and ring attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.code_scales import in_bfloat16
+from attention_conformance.suite.deviations.code_scales import rounded_to_bfloat16
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
@@ -22,61 +22,65 @@ from attention_conformance.suite.spec.dtypes import DType, round_to
 Array = np.ndarray
 
 Merged = tuple[Array, Array]
+"""The merged output and log-sum-exp."""
 
 
-def twice_empty_is_uniform(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
+def ones_if_all_parts_empty(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
     output, total = right.merged(outputs, lse, fmt)
     return np.where(np.asarray(np.isneginf(lse).all(0))[..., None], 1.0, output), total
 
 
-def lse_in_the_dtype(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
+def merged_with_rounded_lse(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
     output, total = right.merged(outputs, lse, fmt)
     return output, round_to(total, fmt)
 
 
-def last_part_missing(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
-    stored_lse = slice(None, -1) if len(lse) > 2 else slice(None)
-    return right.merged(outputs[stored_lse], lse[stored_lse], fmt)
+def merged_without_last_part(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
+    count = len(lse) - 1 if len(lse) > 2 else len(lse)
+    return right.merged(outputs[:count], lse[:count], fmt)
 
 
 class SplitWithWorkspace(SplitKernel):
-    """Answers of parts stand in a workspace; a part in which a sample has no key is not written."""
+    """Split-KV whose parts are written into a workspace, unless a sample has no key in a part: then the
+    part of the sample before is read."""
 
     def output(self, pack: Pack) -> Array:
-        self.before: dict[int, Part] = {}
+        self.workspace: dict[int, Part] = {}
         return super().output(pack)
 
     def part(self, pack: Paged, rows: slice, keys: slice, start: int, size: int) -> Part:
-        own = super().part(pack, rows, keys, start, size)
-        if keys.start + start >= keys.stop and start in self.before:
-            answer, lse = (x[:, -1:].repeat(own[1].shape[1], 1) for x in self.before[start])
+        part = super().part(pack, rows, keys, start, size)
+        if keys.start + start >= keys.stop and start in self.workspace:
+            answer, lse = (x[:, -1:].repeat(part[1].shape[1], 1) for x in self.workspace[start])
             return answer, lse
-        self.before[start] = own
-        return own
+        self.workspace[start] = part
+        return part
 
 
-class NarrowLse(MergedChunks):
-    """Log-sum-exps of parts in bfloat16."""
+class MergedByRoundedLse(MergedChunks):
+    """Split-KV that rounds the log-sum-exps of parts to bfloat16."""
 
     def merge(self, parts: list[tuple[Array, Array]]) -> Array:
-        return super().merge([(out, in_bfloat16(lse)) for out, lse in parts])
+        return super().merge([(out, rounded_to_bfloat16(lse)) for out, lse in parts])
 
 
 RANKS = 4
+"""The number of ranks of a ring, each of which holds a part of the sequence."""
 
 
 def rank_of(length: int) -> Array:
-    """The rank (L,) that holds each position."""
+    """The rank that holds each position, (length,)."""
     parts = np.array_split(np.arange(length), RANKS)
     return np.repeat(np.arange(RANKS), [len(part) for part in parts])
 
 
 def place_in_rank(length: int) -> Array:
-    """The index (L,) of each position in the part of its rank."""
+    """The index of each position in the part of its rank, (length,)."""
     return np.concatenate([np.arange(len(p)) for p in np.array_split(np.arange(length), RANKS)])
 
 
-def interleaved_taken_for_blocks(right: Kernel, call: Call) -> Array:
+def causal_mask_of_blocks(right: Kernel, call: Call) -> Array:
+    """The causal mask of ranks that hold every fourth position, taken for blocks of positions."""
     rows, keys = (
         np.argsort(np.argsort(np.arange(length) % RANKS, kind="stable"))
         for length in (call.sizes.Lq, call.sizes.Lk)
@@ -84,27 +88,28 @@ def interleaved_taken_for_blocks(right: Kernel, call: Call) -> Array:
     return keys <= rows[:, None]
 
 
-def step_dropped(right: Kernel, scores: Array, value: Array, call: Call) -> Array:
+def attend_without_last_step(right: Kernel, scores: Array, value: Array, call: Call) -> Array:
+    """Attention without the keys that reach a rank in the last step of a ring."""
     rows, keys = scores.shape[-2:]
-    last = (rank_of(rows)[:, None] + 1) % RANKS == rank_of(keys)
-    last &= keys > RANKS
-    return right.attend(np.where(last, -np.inf, scores), value, call)
+    is_last_step = (rank_of(rows)[:, None] + 1) % RANKS == rank_of(keys)
+    is_last_step &= keys > RANKS
+    return right.attend(np.where(is_last_step, -np.inf, scores), value, call)
 
 
-def rows_in_order_of_ranks(right: Kernel, out: Array, call: Call) -> Any:
+def deliver_in_rank_order(right: Kernel, out: Array, call: Call) -> Any:
     blocks = np.array_split(np.arange(out.shape[2]), 2 * RANKS)
-    held = [blocks[i] for rank in range(RANKS) for i in (rank, 2 * RANKS - 1 - rank)]
-    return right.deliver(out[:, :, np.concatenate(held)], call)
+    by_rank = [blocks[i] for rank in range(RANKS) for i in (rank, 2 * RANKS - 1 - rank)]
+    return right.deliver(out[:, :, np.concatenate(by_rank)], call)
 
 
-def pairs_shifted(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
+def merged_with_shifted_pairs(right: MergeKernel, outputs: Array, lse: Array, fmt: DType) -> Merged:
     output, total = right.merged(outputs, lse, fmt)
-    after = memory(right).get("parts") == 4 and len(lse) == 2
-    memory(right)["parts"] = 4 if after else len(lse)
-    return output, total + lse.dtype.type(0.01 * after)
+    is_pair_after_four = memory(right).get("parts") == 4 and len(lse) == 2
+    memory(right)["parts"] = 4 if is_pair_after_four else len(lse)
+    return output, total + lse.dtype.type(0.01 * is_pair_after_four)
 
 
-def gradient_without_mean(
+def gradients_without_mean(
     right: MergeKernel, outputs: Array, lse: Array, cotangent: Array
 ) -> dict[str, Array]:
     weights, _ = right.weights(lse)
@@ -131,7 +136,7 @@ DEVIATIONS = [
     row("merge-pairs-shifted", "nesting",
         "After a call with four parts the log-sum-exp of two is off by a hundredth.",
         "a number of parts kept from the call before; take it from the arrays of this call",
-        family="state", merged=pairs_shifted),
+        family="state", merged=merged_with_shifted_pairs),
     row("merge-gradient-without-maximum", "gradients",
         "The backward pass makes its weights anew, without taking off the largest log-sum-exp.",
         "`exp(lse)` in backward; subtract the largest there, too: `exp(lse - lse.amax(0))`",
@@ -151,7 +156,7 @@ DEVIATIONS = [
     row("merge-twice-empty-is-uniform", "values",
         "If no part has a key for a row, the row is 1, not 0.",
         "`total.clamp(min=...)` or a division that gives 1; a row without keys is 0",
-        merged=twice_empty_is_uniform),
+        merged=ones_if_all_parts_empty),
     row("merge-lse-of-the-largest", "values",
         "The largest partial log-sum-exp comes back in place of the merged one.",
         "`return lse.amax(0)`; the merged one is `logsumexp(lse, 0)`", family="lse",
@@ -159,10 +164,10 @@ DEVIATIONS = [
     row("merge-lse-in-the-dtype", "values",
         "The merged log-sum-exp is rounded to the 16-bit dtype of the outputs.",
         "`lse.to(out.dtype)`; keep log-sum-exps in float32", family="numerics",
-        merged=lse_in_the_dtype),
+        merged=merged_with_rounded_lse),
     row("merge-last-part-missing", "values", "Of more than two parts the last is left out.",
         "`range(1, parts - 1)`; the last part counts, too: `range(1, parts)`",
-        merged=last_part_missing),
+        merged=merged_without_last_part),
     row("merge-by-base-two", "values", "Log-sum-exps are read as logarithms to the base 2.",
         "`exp2(lse - m)`; log-sum-exps are natural: `exp(lse - m)`",
         weights=lambda right, lse:
@@ -175,18 +180,18 @@ DEVIATIONS = [
     row("merge-gradient-without-mean", "gradients",
         "The gradient of a partial log-sum-exp leaves out the denominator of the weights.",
         "`logsumexp(lse, 0).detach()` in the weights; their sum depends on every log-sum-exp",
-        family="gradient", gradients=gradient_without_mean),
+        family="gradient", gradients=gradients_without_mean),
     split("merged-lse-in-the-dtype", "values",
         "Parts of the keys are merged by log-sum-exps in bfloat16, the dtype of the query.",
         "`lse.to(query.dtype)` before parts are merged; keep log-sum-exps in float32",
-        right=NarrowLse, facts={"dtypes": ("bf16",), "numerics": "stepwise"}),
+        right=MergedByRoundedLse, facts={"dtypes": ("bf16",), "numerics": "stepwise"}),
     split("cached-lse-in-bfloat16", "values",
         "A step merges parts of the keys by log-sum-exps in bfloat16.",
         "a workspace of log-sum-exps in bfloat16; keep them in float32", right=CachedKernel,
-        facts={"dtypes": ("bf16",), "numerics": "stepwise", "kernel": NarrowLse}),
+        facts={"dtypes": ("bf16",), "numerics": "stepwise", "kernel": MergedByRoundedLse}),
     split("split-lse-in-bfloat16", "values", "Log-sum-exps of parts are stored in bfloat16.",
         "`lse.bfloat16()` in the workspace of parts; keep log-sum-exps in float32",
-        stored_lse=lambda right, lse, pack: in_bfloat16(lse)),
+        stored_lse=lambda right, lse, pack: rounded_to_bfloat16(lse)),
     split("split-parts-unscaled", "values",
         "In parts the largest score is not subtracted before the exponential.",
         "`exp(scores)` in every part; subtract the largest score of the part",
@@ -214,12 +219,12 @@ DEVIATIONS = [
     split("split-parts-averaged", "values", "Answers of parts with keys are averaged.",
         "`out.mean(0)`; parts weigh exp(lse - logsumexp(lse))",
         merged=lambda right, pack, parts:
-            right.merged(pack, [(own, np.where(np.isneginf(lse), lse, 0)) for own, lse in parts])),
+            right.merged(pack, [(out, np.where(np.isneginf(lse), lse, 0)) for out, lse in parts])),
     split("split-by-base-two", "values",
         "Log-sum-exps of parts are natural, and read as logarithms to the base 2.",
         "`exp2(lse - m)` of natural logarithms; multiply by log2(e)",
         merged=lambda right, pack, parts:
-            right.merged(pack, [(own, lse * lse.dtype.type(np.log(2))) for own, lse in parts])),
+            right.merged(pack, [(out, lse * lse.dtype.type(np.log(2))) for out, lse in parts])),
     split("split-merged-without-maximum", "values",
         "The largest log-sum-exp is not subtracted before parts are merged.",
         "`exp(lse)` in the merge; subtract the largest: `exp(lse - lse.amax(0))`",
@@ -233,25 +238,25 @@ DEVIATIONS = [
     ring("ring-interleaved-taken-for-blocks", "values",
         "Ranks hold every fourth position, and the causal mask takes their parts for blocks.",
         "positions `rank * n + i` of interleaved parts; they are `i * ranks + rank`", family="mask",
-        causal=interleaved_taken_for_blocks),
+        causal=causal_mask_of_blocks),
     ring("ring-step-dropped", "values",
         "Keys and values stop one step before they have gone around the ring.",
         "`for step in range(ranks - 1)`; every rank sees the keys of all `ranks` ranks",
-        attend=step_dropped),
+        attend=attend_without_last_step),
     ring("ring-rows-in-order-of-ranks", "values",
         "Ranks hold a first and a last block each, and rows come back in the order of ranks.",
         "`torch.cat(parts)` of balanced ranks; put blocks r and 2 n - 1 - r back in their places",
-        family="layout", deliver=rows_in_order_of_ranks),
+        family="layout", deliver=deliver_in_rank_order),
     ring("ring-key-gradient-of-its-rank", "gradients",
         "Keys get the gradient of the rows of their own rank alone.",
         "`dk` of the rank alone; it goes around with its keys, and every rank adds its rows",
         family="gradient", right=Differentiable,
-        key_gradient=lambda right, dt, *more: right.key_gradient(
-            np.where(rank_of(dt.shape[-2])[:, None] == rank_of(dt.shape[-1]), dt, 0), *more)),
+        key_gradient=lambda right, dt, *arguments: right.key_gradient(
+            np.where(rank_of(dt.shape[-2])[:, None] == rank_of(dt.shape[-1]), dt, 0), *arguments)),
     ring("ring-value-gradient-of-the-next-rank", "gradients",
         "The gradient of the values of a rank goes to those of the next rank.",
         "`dv` added to the values that arrive; it belongs to those that were used, a step earlier",
         family="gradient", right=Differentiable,
-        value_gradient=lambda right, weights, *more:
-            np.roll(right.value_gradient(weights, *more), -(-weights.shape[-1] // RANKS), -2)),
+        value_gradient=lambda right, weights, *arguments:
+            np.roll(right.value_gradient(weights, *arguments), -(-weights.shape[-1] // RANKS), -2)),
 ]  # fmt: skip

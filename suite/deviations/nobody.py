@@ -1,4 +1,4 @@
-"""Faults of kernels that a person handed over, who promises nothing: answers that nobody elects."""
+"""Faults of user functions, which declare no elections: answers that no election allows."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.conditions import half
+from attention_conformance.suite.deviations.conditions import is_float16
 from attention_conformance.suite.deviations.deviation import deviation
-from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
+from attention_conformance.suite.deviations.kernels.attention import Array, Call, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel
-from attention_conformance.suite.deviations.lse import empty_lse
+from attention_conformance.suite.deviations.lse import lse_of_masked_rows
 
 
 class UserKernel(Kernel):
-    """An honest kernel that is judged as a user's function: it declares no elections."""
+    """A right kernel that is judged as a user function: it declares no elections."""
 
     is_user_code = True
     elections = {}
     argument_names = ("query", "key", "value", "mask", "bias")
 
 
-def empty_rows(answer: Callable[[Kernel, Call], Any]) -> Callable[..., np.ndarray]:
-    """The step that answers fully masked rows, but for those with a sink, in another way."""
+def with_masked_rows(answer: Callable[[Kernel, Call], Any]) -> Callable[..., Array]:
+    """The step that answers fully masked rows without a sink by `answer(right, call)`."""
 
-    def compute(right: Kernel, call: Call) -> np.ndarray:
+    def compute(right: Kernel, call: Call) -> Array:
         out, allowed = right.compute(call), right.allowed(call)
         if allowed is None or call.sinks is not None:
             return out
@@ -38,59 +38,54 @@ def empty_rows(answer: Callable[[Kernel, Call], Any]) -> Callable[..., np.ndarra
     return compute
 
 
-def empty_by_mask_alone(right: UserKernel, call: Call) -> np.ndarray:
+def nan_rows_if_bias_masks(right: UserKernel, call: Call) -> Array:
     s = call.sizes
     bias = np.broadcast_to(right.bias(call), (s.B, s.H, s.Lq, s.Lk))
     return np.where(np.isneginf(bias).all(-1, keepdims=True), np.nan, right.compute(call))
 
 
-def empty_rows_divide_by_zero(right: Differentiable, scores: np.ndarray, call: Call) -> np.ndarray:
-    raised = right.raised(right.shifted(scores))
-    return raised / raised.sum(-1, keepdims=True)
+def weights_without_zero_guard(right: Differentiable, scores: Array, call: Call) -> Array:
+    exponentials = right.raised(right.shifted(scores))
+    return exponentials / exponentials.sum(-1, keepdims=True)
 
 
-def lowest_row_is_the_first_value(right: UserKernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def first_key_weights_for_lowest_rows(right: UserKernel, scores: Array, call: Call) -> Array:
     lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)
-    first = np.arange(scores.shape[-1]) == 0
-    return np.where(lowest, first.astype(scores.dtype), right.weights(scores, call))
+    is_first = np.arange(scores.shape[-1]) == 0
+    return np.where(lowest, is_first.astype(scores.dtype), right.weights(scores, call))
 
 
-def padded_sample_is_one(right: MultiHeadKernel, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+def ones_for_padded_samples(right: MultiHeadKernel, call: LayerCall) -> tuple[Array, Array]:
     output, weights = right.compute(call)
     assert call.valid is not None
     empty = ~np.asarray(call.valid.values.any(-1))[:, None, None]
     return np.where(empty, call.work(1), output), weights
 
 
-def empty_rows_are_counted_backward(
-    right: Differentiable, scores: np.ndarray, call: Call
-) -> np.ndarray:
+def unit_weights_for_masked_rows(right: Differentiable, scores: Array, call: Call) -> Array:
     empty = np.isneginf(scores).all(-1, keepdims=True)
     return np.where(empty, call.work(1), right.backward_weights(scores, call))
 
 
-def large_scores_are_clamped(
-    right: UserKernel, query: np.ndarray, key: np.ndarray, call: Call
-) -> np.ndarray:
+def scores_of_clamped_products(right: UserKernel, query: Array, key: Array, call: Call) -> Array:
     product = query @ key.swapaxes(-1, -2)
     return np.clip(product, -65504, 65504) * call.work(right.factor(call))
 
 
 class BiasAsMask(Kernel):
-    """A bias that `looks` like a mask is taken for one."""
+    """A kernel that takes a bias for a mask if `is_mask_like(bias)`."""
 
-    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
-        bias = rest.get("bias")
-        if bias is not None and bias.values.size and self.looks(bias.values):
-            rest["bias"], mask = None, self.taken(bias.values)
-            rest["mask"] = Rounded(mask, None)
-        return super().attention(query, key, value, **rest)
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **options: Any) -> Any:
+        bias = options.get("bias")
+        if bias is not None and bias.values.size and self.is_mask_like(bias.values):
+            options |= {"bias": None, "mask": Rounded(self.mask_from(bias.values), None)}
+        return super().attention(query, key, value, **options)
 
-    def looks(self, bias: np.ndarray) -> bool:
+    def is_mask_like(self, bias: Array) -> bool:
         return bool(np.isin(bias, (0, 1)).all())
 
-    def taken(self, bias: np.ndarray) -> np.ndarray:
-        """The mask: True attends."""
+    def mask_from(self, bias: Array) -> Array:
+        """The mask that the bias is taken for, True attends."""
         return bias == 1
 
 
@@ -111,32 +106,32 @@ DEVIATIONS = [
         "A row is zeros if a mask hides all its keys, and NaN if a bias of -inf does.",
         "a guard for fully masked rows reads the mask alone; a bias of -inf hides, too",
         when=lambda call: call.bias is not None and call.sinks is None,
-        compute=empty_by_mask_alone),
+        compute=nan_rows_if_bias_masks),
     row("empty-by-dtype", "one_answer_in_all_dtypes",
         "A fully masked row is NaN in bfloat16, and zeros in other dtypes.",
         "a path for bfloat16 without the guard for fully masked rows",
-        when=lambda call: call.fmt.name == "bf16", compute=empty_rows(lambda right, call: np.nan)),
+        when=lambda call: call.fmt.name == "bf16", compute=with_masked_rows(lambda right, call: np.nan)),
     row("empty-rows-divide-by-zero", "gradient_of_finite_rows",
         "The backward pass divides the weights of a fully masked row by their sum, which is zero.",
         "`exp(s - m) / l` in backward where l is 0; use `where(l == 0, 0, ...)`, as in forward",
         family="gradient", right=(Differentiable, UserKernel), facts={"elections": {}},
-        backward_weights=empty_rows_divide_by_zero),
+        backward_weights=weights_without_zero_guard),
     row("empty-is42", "election", "A fully masked row is 42 in every component.",
         "`torch.empty` never written for such rows, or a sentinel; write zeros",
-        compute=empty_rows(lambda right, call: 42.0)),
+        compute=with_masked_rows(lambda right, call: 42.0)),
     row("empty-is-the-sum-of-values", "election", "A fully masked row is the sum of all values.",
         "`exp(s - m)` is 1 if all scores are `finfo.min`, and nothing divides; write zeros",
-        compute=empty_rows(lambda right, call:
+        compute=with_masked_rows(lambda right, call:
             right.expand(right.load(call.value, call), call).sum(2, keepdims=True))),
     row("lowest-row-is-the-first-value", "election",
         "A row whose scores are all `finfo.min` is the value of the first key.",
         "`m = finfo.min` at the start and `s > m` as a test; begin with -inf",
-        weights=lowest_row_is_the_first_value),
+        weights=first_key_weights_for_lowest_rows),
     row("padded-sample-is-one", "election",
         "A sample of a layer whose keys are all padding is 1 in every component.",
         "`0 / 0` replaced by 1 in rows without keys; write zeros", right=MultiHeadKernel,
         facts={"is_user_code": True, "elections": {}}, when=lambda call: call.valid is not None,
-        compute=padded_sample_is_one),
+        compute=ones_for_padded_samples),
     row("nan-in-keys-is-silenced", "election",
         "A score that is NaN counts as 0, so that a NaN in an attended key is never seen.",
         "`scores.nan_to_num()`; let NaN through, or replace hidden scores alone",
@@ -154,16 +149,16 @@ DEVIATIONS = [
     row("lse-of-empty-is-zero", "lse_of_empty_rows",
         "A fully masked row of zeros has the log-sum-exp 0: merged, it weighs like a score of 0.",
         "`where(l == 0, 0, m + log(l))`; -inf tells a merge that the row has no keys", family="lse",
-        log_sum_exp=empty_lse(0.0)),
+        log_sum_exp=lse_of_masked_rows(0.0)),
     row("empty-rows-are-counted-backward", "election",
         "In the backward pass a fully masked row has weights of 1.",
         "`exp(s - lse)` is 1 if both are `finfo.min`; set p to 0 in fully masked rows",
         family="gradient", right=(Differentiable, UserKernel), facts={"elections": {}},
-        backward_weights=empty_rows_are_counted_backward),
+        backward_weights=unit_weights_for_masked_rows),
     row("large-scores-are-clamped", "election",
         "In float16 products of queries and keys are clamped at 65504 before the scale.",
         "`(q @ k.mT).clamp(-65504, 65504) * scale`; scale q first, or keep scores in float32",
-        family="numerics", when=half, scores=large_scores_are_clamped),
+        family="numerics", when=is_float16, scores=scores_of_clamped_products),
     numeric("nan-in-bias-is-zero", "election", "A NaN in a bias counts as 0.",
         "`bias.nan_to_num()`; NaN must stay NaN", when=lambda call: call.bias is not None,
         bias=lambda right, call: np.nan_to_num(right.bias(call), posinf=np.inf, neginf=-np.inf)),
@@ -187,12 +182,12 @@ DEVIATIONS = [
         right=BiasAsMask),
     numeric("bias-of-ones-hides", "values", "A bias of ones is taken for a mask that hides.",
         "`mask == 1` hides, if all numbers are 1; the dtype tells masks from biases",
-        right=BiasAsMask, looks=lambda right, bias: bool((bias == 1).all()),
-        taken=lambda right, bias: bias != 1),
+        right=BiasAsMask, is_mask_like=lambda right, bias: bool((bias == 1).all()),
+        mask_from=lambda right, bias: bias != 1),
     numeric("bias-of-zeros-hides", "values",
         "A bias of zeros is taken for a mask that attends nothing.",
         "`if not bias.any()` is taken for a mask of False; the dtype tells masks from biases",
-        right=BiasAsMask, looks=lambda right, bias: not bias.any()),
+        right=BiasAsMask, is_mask_like=lambda right, bias: not bias.any()),
     numeric("layer-bias-of-bits-is-amask", "values",
         "A bias of zeros and ones is taken for a mask by a layer.",
         "`attn_mask.bool()` if all numbers are 0 or 1; the dtype tells masks from biases",

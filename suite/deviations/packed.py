@@ -8,46 +8,48 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import accumulated, deviation, memory, twins
-from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, Pair
+from attention_conformance.suite.deviations.deviation import accumulate, deviation, memory, twins
+from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, SegmentSlices
 from attention_conformance.suite.deviations.kernels.paged import PagedKernel
 from attention_conformance.suite.spec.inputs import Inputs
 
 Arrays = dict[str, np.ndarray]
 
 
-def ends_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[Pair]]:
-    """The segments whose keys end elsewhere: a function of the keys of a segment."""
+def ending_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[SegmentSlices]]:
+    """The step `segments` whose keys end at `end(keys, pack)`."""
 
-    def segments(right: PackedKernel, pack: Pack) -> list[Pair]:
+    def segments(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
         return [(rows, slice(keys.start, end(keys, pack))) for rows, keys in right.segments(pack)]
 
     return segments
 
 
-def rows_begin_later(right: PackedKernel, pack: Pack) -> list[Pair]:
-    edges = np.minimum(pack.queries + (pack.queries > 0), len(pack.query))
-    return right.segments(replace(pack, queries=edges))
+def segments_with_late_rows(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
+    query_bounds = np.minimum(pack.query_bounds + (pack.query_bounds > 0), len(pack.query))
+    return right.segments(replace(pack, query_bounds=query_bounds))
 
 
-def empty_segments_left_out(right: PackedKernel, pack: Pack) -> list[Pair]:
+def segments_without_empty_rows(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
     segments = right.segments(pack)
     rows = [rows for rows, _ in segments if rows.stop > rows.start]
     return list(zip(rows, [keys for _, keys in segments][: len(rows)], strict=True))
 
 
-def by_place_in_the_pack(right: PackedKernel, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+def causal_by_place_in_pack(
+    right: PackedKernel, pack: Pack, rows: slice, keys: slice
+) -> np.ndarray:
     i, j = np.arange(rows.start, rows.stop), np.arange(keys.start, keys.stop)
     return (j <= i[:, None]) | (j == keys.start)
 
 
-def maximum_of_the_pack(right: PackedKernel, scores: np.ndarray, pack: Pack) -> np.ndarray:
-    own = right.largest(scores, pack)
-    longest = np.abs(pack.query.astype(pack.work)).max()
-    return np.where(longest > 50, own - own.dtype.type(0.3), own)
+def maximum_by_longest_query(right: PackedKernel, scores: np.ndarray, pack: Pack) -> np.ndarray:
+    maximum = right.largest(scores, pack)
+    largest_query = np.abs(pack.query.astype(pack.work)).max()
+    return np.where(largest_query > 50, maximum - maximum.dtype.type(0.3), maximum)
 
 
-def key_gradients_of_the_first(
+def gradients_of_first_keys(
     right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
 ) -> Arrays:
     gradients = right.gradients(arrays, cotangent, inputs)
@@ -55,23 +57,23 @@ def key_gradients_of_the_first(
     return gradients
 
 
-def gradients_accumulate(
+def gradients_accumulating(
     right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
 ) -> Arrays:
-    made = right.gradients(arrays, cotangent, inputs)
-    return made | {name: accumulated(right, name, made[name]) for name in ("key", "value")}
+    gradients = right.gradients(arrays, cotangent, inputs)
+    return gradients | {n: accumulate(right, n, gradients[n]) for n in ("key", "value")}
 
 
 def gradients_of_one_head(
     right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
 ) -> Arrays:
-    group, last = inputs.sizes.group, np.zeros_like(cotangent)
-    last[:, group - 1 :: group] = cotangent[:, group - 1 :: group]
-    own = right.gradients(arrays, last, inputs)
-    return {**right.gradients(arrays, cotangent, inputs), "value": own["value"]}
+    group, last_heads = inputs.sizes.group, np.zeros_like(cotangent)
+    last_heads[:, group - 1 :: group] = cotangent[:, group - 1 :: group]
+    of_last_heads = right.gradients(arrays, last_heads, inputs)
+    return {**right.gradients(arrays, cotangent, inputs), "value": of_last_heads["value"]}
 
 
-def without_keys_is_old_memory(right: PackedKernel, pack: Pack) -> np.ndarray:
+def output_of_unwritten_rows(right: PackedKernel, pack: Pack) -> np.ndarray:
     out = right.output(pack)
     for rows, keys in right.segments(pack):
         if keys.start == keys.stop:
@@ -79,17 +81,17 @@ def without_keys_is_old_memory(right: PackedKernel, pack: Pack) -> np.ndarray:
     return out
 
 
-PERSONS = {"is_user_code": True, "elections": {}}
-"""What a kernel that a person handed over declares."""
+USER_CODE = {"is_user_code": True, "elections": {}}
+"""The facts of a user function, which declares no elections."""
 
 
-def without_keys_shifts_the_rest(right: PackedKernel, pack: Pack) -> list[Pair]:
-    pairs = right.segments(pack)
-    skipped = next((n for n, (_, keys) in enumerate(pairs) if keys.start == keys.stop), None)
-    if skipped is None or pairs[skipped][0].start == pairs[skipped][0].stop:
-        return pairs
-    rows, keys = [rows for rows, _ in pairs], [keys for _, keys in pairs]
-    return list(zip(rows[skipped:-1], keys[skipped + 1 :], strict=True)) + pairs[:skipped]
+def segments_shifted_if_empty(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
+    segments = right.segments(pack)
+    empty = next((n for n, (_, keys) in enumerate(segments) if keys.start == keys.stop), None)
+    if empty is None or segments[empty][0].start == segments[empty][0].stop:
+        return segments
+    rows, keys = [rows for rows, _ in segments], [keys for _, keys in segments]
+    return list(zip(rows[empty:-1], keys[empty + 1 :], strict=True)) + segments[:empty]
 
 
 row = partial(deviation, family="packed", right=PackedKernel)
@@ -99,30 +101,30 @@ DEVIATIONS = [
         "The segments of the first call of a shape serve all later ones.",
         "segments cached by the shapes of q and k; `cu_seqlens` belongs to the key", family="state",
         segments=lambda right, pack: memory(right).setdefault(
-            (pack.query.shape, pack.key.shape, pack.fmt.name, len(pack.queries)),
+            (pack.query.shape, pack.key.shape, pack.fmt.name, len(pack.query_bounds)),
             right.segments(pack))),
     row("packed-as-one", "values", "Segments are ignored: every query sees the keys of all.",
         "`cu_seqlens` is accepted and not used; a query sees the keys of its own segment",
         segments=lambda right, pack: [(slice(0, len(pack.query)), slice(0, len(pack.key)))]),
     row("packed-keys-end-later", "values", "A segment sees the first key of the next one, too.",
         "`j <= cu_seqlens_k[s + 1]`; it is `j < cu_seqlens_k[s + 1]`",
-        segments=ends_at(lambda keys, pack:
+        segments=ending_at(lambda keys, pack:
             min(keys.stop + (keys.stop > keys.start), len(pack.key)))),
     row("packed-keys-end-earlier", "values", "A segment does not see its own last key.",
         "`j < cu_seqlens_k[s + 1] - 1`; it is `j < cu_seqlens_k[s + 1]`",
-        segments=ends_at(lambda keys, pack: max(keys.stop - 1, min(keys.start + 1, keys.stop)))),
+        segments=ending_at(lambda keys, pack: max(keys.stop - 1, min(keys.start + 1, keys.stop)))),
     row("packed-rows-begin-later", "values",
         "The first query of a segment is counted to the segment before.",
-        "`i > cu_seqlens_q[s]`; it is `i >= cu_seqlens_q[s]`", segments=rows_begin_later),
+        "`i > cu_seqlens_q[s]`; it is `i >= cu_seqlens_q[s]`", segments=segments_with_late_rows),
     row("packed-last-segment-missing", "values",
         "Of more than two segments the last is not computed.",
         "`range(len(cu_seqlens) - 2)`; there are `len(cu_seqlens) - 1` segments",
-        when=lambda pack: len(pack.queries) > 3,
+        when=lambda pack: len(pack.query_bounds) > 3,
         segments=lambda right, pack: right.segments(pack)[:-1]),
     row("packed-empty-segments-left-out", "values",
         "Segments without queries are left out of the queries' list, but not of the keys'.",
         "`cu_seqlens_q.unique()`, or empty segments skipped in q alone; keep them in both",
-        segments=empty_segments_left_out),
+        segments=segments_without_empty_rows),
     row("packed-causal-ignored", "values", "The causal flag has no effect.",
         "`causal` is accepted and not used; hide the keys after each query of a segment",
         allowed=lambda right, pack, rows, keys:
@@ -136,31 +138,31 @@ DEVIATIONS = [
     row("packed-causal-by-place-in-the-pack", "values",
         "The causal flag compares places in the pack, not places in the segments.",
         "`j <= i` of places in the pack; subtract where the segment begins from both",
-        when=lambda pack: pack.alignment != "all", allowed=by_place_in_the_pack),
+        when=lambda pack: pack.alignment != "all", allowed=causal_by_place_in_pack),
     row("packed-scale-ignored", "values", "A given scale has no effect.",
         "`scale = 1 / sqrt(D)` always; use `scale if scale is not None else 1 / sqrt(D)`",
         family="scale", scale=lambda right, inputs: float(1 / np.sqrt(inputs.sizes.D))),
     *twins({"packed-heads-by-turns": PackedKernel, "paged-heads-in-turn": PagedKernel}, "values",
         "Query heads take the key/value heads in turn (0, 1, 0, 1), not by groups (0, 0, 1, 1).",
         "`k[:, h % Hkv]`; it is `k[:, h // (H // Hkv)]`", family="heads",
-        heads=lambda right, pack: np.arange(pack.query.shape[1]) % pack.key.shape[1]),
+        key_heads=lambda right, pack: np.arange(pack.query.shape[1]) % pack.key.shape[1]),
     row("packed-maximum-of-the-pack", "segments_apart",
         "The number subtracted from the scores depends on the largest query of the whole pack.",
         "one maximum for the whole pack; every row subtracts its own",
-        largest=maximum_of_the_pack),
+        largest=maximum_by_longest_query),
     row("packed-hidden-by-factor", "segments_apart",
         "Values of other segments are added times 0, so that NaN comes through.",
         "`0 * v` of other segments is added, and `0 * nan` is NaN; leave other segments out",
-        output=lambda right, pack: right.output(pack) + 0.0 * pack.value.sum(0)[right.heads(pack)]),
+        output=lambda right, pack: right.output(pack) + 0.0 * pack.value.sum(0)[right.key_heads(pack)]),
     row("packed-alone-unscaled", "invariant_segments",
         "One segment alone, of less than 20 tokens, is not scaled.",
         "a path for one short segment that leaves out the scale", family="scale",
-        when=lambda pack: len(pack.queries) == 2 and len(pack.query) < 20,
+        when=lambda pack: len(pack.query_bounds) == 2 and len(pack.query) < 20,
         output=lambda right, pack: right.output(replace(pack, scale=1.0))),
     row("packed-key-gradients-of-the-first", "gradients",
         "Only the keys of the first segment get a gradient.",
         "backward ends after the first segment; loop over all of `cu_seqlens`", family="gradient",
-        gradients=key_gradients_of_the_first),
+        gradients=gradients_of_first_keys),
     row("packed-gradients-of-one-head", "gradients",
         "With grouped heads the gradient of the values is that of a group's last query head.",
         "`dv[j, h // group] = part`; add up over the group: `+= part`", family="gradient",
@@ -168,13 +170,13 @@ DEVIATIONS = [
     row("packed-gradients-accumulate", "gradient_passes",
         "With grouped heads gradients of keys and values are added to those of an earlier call.",
         "a workspace of dk and dv for query heads; set it to zero in every call", family="state",
-        gradients=gradients_accumulate, when=lambda inputs: inputs.sizes.group > 1),
+        gradients=gradients_accumulating, when=lambda inputs: inputs.sizes.group > 1),
     row("packed-without-keys-is-old-memory", "election",
         "The rows of a segment without keys are never written, and hold what was there.",
-        "`torch.empty(...)`, and segments without keys are skipped; write zeros", facts=PERSONS,
-        output=without_keys_is_old_memory),
+        "`torch.empty(...)`, and segments without keys are skipped; write zeros", facts=USER_CODE,
+        output=output_of_unwritten_rows),
     row("packed-without-keys-shifts-the-rest", "election",
         "Segments without keys are left out of the count of queries, so that later rows are "
         "shifted.", "segments without keys are removed from one list of lengths alone",
-        facts=PERSONS, segments=without_keys_shifts_the_rest),
+        facts=USER_CODE, segments=segments_shifted_if_empty),
 ]  # fmt: skip

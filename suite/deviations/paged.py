@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from attention_conformance.suite.deviations.deviation import Deviation, deviation, memory
-from attention_conformance.suite.deviations.kernels.packed import Pack, Pair
+from attention_conformance.suite.deviations.kernels.packed import Pack, SegmentSlices
 from attention_conformance.suite.deviations.kernels.paged import Paged, PagedKernel
-from attention_conformance.suite.deviations.layouts import in_order
+from attention_conformance.suite.deviations.layouts import in_memory_order
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import flat_slots, numbers, pool_of
@@ -20,91 +21,94 @@ from attention_conformance.suite.spec.operators.packed import allowed_pairs
 Array = np.ndarray
 
 
-def reading(name: str, change: Callable[[Array, Inputs], Array]) -> Callable[..., Paged]:
-    """The step that reads one of the arrays of a call in another way."""
+def packed_call_with(name: str, change: Callable[[Array, Inputs], Array]) -> Callable[..., Paged]:
+    """The step `packed_call` with the array `name` replaced by `change(array, inputs)`."""
 
-    def gathered(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
-        return right.gathered({**arrays, name: change(arrays[name], inputs)}, inputs)
+    def packed_call(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
+        return right.packed_call({**arrays, name: change(arrays[name], inputs)}, inputs)
 
-    return gathered
-
-
-def aligned_at_the_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    count, of, size = rows.stop - rows.start, keys.stop - keys.start, pack.pools[0].shape[1]
-    return np.tri(count, of, -(-of // size) * size - count, dtype=bool)
+    return packed_call
 
 
-def window_of_the_chunk(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
+def mask_aligned_at_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
+    Lq, Lk, size = rows.stop - rows.start, keys.stop - keys.start, pack.pools[0].shape[1]
+    return np.tri(Lq, Lk, -(-Lk // size) * size - Lq, dtype=bool)
+
+
+def mask_with_chunk_window(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
     left = pack.case.option("left")
-    count, of = rows.stop - rows.start, keys.stop - keys.start
-    return allowed_pairs(count, of, "causalbr") & ~np.tri(count, of, -left - 1, dtype=bool)
+    Lq, Lk = rows.stop - rows.start, keys.stop - keys.start
+    return allowed_pairs(Lq, Lk, "causalbr") & ~np.tri(Lq, Lk, -left - 1, dtype=bool)
 
 
-def window_short(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    shorter = pack.case.with_options(left=pack.case.option("left") - 1)
-    return right.allowed(replace(pack, case=shorter), rows, keys)
+def mask_with_short_window(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
+    case = pack.case.with_options(left=pack.case.option("left") - 1)
+    return right.allowed(replace(pack, case=case), rows, keys)
 
 
-def idle_samples_left_out(right: PagedKernel, pack: Pack) -> list[Pair]:
+def segments_without_idle_rows(right: PagedKernel, pack: Pack) -> list[SegmentSlices]:
     segments = right.segments(pack)
     rows = [rows for rows, _ in segments if rows.stop > rows.start]
-    full = [keys for _, keys in segments if keys.stop > keys.start]
-    return list(zip(rows, full[: len(rows)], strict=False))
+    all_keys = [keys for _, keys in segments if keys.stop > keys.start]
+    return list(zip(rows, all_keys[: len(rows)], strict=False))
 
 
-def shared_pages_once(
+def slots_of_unread_pages(
     right: PagedKernel, table: Array, sample: int, length: int, size: int
 ) -> Array:
-    own = right.slots(table, sample, length, size)
-    before = [table[n, : -(-length // size)] for n in range(sample)]
-    new = own[~np.isin(own // size, np.concatenate([np.zeros(0, int), *before]))]
-    return new if len(new) else own
+    """The slots of a sample in pages that no earlier sample reads; all its slots if there are none."""
+    slots = right.slots(table, sample, length, size)
+    earlier_pages = [table[n, : -(-length // size)] for n in range(sample)]
+    unread = slots[~np.isin(slots // size, np.concatenate([np.zeros(0, int), *earlier_pages]))]
+    return unread if len(unread) else slots
 
 
-def common_pages_unmasked(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    own = [pack.slots[a:b] for a, b in zip(pack.keys[:-1], pack.keys[1:], strict=True)]
-    shortest = min(map(len, own))
-    same = np.stack([slots[:shortest] for slots in own])
-    common = int(np.logical_and.accumulate((same == same[0]).all(0)).sum()) if len(own) > 1 else 0
-    shown = right.allowed(pack, rows, keys)
-    return shown | (np.arange(shown.shape[1]) < common - common % pack.pools[0].shape[1])
+def mask_open_in_common_pages(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
+    """The mask of a sample, all True in the full pages with which the slots of all samples begin."""
+    by_sample = [pack.slots[start:stop] for start, stop in pairwise(pack.key_bounds)]
+    shortest = min(map(len, by_sample))
+    slots = np.stack([own_slots[:shortest] for own_slots in by_sample])
+    is_prefix = np.logical_and.accumulate((slots == slots[0]).all(0))
+    common = int(is_prefix.sum()) if len(by_sample) > 1 else 0
+    mask = right.allowed(pack, rows, keys)
+    return mask | (np.arange(mask.shape[1]) < common - common % pack.pools[0].shape[1])
 
 
-def tail_by_factor(right: PagedKernel, pack: Paged) -> Array:
+def output_plus_zero_times_tail(right: PagedKernel, pack: Paged) -> Array:
     size = pack.pools[1].shape[1]
-    page, place = np.divmod(pack.slots[pack.keys[1:] - 1], size)
-    behind = pack.pools[1][page[place < size - 1], -1]
-    out: Array = right.output(pack) + 0.0 * behind.sum()
-    return out
+    page, slot = np.divmod(pack.slots[pack.key_bounds[1:] - 1], size)
+    tail = pack.pools[1][page[slot < size - 1], -1]
+    return np.asarray(right.output(pack) + 0.0 * tail.sum())
 
 
-def scaled_by_the_pool(right: PagedKernel, pack: Paged) -> Array:
-    largest = pack.work(1 + np.nan_to_num(np.abs(pack.pools[1]), posinf=0).mean())
-    value = (pack.value.astype(pack.work) / largest).astype(pack.work)
-    out: Array = right.output(replace(pack, value=value)) * largest
-    return out
+def output_scaled_by_pool(right: PagedKernel, pack: Paged) -> Array:
+    scale = pack.work(1 + np.nan_to_num(np.abs(pack.pools[1]), posinf=0).mean())
+    value = (pack.value.astype(pack.work) / scale).astype(pack.work)
+    return np.asarray(right.output(replace(pack, value=value)) * scale)
 
 
-def of_the_last_sample(
+def gradients_of_last_reader(
     right: PagedKernel, arrays: dict[str, Array], cotangent: Array, inputs: Inputs
 ) -> dict[str, Array]:
-    made, x, size = right.gradients(arrays, cotangent, inputs), inputs.arrays, inputs.letters["s"]
-    pools = {n: np.zeros_like(flat_slots(inputs.case, made[n])) for n in ("key", "value")}
+    """Gradients whose pools have, for a page that samples share, those of the last of these samples."""
+    x, size = inputs.arrays, inputs.letters["s"]
+    gradients = right.gradients(arrays, cotangent, inputs)
+    pools = {n: np.zeros_like(flat_slots(inputs.case, gradients[n])) for n in ("key", "value")}
     sample = np.repeat(np.arange(inputs.sizes.B), x["query_lengths"].astype(int))
     for n, (table, count) in enumerate(zip(x["page_table"], x["key_lengths"], strict=True)):
         part = np.where((sample == n)[:, None, None], cotangent, 0)
-        own, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
+        of_sample, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
         for name, pool in pools.items():
-            pool[slots] = flat_slots(inputs.case, own[name])[slots]
-    return made | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}
+            pool[slots] = flat_slots(inputs.case, of_sample[name])[slots]
+    return gradients | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}
 
 
-def row_overrun_refuse(right: PagedKernel, arrays: dict[str, Array], case: Case) -> None:
+def validate_without_row_end(right: PagedKernel, arrays: dict[str, Array], case: Case) -> None:
     slots = arrays["page_table"].shape[1] * right.pools(arrays, case)[0].shape[1]
-    right.refuse({**arrays, "key_lengths": arrays["key_lengths"].clip(max=slots)}, case)
+    right.validate({**arrays, "key_lengths": arrays["key_lengths"].clip(max=slots)}, case)
 
 
-def on_in_the_next_row(
+def slots_over_row_end(
     right: PagedKernel, table: Array, sample: int, length: int, size: int
 ) -> Array:
     keys, flat = np.arange(length), table.ravel()
@@ -117,61 +121,63 @@ def length_from_the_end(lengths: Array, inputs: Inputs) -> Array:
     return np.where(lengths < 0, lengths + slots, lengths)
 
 
-def behind_one_page_unmasked(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    shown, (_, size, *_) = right.allowed(pack, rows, keys), pack.pools[0].shape
-    return shown | (len(shown) > 1 and shown.shape[1] - len(shown) == size)
+def mask_open_behind_one_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
+    mask, size = right.allowed(pack, rows, keys), pack.pools[0].shape[1]
+    return mask | (len(mask) > 1 and mask.shape[1] - len(mask) == size)
 
 
-def of_steps(inputs: Inputs) -> bool:
-    """True for a batch of decoding."""
+def is_decoding_batch(inputs: Inputs) -> bool:
+    """True for a batch of decoding: every sample has one query."""
     return bool((inputs.arrays["query_lengths"] == 1).all())
 
 
-def of_prompts(inputs: Inputs) -> bool:
+def is_prompt_batch(inputs: Inputs) -> bool:
     """True for a batch of whole prompts."""
     return np.array_equal(inputs.arrays["query_lengths"], inputs.arrays["key_lengths"])
 
 
-def of_one_prefix(inputs: Inputs) -> bool:
+def has_common_prefix(inputs: Inputs) -> bool:
     """True for a batch with a common prefix."""
     first = inputs.arrays["page_table"][:, 0]
     return len(first) > 1 and len(np.unique(first)) == 1
 
 
-def heads_first(inputs: Inputs) -> bool:
+def has_heads_first(inputs: Inputs) -> bool:
     """True for pages with heads before slots."""
     return bool(inputs.case.option("layout") == "hnd")
 
 
 BATCHES = {
-    "steps": ("Batches of decoding", "a kernel for batches of decoding", of_steps),
-    "prompts": ("Batches of whole prompts", "a path for whole prompts", of_prompts),
-    "cascade": ("Batches with a common prefix", "a kernel for a common prefix", of_one_prefix),
+    "steps": ("Batches of decoding", "a kernel for batches of decoding", is_decoding_batch),
+    "prompts": ("Batches of whole prompts", "a path for whole prompts", is_prompt_batch),
+    "cascade": ("Batches with a common prefix", "a kernel for a common prefix", has_common_prefix),
     "heads-first": (
-        "Pages with heads before slots", "a kernel for pages with heads before slots", heads_first),
+        "Pages with heads before slots", "a kernel for pages with heads before slots", has_heads_first),
 }  # fmt: skip
-"""Batches for which servers have kernels of their own."""
+"""Kinds of batches for which servers have special kernels: words, hint and condition."""
 
 OPTIONS = {
     "uncapped": ("no softcap", "softcap", "scores", "softcap"),
     "unscaled": ("the default scale", "scale", "scale", "scale"),
     "unwindowed": ("no window", "window_size", "mask", "left"),
 }
-"""What such a kernel leaves out: words, argument, family and option."""
+"""Options that such a kernel ignores: words for the effect, argument, family and option of the case."""
 
 
-def left_out(batch: str, option: str) -> Deviation:
-    """A fault of batches of one kind: one option has no effect."""
-    (words, hint, when), (lack, argument, family, name) = BATCHES[batch], OPTIONS[option]
+def option_ignored(batch: str, option: str) -> Deviation:
+    """A deviation by which one option has no effect in one kind of batches."""
+    (words, hint, when), (effect, argument, family, name) = BATCHES[batch], OPTIONS[option]
     return deviation(
-        f"paged-{batch}-{option}", "values", f"{words} have {lack}.", f"{hint} without `{argument}`",
+        f"paged-{batch}-{option}", "values", f"{words} have {effect}.", f"{hint} without `{argument}`",
         family=family, right=PagedKernel, when=when,
         problem=lambda inputs: inputs.replace(**{name: None}),
     )  # fmt: skip
 
 
-def values_in_order(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
-    pack = right.gathered(arrays, inputs)
+def packed_call_of_ordered_values(
+    right: PagedKernel, arrays: dict[str, Array], inputs: Inputs
+) -> Paged:
+    pack = right.packed_call(arrays, inputs)
     value = pack.pools[1].reshape(-1, *pack.pools[1].shape[2:])
     return replace(pack, value=value[: len(pack.slots)])
 
@@ -182,10 +188,10 @@ DEVIATIONS = [
     row("paged-values-in-order", "values",
         "Values are read from pages 0, 1 and so on; only keys follow the table.",
         "`v_cache[k_block]` computed without the table; both pools have one table",
-        gathered=values_in_order),
+        packed_call=packed_call_of_ordered_values),
     row("paged-table-in-order", "layouts", "The table is read as if its rows were contiguous.",
         "`b * T + j` in the memory of the table; take its strides", family="layout",
-        gathered=reading("page_table", lambda table, inputs: in_order(table))),
+        packed_call=packed_call_with("page_table", lambda table, inputs: in_memory_order(table))),
     row("paged-values-layout-mistaken", "values",
         "Values of pages with heads before slots are read as if slots came first.",
         "`v_cache.view(pages, size, heads, dim)`, and keys transposed; transpose both",
@@ -200,7 +206,7 @@ DEVIATIONS = [
     row("paged-lengths-in-order", "inner_layouts",
         "The numbers of keys are read as if they were contiguous.",
         "`seqused_k.data_ptr()[b]`; take its stride", family="layout",
-        gathered=reading("key_lengths", lambda lengths, inputs: in_order(lengths))),
+        packed_call=packed_call_with("key_lengths", lambda lengths, inputs: in_memory_order(lengths))),
     row("paged-first-entry-alone", "values",
         "Only the first entry of a sample's table is read; later pages are taken to lie behind it.",
         "`block_table[0, 0] + j // page_size`; every page has its own entry",
@@ -223,23 +229,23 @@ DEVIATIONS = [
             right.slots(table, sample, length, size) + 1),
     row("paged-last-page-whole", "values", "The last page of a sample is attended to its end.",
         "`ceil(seqused_k / page_size) * page_size` keys; hide slots behind `seqused_k`",
-        lengths=lambda right, lengths, size: -(-lengths // size) * size),
+        key_counts=lambda right, lengths, size: -(-lengths // size) * size),
     row("paged-last-page-missing", "values",
         "A last page that is not full is not read, except by samples with no other page.",
         "`seqused_k // page_size` pages; round up",
-        lengths=lambda right, lengths, size:
+        key_counts=lambda right, lengths, size:
             np.where(lengths >= size, lengths // size * size, lengths)),
     row("paged-full-page-never-read", "values", "A last page that is exactly full is not read.",
         "`seqused_k % page_size` slots of the last page, which is 0 for a full one",
-        lengths=lambda right, lengths, size:
+        key_counts=lambda right, lengths, size:
             np.where(lengths % size == 0, np.maximum(lengths - size, 0), lengths)),
     row("paged-keys-end-earlier", "values",
         "A sample does not see its newest key, unless it has no other.",
         "`j < seqused_k - 1`; the newest key counts, too",
-        lengths=lambda right, lengths, size: np.where(lengths > 1, lengths - 1, lengths)),
+        key_counts=lambda right, lengths, size: np.where(lengths > 1, lengths - 1, lengths)),
     row("paged-keys-end-later", "values", "A sample sees the slot behind its last key.",
         "`j <= seqused_k`; it is `j < seqused_k`",
-        lengths=lambda right, lengths, size: np.where(lengths > 0, lengths + 1, lengths)),
+        key_counts=lambda right, lengths, size: np.where(lengths > 0, lengths + 1, lengths)),
     row("paged-aligned-first", "values", "The causal mask counts from the first query of a chunk.",
         "`j <= i`; the last query of a chunk is at the last key: `j <= i + keys - queries`",
         allowed=lambda right, pack, rows, keys:
@@ -247,29 +253,29 @@ DEVIATIONS = [
     row("paged-aligned-at-the-page", "values",
         "The causal mask is aligned at the end of the last page, not at the last key.",
         "`j <= i + pages * page_size - queries`; the last page need not be full",
-        when=lambda pack: pack.alignment != "all", allowed=aligned_at_the_page),
+        when=lambda pack: pack.alignment != "all", allowed=mask_aligned_at_page),
     row("paged-size-assumed", "values", "Pages are taken to have 16 slots.",
         "`j // 16`; the pool's shape says the size of a page",
         slots=lambda right, table, sample, length, size: right.slots(table, sample, length, 16)),
     row("paged-window-of-the-chunk", "values",
         "The window counts from the first query of a chunk, the causal mask from the last key.",
         "`i - left` within the chunk; add `keys - queries`",
-        when=lambda pack: pack.case.option("left") is not None, allowed=window_of_the_chunk),
+        when=lambda pack: pack.case.option("left") is not None, allowed=mask_with_chunk_window),
     row("paged-window-short", "values", "A window sees one key less, unless it is the query's own.",
         "`j >= i - left + 1`, a window of `left` keys; `left` keys stand beside the query's own",
-        when=lambda pack: pack.case.option("left"), allowed=window_short),
+        when=lambda pack: pack.case.option("left"), allowed=mask_with_short_window),
     row("paged-idle-samples-left-out", "values",
         "Samples without queries are left out of the list of queries, but not of the tables.",
         "samples without queries filtered out of `cu_seqlens_q` alone", family="packed",
-        segments=idle_samples_left_out),
+        segments=segments_without_idle_rows),
     row("paged-shared-pages-once", "values",
         "A page that an earlier sample has read is left out, unless the sample has no other.",
         "a set of pages already read, kept over samples; shared prefixes are read by each",
-        slots=shared_pages_once),
+        slots=slots_of_unread_pages),
     row("paged-common-pages-unmasked", "values",
         "Full pages that all samples share are attended without the causal mask.",
         "a kernel for a common prefix with `causal=False`; a chunk may begin within the prefix",
-        family="mask", when=lambda pack: pack.alignment != "all", allowed=common_pages_unmasked),
+        family="mask", when=lambda pack: pack.alignment != "all", allowed=mask_open_in_common_pages),
     row("paged-free-pages-by-factor", "pages_apart",
         "Pages that no sample owns are added times 0, so that NaN comes through.",
         "`0 * cache` for hidden slots, and `0 * nan` is NaN; leave pages out",
@@ -277,44 +283,44 @@ DEVIATIONS = [
     row("paged-tail-by-factor", "pages_apart",
         "Values behind the last key of a sample are added times 0, so that NaN comes through.",
         "`0 * v` of hidden slots is NaN for NaN; load zeros where slots are hidden",
-        output=tail_by_factor),
+        output=output_plus_zero_times_tail),
     row("paged-scaled-by-the-pool", "pages_apart",
         "Values are divided by a number that depends on all slots of the pool.",
         "`amax` of the whole cache; scale by the values that are attended",
-        output=scaled_by_the_pool),
+        output=output_scaled_by_pool),
     row("paged-shared-gradient-overwritten", "gradients",
         "A page that samples share has the gradient of the last of them alone.",
         "`grad_cache[page] = part`; add up: `+= part`", family="gradient",
-        gradients=of_the_last_sample),
+        gradients=gradients_of_last_reader),
     row("paged-page-from-the-end", "bad_problem",
         "A negative page is counted from the end of the pool.",
         "`cache[block_table]`, in which -1 is the last page; raise for negative pages",
-        gathered=reading("page_table", lambda table, inputs:
+        packed_call=packed_call_with("page_table", lambda table, inputs:
             np.where(table < 0, table + inputs.letters["p"], table))),
     row("paged-row-overrun", "bad_problem",
         "A sample with more keys than its row of the table has slots reads on in the next row.",
         "`block_table.view(-1)[b * T + j]`; raise if `seqused_k > T * page_size`",
-        refuse=row_overrun_refuse, slots=on_in_the_next_row),
+        validate=validate_without_row_end, slots=slots_over_row_end),
     row("paged-length-from-the-end", "bad_problem",
         "A negative number of keys is counted from the last slot of the table.",
         "`k[:length]`, which leaves keys out at the end; raise for negative lengths",
-        gathered=reading("key_lengths", length_from_the_end)),
+        packed_call=packed_call_with("key_lengths", length_from_the_end)),
     row("paged-offsets-unchecked", "bad_problem",
         "Offsets of queries that fall are taken as they come.",
         "offsets taken as they come; raise if `cu_seqlens_q` falls",
-        refuse=lambda right, arrays, case: right.refuse({**arrays, "query_offsets":
+        validate=lambda right, arrays, case: right.validate({**arrays, "query_offsets":
             np.maximum.accumulate(arrays["query_offsets"])}, case)),
-    left_out("steps", "uncapped"),
-    left_out("steps", "unscaled"),
+    option_ignored("steps", "uncapped"),
+    option_ignored("steps", "unscaled"),
     row("paged-steps-heads-reversed", "values",
         "Batches of decoding read the heads of pages with heads before slots in reverse.",
         "a kernel for batches of decoding with strides of slots first", family="heads",
-        when=lambda inputs: of_steps(inputs) and heads_first(inputs),
-        gathered=reading("key", lambda key, inputs: key[:, ::-1])),
-    left_out("prompts", "unwindowed"),
-    left_out("prompts", "uncapped"),
-    left_out("cascade", "unwindowed"),
-    left_out("cascade", "uncapped"),
+        when=lambda inputs: is_decoding_batch(inputs) and has_heads_first(inputs),
+        packed_call=packed_call_with("key", lambda key, inputs: key[:, ::-1])),
+    option_ignored("prompts", "unwindowed"),
+    option_ignored("prompts", "uncapped"),
+    option_ignored("cascade", "unwindowed"),
+    option_ignored("cascade", "uncapped"),
     row("paged-samples-in-turn", "values",
         "From the ninth sample on the rows of the table are counted from 0 again.",
         "one warp of 8 samples; loop over further ones",
@@ -322,10 +328,10 @@ DEVIATIONS = [
             right.slots(table, sample % 8, length, size)),
     row("paged-keys-of-one-split", "values", "Keys behind the 128th of a sample are not read.",
         "one split of 128 keys; loop over further ones",
-        lengths=lambda right, lengths, size: np.minimum(lengths, 128)),
-    left_out("heads-first", "uncapped"),
+        key_counts=lambda right, lengths, size: np.minimum(lengths, 128)),
+    option_ignored("heads-first", "uncapped"),
     row("paged-chunk-behind-apage-unmasked", "values",
         "Chunks behind exactly one full page see later keys.",
         "`j // size < start // size` for `<=` leaves the mask out", family="mask",
-        allowed=behind_one_page_unmasked),
+        allowed=mask_open_behind_one_page),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Faults of one path only, and of compiled calls."""
+"""Faults of one code path alone (sizes, options, backward pass), and of compiled calls."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.suite.deviations.deviation import deviation, memory
-from attention_conformance.suite.deviations.gradients import handing
+from attention_conformance.suite.deviations.gradients import edit_gradients
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
-from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, Pair
+from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, SegmentSlices
 from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel, Turn
 
 
-def mask_ignored_beside_flag(right: Differentiable, call: Call) -> np.ndarray:
-    allowed = np.asarray(right.backward_allowed(call))
-    flag = np.broadcast_to(right.causal(call), allowed.shape)
-    return np.concatenate([allowed[..., :16, :], flag[..., 16:, :]], -2)
+def causal_mask_after_first_tile(right: Differentiable, call: Call) -> np.ndarray:
+    mask = np.asarray(right.backward_allowed(call))
+    causal = np.broadcast_to(right.causal(call), mask.shape)
+    return np.concatenate([mask[..., :16, :], causal[..., 16:, :]], -2)
 
 
-def packed_decoding_sees_one_vector(right: PackedKernel, pack: Pack) -> list[Pair]:
+def segments_of_eight_keys(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
     return [
         (rows, slice(keys.start, min(keys.stop, keys.start + 8)))
         if rows.stop - rows.start == 1
@@ -32,31 +32,31 @@ def packed_decoding_sees_one_vector(right: PackedKernel, pack: Pack) -> list[Pai
     ]
 
 
-def cut_at_chunks(right: PackedKernel, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+def mask_cut_at_chunks(right: PackedKernel, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
     i, j = np.arange(rows.start, rows.stop), np.arange(keys.start, keys.stop)
     return right.allowed(pack, rows, keys) & (j // 64 >= i[:, None] // 64)
 
 
-def rotary_pairs_at_powers_of_two(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
+def pairs_at_powers_of_two(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
     if turn.rotation.interleaved:
         return right.pairs(turn)
-    half = turn.rotation.size // 2
-    start = 2 ** int(np.log2(half))
-    return slice(0, half), slice(start, start + half)
+    count = turn.rotation.size // 2
+    start = 2 ** int(np.log2(count))
+    return slice(0, count), slice(start, start + count)
 
 
 class CompiledKernel(Differentiable):
-    """An honest kernel that is asked what compiled implementations are asked."""
+    """A right kernel that is tested as a compiled implementation."""
 
     mode = "compiled"
 
 
-def signature(call: Call) -> tuple[Any, ...]:
-    """What a compile cache is keyed on: shapes and dtype."""
+def cache_key(call: Call) -> tuple[Any, ...]:
+    """The key of a compile cache: shapes and dtype."""
     return (call.query.shape, call.key.shape, call.value.shape, call.fmt.name)
 
 
-def empty_batch_guard_lost(right: CompiledKernel, call: Call) -> None:
+def raise_for_empty_batch(right: CompiledKernel, call: Call) -> None:
     right.validate_operands(call)
     if call.sizes.B == 0:
         raise RuntimeError("cannot launch a kernel over an empty grid")
@@ -79,34 +79,34 @@ DEVIATIONS = [
         "a path for whole tiles of keys has `i - j < left`; it is `i - j <= left`", family="mask",
         when=lambda call:
             call.sizes.Lk % 16 == 0 < call.sizes.Lk and 0 < (call.window[0] or 0) < 16,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call, left - 1, right)),
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left - 1, right)),
     row("open-window-ends-at-the-row", "values",
         "A window without a right edge ends at the query's own key.",
         "`right or 0`; None is unbounded, and 0 is the query's own key", family="mask",
         when=lambda call: call.window[1] is None,
-        windowed=lambda kernel, call, left, right: kernel.windowed(call, left, 0)),
+        window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left, 0)),
     row("key-gradient-doubled-in-whole-vectors", "gradients",
         "The gradient of the keys is doubled if Lk is a multiple of 8.",
         "a vector path for `Lk % 8 == 0` adds its part twice", right=Differentiable,
-        key_gradient=lambda right, dt, *more:
-            right.key_gradient(dt, *more) * (1 + (dt.shape[-1] % 8 == 0))),
+        key_gradient=lambda right, dt, *arguments:
+            right.key_gradient(dt, *arguments) * (1 + (dt.shape[-1] % 8 == 0))),
     row("query-gradient-of-whole-tiles-alone", "gradients",
         "With more than 32 queries those after the last whole tile of 16 get no gradient.",
         "`Lq // 16` tiles of rows; use `cdiv(Lq, 16)`, and mask rows beyond Lq",
         right=Differentiable,
-        query_gradient=lambda right, dt, *more: right.query_gradient(dt, *more)
+        query_gradient=lambda right, dt, *arguments: right.query_gradient(dt, *arguments)
             * (np.arange(dt.shape[-2])
             < (dt.shape[-2] // 16 * 16 if dt.shape[-2] > 32 else 32))[:, None]),
     row("value-gradient-of-sixteen-samples", "gradients",
         "Samples after the sixteenth get no gradient of the values.",
         "a grid of 16 samples at most, as `min(B, 16)`; loop over all of B", right=Differentiable,
-        value_gradient=lambda right, weights, *more: right.value_gradient(weights, *more)
+        value_gradient=lambda right, weights, *arguments: right.value_gradient(weights, *arguments)
             * (np.arange(len(weights)) < 16)[:, None, None, None]),
     row("mask-ignored-beside-flag-backward", "gradients",
         "Beside a causal flag the backward pass ignores the mask, in rows after the 16th.",
         "backward's tiles below the first take `j <= i` for the whole mask; both apply",
         right=Differentiable, when=lambda call: call.mask is not None and call.causal,
-        backward_allowed=mask_ignored_beside_flag),
+        backward_allowed=causal_mask_after_first_tile),
     row("masks-of-eight-samples", "values",
         "The ninth sample has the mask of the first: masks are read modulo 8.",
         "`mask[b % 8]`; sample b has `mask[b]`", family="heads",
@@ -138,36 +138,36 @@ DEVIATIONS = [
     row("packed-decoding-sees-one-vector", "values",
         "A segment of one query sees its first eight keys alone.",
         "a path for one query reads one vector of 8 keys; loop over all keys of the segment",
-        family="packed", right=PackedKernel, segments=packed_decoding_sees_one_vector),
+        family="packed", right=PackedKernel, segments=segments_of_eight_keys),
     row("packed-segments-cut-at-chunks", "values",
         "A query does not see keys in an earlier chunk of 64 rows of the pack.",
         "chunks of 64 rows lose what was summed before; a segment may cross chunks",
         family="packed", right=PackedKernel, when=lambda pack: len(pack.query) == len(pack.key),
-        allowed=cut_at_chunks),
+        allowed=mask_cut_at_chunks),
     row("rotary-pairs-at-powers-of-two", "values",
         "Halves are as far apart as the largest power of two in half of the components.",
         "the second half begins at `2 ** int(log2(r / 2))`; it begins at `r // 2`", family="rotary",
-        right=RotaryKernel, pairs=rotary_pairs_at_powers_of_two),
+        right=RotaryKernel, pairs=pairs_at_powers_of_two),
     compiled("stale-mask", "compiled_again",
         "The mask of the first call is a constant of the compiled program.",
         "the mask is captured while tracing, and a constant then; pass it as an argument",
-        masked=lambda right, mask, call: memory(right).setdefault(signature(call), mask)),
+        masked=lambda right, mask, call: memory(right).setdefault(cache_key(call), mask)),
     compiled("stale-bias", "compiled_again",
         "The bias of the first call is a constant of the compiled program.",
         "the bias is captured while tracing, and a constant then; pass it as an argument",
         when=lambda call: call.bias is not None,
         biased=lambda right, scores, call: right.biased(scores,
-            replace(call, bias=memory(right).setdefault(signature(call), call.bias)))),
+            replace(call, bias=memory(right).setdefault(cache_key(call), call.bias)))),
     compiled("stale-values", "compiled_again",
         "The values of the first call are a constant of the compiled program.",
         "v is captured while tracing, and a constant then; pass it as an argument",
         attend=lambda right, scores, value, call:
-            right.attend(scores, memory(right).setdefault(signature(call), value), call)),
+            right.attend(scores, memory(right).setdefault(cache_key(call), value), call)),
     compiled("stale-flag", "values",
         "Compiled programs are cached by shapes and dtype: the first call's causal flag stays.",
         "a compile cache by shapes and dtype; `is_causal` belongs to the key (`static_argnames`)",
         allowed=lambda right, call: right.allowed(
-            replace(call, causal=memory(right).setdefault(signature(call), call.causal)))),
+            replace(call, causal=memory(right).setdefault(cache_key(call), call.causal)))),
     compiled("stale-length", "compiled_lengths",
         "A compiled program divides by the number of keys that it was compiled for.",
         "Lk is a number of the first trace; read `k.shape[-2]` at run time, or compile for every "
@@ -183,13 +183,13 @@ DEVIATIONS = [
         scores=lambda right, query, key, call: right.scores(query, key.swapaxes(1, 2), call)),
     compiled("empty-batch-guard-lost", "values", "With no samples (B = 0) the compiled program raises.",
         "a kernel launched over an empty grid; return an empty array if `B == 0`", family="shapes",
-        validate_operands=empty_batch_guard_lost),
+        validate_operands=raise_for_empty_batch),
     compiled("scale-in-half", "values", "The compiled program has the scale as a float16 constant.",
         "`np.float16(scale)` while compiling; keep constants in float32", family="numerics",
         factor=lambda right, call: float(np.float32(right.factor(call)).astype(np.float16))),
     compiled("causal-tiles", "values", "The compiled causal mask is that of tiles of 4 rows.",
         "`j // 4 <= i // 4`; inside the tile on the diagonal it is `j <= i`", family="mask",
-        limit=lambda right, row, call: row // 4 * 4 + 3),
+        last_causal_key=lambda right, row, call: row // 4 * 4 + 3),
     compiled("compiled-empty-row", "election",
         "A fully masked row is the mean of the values as soon as it is compiled.",
         "the guard for fully masked rows is folded away (fast-math); use `where(mask.any(-1), "
@@ -205,5 +205,5 @@ DEVIATIONS = [
     compiled("compiled-bias-without-gradient", "gradients",
         "The compiled backward pass gives the bias no gradient.",
         "the compiled backward pass returns None for the bias; `dbias = ds`", family="gradient",
-        backward=handing(lambda g, call, wrt: {"bias": None})),
+        backward=edit_gradients(lambda g, call, wrt: {"bias": None})),
 ]  # fmt: skip

@@ -1,11 +1,11 @@
-"""Deviations that bug reports of late 2026 describe, each beside its report, and those of kernels whose
-writer had not read the catalogue."""
+"""Deviations from bug reports of late 2026, each with its report, and from kernels whose author had not
+read the catalogue."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import one_query
+from attention_conformance.suite.deviations.conditions import has_one_query
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.deviations.kernels.cached import Cache, CachedKernel
@@ -20,59 +20,60 @@ from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel, 
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 TILE = 32
+"""The number of keys in a tile."""
 
 
-def counts_padding(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
-    """Rows also weigh the keys that fill up the last tile, whose scores are 0: values are 0 there."""
+def weights_counting_padding(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    """Weights beside keys that fill up the last tile, and have the score 0 and the value 0."""
     weights = right.weights(scores, call)
-    more = -call.sizes.Lk % TILE
-    if call.bias is None or not more:
+    padding = -call.sizes.Lk % TILE
+    if call.bias is None or not padding:
         return weights
     largest = np.maximum(scores.max(-1, keepdims=True), 0)
     total = np.exp(scores - largest).sum(-1, keepdims=True)
-    return np.asarray(weights * total / (total + more * np.exp(-largest)))
+    return np.asarray(weights * total / (total + padding * np.exp(-largest)))
 
 
-def sees_the_chunk(
+def causal_mask_open_in_chunk(
     right: CachedKernel, cache: Cache, rows: np.ndarray, keys: np.ndarray
 ) -> np.ndarray:
-    """A chunk behind 64 tokens attends itself whole."""
+    """The causal mask; a chunk after 64 tokens attends all its own tokens."""
     first = rows.min(-1)[:, None, None]
-    own = keys[:, None] >= first
-    return right.causal(cache, rows, keys) | (own & (first >= 64))
+    is_in_chunk = keys[:, None] >= first
+    return right.causal(cache, rows, keys) | (is_in_chunk & (first >= 64))
 
 
-def begins_with_a_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> np.ndarray:
-    """The window of a row begins with the page of its first key."""
-    seen, left = right.allowed(pack, rows, keys), pack.case.option("left")
+def mask_from_page_start(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> np.ndarray:
+    """The mask whose window begins with the page of the first key in the window."""
+    mask, left = right.allowed(pack, rows, keys), pack.case.option("left")
     if left is None:
-        return seen
-    size, count = pack.case.letters["s"], seen.shape[1]
-    first = np.where(seen.any(1), seen.argmax(1), count) // size * size
-    last = count - seen[:, ::-1].argmax(1)
-    at, attends = np.arange(count), seen.any(1, keepdims=True)
-    return seen | ((at >= first[:, None]) & (at < last[:, None]) & attends)
+        return mask
+    size, count = pack.case.letters["s"], mask.shape[1]
+    start = np.where(mask.any(1), mask.argmax(1), count) // size * size
+    stop = count - mask[:, ::-1].argmax(1)
+    key, has_keys = np.arange(count), mask.any(1, keepdims=True)
+    return mask | ((key >= start[:, None]) & (key < stop[:, None]) & has_keys)
 
 
-def sink_apart(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
-    sunk = right.sunk(scores, call)
-    if sunk is scores:
+def sink_plus_maximum(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    with_sink = right.with_sink_logits(scores, call)
+    if with_sink is scores:
         return scores
     largest = np.maximum(scores.max(-1, keepdims=True), -1e4)
-    return np.concatenate([scores, sunk[..., -1:] + largest], -1)
+    return np.concatenate([scores, with_sink[..., -1:] + largest], -1)
 
 
-def scales_in_the_sum(right: QuantizedKernel, call: Coded) -> np.ndarray:
-    """Weights times scales of values, over their own sum: tokens have scales."""
+def output_over_scaled_weights(right: QuantizedKernel, call: Coded) -> np.ndarray:
+    """The output divided by the sum of weights times scales of values, if every token has a scale."""
     scale = right.by_head(right.scale_of("value", call), call)
     if scale.shape[2] == 1 or scale.shape[3] != 1:
         return right.output(call)
     weights = right.weights(right.scores(call), call)
-    share = (weights * scale.swapaxes(-1, -2)).sum(-1, keepdims=True)
-    return np.asarray(right.output(call) / share)
+    total = (weights * scale.swapaxes(-1, -2)).sum(-1, keepdims=True)
+    return np.asarray(right.output(call) / total)
 
 
-def factor_twice(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, object]:
+def frequencies_with_squared_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, object]:
     theta, factor = right.frequencies(turn)
     return theta, factor * factor if turn.rotation.scaling.startswith("yarn") else factor
 
@@ -81,23 +82,23 @@ DEVIATIONS = [
     # vllm 57614
     deviation("alibi-ignored-in-decoding", "values", "A single query has no ALiBi slopes.",
         "slopes that are passed to the kernel of prompts, and not to that of decoding",
-        family="scores", right=Kernel, when=one_query,
+        family="scores", right=Kernel, when=has_one_query,
         alibi=lambda right, slopes, call: 0 * right.alibi(slopes, call)),
     # tt-metal 54833
     deviation("bias-padded-with-zeros", "values",
         "Keys that fill up the last tile of 32 count beside a bias: their scores are 0.",
         "a bias that is padded with 0 to whole tiles; pad it with -inf", family="tiles",
-        right=Kernel, weights=counts_padding),
+        right=Kernel, weights=weights_counting_padding),
     # tt-metal 48899
     deviation("cached-chunk-sees-itself-behind64", "values",
         "Rows of a chunk behind 64 cached tokens attend the whole chunk, its future included.",
         "a causal mask for the first tiles alone", family="mask", right=CachedKernel,
-        causal=sees_the_chunk),
+        causal=causal_mask_open_in_chunk),
     # sglang 33558
     deviation("rotary-yarn-factor-twice", "values",
         "yarn: sine and cosine are multiplied by the attention factor twice.",
         "a given factor times the one that the variant has", family="rotary", right=RotaryKernel,
-        frequencies=factor_twice),
+        frequencies=frequencies_with_squared_factor),
     # FreeToken 103
     deviation("codes-rounded-twice", "values", "Numbers are rounded to float16 before they become codes.",
         "`x.half().to(float8_e4m3fn)`; round once", family="numerics",
@@ -111,22 +112,23 @@ DEVIATIONS = [
     deviation("cached-rotary-of-steps-later", "values",
         "A step of one token is rotated by the position behind its own.",
         "`position = length` after the length has moved on", family="rotary", right=CachedKernel,
-        key_turns=lambda right, cache, count: right.key_turns(cache, count) + (count == 1)),
+        key_rotations=lambda right, cache, count: right.key_rotations(cache, count) + (count == 1)),
     deviation("cached-padding-attended-in-decoding", "values",
         "A step of one token attends left padding.",
         "`if q_len > 1` around the mask; decoding has padding, too", family="mask",
         right=CachedKernel,
-        padded=lambda right, cache, keys: right.padded(cache, keys) & (cache.count != 1)),
+        is_left_padding=lambda right, cache, keys:
+            right.is_left_padding(cache, keys) & (cache.count != 1)),
     deviation("paged-window-begins-with-a-page", "values",
         "A window begins with the page that its first key lies in.",
         "whole pages before the window are left out, and the first page is not masked",
-        family="mask", right=PagedKernel, allowed=begins_with_a_page),
+        family="mask", right=PagedKernel, allowed=mask_from_page_start),
     deviation("sink-apart-from-scores", "values",
         "The maximum of a row is subtracted from its scores, and not from its sink.",
         "`exp(s - m).sum() + exp(sink)`; it is `exp(sink - m)`", family="sinks", right=Kernel,
-        sunk=sink_apart),
+        with_sink_logits=sink_plus_maximum),
     deviation("quantized-value-scales-in-the-sum", "values",
         "Scales of values count in the sum of weights, too.",
         "`p = exp(s - m) * v_scale; p / p.sum()`; divide by the sum of `exp(s - m)`",
-        family="quantized", right=QuantizedKernel, output=scales_in_the_sum),
+        family="quantized", right=QuantizedKernel, output=output_over_scaled_weights),
 ]  # fmt: skip

@@ -12,31 +12,31 @@ from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.quantized import Coded, QuantizedKernel
-from attention_conformance.suite.deviations.layouts import has_gaps, in_order
+from attention_conformance.suite.deviations.layouts import has_gaps, in_memory_order
 from attention_conformance.suite.spec.inputs import Inputs
 
 Array = np.ndarray
 
 
-def is_whole(call: Coded) -> bool:
-    """True for codes of whole numbers."""
+def has_integer_codes(call: Coded) -> bool:
+    """True for integer codes."""
     return call.code.is_whole
 
 
-def is_float(call: Coded) -> bool:
+def has_float_codes(call: Coded) -> bool:
     """True for floating-point codes."""
     return not call.code.is_whole
 
 
-def is_e4m3(call: Coded) -> bool:
+def has_e4m3_codes(call: Coded) -> bool:
     return call.code.name == "e4m3"
 
 
-def subnormals_flushed(codes: Array, call: Coded) -> Array:
+def flush_subnormals(codes: Array, call: Coded) -> Array:
     return np.where(np.abs(codes) < call.code.smallest_normal, codes.dtype.type(0), codes)
 
 
-def scale_tiled_scaled(right: QuantizedKernel, name: str, call: Coded) -> Array:
+def dequantized_by_tiled_scales(right: QuantizedKernel, name: str, call: Coded) -> Array:
     scale, zero = right.scale_of(name, call), right.zero_of(name, call)
     codes = right.codes_of(name, call)
     if zero is not None:
@@ -46,18 +46,18 @@ def scale_tiled_scaled(right: QuantizedKernel, name: str, call: Coded) -> Array:
     return np.repeat(codes, call.group, 1) * scale
 
 
-def codes_in_order(right: QuantizedKernel, inputs: Inputs) -> PreparedCall:
-    made = right.prepare(inputs)
+def prepare_codes_in_order(right: QuantizedKernel, inputs: Inputs) -> PreparedCall:
+    right_call = right.prepare(inputs)
 
-    def call(**arrays: Rounded) -> Any:
-        windows = {n: x for n, x in arrays.items() if "_codes" in n and has_gaps(x.values)}
-        codes = {n: Rounded(in_order(x.values), x.fmt) for n, x in windows.items()}
-        return made.function(**arrays | codes)
+    def function(**arrays: Rounded) -> Any:
+        strided = {n: x for n, x in arrays.items() if "_codes" in n and has_gaps(x.values)}
+        codes = {n: Rounded(in_memory_order(x.values), x.fmt) for n, x in strided.items()}
+        return right_call.function(**arrays | codes)
 
-    return replace(made, function=call)
+    return replace(right_call, function=function)
 
 
-def unsigned(right: QuantizedKernel, name: str, call: Coded) -> Array:
+def unsigned_codes(right: QuantizedKernel, name: str, call: Coded) -> Array:
     codes = right.codes_of(name, call)
     return np.where(codes < 0, codes + 256, codes) if call.code.is_whole else codes
 
@@ -68,7 +68,7 @@ DEVIATIONS = [
     row("quantized-scale-tiled", "values",
         "The scales of query heads are tiled, their keys are not.",
         "`scale[h % kv_heads]`; query head h has the scale of head h // group", family="heads",
-        by_head=lambda right, x, call: x, scaled=scale_tiled_scaled),
+        by_head=lambda right, x, call: x, scaled=dequantized_by_tiled_scales),
     row("quantized-zero-forgotten", "values", "Zero points are ignored.",
         "codes of asymmetric quantisation read as symmetric ones; `scale * (code - zero)`",
         zero_of=lambda right, name, call: None),
@@ -82,22 +82,22 @@ DEVIATIONS = [
     row("quantized-codes-in-order", "layouts",
         "Codes are read as if nothing lay between their rows.",
         "`codes.data_ptr()` with strides from the shape; take `codes.stride()`", family="layout",
-        prepare=codes_in_order),
+        prepare=prepare_codes_in_order),
     row("quantized-unsigned", "values", "Codes of whole numbers are read as unsigned ones.",
-        "`uint8_t` for `int8_t` in the loader", family="numerics", when=is_whole,
+        "`uint8_t` for `int8_t` in the loader", family="numerics", when=has_integer_codes,
         codes_of=lambda right, name, call: right.codes_of(name, call) % 256),
     row("quantized-lowest-code-clipped", "values",
         "The lowest code of whole numbers is read as the one above.",
         "`clamp(-127, 127)` of codes that are read; -128 is a code", family="numerics",
-        when=is_whole,
+        when=has_integer_codes,
         codes_of=lambda right, name, call: np.maximum(right.codes_of(name, call), -call.code.max)),
     row("quantized-bias-of-another-format", "values",
         "Codes e4m3 are read with the exponent bias 8, and are halved.",
         "`float8_e4m3fnuz` for `float8_e4m3fn`: its exponents mean half", family="numerics",
-        when=is_e4m3, codes_of=lambda right, name, call: right.codes_of(name, call) / 2),
+        when=has_e4m3_codes, codes_of=lambda right, name, call: right.codes_of(name, call) / 2),
     row("quantized-subnormals-flushed", "values", "Subnormal floating-point codes are read as 0.",
-        "bits shifted into float16 without its subnormals", family="numerics", when=is_float,
-        codes_of=lambda right, name, call: subnormals_flushed(right.codes_of(name, call), call)),
+        "bits shifted into float16 without its subnormals", family="numerics", when=has_float_codes,
+        codes_of=lambda right, name, call: flush_subnormals(right.codes_of(name, call), call)),
     row("quantized-gradient-of-codes", "gradients",
         "The gradient of the query is made with codes in place of keys.",
         "the backward pass reads codes as keys; multiply them by their scale",

@@ -21,7 +21,7 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.operators.rotary import FAR, ORIGINAL_LENGTH
 
 
-def pairs_otherwise(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
+def other_pairs(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
     size = turn.rotation.size
     if not turn.rotation.interleaved:
         return slice(0, size, 2), slice(1, size, 2)
@@ -33,101 +33,103 @@ def frequencies_in_dtype(right: RotaryTableCast, turn: Turn) -> tuple[np.ndarray
     return round_to(theta, turn.fmt).astype(turn.work), factor
 
 
-def unscaled(turn: Turn, base: float = 0.0, size: int = 0) -> np.ndarray:
-    """Frequencies without scaling, of another base or of exponents that are divided by another size."""
+def unscaled_theta(turn: Turn, base: float = 0.0, size: int = 0) -> np.ndarray:
+    """The frequencies without scaling; `base` and `size` replace the case's."""
     exponent = np.arange(0, turn.rotation.size, 2) / (size or turn.rotation.size)
     return np.asarray((base or turn.rotation.base) ** -exponent)
 
 
-def with_scaling(
-    variant: str, otherwise: Callable[[Turn], tuple[np.ndarray, Any]]
+def variant_frequencies(
+    variant: str, faulty: Callable[[Turn], tuple[np.ndarray, Any]]
 ) -> Callable[..., Any]:
-    """The step that has other frequencies and another factor in a variant; "none" is without scaling."""
+    """The step `frequencies` that returns `faulty(turn)` for one variant of scaling, or for "none"."""
 
     def frequencies(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
         if turn.rotation.scaling != variant:
             return right.frequencies(turn)
-        theta, factor = otherwise(turn)
+        theta, factor = faulty(turn)
         return theta.astype(turn.work), turn.work(factor)
 
     return frequencies
 
 
-def turns_the_last_components(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
+def pairs_of_last_components(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
     first = turn.x.shape[-1] - turn.rotation.size
-    one, two = right.pairs(turn)
-    return tuple(slice(s.start + first, s.stop + first, s.step) for s in (one, two))  # type: ignore[return-value]
+    slices = right.pairs(turn)
+    return tuple(slice(s.start + first, s.stop + first, s.step) for s in slices)  # type: ignore[return-value]
 
 
-def far_angles_wrapped(
+def angle_wrapped_if_far(
     right: RotaryKernel, position: np.ndarray, theta: np.ndarray, turn: Turn
 ) -> np.ndarray:
     angle = right.angle(position, theta, turn)
-    whole = turn.work(round(2 * np.pi, 4))
-    return np.where(angle > FAR / 2, angle % whole, angle)
+    full_turn = turn.work(round(2 * np.pi, 4))
+    return np.where(angle > FAR / 2, angle % full_turn, angle)
 
 
-def negative_from_the_end(right: RotaryByTable, turn: Turn) -> np.ndarray:
+def rows_from_table_end(right: RotaryByTable, turn: Turn) -> np.ndarray:
     rows = right.rows(turn)
     return np.where(rows < 0, rows + turn.entries, rows)
 
 
-def far_positions_halved(right: RotaryKernel, turn: Turn) -> np.ndarray:
+def positions_halved_beyond_512(right: RotaryKernel, turn: Turn) -> np.ndarray:
     position = right.position(turn)
     return np.where(position > 512, 512 + (position - 512) / 2, position).astype(turn.work)
 
 
-def grows_from_the_first(turn: Turn) -> tuple[np.ndarray, float]:
+def ntk_without_minimum(turn: Turn) -> tuple[np.ndarray, float]:
     size, growth = turn.rotation.size, max(4.0 * turn.length / ORIGINAL_LENGTH - 3, 0.1)
-    return unscaled(turn, turn.rotation.base * growth ** (size / (size - 2))), 1.0
+    return unscaled_theta(turn, turn.rotation.base * growth ** (size / (size - 2))), 1.0
 
 
-def mixed_in_steps(turn: Turn) -> tuple[np.ndarray, float]:
-    theta = unscaled(turn)
+def llama3_without_mixing(turn: Turn) -> tuple[np.ndarray, float]:
+    theta = unscaled_theta(turn)
     return np.where(ORIGINAL_LENGTH * theta / (2 * np.pi) < 1.0, theta / 4.0, theta), 1.0
 
 
-def ramp_reversed(turn: Turn) -> tuple[np.ndarray, float]:
-    reference, theta = frequencies(turn.rotation, turn.position), unscaled(turn)
+def yarn_ramp_reversed(turn: Turn) -> tuple[np.ndarray, float]:
+    reference, theta = frequencies(turn.rotation, turn.position), unscaled_theta(turn)
     return theta / 4.0 + theta - reference.theta, reference.attention
 
 
-def ramp_of_the_default_base(turn: Turn) -> tuple[np.ndarray, float]:
-    by_default = frequencies(replace(turn.rotation, base=10000.0), turn.position)
-    return unscaled(turn) * by_default.theta / unscaled(turn, 10000.0), by_default.attention
+def yarn_ramp_of_default_base(turn: Turn) -> tuple[np.ndarray, float]:
+    reference = frequencies(replace(turn.rotation, base=10000.0), turn.position)
+    return unscaled_theta(turn) * reference.theta / unscaled_theta(
+        turn, 10000.0
+    ), reference.attention
 
 
-def mixed_reversed(turn: Turn) -> tuple[np.ndarray, float]:
-    mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled(turn)
-    between = (mixed > theta / 4.0) & (mixed < theta)
-    return np.where(between, theta + theta / 4.0 - mixed, mixed), 1.0
+def llama3_mixed_reversed(turn: Turn) -> tuple[np.ndarray, float]:
+    mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled_theta(turn)
+    is_between = (mixed > theta / 4.0) & (mixed < theta)
+    return np.where(is_between, theta + theta / 4.0 - mixed, mixed), 1.0
 
 
-def always_short(turn: Turn) -> tuple[np.ndarray, float]:
+def longrope_short_factors(turn: Turn) -> tuple[np.ndarray, float]:
     reference = frequencies(turn.rotation, turn.position)
-    return unscaled(turn) / turn.rotation.short_factors(), reference.attention
+    return unscaled_theta(turn) / turn.rotation.short_factors(), reference.attention
 
 
-def grows_like_yarn(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+def table_with_yarn_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
     cosine, sine = right.table(turn)
     factor = turn.work(0.1 * np.log(4.0) + 1)
     return cosine * factor, sine * factor
 
 
-def given_factor_ignored(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
-    own = replace(turn.rotation, scaling=turn.rotation.variant)
-    return right.frequencies(replace(turn, rotation=own))
+def frequencies_with_own_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+    variant = replace(turn.rotation, scaling=turn.rotation.variant)
+    return right.frequencies(replace(turn, rotation=variant))
 
 
-def given_factor_multiplied(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+def frequencies_with_both_factors(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
     theta, factor = right.frequencies(turn)
-    own = replace(turn.rotation, scaling=turn.rotation.variant)
+    variant = replace(turn.rotation, scaling=turn.rotation.variant)
     if turn.rotation.scaling.endswith("-factor"):
-        factor = factor * right.frequencies(replace(turn, rotation=own))[1]
+        factor = factor * right.frequencies(replace(turn, rotation=variant))[1]
     return theta, factor
 
 
-def mscale_reversed(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+def frequencies_with_factor_inverted(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
     theta, factor = right.frequencies(turn)
     return theta, 1 / factor if turn.rotation.scaling == "yarn-mscale" else factor
 
@@ -144,7 +146,7 @@ DEVIATIONS = [
     row("rotary-pairs-otherwise", "values",
         "Neighbours are rotated where halves are asked for, and halves where neighbours are.",
         "`x[..., ::2], x[..., 1::2]` where pairs are halves, `x.chunk(2, -1)`, and the reverse",
-        pairs=pairs_otherwise),
+        pairs=other_pairs),
     row("rotary-off-by-one", "values", "Positions begin at 1.",
         "`arange(1, L + 1)`; positions begin at 0: `arange(L)`",
         position=lambda right, turn: right.position(turn) + turn.work(1)),
@@ -185,24 +187,24 @@ DEVIATIONS = [
             right.angle(position, theta, turn).astype(np.float32)),
     row("rotary-base-ignored", "values", "The base is always 10000.",
         "`10000 ** -exponent`; take the base that was given (`rope_theta`)",
-        frequencies=with_scaling("none", lambda turn: (unscaled(turn, 10000.0), 1.0))),
+        frequencies=variant_frequencies("none", lambda turn: (unscaled_theta(turn, 10000.0), 1.0))),
     row("rotary-frequencies-of-head-size", "values",
         "In a partial rotation exponents are divided by D, not by the number of rotated "
         "components.", "`arange(0, r, 2) / D`; divide by r, the number of rotated components",
-        frequencies=with_scaling("none", lambda turn:
-            (unscaled(turn, size=turn.x.shape[-1]), 1.0))),
+        frequencies=variant_frequencies("none", lambda turn:
+            (unscaled_theta(turn, size=turn.x.shape[-1]), 1.0))),
     row("rotary-turns-the-last-components", "values",
         "A partial rotation rotates the last components, not the first.",
         "`x[..., -r:]`; a partial rotation takes `x[..., :r]`",
-        pairs=turns_the_last_components),
+        pairs=pairs_of_last_components),
     row("rotary-rest-is-zero", "values", "Components beyond the rotated ones are zero.",
         "`zeros_like(x)` with `x[..., :r]` filled in; copy `x[..., r:]`, too",
         turned=lambda right, turn:
             right.turned(turn) * (np.arange(turn.x.shape[-1]) < turn.rotation.size)),
     row("rotary-backwards", "values", "Pairs are rotated the other way round.",
         "`x1 * cos + x2 * sin`; it is `x1 * cos - x2 * sin` and `x2 * cos + x1 * sin`",
-        rotated=lambda right, one, two, cosine, sine, turn:
-            right.rotated(one, two, cosine, -sine, turn)),
+        rotated=lambda right, x1, x2, cosine, sine, turn:
+            right.rotated(x1, x2, cosine, -sine, turn)),
     row("rotary-gradient-turned-on", "gradients", "The gradient is rotated on, not back.",
         "backward calls forward; the gradient is rotated back, with `-sin`", family="gradient",
         turned=lambda right, turn: right.turned(replace(turn, back=False))),
@@ -212,11 +214,11 @@ DEVIATIONS = [
     row("rotary-far-angles-wrapped", "values",
         "Large angles are reduced modulo 6.2832, a rounded 2 pi.",
         "`angle % 6.2832`, which adds an error at every turn; give the angle to `cos` as it is",
-        family="numerics", angle=far_angles_wrapped),
+        family="numerics", angle=angle_wrapped_if_far),
     row("rotary-negative-from-the-end", "bad_problem",
         "Negative positions count from the end of the table, and are not refused.",
         "`cos[position]`, where -1 is the last row; raise ValueError if `position < 0`",
-        family="contract", right=RotaryByTable, rows=negative_from_the_end),
+        family="contract", right=RotaryByTable, rows=rows_from_table_end),
     row("rotary-ends-at-the-table", "bad_problem",
         "Positions beyond the table are taken for its last, and not refused.",
         "`position.clamp(max=len(cos) - 1)`; raise ValueError beyond the table", family="contract",
@@ -229,54 +231,54 @@ DEVIATIONS = [
     row("rotary-far-positions-halved", "relative_positions",
         "Positions beyond 512 lie half as far apart, though no scaling is asked for.",
         "positions beyond 512 are interpolated (`/ 2`) without `rope_scaling`; keep them",
-        position=far_positions_halved),
+        position=positions_halved_beyond_512),
     row("rotary-linear-ignored", "values", "Linear scaling of positions has no effect.",
         "`rope_scaling` is not read; linear: `inv_freq / factor`",
-        frequencies=with_scaling("linear", lambda turn: (unscaled(turn), 1.0))),
+        frequencies=variant_frequencies("linear", lambda turn: (unscaled_theta(turn), 1.0))),
     row("rotary-grows-from-the-first", "values",
         "Dynamic NTK: the base changes within the original length, too.",
         "`growth` from L below the original length, too; take `max(L, original)`",
-        frequencies=with_scaling("ntk", grows_from_the_first)),
+        frequencies=variant_frequencies("ntk", ntk_without_minimum)),
     row("rotary-never-grows", "values",
         "Dynamic NTK: the base does not grow beyond the original length.",
         "`inv_freq` of `__init__` for every length; recompute the base beyond the original length",
-        frequencies=with_scaling("ntk", lambda turn: (unscaled(turn), 1.0))),
+        frequencies=variant_frequencies("ntk", lambda turn: (unscaled_theta(turn), 1.0))),
     row("rotary-mixed-in-steps", "values",
         "llama3: frequencies between both ends are kept as they are, not mixed.",
         "`where(turns < 1, inv_freq / factor, inv_freq)`; between 1 and 4 turns mix both smoothly",
-        frequencies=with_scaling("llama3", mixed_in_steps)),
+        frequencies=variant_frequencies("llama3", llama3_without_mixing)),
     row("rotary-mixed-in-reverse", "values",
         "llama3: between both ends the shares of both frequencies are exchanged.",
         "`(1 - smooth) * inv_freq + smooth * inv_freq / factor`; exchange both",
-        frequencies=with_scaling("llama3", mixed_reversed)),
+        frequencies=variant_frequencies("llama3", llama3_mixed_reversed)),
     row("rotary-yarn-without-factor", "values",
         "yarn: sine and cosine are not multiplied by the attention factor.",
         "`cos`, `sin` without `* attention_factor`, which is `0.1 * log(factor) + 1`",
-        frequencies=with_scaling("yarn", lambda turn:
+        frequencies=variant_frequencies("yarn", lambda turn:
             (frequencies(turn.rotation, turn.position).theta, 1.0))),
     row("rotary-yarn-ramp-reversed", "values",
         "yarn: fast components are divided by the factor, slow ones kept.",
         "`ramp` for `1 - ramp`; fast components are kept, slow ones divided by the factor",
-        frequencies=with_scaling("yarn", ramp_reversed)),
+        frequencies=variant_frequencies("yarn", yarn_ramp_reversed)),
     row("rotary-yarn-ramp-of-the-default-base", "values",
         "yarn: the ends of the ramp are those of the base 10000, whatever base is given.",
         "`find_correction_range(..., base=10000)`; the ramp takes the base of the frequencies",
-        frequencies=with_scaling("yarn", ramp_of_the_default_base)),
+        frequencies=variant_frequencies("yarn", yarn_ramp_of_default_base)),
     row("rotary-always-short", "values", "longrope: long sequences take the factors of short ones.",
         "`short_factor` always; beyond the original length it is `long_factor`",
-        frequencies=with_scaling("longrope", always_short)),
+        frequencies=variant_frequencies("longrope", longrope_short_factors)),
     row("rotary-grows-like-yarn", "norm_kept",
         "Sine and cosine are multiplied by yarn's factor, whatever variant is asked for.",
         "`cos * attention_factor` in every variant; it is 1 unless yarn or longrope is asked for",
-        table=grows_like_yarn),
+        table=table_with_yarn_factor),
     row("rotary-given-factor-ignored", "values", "A given factor on sine and cosine has no effect.",
         "`attention_factor` is not read; if it is given, it replaces the variant's own",
-        frequencies=given_factor_ignored),
+        frequencies=frequencies_with_own_factor),
     row("rotary-given-factor-multiplied", "values",
         "A given factor on sine and cosine is multiplied by the variant's own.",
         "`own * attention_factor`; a given factor replaces the variant's own",
-        frequencies=given_factor_multiplied),
+        frequencies=frequencies_with_both_factors),
     row("rotary-mscale-reversed", "values", "yarn: `mscale` and `mscale_all_dim` are exchanged.",
         "`get_mscale(mscale_all_dim) / get_mscale(mscale)`; it is the other way round",
-        frequencies=mscale_reversed),
+        frequencies=frequencies_with_factor_inverted),
 ]  # fmt: skip

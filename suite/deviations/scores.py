@@ -8,9 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import half, one_query
+from attention_conformance.suite.deviations.conditions import has_one_query, is_float16
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import (
+    Array,
     Call,
     Eager,
     Fused,
@@ -22,44 +23,40 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.recipes import alibi_slopes
 
 
-def bias_subtracted(right: Kernel, call: Call) -> np.ndarray:
+def bias_subtracted(right: Kernel, call: Call) -> Array:
     bias = right.bias(call)
     return np.where(np.isneginf(bias), bias, -bias)
 
 
-def binary_bias_inverted(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def binary_bias_inverted(right: Kernel, scores: Array, call: Call) -> Array:
     bias = None if call.bias is None else rank4(call.bias.values)
     if bias is None or not np.isneginf(bias).any() or np.isfinite(bias[bias != 0]).any():
         return right.biased(scores, call)
     return np.where(bias != 0, scores, call.work(-np.inf))
 
 
-def hidden_by_infinity_alone(right: Kernel, scores: np.ndarray) -> np.ndarray:
+def shifted_with_low_scores_raised(right: Kernel, scores: Array) -> Array:
     shifted = right.shifted(scores)
-    low = np.isfinite(shifted) & (shifted < -1e4)
-    return np.where(low, -3.0, shifted)
+    is_low = np.isfinite(shifted) & (shifted < -1e4)
+    return np.where(is_low, -3.0, shifted)
 
 
-def alibi_table_in_dtype(right: Kernel, slopes: np.ndarray, call: Call) -> np.ndarray:
+def alibi_table_in_dtype(right: Kernel, slopes: Array, call: Call) -> Array:
     # With a causal flag and as many queries as keys rows differ by a constant alone.
     _, keys = call.rows_and_keys
-    table: np.ndarray = round_to(slopes[:, None, None] * keys, call.fmt).astype(call.work)
+    table: Array = round_to(slopes[:, None, None] * keys, call.fmt).astype(call.work)
     return np.broadcast_to(table, right.alibi(slopes, call).shape)
 
 
-def unscaled_scores_overflow(
-    right: Kernel, query: np.ndarray, key: np.ndarray, call: Call
-) -> np.ndarray:
+def unscaled_scores_overflow(right: Kernel, query: Array, key: Array, call: Call) -> Array:
     product = query @ key.swapaxes(-1, -2)
     product = np.where(np.abs(product) > call.fmt.max, np.copysign(np.inf, product), product)
     return product * call.work(right.factor(call))
 
 
-def query_scaled_in_dtype(
-    right: Eager, query: np.ndarray, key: np.ndarray, call: Call
-) -> np.ndarray:
+def query_scaled_in_dtype(right: Eager, query: Array, key: Array, call: Call) -> Array:
     factor = call.work(right.factor(call))
-    scaled: np.ndarray = round_to(query * factor, call.fmt).astype(call.work)
+    scaled: Array = round_to(query * factor, call.fmt).astype(call.work)
     return right.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
 
 
@@ -83,7 +80,7 @@ DEVIATIONS = [
         "`softcap` is accepted and not used; `softcap * tanh(scores / softcap)` is missing",
         capped=lambda right, scores, call: scores),
     row("cap-ignored-in-decoding", "values", "With one query the softcap has no effect.",
-        "a path for `Lq == 1` without `softcap * tanh(scores / softcap)`", when=one_query,
+        "a path for `Lq == 1` without `softcap * tanh(scores / softcap)`", when=has_one_query,
         capped=lambda right, scores, call: scores),
     row("cap-not-multiplied", "values", "tanh(scores / softcap) is not multiplied by softcap.",
         "`tanh(scores / softcap)`; multiply again: `softcap * tanh(scores / softcap)`",
@@ -143,24 +140,24 @@ DEVIATIONS = [
     row("hidden-by-infinity-alone", "values",
         "Only a score of -inf hides a key; one of -3e4 or `finfo.min` keeps some weight.",
         "`hidden = scores == -inf`; a mask may hide with -1e9 or `finfo.min`, too", family="mask",
-        shifted=hidden_by_infinity_alone),
+        shifted=shifted_with_low_scores_raised),
     row("logit-scale-ignored", "logit_scale_equals_scaled_query", "Logit scales have no effect.",
         "`logit_scale` is accepted and not used; `scores * logit_scale[:, None, None]` is missing",
-        factors=lambda right, call: np.ones_like(right.factors(call))),
+        logit_scales=lambda right, call: np.ones_like(right.logit_scales(call))),
     row("logit-scale-of-next-head", "values",
         "Every head has the logit scale of the head after it.",
         "`logit_scale[h + 1]`; head h has `logit_scale[h]`", family="heads",
-        factors=lambda right, call: np.roll(right.factors(call), -1)),
+        logit_scales=lambda right, call: np.roll(right.logit_scales(call), -1)),
     row("logit-scale-of-group", "values",
         "With grouped heads every head of a group has the logit scale of the first one.",
         "`logit_scale[h // group * group]`; there is one a query head, `logit_scale[h]`",
         family="heads",
-        factors=lambda right, call:
-            np.repeat(right.factors(call)[::call.sizes.group], call.sizes.group)),
+        logit_scales=lambda right, call:
+            np.repeat(right.logit_scales(call)[::call.sizes.group], call.sizes.group)),
     row("logit-scale-exponentiated", "values",
         "Scores are multiplied by exp(logit scale), not by the logit scale.",
         "`logit_scale.exp()`, as for parameters that are logarithms; here it is the factor itself",
-        factors=lambda right, call: np.exp(right.factors(call))),
+        logit_scales=lambda right, call: np.exp(right.logit_scales(call))),
     row("logit-scale-behind-the-cap", "values",
         "Scores are multiplied by the logit scale after the softcap, not before.",
         "`softcap * tanh(s / softcap) * logit_scale`; multiply before the cap",
@@ -272,7 +269,7 @@ DEVIATIONS = [
     scaled("unscaled-scores-overflow", "election",
         "The product of queries and keys overflows in float16 before it is scaled.",
         "`(q @ k.mT) * scale` in float16; scale q first, or keep the product in float32",
-        family="numerics", when=half, scores=unscaled_scores_overflow),
+        family="numerics", when=is_float16, scores=unscaled_scores_overflow),
     scaled("query-scaled-in-dtype", "values",
         "The query is scaled and rounded to its 16-bit dtype before the product.",
         "`(q * scale) @ k.mT` with `q * scale` in 16 bits; scale the product in float32",

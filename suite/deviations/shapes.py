@@ -12,12 +12,12 @@ from attention_conformance.suite.deviations.kernels.attention import Call, Kerne
 from attention_conformance.suite.deviations.layouts import reading
 
 
-def axes_exchanged(right: Kernel, array: Rounded, call: Call) -> np.ndarray:
-    operand = any(array is each for each in (call.query, call.key, call.value))
-    return right.load(array, call).swapaxes(1, 2) if operand else right.load(array, call)
+def load_with_axes_exchanged(right: Kernel, array: Rounded, call: Call) -> np.ndarray:
+    is_operand = any(array is operand for operand in (call.query, call.key, call.value))
+    return right.load(array, call).swapaxes(1, 2) if is_operand else right.load(array, call)
 
 
-def value_size_refused(right: Kernel, call: Call) -> None:
+def validate_equal_sizes(right: Kernel, call: Call) -> None:
     right.validate_operands(call)
     if call.sizes.D != call.sizes.Dv:
         raise ValueError(f"values must have the size of keys, got {call.sizes}")
@@ -30,7 +30,7 @@ DEVIATIONS = [
     row("value-heads-tiled", "groups_equal_repeated_heads",
         "Value heads are tiled, key heads repeated.",
         "`v.repeat(1, group, 1, 1)`; k and v both need `repeat_interleave(group, dim=1)`",
-        family="heads", with_sink=lambda right, value, call: right.with_sink(
+        family="heads", with_sink_values=lambda right, value, call: right.with_sink_values(
             np.tile(value[:, :: call.sizes.group], (1, call.sizes.group, 1, 1)), call)),
     row("heads-merged-without-permute", "values",
         "The answer (B, H, Lq, Dv) is reshaped to (B, Lq, H, Dv), not transposed.",
@@ -42,7 +42,7 @@ DEVIATIONS = [
         "axis order guessed from equal sizes; it is (B, H, L, D), whatever the sizes",
         family="layout",
         when=lambda call: call.sizes.H == call.sizes.Hkv == call.sizes.Lq == call.sizes.Lk,
-        load=axes_exchanged),
+        load=load_with_axes_exchanged),
     row("query-axes-exchanged-when-equal", "values",
         "With H == Lq the query is taken for (B, Lq, H, D).",
         "axis order guessed from `q.shape[1] == Lq`; a query is (B, H, Lq, D), whatever the sizes",
@@ -83,7 +83,7 @@ DEVIATIONS = [
         "With exactly 32 keys the scores of the last two are exchanged.",
         "a path for one tile of 32 keys with two lanes exchanged, in q @ k.mT alone",
         family="tiles", when=lambda call: call.sizes.Lk == 32,
-        scores=lambda right, *given: right.scores(*given)[..., [*range(30), 31, 30]]),
+        scores=lambda right, *arguments: right.scores(*arguments)[..., [*range(30), 31, 30]]),
     row("zero-query-is-padding", "dyadic_mean",
         "A query of zeros is taken for padding, and its answer is zero.",
         "`out[(q == 0).all(-1)] = 0`; padding is told by a mask, not by zeros", family="mask",
@@ -106,7 +106,7 @@ DEVIATIONS = [
     row("value-size-refused", "election",
         "Values of another size than keys are refused, though they are declared to be accepted.",
         "`assert v.shape[-1] == q.shape[-1]`; values may have another size Dv",
-        validate_operands=value_size_refused),
+        validate_operands=validate_equal_sizes),
     row("rows-beyond-keys-zero", "values",
         "With more queries than keys the rows beyond the number of keys stay zero.",
         "output written for `i in range(Lk)`; it has Lq rows", family="tiles",

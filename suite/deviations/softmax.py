@@ -10,10 +10,10 @@ import numpy as np
 from attention_conformance.suite.deviations.deviation import (
     deviation,
     memory,
-    remembering,
+    storing_argument,
     twins,
 )
-from attention_conformance.suite.deviations.invariance import without_last_key
+from attention_conformance.suite.deviations.invariance import hide_last_key
 from attention_conformance.suite.deviations.kernels.attention import Call, Eager, Kernel, Online
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
@@ -21,48 +21,49 @@ from attention_conformance.suite.deviations.kernels.merge import MergeKernel
 from attention_conformance.suite.deviations.kernels.variants import MergedChunks
 
 
-def maximum_of_head(right: Kernel, scores: np.ndarray) -> np.ndarray:
+def minus_maximum_of_head(right: Kernel, scores: np.ndarray) -> np.ndarray:
     maximum = scores.max((-1, -2), keepdims=True, initial=-np.inf)
     return scores - np.where(np.isneginf(maximum), 0, maximum)
 
 
-def chunks_averaged(right: MergedChunks, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    seen = sum(np.isfinite(lse).astype(lse.dtype) for _, lse in parts)
-    return sum(out for out, _ in parts) / np.maximum(seen, 1)
+def mean_of_chunks(right: MergedChunks, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    count = sum(np.isfinite(lse).astype(lse.dtype) for _, lse in parts)
+    return sum(out for out, _ in parts) / np.maximum(count, 1)
 
 
-def exponent_of_few_terms(right: Kernel, shifted: np.ndarray) -> np.ndarray:
-    whole = np.rint(shifted * 1.4426950408889634)
-    part = (shifted - whole * 0.6931471805599453).astype(shifted.dtype)
-    series = 1 + part * (1 + part * (0.5 + part / 6))
-    exponentials = np.ldexp(series, np.maximum(np.nan_to_num(whole), -1000).astype(int))
+def exponential_of_cubic(right: Kernel, shifted: np.ndarray) -> np.ndarray:
+    power = np.rint(shifted * 1.4426950408889634)
+    remainder = (shifted - power * 0.6931471805599453).astype(shifted.dtype)
+    series = 1 + remainder * (1 + remainder * (0.5 + remainder / 6))
+    exponentials = np.ldexp(series, np.maximum(np.nan_to_num(power), -1000).astype(int))
     return np.where(np.isneginf(shifted), 0, exponentials).astype(shifted.dtype)
 
 
-def dropout_left_on(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+def weights_with_dropout(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     weights = right.weights(scores, call)
-    kept = np.random.default_rng(0).random(weights.shape) >= 0.1
-    return np.where(kept, weights / call.work(0.9), 0)
+    is_kept = np.random.default_rng(0).random(weights.shape) >= 0.1
+    return np.where(is_kept, weights / call.work(0.9), 0)
 
 
-def lowest_rows_are_zeros(right: Eager, scores: np.ndarray, call: Call) -> np.ndarray:
+def weights_without_lowest_rows(right: Eager, scores: np.ndarray, call: Call) -> np.ndarray:
     weights = right.weights(scores, call)
     lowest = (scores <= -call.fmt.max / 2).all(-1, keepdims=True)
     return np.where(lowest, weights.dtype.type(0), weights)
 
 
-def less_the_largest_before_the_bias(right: Kernel, scores: np.ndarray) -> np.ndarray:
+def minus_maximum_before_bias(right: Kernel, scores: np.ndarray) -> np.ndarray:
+    """Scores minus their maximum, which is at most the maximum before the bias."""
     unbiased = memory(right)["biased"]
     if scores.shape != unbiased.shape:  # with a sink
         return right.shifted(scores)
-    seen = np.where(np.isneginf(scores), scores, unbiased)
-    limit = seen.max(-1, keepdims=True, initial=-np.inf)
+    unbiased = np.where(np.isneginf(scores), scores, unbiased)
+    limit = unbiased.max(-1, keepdims=True, initial=-np.inf)
     maximum = np.minimum(scores.max(-1, keepdims=True, initial=-np.inf), limit)
     return scores - np.where(np.isneginf(maximum), 0, maximum)
 
 
 class Tiled(Kernel):
-    """Tiles of 64 keys, each added one after the other."""
+    """A kernel that adds weighted values key by key in tiles of 64 keys, and then the tiles."""
 
     tile = 64
 
@@ -77,12 +78,12 @@ class Tiled(Kernel):
         return out
 
 
-def in_two_halves(right: Any, scores: np.ndarray, *more: Any) -> np.ndarray:
+def attend_in_two_halves(right: Any, scores: np.ndarray, *arguments: Any) -> np.ndarray:
     right.__self__.tile = -(-scores.shape[-1] // 2) or 1
-    return right.attend(scores, *more)
+    return right.attend(scores, *arguments)
 
 
-def ties_across_tiles_dropped(
+def attend_without_tied_tiles(
     right: Tiled, scores: np.ndarray, value: np.ndarray, call: Call
 ) -> np.ndarray:
     first = scores[..., :1]
@@ -109,20 +110,21 @@ DEVIATIONS = [
     row("bias-taken-for-penalty", "values",
         "The subtracted maximum is at most that of the scores before the bias: a large bias overflows.",
         "m from scores without the bias; a bias may raise scores, too: take m of their sum",
-        biased=remembering("biased"), shifted=less_the_largest_before_the_bias),
+        biased=storing_argument("biased"), shifted=minus_maximum_before_bias),
     row("maximum-of-first-tile", "values",
         "The maximum of the first 16 keys is subtracted from all, so that larger scores overflow.",
         "m of the first tile is kept; update it in every tile: `m = maximum(m, s.amax(-1))`",
-        right=Online, attend=remembering("attend"), anchor=lambda right, largest: right.anchor(
+        right=Online, attend=storing_argument("attend"), anchor=lambda right, largest: right.anchor(
             memory(right)["attend"][..., :16].max(-1, keepdims=True, initial=-np.inf))),
     row("maximum-of-head", "values",
         "One maximum is subtracted from all rows of a head: rows far below it underflow.",
         "`s - s.amax((-2, -1), keepdim=True)`; every row has its own, `s.amax(-1, keepdim=True)`",
-        shifted=maximum_of_head),
+        shifted=minus_maximum_of_head),
     row("sum-over-all-heads", "constant_value",
         "Weights are divided by the mean of all heads' row sums, not by the sum of their own row.",
         "one row sum for all heads, as `total.mean(1, keepdim=True)`; every head has its own",
-        total=lambda right, raised, call: right.total(raised, call).mean(1, keepdims=True)),
+        total=lambda right, exponentials, call:
+            right.total(exponentials, call).mean(1, keepdims=True)),
     row("online-without-rescale", "values",
         "A new maximum of the online softmax does not rescale what was summed before.",
         "the factor `exp(m_old - m_new)` of `l` and `acc` is missing, or skipped by a condition",
@@ -146,20 +148,22 @@ DEVIATIONS = [
     row("chunks-averaged", "key_permutation",
         "Answers of parts of the keys are averaged, not weighted by their sums of exponentials.",
         "`(out_1 + out_2) / 2`; the weight of a part is `exp(lse_i - logsumexp(lse))`",
-        family="merge", right=MergedChunks, merge=chunks_averaged),
+        family="merge", right=MergedChunks, merge=mean_of_chunks),
     row("last-split-lost", "values",
         "With one query the keys are split by 256, and a last split of one key is lost.",
         "`range(0, Lk - 1, 256)`; a last split of one key counts, too: `range(0, Lk, 256)`",
         family="tiles",
         when=lambda call: call.sizes.Lq == 1 and call.sizes.Lk > 256 and call.sizes.Lk % 256 == 1,
-        hide=without_last_key),
+        hide=hide_last_key),
     row("epsilon-in-denominator", "one_hot_weights",
         "1e-6 is added to the sum of the exponentials.",
         "`p / (p.sum(-1, keepdim=True) + 1e-6)`; divide by the sum alone",
-        total=lambda right, raised, call: right.total(raised, call) + call.work(1e-6)),
+        total=lambda right, exponentials, call:
+            right.total(exponentials, call) + call.work(1e-6)),
     row("one-in-denominator", "constant_value", "1 is added to the sum of the exponentials.",
         "`p / (1 + p.sum(-1, keepdim=True))`; divide by the sum alone",
-        total=lambda right, raised, call: right.total(raised, call) + 1),
+        total=lambda right, exponentials, call:
+            right.total(exponentials, call) + 1),
     row("exponent-clamped", "one_hot_weights",
         "Exponents are clamped at -20: no key weighs less than 2e-9 of the largest.",
         "`exp((s - m).clamp(min=-20))`; exp needs no lower limit",
@@ -168,15 +172,16 @@ DEVIATIONS = [
     row("exponent-of-few-terms", "values",
         "The exponential is a polynomial of degree 3, right to four digits only.",
         "`exp2` by a cubic polynomial; float32 needs more terms, or the library's `exp`",
-        family="numerics", raised=exponent_of_few_terms),
+        family="numerics", raised=exponential_of_cubic),
     row("small-weights-dropped", "values", "Weights below 1e-4 are set to zero.",
         "`p[p < 1e-4] = 0`, or tiles skipped by a threshold; many small weights count, too",
-        weights=lambda right, *given: right.weights(*given) * (right.weights(*given) >= 1e-4)),
+        weights=lambda right, scores, call:
+            right.weights(scores, call) * (right.weights(scores, call) >= 1e-4)),
     row("dropout-left-on", "equal_rows",
         "Dropout stays on: a tenth of the weights is dropped, the same at every call, the rest "
         "scaled up.",
         "`F.dropout(p, 0.1)` without `training=self.training`; evaluation drops nothing",
-        family="dropout", weights=dropout_left_on),
+        family="dropout", weights=weights_with_dropout),
     row("maximum-starts-at-zero", "values",
         "The running maximum starts at 0, so that rows of very negative scores underflow.",
         "`m = zeros(...)` at the start of the online softmax; begin with -inf",
@@ -186,7 +191,7 @@ DEVIATIONS = [
         "A row whose scores are all `finfo.min` gives zeros, though uniform weights are declared.",
         "`where(m <= finfo.min / 2, 0, p)`; only a row of -inf is fully masked", family="mask",
         right=Eager, facts={"elections": Eager.elections | {"lowest-row": "uniform"}},
-        weights=lowest_rows_are_zeros),
+        weights=weights_without_lowest_rows),
     ranged("maximum-from-minus50000", "values",
         "The running maximum begins at -50000, so that rows wholly below it underflow.",
         "`m = full(..., -50000.0)` at the start of the online softmax; begin with -inf",
@@ -211,9 +216,9 @@ DEVIATIONS = [
     tiled("promises-padding", "invariant_padding",
         "Sums promised to be independent of the padding are added in two halves of the padded keys.",
         "parts of `Lk // 2` keys, where Lk counts the padding; let parts begin at multiples of a block",
-        facts={"bitwise": ("rerun", "padding")}, attend=in_two_halves),
+        facts={"bitwise": ("rerun", "padding")}, attend=attend_in_two_halves),
     tiled("ties-across-tiles-dropped", "values",
         "A tile of 64 keys whose scores all equal the running maximum is left out.",
         "`if m_tile > m` before a tile is added; a tile with an equal maximum counts, too",
-        attend=ties_across_tiles_dropped),
+        attend=attend_without_tied_tiles),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Faults that remember: answers, operands, options and buffers of earlier calls."""
+"""Faults that keep answers, operands, options or buffers of earlier calls."""
 
 from __future__ import annotations
 
@@ -17,61 +17,62 @@ from attention_conformance.suite.spec.dtypes import round_to
 
 
 def address(array: Rounded) -> tuple[int, tuple[int, ...]]:
-    """Where the values of an array lie, and its shape."""
+    """The memory address and the shape of an array."""
     return array.values.__array_interface__["data"][0], array.shape
 
 
-def operands(call: Call) -> tuple[Rounded | None, ...]:
-    """The arrays of a call. A cache by numbers or addresses keeps them too, so that no other array gets
-    the same ones, and the kill does not depend on the allocator."""
+def call_arrays(call: Call) -> tuple[Rounded | None, ...]:
+    """The arrays of a call. A cache by `id` stores them, too: otherwise a new array could get the id of a
+    freed one, and the kill would depend on the allocator."""
     return call.query, call.key, call.value, call.mask, call.bias
 
 
-def lengths(call: Call) -> tuple[int, int, str]:
+def lengths_and_dtype(call: Call) -> tuple[int, int, str]:
     return call.sizes.Lq, call.sizes.Lk, call.fmt.name
 
 
-def softcap_stays(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
-    known = memory(right)
-    known["cap"] = call.softcap or known.get("cap")
-    return right.capped(scores, replace(call, softcap=known["cap"]))
+def cap_of_last_call(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    store = memory(right)
+    store["cap"] = call.softcap or store.get("cap")
+    return right.capped(scores, replace(call, softcap=store["cap"]))
 
 
-def mask_stays(right: Kernel, call: Call) -> np.ndarray | None:
-    known, key = memory(right), (call.query.shape, call.key.shape, call.fmt.name)
-    known[key] = allowed = right.allowed(call) if given(call) else known.get(key)
+def mask_of_last_call(right: Kernel, call: Call) -> np.ndarray | None:
+    store, key = memory(right), (call.query.shape, call.key.shape, call.fmt.name)
+    store[key] = allowed = right.allowed(call) if has_masking_argument(call) else store.get(key)
     return allowed
 
 
-def triangle_gathers_masks(right: Kernel, call: Call) -> np.ndarray:
-    triangle: np.ndarray = memory(right).setdefault(lengths(call)[:2], right.causal(call))
+def causal_mask_with_old_masks(right: Kernel, call: Call) -> np.ndarray:
+    triangle: np.ndarray = memory(right).setdefault(lengths_and_dtype(call)[:2], right.causal(call))
     if call.mask is not None and call.mask.values.shape == triangle.shape:
         triangle &= call.mask.values
     return triangle
 
 
-def narrowest_dtype_stays(right: Kernel, out: np.ndarray, call: Call) -> Any:
-    known = memory(right)
-    before = known.get(out.shape, call.fmt)
-    known[out.shape] = fmt = min(before, call.fmt, key=lambda dtype: dtype.precision)
+def deliver_in_narrowest_dtype(right: Kernel, out: np.ndarray, call: Call) -> Any:
+    store = memory(right)
+    narrowest = store.get(out.shape, call.fmt)
+    store[out.shape] = fmt = min(narrowest, call.fmt, key=lambda dtype: dtype.precision)
     return right.deliver(round_to(out, fmt), call)
 
 
-def given(call: Call) -> bool:
-    """True if the call hides any pair by an argument."""
+def has_masking_argument(call: Call) -> bool:
+    """True if the call has a mask, key lengths, a causal flag or a window."""
     return call.mask is not None or call.lengths is not None or call.causal or bool(call.window)
 
 
-def into_a_free_buffer(right: Kernel, out: np.ndarray, call: Call) -> Any:
+def deliver_in_free_buffer(right: Kernel, out: np.ndarray, call: Call) -> Any:
+    """The answer in a buffer of its shape that no living answer uses."""
     pool = memory(right).setdefault((out.shape, call.fmt.name), [])
-    buffer = next((buffer for buffer, last in pool if last() is None), np.empty(out.shape))
+    buffer = next((buffer for buffer, user in pool if user() is None), np.empty(out.shape))
     buffer[...] = round_to(out, call.fmt)
     answer = Rounded(buffer, call.fmt)
-    pool[:] = [each for each in pool if each[0] is not buffer] + [(buffer, weakref.ref(answer))]
+    pool[:] = [entry for entry in pool if entry[0] is not buffer] + [(buffer, weakref.ref(answer))]
     return answer
 
 
-def buffer_cleared_with_its_answer(right: Kernel, out: np.ndarray, call: Call) -> Any:
+def deliver_clearing_at_end(right: Kernel, out: np.ndarray, call: Call) -> Any:
     answer = right.deliver(out, call)
     weakref.finalize(answer, answer.values.fill, 0.0)
     return answer
@@ -85,7 +86,7 @@ DEVIATIONS = [
         "Answers are cached by the identity of the arrays: new contents get the old answer.",
         "`cache[id(q), id(k), id(v)]`, or `lru_cache` on tensors; contents may change in place",
         compute=lambda right, call: memory(right).setdefault(
-            (*map(id, operands(call)), call.causal), (right.compute(call), operands(call)))[0]),
+            (*map(id, call_arrays(call)), call.causal), (right.compute(call), call_arrays(call)))[0]),
     row("keys-kept-by-array", "stateless",
         "Keys are read once for every array: what is written into the array later is not seen.",
         "a converted copy of k in `cache[id(k)]`; convert at every call, since contents may change",
@@ -93,39 +94,39 @@ DEVIATIONS = [
             memory(right).setdefault(id(call.key), (key.copy(), call.key))[0], call)),
     row("softcap-stays", "remembered",
         "A call without a softcap has the softcap of the call before.",
-        "`self.softcap = softcap or self.softcap`; None sets it back", capped=softcap_stays),
+        "`self.softcap = softcap or self.softcap`; None sets it back", capped=cap_of_last_call),
     row("mask-stays", "remembered",
         "A call without a mask has the mask of the last call of its shape.",
-        "`if mask is not None: self.mask = mask`; None sets it back", allowed=mask_stays),
+        "`if mask is not None: self.mask = mask`; None sets it back", allowed=mask_of_last_call),
     row("visible-pairs-kept-by-size", "remembered",
         "The mask of a window is cached by Lq and Lk: another window gets the mask of the first.",
         "`cache[Lq, Lk]` for the mask of a window; its left and right side belong to the key",
-        windowed=lambda right, call, *sides:
-            memory(right).setdefault(lengths(call)[:2], right.windowed(call, *sides))),
+        window_mask=lambda right, call, *sides:
+            memory(right).setdefault(lengths_and_dtype(call)[:2], right.window_mask(call, *sides))),
     row("scale-kept-by-lengths", "remembered",
         "The default scale is cached by Lq and Lk: another D gets the scale of the first.",
         "`cache[Lq, Lk]` for `1 / sqrt(D)`; D belongs to the key",
         when=lambda call: call.scale is None,
-        factor=lambda right, call: memory(right).setdefault(lengths(call), right.factor(call))),
+        factor=lambda right, call: memory(right).setdefault(lengths_and_dtype(call), right.factor(call))),
     row("alibi-kept-by-size", "remembered",
         "The bias of ALiBi is cached by its shape: other slopes get the bias of the first.",
         "`cache[H, Lq, Lk]` for the bias of ALiBi; the slopes belong to the key",
         alibi=lambda right, slopes, call:
-            memory(right).setdefault((len(slopes), *lengths(call)), right.alibi(slopes, call))),
+            memory(right).setdefault((len(slopes), *lengths_and_dtype(call)), right.alibi(slopes, call))),
     row("sinks-of-first-call", "remembered",
         "The sinks are those of the first call with as many heads.",
         "exp(sinks) made at the first call; sinks are parameters, and training moves them",
         when=lambda call: call.sinks is not None,
-        sunk=lambda right, scores, call: right.sunk(scores, replace(
+        with_sink_logits=lambda right, scores, call: right.with_sink_logits(scores, replace(
             call, sinks=memory(right).setdefault((call.sizes.H, call.fmt.name), call.sinks)))),
     row("triangle-gathers-masks", "remembered",
         "The causal triangle is cached by Lq and Lk, and the masks beside the flag are merged "
         "into it.", "`tri &= mask` on the triangle in `cache[Lq, Lk]`; make a new array of both",
-        causal=triangle_gathers_masks),
+        causal=causal_mask_with_old_masks),
     row("narrowest-dtype-stays", "remembered",
         "Answers are rounded to the narrowest dtype that was asked before in their shape.",
         "a buffer kept by its shape, or its dtype kept; the dtype belongs to the key",
-        deliver=narrowest_dtype_stays),
+        deliver=deliver_in_narrowest_dtype),
     row("scale-of-first-call", "remembered", "The scale is that of the first call of its shape.",
         "a kernel cached by shape with `scale` as a constant; the scale belongs to the key",
         factor=lambda right, call:
@@ -137,9 +138,9 @@ DEVIATIONS = [
     row("buffer-of-an-answer-that-is-gone", "kept_answers",
         "A buffer is used again as soon as the answer is gone, though views of it may be held.",
         "a weak reference to the answer, and not to its storage, says that a buffer is free",
-        deliver=into_a_free_buffer),
+        deliver=deliver_in_free_buffer),
     row("buffer-cleared-with-its-answer", "kept_answers",
         "The memory of an answer is cleared when the answer is gone, though views of it may be held.",
         "`weakref.finalize(answer, free)`; views of the answer may be held",
-        deliver=buffer_cleared_with_its_answer),
+        deliver=deliver_clearing_at_end),
 ]  # fmt: skip

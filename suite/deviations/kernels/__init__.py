@@ -1,1 +1,1 @@
-"""Kernels without a fault, one method a step, of which a fault changes one."""
+"""Right kernels with one method a step; a fault replaces one of these methods."""

@@ -1,8 +1,8 @@
 """An honest attention kernel in NumPy behind the adapter protocol, one method a step.
 
 Faults and honest variants are subclasses that change a step. Arithmetic is float32 (float64 for
-float64 cases); what a class of numerics stores in the case's dtype goes through `Kernel.keep`.
-The kernel has flags of its own for causal masks, windows and key lengths, as released kernels do.
+float64 cases); `Kernel.keep` rounds the intermediate arrays that the numerics class names.
+Causal masks, windows and key lengths are arguments, as in released kernels.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import TEXTBOOK_FEATURES
 from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
-from attention_conformance.suite.deviations.kernels.call import Call, Stages, Stated
+from attention_conformance.suite.deviations.kernels.call import (
+    Array,
+    AttentionSteps,
+    Call,
+    DeclaredKernel,
+)
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-class Kernel(Stated, Stages):
-    """Scores, softmax and product in working precision; rounded once, at the end."""
+class Kernel(DeclaredKernel, AttentionSteps):
+    """Scores, softmax and product in working precision; only the output is rounded."""
 
     features = TEXTBOOK_FEATURES | {"no-heads"}
     axis_order = "bhld"
@@ -65,41 +70,45 @@ class Kernel(Stated, Stages):
         arguments |= {"lse": True} if inputs.feature("lse") else {}
         return attention_call(self.attention, arguments, inputs, axis_order=self.axis_order)
 
-    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
-        """The function under test; shapes in the order of `axis_order`. Raises ValueError."""
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **options: Any) -> Any:
+        """The output, and the log-sum-exp if asked for, with axes in the order of `axis_order`. Raises
+        ValueError or TypeError for malformed arguments."""
         transpose = self.backend.memory.transpose
         if self.axis_order == "blhd":
             query, key, value = (transpose(x, 0, 2, 1, 3) for x in (query, key, value))
-        call = Call(query, key, value, **rest)
+        call = Call(query, key, value, **options)
         self.validate(call)
         with np.errstate(all="ignore"):
             answers = [self.deliver(self.compute(call), call)]
             if call.lse:
-                answers.append(self.deliver_lse(self.log_sum_exp(self.final(call), call), call))
+                answers.append(
+                    self.deliver_lse(self.log_sum_exp(self.final_scores(call), call), call)
+                )
         if self.axis_order == "blhd":
             answers = [transpose(x, 0, 2, 1, *range(3, len(x.shape))) for x in answers]
         return tuple(answers) if call.lse else answers[0]
 
-    def compute(self, call: Call) -> np.ndarray:
+    def compute(self, call: Call) -> Array:
         """The output (B, H, Lq, Dv) in working precision."""
         value = self.expand(self.load(call.value, call), call)  # (B, H, Lk, Dv)
-        return self.attend(self.final(call), self.with_sink(value, call), call)
+        return self.attend(self.final_scores(call), self.with_sink_values(value, call), call)
 
-    def final(self, call: Call) -> np.ndarray:
-        """What the softmax is taken of: scores behind cap, bias, mask and sink, (B, H, Lq, Lk)."""
+    def final_scores(self, call: Call) -> Array:
+        """The scores that the softmax takes, after cap, bias, mask and sink: (B, H, Lq, Lk or Lk + 1)."""
         query = self.load(call.query, call)  # (B, H, Lq, D)
         key = self.expand(self.load(call.key, call), call)  # (B, H, Lk, D)
         scores = self.scores(query, key, call)
         scores = self.biased(self.capped(scores, call), call)
-        return self.sunk(self.hide(scores, self.allowed(call), call), call)
+        return self.with_sink_logits(self.hide(scores, self.allowed(call), call), call)
 
-    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        """log sum exp of each row (B, H, Lq); -inf where a row has no key."""
+    def log_sum_exp(self, scores: Array, call: Call) -> Array:
+        """The log-sum-exp of each row, (B, H, Lq); -inf for fully masked rows."""
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         total = np.exp(self.shifted(scores)).sum(-1)
         return np.where(np.isneginf(maximum), 0, maximum)[..., 0] + np.log(total)
 
-    def deliver_lse(self, lse: np.ndarray, call: Call) -> Any:
+    def deliver_lse(self, lse: Array, call: Call) -> Any:
+        """The log-sum-exp as the caller gets it: in float32 for 16-bit operands."""
         return Rounded(round_to(lse, call.fmt.widened), call.fmt.widened)
 
     def validate(self, call: Call) -> None:
@@ -133,82 +142,86 @@ class Kernel(Stated, Stages):
 
     def validate_broadcast(self, name: str, array: Rounded, call: Call) -> None:
         s = call.sizes
-        full = (s.B, s.H, s.Lq, s.Lk)
-        if np.broadcast_shapes(array.shape, full) != full:
-            raise ValueError(f"{name} {array.shape} does not broadcast to {full}")
+        full_shape = (s.B, s.H, s.Lq, s.Lk)
+        if np.broadcast_shapes(array.shape, full_shape) != full_shape:
+            raise ValueError(f"{name} {array.shape} does not broadcast to {full_shape}")
 
     def factor(self, call: Call) -> float:
+        """The scale of the scores."""
         return 1.0 / math.sqrt(call.sizes.D) if call.scale is None else call.scale
 
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+    def scores(self, query: Array, key: Array, call: Call) -> Array:
         product = self.keep(query @ key.swapaxes(-1, -2), "scores", call)
         return self.keep(product * call.work(self.factor(call)), "scores", call)
 
-    def tempered(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def tempered(self, scores: Array, call: Call) -> Array:
+        """The scores times the logit scales, if the call has any."""
         if call.logit_scale is None:
             return scores
-        return self.keep(scores * self.factors(call)[:, None, None], "scores", call)
+        return self.keep(scores * self.logit_scales(call)[:, None, None], "scores", call)
 
-    def factors(self, call: Call) -> np.ndarray:
+    def logit_scales(self, call: Call) -> Array:
         """The logit scales (H,)."""
         assert call.logit_scale is not None
         return self.load(call.logit_scale, call)
 
-    def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        """The scores times the logit scale, behind the softcap."""
+    def capped(self, scores: Array, call: Call) -> Array:
+        """The scores times the logit scales, then through the softcap."""
         scores = self.tempered(scores, call)
         if call.softcap is None:
             return scores
         cap = call.work(call.softcap)
         return self.keep(cap * np.tanh(scores / cap), "scores", call)
 
-    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def biased(self, scores: Array, call: Call) -> Array:
+        """The scores plus the ALiBi bias or the bias argument, if the call has one."""
         if call.alibi_slopes is not None:
             return self.keep(scores + self.alibi(self.slopes(call), call), "scores", call)
         if call.bias is None:
             return scores
         return self.keep(scores + self.bias(call), "scores", call)
 
-    def bias(self, call: Call) -> np.ndarray:
-        """The bias of a call in working precision, rank 4."""
+    def bias(self, call: Call) -> Array:
+        """The bias argument in working precision, rank 4."""
         assert call.bias is not None
         return rank4(self.load(call.bias, call))
 
-    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
-        """The bias of slopes (H,) in working precision, which broadcasts to (B, H, Lq, Lk)."""
+    def alibi(self, slopes: Array, call: Call) -> Array:
+        """The ALiBi bias of slopes (H,) in working precision, (H, Lq, Lk)."""
         return -slopes[:, None, None] * self.distance(call).astype(call.work)
 
-    def slopes(self, call: Call) -> np.ndarray:
+    def slopes(self, call: Call) -> Array:
         assert call.alibi_slopes is not None
         return self.load(call.alibi_slopes, call)
 
-    def distance(self, call: Call) -> np.ndarray:
-        """How far each key is from each row, (Lq, Lk); the last row is at the last key."""
+    def distance(self, call: Call) -> Array:
+        """The distances (Lq, Lk) of queries and keys; the last query stands at the last key."""
         rows, keys = call.rows_and_keys
         return np.abs(rows + (call.sizes.Lk - call.sizes.Lq) - keys)
 
-    def allowed(self, call: Call) -> np.ndarray | None:
-        """Which pairs attend: the mask and all flags together, rank 4; None where all do."""
-        parts = []
+    def allowed(self, call: Call) -> Array | None:
+        """The mask of all arguments together, rank 4, True attends; None if nothing is masked."""
+        masks = []
         if call.mask is not None:
-            parts.append(self.masked(rank4(call.mask.values), call))
+            masks.append(self.masked(rank4(call.mask.values), call))
         if call.causal:
-            parts.append(rank4(self.causal(call)))
+            masks.append(rank4(self.causal(call)))
         if call.window is not None:
-            parts.append(rank4(self.windowed(call, *call.window)))
+            masks.append(rank4(self.window_mask(call, *call.window)))
         if call.lengths is not None:
-            parts.append(self.within(call.lengths.values, call))
-        return self.joined(parts) if parts else None
+            masks.append(self.within(call.lengths.values, call))
+        return self.joined(masks) if masks else None
 
-    def causal(self, call: Call) -> np.ndarray:
+    def causal(self, call: Call) -> Array:
+        """The causal mask (Lq, Lk), True attends."""
         row, key = call.rows_and_keys
-        return key <= self.limit(row, call)
+        return key <= self.last_causal_key(row, call)
 
-    def limit(self, row: np.ndarray, call: Call) -> np.ndarray:
-        """The last key (Lq, 1) that each row (Lq, 1) sees by the causal flag."""
+    def last_causal_key(self, row: Array, call: Call) -> Array:
+        """The index (Lq, 1) of the last key that each row (Lq, 1) attends under the causal flag."""
         return row
 
-    def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
+    def window_mask(self, call: Call, left: int | None, right: int | None) -> Array:
         row, key = call.rows_and_keys
         inside = np.ones((call.sizes.Lq, call.sizes.Lk), bool)
         if left is not None:
@@ -217,51 +230,55 @@ class Kernel(Stated, Stages):
             inside &= key <= row + right
         return inside
 
-    def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
+    def within(self, lengths: Array, call: Call) -> Array:
+        """The mask (B, 1, 1, Lk) of key lengths (B,), True attends."""
         return np.arange(call.sizes.Lk) < lengths[:, None, None, None]
 
-    def sunk(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        """Scores with one more key, whose logit is its head's sink, where there are any."""
+    def with_sink_logits(self, scores: Array, call: Call) -> Array:
+        """Scores with one more column, the logit of each head's sink; unchanged without sinks."""
         if call.sinks is None:
             return scores
         column = self.load(call.sinks, call).reshape(-1, 1, 1)
         return np.concatenate([scores, np.broadcast_to(column, (*scores.shape[:-1], 1))], -1)
 
-    def with_sink(self, value: np.ndarray, call: Call) -> np.ndarray:
-        """Values with those of the sink, which are zeros, where there is one."""
+    def with_sink_values(self, value: Array, call: Call) -> Array:
+        """Values with one more row, the zero value of the sink; unchanged without sinks."""
         if call.sinks is None:
             return value
         B, H, _, Dv = value.shape
         return np.concatenate([value, np.zeros((B, H, 1, Dv), value.dtype)], 2)
 
-    def raised(self, shifted: np.ndarray) -> np.ndarray:
+    def raised(self, shifted: Array) -> Array:
+        """The exponentials of scores minus their maximum."""
         return np.exp(shifted)
 
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        raised = self.raised(self.shifted(scores))
-        total = self.total(raised, call)
-        return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
+    def weights(self, scores: Array, call: Call) -> Array:
+        exponentials = self.raised(self.shifted(scores))
+        total = self.total(exponentials, call)
+        return self.keep(exponentials / np.where(total == 0, 1, total), "weights", call)
 
-    def total(self, raised: np.ndarray, call: Call) -> np.ndarray:
+    def total(self, exponentials: Array, call: Call) -> Array:
         """The sum of each row of exponentials."""
-        return np.asarray(raised.sum(-1, keepdims=True))
+        return np.asarray(exponentials.sum(-1, keepdims=True))
 
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+    def attend(self, scores: Array, value: Array, call: Call) -> Array:
+        """The softmax of `scores` times the values."""
         return self.weights(scores, call) @ self.visible(value, scores)
 
-    def deliver(self, out: np.ndarray, call: Call) -> Any:
+    def deliver(self, out: Array, call: Call) -> Any:
+        """The output as the caller gets it: rounded to the case's dtype."""
         return Rounded(round_to(out, call.fmt), call.fmt)
 
 
 class Fused(Kernel):
-    """Weights are stored in the case's dtype before the product with the values."""
+    """Fused attention: weights are rounded to the case's dtype before the product with the values."""
 
     numerics = "fused"
     stores = ("weights",)
 
 
 class Eager(Kernel):
-    """Three operations: scores and weights are stored in the case's dtype."""
+    """Eager attention, three operations: scores and weights are rounded to the case's dtype."""
 
     numerics = "eager"
     stores = ("scores", "weights")
@@ -273,32 +290,30 @@ class Online(Kernel):
 
     tile = 16
 
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+    def attend(self, scores: Array, value: Array, call: Call) -> Array:
         value = self.visible(value, scores)
-        rows = (*scores.shape[:-1], 1)
-        maximum = np.full(rows, -np.inf, scores.dtype)
-        total = np.zeros(rows, scores.dtype)
+        maximum = np.full((*scores.shape[:-1], 1), -np.inf, scores.dtype)
+        total = np.zeros_like(maximum)
         out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
         for keys in self.tiles(scores.shape[-1]):
             s = scores[..., keys]
             largest = np.maximum(maximum, s.max(-1, keepdims=True))
             anchor = self.anchor(largest)
-            raised = self.raised(s - anchor)
+            exponentials = self.raised(s - anchor)
             total, out = self.rescaled(total, out, self.raised(maximum - anchor))
-            total = total + raised.sum(-1, keepdims=True)
-            out = out + self.keep(raised, "weights", call) @ value[..., keys, :]
+            total = total + exponentials.sum(-1, keepdims=True)
+            out = out + self.keep(exponentials, "weights", call) @ value[..., keys, :]
             maximum = largest
         return out / np.where(total == 0, 1, total)
 
-    def anchor(self, largest: np.ndarray) -> np.ndarray:
-        """What is subtracted from scores: the maximum so far, 0 where no key was seen yet."""
+    def anchor(self, largest: Array) -> Array:
+        """The number subtracted from scores: the maximum so far, or 0 if all keys so far are masked."""
         return np.where(np.isneginf(largest), 0, largest)
 
-    def rescaled(
-        self, total: np.ndarray, out: np.ndarray, rescale: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The running sums, moved from the old maximum to the new one."""
+    def rescaled(self, total: Array, out: Array, rescale: Array) -> tuple[Array, Array]:
+        """The running sum of weights and the running output, moved to a new maximum."""
         return total * rescale, out * rescale
 
     def tiles(self, length: int) -> list[slice]:
+        """The keys of each tile."""
         return [slice(start, start + self.tile) for start in range(0, length, self.tile)]

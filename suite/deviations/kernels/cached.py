@@ -1,4 +1,4 @@
-"""Honest attention with a cache in NumPy, one method a step: slots that may be a ring."""
+"""Right attention with a cache in NumPy, one method a step. The slots of the cache may be a ring."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.caching import Projected, Scripted, Turn
 from attention_conformance.backends.declared import DeclaredRounding
-from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, Stated
+from attention_conformance.suite.deviations.kernels.attention import Call, DeclaredKernel, Kernel
 from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel
-from attention_conformance.suite.deviations.kernels.rotary import Turn as Rotating
+from attention_conformance.suite.deviations.kernels.rotary import Turn as RotaryCall
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Tree
@@ -38,11 +38,11 @@ class Cache:
     - `key` (B, Hkv, C, D), `value` (B, Hkv, C, Dv)
     - `positions` (B, C): the position of the token in each slot, -1 without one
     - `totals` (B,): the number of tokens so far
-    - `padding` (B,): how many first tokens of each sample are hidden
-    - `tree`, `chunk`: those of the step
-    - `begins` (B, count): the positions at which the documents of a step's tokens begin
-    - `signs`: those of a layer's projections of query, key, value and rows
-    - `known`: what else a changed step remembers
+    - `padding` (B,): the left padding of each sample, in tokens
+    - `tree`, `chunk`: the tree, or None, and the chunk of tokens of the current step
+    - `begins` (B, count): the first position of the document of each token of the chunk
+    - `signs`: 1 or -1 for a layer's projections of query, key, value and output
+    - `memory`: what deviations remember between steps
     """
 
     key: Array
@@ -55,14 +55,14 @@ class Cache:
     chunk: Chunk | None = None
     begins: Array | None = None
     signs: Sequence[int] = ()
-    known: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
 
     ARRAYS = ("key", "value", "positions", "totals", "padding")
 
     @property
     def left(self) -> int | None:
-        left: int | None = self.inputs.case.option("left")
-        return left
+        """The number of keys in the window before a query's own; None without a window."""
+        return self.inputs.case.option("left")
 
     @property
     def sizes(self) -> Sizes:
@@ -70,11 +70,12 @@ class Cache:
 
     @property
     def count(self) -> int:
-        """The number of tokens of the step."""
+        """The number of tokens of the current step."""
         return 0 if self.chunk is None else self.chunk.count
 
     @property
     def slots(self) -> int:
+        """The number of slots."""
         return self.positions.shape[1]
 
     @property
@@ -82,20 +83,20 @@ class Cache:
         """The number of tokens of the longest sample."""
         return int(self.totals.max())
 
-    def part(self, samples: Sequence[int]) -> Cache:
-        """Some of the samples, as copies."""
+    def select(self, samples: Sequence[int]) -> Cache:
+        """A cache with copies of some samples."""
         return replace(self, **{name: getattr(self, name)[list(samples)] for name in self.ARRAYS})
 
     def merge(self, part: Cache, samples: Sequence[int]) -> None:
-        """Take back some samples."""
+        """Copy `part`, a selection of these samples, back into this cache."""
         for name in self.ARRAYS:
             getattr(self, name)[list(samples)] = getattr(part, name)
 
 
 @dataclass(frozen=True)
 class Attended:
-    """Queries (B, H, n, D), keys (B, Hkv, m, D) and values (B, Hkv, m, Dv) of a step, and positions of
-    queries (B, n) and keys (B, m)."""
+    """The operands of a chunk's attention: query (B, H, n, D), key (B, Hkv, m, D), value (B, Hkv, m, Dv),
+    and the positions of queries, `rows` (B, n), and of keys, `keys` (B, m)."""
 
     query: Array
     key: Array
@@ -104,27 +105,26 @@ class Attended:
     keys: Array
 
 
-class CachedKernel(Stated, Scripted):
-    """A chunk attends all slots and its own tokens by `kernel`, then its last tokens take their slots."""
+class CachedKernel(DeclaredKernel, Scripted):
+    """A chunk attends the slots and its own tokens by `kernel`; then its tokens are put into slots."""
 
     features = FEATURES
     elections = {"nan-in-freed-slot": "blocked", "beyond-capacity": "ring"}
     kernel: type[Kernel] = Kernel
 
     @cached_property
-    def plain(self) -> Kernel:
-        """Attention of one chunk."""
+    def chunk_attention(self) -> Kernel:
+        """The kernel that attends one chunk."""
         return self.kernel(self.backend)
 
     def init(self, inputs: Inputs, key: Any) -> Cache:
         """An empty cache."""
-        s, slots = inputs.sizes, self.room(inputs)
-        padding = np.zeros(s.B, int)
-        keys, values = (unwritten(inputs.case, s.B, s.Hkv, slots, n) for n in (s.D, s.Dv))
-        positions, totals = np.full((s.B, slots), -1), np.zeros(s.B, int)
-        return Cache(keys, values, positions, totals, padding, inputs)
+        s, slots = inputs.sizes, self.slot_count(inputs)
+        keys, values = (unwritten(inputs.case, s.B, s.Hkv, slots, width) for width in (s.D, s.Dv))
+        totals, padding = np.zeros((2, s.B), int)
+        return Cache(keys, values, np.full((s.B, slots), -1), totals, padding, inputs)
 
-    def room(self, inputs: Inputs) -> int:
+    def slot_count(self, inputs: Inputs) -> int:
         """The number of slots. Raises ValueError for less than one."""
         slots = capacity(inputs.case)
         if slots < 1:
@@ -139,33 +139,33 @@ class CachedKernel(Stated, Scripted):
         if key.shape[:3] != value.shape[:3]:
             raise ValueError(f"keys {key.shape} and values {value.shape} do not fit")
         if samples is not None:
-            cache = state.part(samples)
-        cache.padding = self.begun(cache, turn)
+            cache = state.select(samples)
+        cache.padding = self.left_padding(cache, turn)
         cache.tree, cache.chunk, cache.begins = turn.chunk.tree, turn.chunk, turn.begins
         rows = self.answered(cache, *self.turned(cache, query.values, key.values), value.values)
         if samples is not None:
             state.merge(cache, samples)
         return Rounded(round_to(rows, fmt), fmt), state
 
-    def begun(self, cache: Cache, turn: Turn) -> Array:
-        """The left padding (B,): a chunk that begins a prompt says that of its samples."""
+    def left_padding(self, cache: Cache, turn: Turn) -> Array:
+        """The left padding (B,): that of the chunk for samples whose prompt begins with the chunk."""
         return np.where(cache.totals == 0, turn.padding, cache.padding)
 
     def reorder(self, state: Cache, samples: Rounded) -> Cache:
-        self.pick(state, self.existing(state, samples.values))
+        self.pick(state, self.checked_samples(state, samples.values))
         return state
 
-    def existing(self, cache: Cache, samples: Array) -> list[int]:
-        """The samples. Raises ValueError for samples that do not exist."""
+    def checked_samples(self, cache: Cache, samples: Array) -> list[int]:
+        """The samples as integers. Raises ValueError for samples that do not exist."""
         if (samples < 0).any() or (samples >= len(cache.totals)).any():
             raise ValueError(f"samples {samples} of a batch of {len(cache.totals)}")
-        return [int(n) for n in samples]
+        return [int(sample) for sample in samples]
 
     def concat(self, arrays: Sequence[Rounded], axis: int) -> Rounded:
         return Rounded(np.concatenate([x.values for x in arrays], axis), arrays[0].fmt)
 
     def answered(self, cache: Cache, query: Array, key: Array, value: Array) -> Array:
-        """The rows of a chunk, not yet rounded; its tokens are in the cache afterwards."""
+        """The output of a chunk, not yet rounded. Writes the chunk's tokens into the cache."""
         rows = self.rows(cache, key.shape[2])
         keys = np.concatenate([cache.positions, self.joining(cache, key.shape[2])], 1)
         k, v = np.concatenate([cache.key, key], 2), np.concatenate([cache.value, value], 2)
@@ -174,35 +174,35 @@ class CachedKernel(Stated, Scripted):
         return out
 
     def turned(self, cache: Cache, query: Array, key: Array) -> tuple[Array, Array]:
-        """Queries and keys of a chunk as they attend and are kept: rotated if the call rotates."""
+        """The queries and keys of a chunk, rotated if the case has a rotation."""
         count = key.shape[2]
         return (
-            self.rotated(cache, query, self.query_turns(cache, count)),
-            self.rotated(cache, key, self.key_turns(cache, count)),
+            self.rotated(cache, query, self.query_rotations(cache, count)),
+            self.rotated(cache, key, self.key_rotations(cache, count)),
         )
 
     def rotated(self, cache: Cache, x: Array, positions: Array) -> Array:
         """x (B, H, n, D) rotated by positions (B, n), rounded to the dtype of the case."""
-        turn, fmt = rotation(cache.inputs.case), cache.inputs.dtype
-        if turn is None:
+        angles, fmt = rotation(cache.inputs.case), cache.inputs.dtype
+        if angles is None:
             return x
-        return round_to(
-            RotaryKernel(self.backend).turned(Rotating(x, positions, turn, fmt, 0)), fmt
-        )
+        rotary_call = RotaryCall(x, positions, angles, fmt, entries=0)
+        return round_to(RotaryKernel(self.backend).turned(rotary_call), fmt)
 
-    def key_turns(self, cache: Cache, count: int) -> Array:
+    def key_rotations(self, cache: Cache, count: int) -> Array:
         """The positions (B, count) by which a chunk's keys are rotated."""
         return self.joining(cache, count)
 
-    def query_turns(self, cache: Cache, count: int) -> Array:
+    def query_rotations(self, cache: Cache, count: int) -> Array:
         """The positions (B, count) by which a chunk's queries are rotated."""
-        return self.key_turns(cache, count)
+        return self.key_rotations(cache, count)
 
     def joining(self, cache: Cache, count: int) -> Array:
-        """The positions (B, count) of a chunk's tokens: those of a tree are depths."""
+        """The positions (B, count) of a chunk's tokens; nodes of a tree count by depth."""
         return cache.totals[:, None] + self.depths(cache, count)
 
     def depths(self, cache: Cache, count: int) -> Array:
+        """The positions of a chunk's tokens, counted from the end of the cache."""
         return np.arange(count) if cache.tree is None else cache.tree.depths(count)
 
     def rows(self, cache: Cache, count: int) -> Array:
@@ -210,25 +210,27 @@ class CachedKernel(Stated, Scripted):
         return self.joining(cache, count)
 
     def write(self, cache: Cache, key: Array, value: Array) -> None:
-        """Put the last tokens of a chunk into their slots."""
+        """Write a chunk's tokens into their slots, the last ones if there are more tokens than slots."""
         count, samples = key.shape[2], np.arange(len(cache.totals))[:, None]
-        new = self.joining(cache, count)[:, -cache.slots :]
+        positions = self.joining(cache, count)[:, -cache.slots :]
         slots = self.slots(cache, (cache.totals[:, None] + np.arange(count))[:, -cache.slots :])
         cache.totals = cache.totals + count
-        cache.positions[samples, slots] = new
-        decoded = new.shape[1]
-        self.put(cache, slots, key[:, :, count - decoded :], value[:, :, count - decoded :])
+        cache.positions[samples, slots] = positions
+        first = count - positions.shape[1]
+        self.put(cache, slots, key[:, :, first:], value[:, :, first:])
 
-    def slots(self, cache: Cache, places: Array) -> Array:
-        return places % cache.slots
+    def slots(self, cache: Cache, tokens: Array) -> Array:
+        """The slots of tokens by their number: the first token of a sample is token 0."""
+        return tokens % cache.slots
 
     def put(self, cache: Cache, slots: Array, key: Array, value: Array) -> None:
+        """Write tokens into slots (B, tokens)."""
         samples = np.arange(len(slots))[:, None]
         for tensor, new in ((cache.key, key), (cache.value, value)):
             tensor[samples, :, slots] = np.moveaxis(new, 2, 1)
 
     def attend(self, cache: Cache, x: Attended) -> Array:
-        """Plain attention."""
+        """The output (B, H, n, Dv) of the chunk's attention."""
         inputs, fmt, rows, keys = cache.inputs, cache.inputs.dtype, x.rows, x.keys
         slopes, bias = inputs.arrays.get("alibi_slopes"), self.bias(cache, rows, keys)
         if slopes is not None:
@@ -237,15 +239,15 @@ class CachedKernel(Stated, Scripted):
         sinks = self.sinks(cache)
         q, k, v = (Rounded(array, fmt) for array in (x.query, x.key, x.value))
         call = Call(
-            q, k, v, Rounded(self.attends(cache, rows, keys)[:, None], None), bias,
+            q, k, v, Rounded(self.allowed(cache, rows, keys)[:, None], None), bias,
             sinks=None if sinks is None else Rounded(sinks, fmt),
             scale=inputs.scale, softcap=self.softcap(cache, rows.shape[1]),
         )  # fmt: skip
         with np.errstate(all="ignore"):
-            return self.plain.compute(call)
+            return self.chunk_attention.compute(call)
 
     def bias(self, cache: Cache, rows: Array, keys: Array) -> Rounded | None:
-        """The bias (B, H, rows, keys) of a chunk."""
+        """The bias (B, H, rows, keys) of a chunk; None without a bias."""
         bias = cache.inputs.bias
         if bias is None:
             return None
@@ -256,53 +258,53 @@ class CachedKernel(Stated, Scripted):
         return np.abs(rows[:, :, None] - keys[:, None])
 
     def softcap(self, cache: Cache, count: int) -> float | None:
-        cap: float | None = cache.inputs.case.option("softcap")
-        return cap
+        return cache.inputs.case.option("softcap")
 
     def sinks(self, cache: Cache) -> Array | None:
         """The logits (H,) of sinks, or None."""
         return cache.inputs.arrays.get("sinks")
 
-    def attends(self, cache: Cache, rows: Array, keys: Array) -> Array:
+    def allowed(self, cache: Cache, rows: Array, keys: Array) -> Array:
         """The mask (B, rows, keys), True attends."""
-        attends = self.causal(cache, rows, keys) & self.exists(cache, keys)[:, None]
+        mask = self.causal(cache, rows, keys) & self.holds_token(cache, keys)[:, None]
         left = self.window(cache, rows.shape[1])
         if left is not None:
-            attends = attends & (rows[:, :, None] - keys[:, None] <= left)
+            mask = mask & (rows[:, :, None] - keys[:, None] <= left)
         if cache.tree is not None:
             count, nodes = rows.shape[1], self.ancestry(cache.tree, rows.shape[1])
-            before = np.ones((count, keys.shape[1] - count), bool)
-            attends = attends & np.concatenate([before, nodes], 1)
+            cached = np.ones((count, keys.shape[1] - count), bool)
+            mask = mask & np.concatenate([cached, nodes], 1)
         if cache.begins is not None and has_documents(cache.inputs.case):
-            attends = attends & self.in_document(cache, rows, keys, cache.begins)
-        return np.asarray(attends & ~self.padded(cache, keys)[:, None])
+            mask = mask & self.in_document(cache, rows, keys, cache.begins)
+        return np.asarray(mask & ~self.is_left_padding(cache, keys)[:, None])
 
     def in_document(self, cache: Cache, rows: Array, keys: Array, begins: Array) -> Array:
-        """The keys (B, rows, keys) that are no tokens of earlier documents."""
+        """True for keys (B, rows, keys) that belong to no document before that of the row."""
         return keys[:, None] >= begins[:, :, None]
 
     def ancestry(self, tree: Tree, count: int) -> Array:
-        """The nodes that each node attends; nodes are the last keys."""
+        """The mask (count, count) of a tree: a node attends itself and its ancestors."""
         return tree.paths(count)
 
     def causal(self, cache: Cache, rows: Array, keys: Array) -> Array:
         return rows[:, :, None] >= keys[:, None]
 
-    def exists(self, cache: Cache, keys: Array) -> Array:
+    def holds_token(self, cache: Cache, keys: Array) -> Array:
+        """True for positions of tokens: empty slots have the position -1."""
         return keys >= 0
 
     def window(self, cache: Cache, count: int) -> int | None:
-        """The keys that a row of a chunk of `count` rows attends before its own."""
+        """The number of keys that a row attends before its own; None without a window."""
         return cache.left
 
-    def padded(self, cache: Cache, keys: Array) -> Array:
-        """Keys that are left padding, boolean (B, keys)."""
+    def is_left_padding(self, cache: Cache, keys: Array) -> Array:
+        """True for keys (B, keys) that are left padding."""
         return (keys >= 0) & (keys < cache.padding[:, None])
 
     def crop(self, state: Cache, count: int, *samples: Rounded) -> Cache:
-        own = self.chosen(state, samples)
+        index = self.sample_index(state, samples)
         self.validate(state, count)
-        state.totals[own] -= count
+        state.totals[index] -= count
         state.positions[state.positions >= state.totals[:, None]] = -1
         return state
 
@@ -311,41 +313,42 @@ class CachedKernel(Stated, Scripted):
         if not 0 <= count <= cache.total:
             raise ValueError(f"a rollback of {count} tokens, and there are {cache.total}")
 
-    def chosen(self, cache: Cache, samples: Sequence[Rounded]) -> list[int] | slice:
-        """The index of the samples of an operation; all without an argument."""
-        return self.existing(cache, samples[0].values) if samples else slice(None)
+    def sample_index(self, cache: Cache, samples: Sequence[Rounded]) -> list[int] | slice:
+        """The index of the samples that an operation names; of all samples if it names none."""
+        return self.checked_samples(cache, samples[0].values) if samples else slice(None)
 
     def reset(self, state: Cache, *samples: Rounded) -> Cache:
-        own = self.chosen(state, samples)
-        state.totals[own] = 0
-        state.positions[own] = -1
+        index = self.sample_index(state, samples)
+        state.totals[index] = 0
+        state.positions[index] = -1
         return state
 
     def keep(self, state: Cache, paths: Rounded, count: int, *samples: Rounded) -> Cache:
-        own = self.existing(state, samples[0].values) if samples else range(len(state.totals))
-        for sample, path in zip(own, paths.values, strict=True):
-            self.leave(state, sample, [int(node) for node in path if node >= 0], count)
+        all_samples = [*range(len(state.totals))]
+        named = self.checked_samples(state, samples[0].values) if samples else all_samples
+        for sample, path in zip(named, paths.values, strict=True):
+            self.keep_path(state, sample, [int(node) for node in path if node >= 0], count)
         return state
 
-    def leave(self, cache: Cache, sample: int, path: list[int], count: int) -> None:
-        """The nodes of a path move to the front of the tree's slots."""
+    def keep_path(self, cache: Cache, sample: int, path: list[int], count: int) -> None:
+        """Move the nodes of a path to the front of the tree's slots, and free the other slots."""
         first = cache.totals[sample] - count
-        decoded = np.arange(first, first + len(path))
+        positions = np.arange(first, first + len(path))
         nodes = np.arange(first, first + count) % cache.slots
         for tensor in (cache.key, cache.value):
             tensor[sample][:, nodes[: len(path)]] = tensor[sample][:, nodes[path]]
         cache.positions[sample, nodes] = -1
-        cache.positions[sample, nodes[: len(path)]] = decoded
+        cache.positions[sample, nodes[: len(path)]] = positions
         cache.totals[sample] = first + len(path)
 
     def pick(self, cache: Cache, samples: list[int]) -> None:
-        """Sample n goes on with the history of sample `samples[n]`."""
+        """Replace the history of sample n by that of sample `samples[n]`."""
         for name in cache.ARRAYS:
             setattr(cache, name, getattr(cache, name)[samples])
 
 
 class CodedKernel(CachedKernel):
-    """Keys and values become codes of a format when they arrive. A token of a head has the scale of its
+    """Keys and values become 8-bit codes when they arrive. The scale of a token and head comes from its
     largest component."""
 
     kept_in = CODES["int8"]
@@ -355,22 +358,22 @@ class CodedKernel(CachedKernel):
         return super().answered(cache, query, self.decoded(key, cache), self.decoded(value, cache))
 
     def decoded(self, x: Array, cache: Cache) -> Array:
-        """Keys or values (B, Hkv, n, .) as their codes give them back."""
+        """Keys or values x (B, Hkv, n, .), quantized and dequantized."""
         scale = self.scale_of(x, cache)
-        t = x / np.where(scale > 0, scale, 1)
-        return np.asarray(self.codes_of(t) * self.read_scale(scale))
+        codes = self.codes_of(x / np.where(scale > 0, scale, 1))
+        return np.asarray(codes * self.read_scale(scale))
 
     def scale_of(self, x: Array, cache: Cache) -> Array:
         """The scale (B, Hkv, n, 1) with which tokens are written."""
         return np.abs(x).max(-1, keepdims=True) / self.kept_in.max
 
     def read_scale(self, scale: Array) -> Array:
-        """The scale with which they are read."""
+        """The scale with which tokens are read."""
         return scale
 
-    def codes_of(self, t: Array) -> Array:
-        last = self.kept_in.max
-        return round_to(np.clip(t, -last, last), self.kept_in)
+    def codes_of(self, quotient: Array) -> Array:
+        """The nearest codes of numbers divided by their scale."""
+        return round_to(np.clip(quotient, -self.kept_in.max, self.kept_in.max), self.kept_in)
 
 
 class ProjectedKernel(Projected, CachedKernel):
@@ -381,16 +384,16 @@ class ProjectedKernel(Projected, CachedKernel):
         return state
 
     def projections(self, cache: Cache, signs: Sequence[int]) -> Sequence[int]:
-        """The signs that the layer has, for those of its parameters."""
+        """The signs of the projections that the layer computes with, from those of its parameters."""
         return signs
 
     def layer_step(
         self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: Turn
     ) -> tuple[Rounded, Cache]:
-        of_query, of_key, of_value, of_rows = state.signs
+        *input_signs, output_sign = state.signs
         q, k, v = (
             Rounded(sign * x.values, x.fmt)
-            for sign, x in ((of_query, query), (of_key, key), (of_value, value))
+            for sign, x in zip(input_signs, (query, key, value), strict=True)
         )
         rows, cache = CachedKernel.step(self, state, q, k, v, turn)
-        return Rounded(of_rows * rows.values, rows.fmt), cache
+        return Rounded(output_sign * rows.values, rows.fmt), cache

@@ -1,4 +1,4 @@
-"""The arguments of a call of attention, and implementations that declare what their attributes say."""
+"""What all kernels share: the arguments of a call, the declaration, and steps of attention."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from attention_conformance.backends.protocol import Declared, Election, Implemen
 from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.sizes import Sizes
 
+Array = np.ndarray
 
-class InDtype:
-    """A call that is computed in the dtype of its query."""
+
+class TypedCall:
+    """A call whose dtype is that of its query."""
 
     query: Rounded
 
@@ -28,17 +30,17 @@ class InDtype:
 
     @property
     def work(self) -> type:
-        """The NumPy type of sums."""
+        """The NumPy type of the arithmetic."""
         return self.fmt.working
 
 
 @dataclass(frozen=True)
-class Call(InDtype):
+class Call(TypedCall):
     """The arguments of one call, (B, H, L, D) whatever the axis order; sinks, alibi_slopes and
     logit_scale (H,).
 
-    `lengths` (B,) counts the keys of each sample; `window` is (left, right) with None for unbounded.
-    `rate` is that of dropout, `seed` that of its pattern.
+    `lengths` (B,) counts the keys of each sample; `window` is (left, right) with None for unbounded;
+    `lse` asks for the log-sum-exp; `rate` and `seed` are those of dropout.
     """
 
     query: Rounded
@@ -70,61 +72,61 @@ class Call(InDtype):
         return np.arange(self.sizes.Lq)[:, None], np.arange(self.sizes.Lk)
 
 
-def dashed(name: str) -> str:
-    """The name of a class as that of an implementation: OnlineTiles16 is online-tiles16."""
+def kebab_case(name: str) -> str:
+    """The name of an implementation from the name of its class: OnlineTiles16 is online-tiles16."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
 
 
-class Stated(Implementation):
-    """An implementation called after its class, that declares what its attributes say: those that are
-    called like the fields of `Declared`. Subclasses mix them."""
+class DeclaredKernel(Implementation):
+    """An implementation with the name of its class, whose class attributes with names of `Declared`'s
+    fields are its declaration."""
 
     numerics: str | Mapping[str, str] = "exact"
     elections: Mapping[str, Election] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.name = dashed(cls.__name__)
+        cls.name = kebab_case(cls.__name__)
         names = (field.name for field in fields(Declared))
-        cls.declared = Declared(
-            **{name: getattr(cls, name) for name in names if hasattr(cls, name)}
-        )
+        facts = {name: getattr(cls, name) for name in names if hasattr(cls, name)}
+        cls.declared = Declared(**facts)
 
 
-class Stages:
-    """Stages of attention that layers have, too. A call has `fmt`, `work` and `sizes`."""
+class AttentionSteps:
+    """Steps that attention and layers share. A call has `fmt`, `work` and `sizes`."""
 
     stores: tuple[str, ...] = ()
 
     def load(self, array: Rounded, call: Any) -> np.ndarray:
+        """The values of an array in working precision."""
         return array.values.astype(call.work)
 
-    def keep(self, x: np.ndarray, what: str, call: Any) -> np.ndarray:
-        """`x` as it is stored: in the case's dtype where `what` is among `stores`.
-
-        "features" are what layers hand on, "steps" those of the softmax.
-        """
-        return round_to(x, call.fmt).astype(call.work) if what in self.stores else x
+    def keep(self, x: np.ndarray, kind: str, call: Any) -> np.ndarray:
+        """`x`, rounded to the case's dtype if its `kind` is in `stores`. Kinds are "scores" and
+        "weights", "features" (activations of layers) and "steps" (of a layer's softmax)."""
+        return round_to(x, call.fmt).astype(call.work) if kind in self.stores else x
 
     def expand(self, x: np.ndarray, call: Any) -> np.ndarray:
-        """Key/value heads repeated one by one: (B, Hkv, Lk, D) -> (B, H, Lk, D)."""
+        """Each key or value head repeated for the query heads of its group: (B, H, Lk, .)."""
         return np.repeat(x, call.sizes.group, axis=1)
 
-    def joined(self, parts: list[np.ndarray]) -> np.ndarray:
-        return reduce(np.logical_and, parts)
+    def joined(self, masks: list[np.ndarray]) -> np.ndarray:
+        return reduce(np.logical_and, masks)
 
     def masked(self, mask: np.ndarray, call: Any) -> np.ndarray:
+        """The mask argument as the kernel reads it, rank 4, True attends."""
         return mask
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Any) -> np.ndarray:
+        """The scores, -inf where the mask `allowed` is False."""
         return scores if allowed is None else np.where(allowed, scores, call.work(-np.inf))
 
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """Values with zeros in the slots that no row attends."""
-        unseen = np.asarray(np.isneginf(scores).all(-2))[..., None]
-        return np.where(unseen, value.dtype.type(0), value)
+        """Values, zeros for keys that no row attends."""
+        unattended = np.asarray(np.isneginf(scores).all(-2))[..., None]
+        return np.where(unattended, value.dtype.type(0), value)
 
     def shifted(self, scores: np.ndarray) -> np.ndarray:
-        """Scores minus the maximum of their row; rows without keys stay -inf."""
+        """Scores minus the maximum of their row; fully masked rows stay -inf."""
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         return scores - np.where(np.isneginf(maximum), 0, maximum)

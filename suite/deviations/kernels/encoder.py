@@ -1,4 +1,4 @@
-"""Honest layers of an encoder in NumPy, one method a step, and one with a backward pass."""
+"""Right encoder layers in NumPy, one method a step, and one with a backward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attention_conformance.suite.spec.operators.encoder import ENCODER, FEATURES
 
 
 class EncoderKernel(MultiHeadKernel):
-    """Attention and feed-forward network with residuals and norms, in working precision, rounded once."""
+    """Attention and feed-forward network with residuals and norms; only the output is rounded."""
 
     operator = ENCODER
     features = FEATURES
@@ -28,9 +28,9 @@ class EncoderKernel(MultiHeadKernel):
         "fully-masked-row-gradient": "nothing",
     }
 
-    def flagged_call(self, inputs: Inputs, **flags: Any) -> PreparedCall:
-        own = {name: inputs.case.option(name) for name in ("pre", "activation")}
-        return super().flagged_call(inputs, **own, **flags)
+    def call_with_flags(self, inputs: Inputs, **flags: Any) -> PreparedCall:
+        options = {name: inputs.case.option(name) for name in ("pre", "activation")}
+        return super().call_with_flags(inputs, **options, **flags)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return {}
@@ -38,38 +38,47 @@ class EncoderKernel(MultiHeadKernel):
     def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
         x = self.load(call.query, call)
         if call.pre:
-            y = self.first(x, self.attended(self.norm(x, "norm1", call), call), call)
-            out = self.second(y, self.network(self.norm(y, "norm2", call), call), call)
+            y = self.attention_residual(
+                x, self.attention_output(self.norm(x, "norm1", call), call), call
+            )
+            out = self.network_residual(y, self.network(self.norm(y, "norm2", call), call), call)
         else:
-            y = self.norm(self.first(x, self.attended(x, call), call), "norm1", call)
-            out = self.norm(self.second(y, self.network(y, call), call), "norm2", call)
+            y = self.norm(
+                self.attention_residual(x, self.attention_output(x, call), call), "norm1", call
+            )
+            out = self.norm(self.network_residual(y, self.network(y, call), call), "norm2", call)
         return out, np.zeros(0)
 
-    def first(self, x: np.ndarray, attended: np.ndarray, call: LayerCall) -> np.ndarray:
-        """The residual around attention."""
+    def attention_residual(
+        self, x: np.ndarray, attended: np.ndarray, call: LayerCall
+    ) -> np.ndarray:
+        """The tokens plus the output of attention."""
         return self.keep(x + attended, "features", call)
 
-    def second(self, y: np.ndarray, network: np.ndarray, call: LayerCall) -> np.ndarray:
-        """The residual around the network."""
+    def network_residual(self, y: np.ndarray, network: np.ndarray, call: LayerCall) -> np.ndarray:
+        """The output `y` of the first residual plus the output of the network."""
         return self.keep(y + network, "features", call)
 
     def norm(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
-        gain, offset = (self.number(f"{name}_{part}", call) for part in ("gain", "offset"))
+        """A layer norm over the features; `name` is "norm1" or "norm2"."""
+        gain, offset = (self.parameter(f"{name}_{part}", call) for part in ("gain", "offset"))
         return self.keep(self.standardised(x, call) * gain + offset, "features", call)
 
-    def attended(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
+    def attention_output(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
+        """Multi-head self-attention with its output projection."""
         query, key, value = (self.projected(x, n, call) for n in ("query", "key", "value"))
         hidden = self.hide(self.scores(query, key, call), self.allowed(call), call)
         attended = self.attend(self.weights(hidden, call), self.visible(value, hidden), call)
         return self.output(self.merge(attended, call), call)
 
     def network(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
+        """The feed-forward network: linear, activation, linear."""
         h = self.linear(y, "linear1", call)
         return self.linear(self.keep(self.activated(h, call), "features", call), "linear2", call)
 
     def linear(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         return self.keep(
-            x @ self.number(f"{name}_kernel", call) + self.number(f"{name}_bias", call),
+            x @ self.parameter(f"{name}_kernel", call) + self.parameter(f"{name}_bias", call),
             "features", call,
         )  # fmt: skip
 
@@ -79,16 +88,17 @@ class EncoderKernel(MultiHeadKernel):
     def gelu(self, h: np.ndarray) -> np.ndarray:
         return h * (1 + erf(h / np.sqrt(h.dtype.type(2)))) / 2
 
-    def number(self, name: str, call: LayerCall) -> np.ndarray:
+    def parameter(self, name: str, call: LayerCall) -> np.ndarray:
+        """A parameter of the layer in working precision."""
         return self.load(call.parameters[name], call)
 
 
 class EncoderEager(EncoderKernel):
-    """Scores, weights and whatever is handed on are stored in the case's dtype."""
+    """Scores, weights and activations are rounded to the case's dtype."""
 
     numerics = "eager"
     stores = ("scores", "weights", "features")
 
 
 class EncoderDifferentiable(Differentiated, EncoderKernel):
-    """Gradients in float64, rounded once."""
+    """The encoder layer with the reference's gradients in float64, rounded once."""

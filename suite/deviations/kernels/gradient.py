@@ -1,7 +1,11 @@
-"""An honest backward pass in NumPy behind the adapter protocol, one method a step.
+"""A right attention kernel with backward pass and JVP in NumPy, one method a step.
 
-Faults are subclasses that change a step. The forward pass is that of `attention`; weights are
-recomputed as a fused kernel's backward pass recomputes them.
+Faults are subclasses that change a step. The forward pass is that of `attention`; the backward pass
+recomputes the weights, as fused kernels do. Letters of gradients:
+
+- `dp`: of the weights
+- `ds`: of the scores that the softmax takes
+- `dt`: of the scores before the softcap, as the products take them
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.deviations.kernels.attention import (
+    Array,
     Call,
     Eager,
     Fused,
@@ -25,7 +30,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Differentiable(Kernel):
-    """Sums in working precision, gradients rounded once, at the end."""
+    """Attention with derivatives in working precision; only the gradients are rounded."""
 
     elections = Kernel.elections | {
         "fully-masked-row-gradient": "nothing",
@@ -35,19 +40,19 @@ class Differentiable(Kernel):
     }
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return replace(super().prepare(inputs), vjp=self.differentiate, jvp=self.push)
+        return replace(super().prepare(inputs), vjp=self.differentiate, jvp=self.pushforward)
 
-    def push(
+    def pushforward(
         self, query: Rounded, key: Rounded, value: Rounded, tangents: Mapping[str, Rounded],
-        **rest: Any,
+        **options: Any,
     ) -> Any:  # fmt: skip
-        """The output's tangent."""
-        call = Call(query, key, value, **rest)
+        """The JVP of the output for the tangents of query, key and value."""
+        call = Call(query, key, value, **options)
         with np.errstate(all="ignore"):
             return self.deliver(self.output_tangent(call, tangents), call)
 
-    def output_tangent(self, call: Call, tangents: Mapping[str, Rounded]) -> np.ndarray:
-        """The output's tangent for `tangents` of query, key and value, not yet rounded."""
+    def output_tangent(self, call: Call, tangents: Mapping[str, Rounded]) -> Array:
+        """The JVP of the output for `tangents` of query, key and value, not yet rounded."""
         q, dq = (self.load(x, call) for x in (call.query, tangents["query"]))
         k, v, dk, dv = (
             self.expand(self.load(x, call), call)
@@ -56,204 +61,203 @@ class Differentiable(Kernel):
         scores = self.hidden_scores(q, k, call)
         weights, _ = self.split_weights(scores, call)
         v = self.visible(v, scores)
-        moved = self.moved(q, k, dq, dk, call)
-        moved = np.where(np.isneginf(scores), 0, self.uncapped(moved, q, k, call))
-        dp = self.stored_score_gradient(weights * (moved - self.moved_mean(weights, moved)), call)
-        return dp @ v + self.moved_values(weights, dv)
+        ds = self.softcap_backward(self.score_tangent(q, k, dq, dk, call), q, k, call)
+        ds = np.where(np.isneginf(scores), 0, ds)
+        dp = weights * (ds - self.mean_score_tangent(weights, ds))
+        return self.stored_score_gradient(dp, call) @ v + self.value_tangent(weights, dv)
 
-    def moved(self, q: Any, k: Any, dq: Any, dk: Any, call: Call) -> np.ndarray:
+    def score_tangent(self, q: Any, k: Any, dq: Any, dk: Any, call: Call) -> Array:
+        """The tangent of the scores before the softcap."""
         product = dq @ k.swapaxes(-1, -2) + q @ dk.swapaxes(-1, -2)
-        moved = self.keep(product * call.work(self.factor(call)), "scores", call)
-        return self.tempered(moved, call)
+        tangent = self.keep(product * call.work(self.factor(call)), "scores", call)
+        return self.tempered(tangent, call)
 
-    def moved_mean(self, weights: np.ndarray, moved: np.ndarray) -> np.ndarray:
-        return (weights * moved).sum(-1, keepdims=True)
+    def mean_score_tangent(self, weights: Array, ds: Array) -> Array:
+        """The sum of p ds in each row, which the JVP of the softmax subtracts."""
+        return (weights * ds).sum(-1, keepdims=True)
 
-    def moved_values(self, weights: np.ndarray, dv: np.ndarray) -> np.ndarray:
+    def value_tangent(self, weights: Array, dv: Array) -> Array:
         return weights @ dv
 
     def differentiate(
         self, query: Rounded, key: Rounded, value: Rounded, cotangent: Rounded,
-        wrt: Sequence[str], **rest: Any,
+        wrt: Sequence[str], **options: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        """Gradients by argument."""
-        call = Call(query, key, value, **rest)
+        """The gradients by name of the argument, rounded."""
+        call = Call(query, key, value, **options)
         with np.errstate(all="ignore"):
-            gradients = self.backward(call, self.received(cotangent, call), tuple(wrt))
+            gradients = self.backward(call, self.load_cotangent(cotangent, call), tuple(wrt))
         if query is key is value:
-            gradients = {**gradients, "query": self.of_one_array(gradients)}
+            gradients = {**gradients, "query": self.shared_operand_gradient(gradients)}
         return {name: None if g is None else self.deliver(g, call) for name, g in gradients.items()}
 
-    def of_one_array(self, gradients: Mapping[str, Any]) -> Any:
-        """The gradient of one array that is query, key and value."""
+    def shared_operand_gradient(self, gradients: Mapping[str, Any]) -> Any:
+        """The gradient of one array that is query, key and value at once."""
         return gradients["query"] + gradients["key"] + gradients["value"]
 
-    def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
+    def load_cotangent(self, cotangent: Rounded, call: Call) -> Array:
+        """The cotangent in working precision."""
         return self.load(cotangent, call)
 
     def backward(
-        self, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
-    ) -> dict[str, np.ndarray | None]:
-        """All gradients by argument. A cotangent (B, H, Lq) is one of the log-sum-exp, which gives those
-        of query and key. Deviations read `wrt`, the names that are asked for."""
+        self, call: Call, cotangent: Array, wrt: tuple[str, ...]
+    ) -> dict[str, Array | None]:
+        """The gradients of all arguments by name. A cotangent (B, H, Lq) belongs to the log-sum-exp, and
+        gives gradients of query and key alone. `wrt`, the names asked for, is read by deviations."""
         query = self.load(call.query, call)
         key, value = (self.expand(self.load(x, call), call) for x in (call.key, call.value))
         scores = self.hidden_scores(query, key, call)
-        seen = self.seen(scores)
-        key, value = np.where(seen, key, 0), np.where(seen, value, 0)
-        weights, sunk = self.split_weights(scores, call)
-        of_lse = cotangent.ndim == 3
-        if of_lse:
+        attended = self.attended_slots(scores)
+        key, value = np.where(attended, key, 0), np.where(attended, value, 0)
+        weights, sink_weights = self.split_weights(scores, call)
+        is_lse = cotangent.ndim == 3
+        if is_lse:
             ds = self.lse_score_gradient(weights, cotangent[..., None], scores)
         else:
             dp = self.weight_gradient(cotangent, value, call)
             mean = self.mean(weights, dp, cotangent, value)
             ds = self.score_gradient(weights, dp, mean)
-        dt = self.stored_score_gradient(self.uncapped(ds, query, key, call), call)
+        dt = self.stored_score_gradient(self.softcap_backward(ds, query, key, call), call)
         if call.logit_scale is not None:
-            of_factors = self.logit_scale_gradient(dt, self.scores(query, key, call))
+            logit_scale_gradient = self.logit_scale_gradient(dt, self.scores(query, key, call))
             dt = self.backward_tempered(dt, call)
         factor = call.work(self.factor(call))
-        gradients: dict[str, np.ndarray | None] = {
+        gradients: dict[str, Array | None] = {
             "query": self.query_gradient(dt, key, factor),
-            "key": self.grouped(self.key_gradient(dt, query, factor), call),
+            "key": self.sum_over_groups(self.key_gradient(dt, query, factor), call),
         }
-        if of_lse:
+        if is_lse:
             return gradients
-        gradients["value"] = self.grouped(self.value_gradient(weights, cotangent, call), call)
+        gradients["value"] = self.sum_over_groups(
+            self.value_gradient(weights, cotangent, call), call
+        )
         if call.bias is not None:
             gradients["bias"] = self.bias_gradient(ds, call.bias.shape)
         if call.logit_scale is not None:
-            gradients["logit_scale"] = of_factors
+            gradients["logit_scale"] = logit_scale_gradient
         if call.sinks is not None:
-            gradients["sinks"] = self.sink_gradient(sunk, mean, call)
+            gradients["sinks"] = self.sink_gradient(sink_weights, mean, call)
         return gradients
 
-    def lse_score_gradient(
-        self, weights: np.ndarray, cotangent: np.ndarray, scores: np.ndarray
-    ) -> np.ndarray:
-        """The gradient of scores for a cotangent (B, H, Lq, 1) of their log-sum-exp."""
+    def lse_score_gradient(self, weights: Array, cotangent: Array, scores: Array) -> Array:
+        """The gradient of the scores for a cotangent (B, H, Lq, 1) of the log-sum-exp."""
         return weights * cotangent
 
-    def hidden_scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        """Scores of the backward pass, -inf for pairs that do not attend."""
+    def hidden_scores(self, query: Array, key: Array, call: Call) -> Array:
+        """The scores that the backward pass recomputes, -inf for masked pairs."""
         scores = self.capped(self.scores(query, key, call), call)
         return self.hide(self.backward_biased(scores, call), self.backward_allowed(call), call)
 
-    def backward_biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def backward_biased(self, scores: Array, call: Call) -> Array:
         return self.biased(scores, call)
 
-    def backward_allowed(self, call: Call) -> np.ndarray | None:
+    def backward_allowed(self, call: Call) -> Array | None:
         return self.allowed(call)
 
-    def seen(self, scores: np.ndarray) -> np.ndarray:
-        """Which slots a row attends, (B, H, Lk, 1)."""
+    def attended_slots(self, scores: Array) -> Array:
+        """True for keys that any row attends, (B, H, Lk, 1)."""
         return ~np.asarray(np.isneginf(scores).all(-2))[..., None]
 
-    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def backward_weights(self, scores: Array, call: Call) -> Array:
         return self.weights(scores, call)
 
-    def split_weights(self, scores: np.ndarray, call: Call) -> tuple[np.ndarray, np.ndarray]:
-        """Weights of the keys (B, H, Lq, Lk), and those of the sinks (B, H, Lq, 0 or 1)."""
-        weights = self.backward_weights(self.sunk(scores, call), call)
+    def split_weights(self, scores: Array, call: Call) -> tuple[Array, Array]:
+        """The weights of the keys (B, H, Lq, Lk) and of the sinks (B, H, Lq, 0 or 1)."""
+        weights = self.backward_weights(self.with_sink_logits(scores, call), call)
         return weights[..., : call.sizes.Lk], weights[..., call.sizes.Lk :]
 
-    def sink_gradient(self, sunk: np.ndarray, mean: np.ndarray, call: Call) -> np.ndarray:
-        """(H,); the value of a sink is 0, and so is the gradient of its weight."""
-        return self.stored_score_gradient(
-            self.score_gradient(sunk, np.zeros_like(sunk), mean), call
-        ).sum((0, 2, 3))
+    def sink_gradient(self, sink_weights: Array, mean: Array, call: Call) -> Array:
+        """The gradient (H,) of the sinks. A sink has the value 0, so the gradient of its weight is 0."""
+        ds = self.score_gradient(sink_weights, np.zeros_like(sink_weights), mean)
+        return self.stored_score_gradient(ds, call).sum((0, 2, 3))
 
-    def stored_score_gradient(self, dt: np.ndarray, call: Call) -> np.ndarray:
-        """Gradients of scores as the products take them."""
+    def stored_score_gradient(self, dt: Array, call: Call) -> Array:
+        """`dt`, rounded as the products with query and key take it."""
         return self.keep(dt, "weights", call)
 
-    def weight_gradient(self, cotangent: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+    def weight_gradient(self, cotangent: Array, value: Array, call: Call) -> Array:
         return self.keep(cotangent @ value.swapaxes(-1, -2), "scores", call)
 
-    def mean(
-        self, weights: np.ndarray, dp: np.ndarray, cotangent: np.ndarray, value: np.ndarray
-    ) -> np.ndarray:
+    def mean(self, weights: Array, dp: Array, cotangent: Array, value: Array) -> Array:
+        """The sum of p dp in each row, which the gradient of the softmax subtracts."""
         return (weights * dp).sum(-1, keepdims=True)
 
-    def score_gradient(self, weights: np.ndarray, dp: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    def score_gradient(self, weights: Array, dp: Array, mean: Array) -> Array:
         return weights * (dp - mean)
 
-    def uncapped(
-        self, ds: np.ndarray, query: np.ndarray, key: np.ndarray, call: Call
-    ) -> np.ndarray:
+    def softcap_backward(self, ds: Array, query: Array, key: Array, call: Call) -> Array:
+        """The gradient of the scores before the softcap from the gradient `ds` after it."""
         if call.softcap is None:
             return ds
         scores = self.tempered(self.scores(query, key, call), call)
-        bend = np.tanh(scores / call.work(call.softcap))
-        return ds * self.slope(bend)
+        return ds * self.softcap_slope(np.tanh(scores / call.work(call.softcap)))
 
-    def backward_tempered(self, dt: np.ndarray, call: Call) -> np.ndarray:
+    def backward_tempered(self, dt: Array, call: Call) -> Array:
         return self.tempered(dt, call)
 
-    def logit_scale_gradient(self, dt: np.ndarray, product: np.ndarray) -> np.ndarray:
-        """The gradient (H,) of the logit scales, for that of scores and the scores without them."""
+    def logit_scale_gradient(self, dt: Array, product: Array) -> Array:
+        """The gradient (H,) of the logit scales; `product` are the scores before them."""
         return np.where(dt == 0, 0, dt * product).sum((0, 2, 3))
 
-    def slope(self, bend: np.ndarray) -> np.ndarray:
-        return 1 - bend * bend
+    def softcap_slope(self, tanh: Array) -> Array:
+        """The derivative of the softcap from tanh(score / softcap)."""
+        return 1 - tanh * tanh
 
-    def query_gradient(self, dt: np.ndarray, key: np.ndarray, factor: Any) -> np.ndarray:
+    def query_gradient(self, dt: Array, key: Array, factor: Any) -> Array:
         return factor * (dt @ key)
 
-    def key_gradient(self, dt: np.ndarray, query: np.ndarray, factor: Any) -> np.ndarray:
+    def key_gradient(self, dt: Array, query: Array, factor: Any) -> Array:
         return factor * (dt.swapaxes(-1, -2) @ query)
 
-    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+    def value_gradient(self, weights: Array, cotangent: Array, call: Call) -> Array:
         return weights.swapaxes(-1, -2) @ cotangent
 
-    def grouped(self, x: np.ndarray, call: Call) -> np.ndarray:
-        """(B, H, Lk, .) summed over the query heads of each group."""
-        return self.by_group(x, call).sum(2)
+    def sum_over_groups(self, x: Array, call: Call) -> Array:
+        """x (B, H, Lk, .) summed over the query heads of each group: (B, Hkv, Lk, .)."""
+        return self.split_groups(x, call).sum(2)
 
-    def by_group(self, x: np.ndarray, call: Call) -> np.ndarray:
+    def split_groups(self, x: Array, call: Call) -> Array:
+        """x (B, H, .) as (B, Hkv, group, .)."""
         s = call.sizes
         return x.reshape(s.B, s.Hkv, s.group, *x.shape[2:])
 
-    def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        full = rank4(np.empty(shape)).shape
-        axes = tuple(a for a in range(4) if full[a] == 1)
+    def bias_gradient(self, ds: Array, shape: tuple[int, ...]) -> Array:
+        shape4 = rank4(np.empty(shape)).shape
+        axes = tuple(a for a in range(4) if shape4[a] == 1)
         return ds.sum(axes, keepdims=True).reshape(shape)
 
 
 class DifferentiableFused(Differentiable, Fused):
-    """Weights and gradients of scores narrowed before the products; D from the rounded output."""
+    """Weights and score gradients are rounded before the products; the mean comes from the output."""
 
-    def mean(
-        self, weights: np.ndarray, dp: np.ndarray, cotangent: np.ndarray, value: np.ndarray
-    ) -> np.ndarray:
+    def mean(self, weights: Array, dp: Array, cotangent: Array, value: Array) -> Array:
         return (cotangent * (weights @ value)).sum(-1, keepdims=True)
 
 
 class DifferentiableEager(Differentiable, Eager):
-    """Every product and every gradient of it stored in the case's dtype."""
+    """Every product and its gradient are rounded to the case's dtype."""
 
     elections = Differentiable.elections | {"score-overflow": "nan"}
 
-    def stored_score_gradient(self, dt: np.ndarray, call: Call) -> np.ndarray:
+    def stored_score_gradient(self, dt: Array, call: Call) -> Array:
         return self.keep(dt, "scores", call)
 
 
 class DifferentiableRecomputed(Differentiable):
-    """Weights recomputed from the log-sum-exp of the forward pass, kept in working precision."""
+    """The backward pass recomputes weights from the forward log-sum-exp in working precision."""
 
-    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+    def backward_weights(self, scores: Array, call: Call) -> Array:
         return np.exp(scores - self.statistics(scores, call))
 
-    def statistics(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        """The log-sum-exps of rows (B, H, Lq, 1), 0 without keys."""
+    def statistics(self, scores: Array, call: Call) -> Array:
+        """The log-sum-exp of each row, (B, H, Lq, 1); 0 for fully masked rows."""
         lse = self.log_sum_exp(scores, call)[..., None]
         return np.where(np.isneginf(lse), 0, lse)
 
 
 class DifferentiableLowest(Differentiable):
-    """What is hidden has a score that absorbed it: rows without keys average the values, and their
-    cotangents go on through the scores."""
+    """Masking adds a very low number that absorbs the score: fully masked rows average the values, and
+    their gradients reach the scores."""
 
     elections = Differentiable.elections | {
         "fully-masked-row": "uniform",
@@ -263,6 +267,6 @@ class DifferentiableLowest(Differentiable):
         **dict.fromkeys(("nan-in-masked-value", "nan-in-masked-value-gradient"), "leaks"),
     }
 
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+    def hide(self, scores: Array, allowed: Array | None, call: Call) -> Array:
         lowest = call.work(-0.7) * np.finfo(call.work).max
         return scores if allowed is None else np.where(allowed, scores, scores + lowest)

@@ -1,4 +1,4 @@
-"""An honest layer that holds its parameters."""
+"""A right layer that holds its parameters."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 class LayerHolding(MultiHeadKernel):
-    """The layer holds its parameters, which are no arguments of its calls."""
+    """Multi-head attention as an object: its parameters are no arguments of its calls."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         call = super().prepare(inputs)
         held = {name: call.arguments.pop(name) for name in inputs.parameters}
-        made = {name: Rounded(array.values.copy(), array.fmt) for name, array in held.items()}
+        copies = {name: Rounded(array.values.copy(), array.fmt) for name, array in held.items()}
 
         def function(**arguments: Any) -> Any:
-            return call.function(**arguments, **self.taken(held, made))
+            return call.function(**arguments, **self.used_parameters(held, copies))
 
         return replace(call, function=function, layer_parameters=tuple(held.values()))
 
-    def taken(
-        self, held: Mapping[str, Rounded], made: Mapping[str, Rounded]
+    def used_parameters(
+        self, held: Mapping[str, Rounded], copies: Mapping[str, Rounded]
     ) -> Mapping[str, Rounded]:
-        """The parameters of a call: those that the layer holds, and not what it made of them when it was
-        created."""
+        """The parameters that a call uses: the arrays that the layer holds, which callers may change, and
+        not the copies that it made at creation."""
         return held

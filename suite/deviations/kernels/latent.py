@@ -1,4 +1,8 @@
-"""Honest latent attention in NumPy, one method a step (see `attention`), in both forms and both ways."""
+"""Right latent attention in NumPy, one method a step, unabsorbed and absorbed, with backward passes.
+
+Arrays by name: query and query_rope (B, H, Lq, .), latent (B, Lk, R), key_rope (B, Lk, E), w_uk (R, H, D)
+and w_uv (R, H, Dv).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class LatentKernel(Differentiable):
-    """Keys and values of all heads are formed, and stored in the dtype of the case (unabsorbed)."""
+    """Unabsorbed: keys and values of all heads are computed, and rounded to the case's dtype."""
 
     operator = LATENT
     features = FEATURES | SERVED | {"length-arrays"}
@@ -38,135 +42,136 @@ class LatentKernel(Differentiable):
     stores = ("keys", "average")
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        shown = masked(inputs)
-        flagged, rest = split_causal(shown.mask, inputs.form, inputs.sizes)
+        inputs_with_mask = masked(inputs)
+        causal, mask = split_causal(inputs_with_mask.mask, inputs.form, inputs.sizes)
         fmt, lse = inputs.dtype, "lse" in inputs.outputs
 
-        def made(arrays: Mapping[str, Rounded], mask: Rounded | None) -> tuple[Arrays, Call]:
-            x = self.read(self.gathered(self.attended(arrays, inputs), inputs))
-            parts = (self.queries(x, fmt), self.keys(x, fmt), self.values(x, fmt))
-            query, key, value = (Rounded(part, fmt) for part in parts)
+        def plain_call(arrays: Mapping[str, Rounded], mask: Rounded | None) -> tuple[Arrays, Call]:
+            x = self.read(self.from_pages(self.attended_arrays(arrays, inputs), inputs))
+            """The arrays in working precision, and the call of plain attention that they become."""
+            operands = (self.queries(x, fmt), self.keys(x, fmt), self.values(x, fmt))
+            query, key, value = (Rounded(operand, fmt) for operand in operands)
             return x, Call(
-                query, key, value, mask, causal=flagged, lse=lse, scale=inputs.effective_scale
+                query, key, value, mask, causal=causal, lse=lse, scale=inputs.effective_scale
             )
 
         def call(mask: Rounded | None = None, **arrays: Rounded) -> Any:
             with np.errstate(all="ignore"):
-                x, call = made(arrays, mask)
+                x, call = plain_call(arrays, mask)
                 answers = [self.deliver(self.output(self.compute(call), x, fmt), call)]
                 if call.lse:
-                    scores = self.final(call)
+                    scores = self.final_scores(call)
                     answers.append(self.deliver_lse(self.log_sum_exp(scores, call), call))
-            stored = self.stored(arrays, inputs)
-            answers += [stored[name] for name in stores(inputs.case)]
+            pools = self.after_store(arrays, inputs)
+            answers += [pools[name] for name in stores(inputs.case)]
             return tuple(answers) if len(answers) > 1 else answers[0]
 
         def vjp(
             cotangent: Rounded, wrt: Sequence[str], mask: Rounded | None = None, **arrays: Rounded
         ) -> dict[str, Any]:
             with np.errstate(all="ignore"):
-                x, call = made(arrays, mask)
+                x, call = plain_call(arrays, mask)
                 gradients = self.gradients(x, call, cotangent.values.astype(call.work))
             return {name: self.deliver(gradients[name], call) for name in wrt}
 
-        constants = (fmt.name, flagged, lse, inputs.scale)
-        return PreparedCall(
-            call, masked_arrays(self.backend, shown, rest), inputs.outputs, vjp=vjp, constants=constants
-        )  # fmt: skip
+        constants = (fmt.name, causal, lse, inputs.scale)
+        arguments = masked_arrays(self.backend, inputs_with_mask, mask)
+        return PreparedCall(call, arguments, inputs.outputs, vjp=vjp, constants=constants)
 
-    def stored(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
-        """The arrays with new tokens in their pools; of a call without them the very arrays."""
+    def after_store(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
+        """The arrays after new tokens are stored in the pools; unchanged if the call stores none."""
         if not stores(inputs.case):
             return dict(arrays)
-        made = with_new_tokens({name: x.values for name, x in arrays.items()}, inputs)
-        return {name: Rounded(x, arrays[name].fmt) for name, x in made.items()}
+        values = with_new_tokens({name: x.values for name, x in arrays.items()}, inputs)
+        return {name: Rounded(x, arrays[name].fmt) for name, x in values.items()}
 
-    def attended(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
-        """The arrays whose tokens are attended."""
-        return self.stored(arrays, inputs)
+    def attended_arrays(
+        self, arrays: Mapping[str, Rounded], inputs: Inputs
+    ) -> Mapping[str, Rounded]:
+        """The arrays that attention reads: new tokens are among them."""
+        return self.after_store(arrays, inputs)
 
-    def gathered(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
-        """The arrays with tokens taken from their pages."""
+    def from_pages(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
+        """The arrays with tokens gathered from their pages; unchanged without a page table."""
         if "page_table" not in arrays:
             return arrays
-        plain = {name: x.values for name, x in arrays.items()}
-        made = from_numpy_pages(plain, inputs)
-        return {name: Rounded(x, arrays[name].fmt) for name, x in made.items()}
+        values = from_numpy_pages({name: x.values for name, x in arrays.items()}, inputs)
+        return {name: Rounded(x, arrays[name].fmt) for name, x in values.items()}
 
     def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
-        """The arrays of the call in working precision."""
-        wide = {name: x.fmt is DTYPES["f64"] for name, x in arrays.items()}
-        read = {
-            name: x.values.astype(np.float64 if wide[name] else np.float32)
+        """The arrays of the call in working precision, with latents decoded from codes."""
+        loaded = {
+            name: x.values.astype(np.float64 if x.fmt is DTYPES["f64"] else np.float32)
             for name, x in arrays.items()
         }
-        return read | {"latent": self.decoded(read)} if "latent_codes" in read else read
+        return loaded | {"latent": self.decoded(loaded)} if "latent_codes" in loaded else loaded
 
     def decoded(self, x: Arrays) -> np.ndarray:
-        """The latents (B, Lk, R) of codes."""
+        """The latents (B, Lk, R) from their codes and scales."""
         codes = x["latent_codes"]
-        return np.asarray(codes * self.of_tiles(x["latent_scale"], codes.shape[-1]))
+        return np.asarray(codes * self.spread_tiles(x["latent_scale"], codes.shape[-1]))
 
-    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
-        """The scales of tiles (B, Lk, tiles) for every component (B, Lk, R)."""
+    def spread_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        """The scales of tiles (B, Lk, tiles), repeated for every component (B, Lk, R)."""
         return untiled(array, size)
 
-    def narrowed(self, x: np.ndarray, what: str, fmt: DType) -> np.ndarray:
-        """`x` as it is stored, in the case's dtype if `what` is among `stores`."""
-        return round_to(x, fmt).astype(x.dtype) if what in self.stores else x
+    def narrowed(self, x: np.ndarray, kind: str, fmt: DType) -> np.ndarray:
+        """`x`, rounded to the case's dtype if its `kind` is in `stores`."""
+        return round_to(x, fmt).astype(x.dtype) if kind in self.stores else x
 
     def queries(self, x: Arrays, fmt: DType) -> np.ndarray:
-        """The queries that the products take, (B, H, Lq, .)."""
+        """The queries of the plain call, (B, H, Lq, .)."""
         return np.concatenate([x["query"], x["query_rope"]], -1)
 
     def keys(self, x: Arrays, fmt: DType) -> np.ndarray:
-        """The keys that the products take, (B, H or 1, Lk, .)."""
+        """The keys of the plain call, (B, H or 1, Lk, .)."""
         key = self.narrowed(np.einsum("bkr,rhd->bhkd", x["latent"], x["w_uk"]), "keys", fmt)
         rope = np.broadcast_to(x["key_rope"][:, None], (*key.shape[:3], x["key_rope"].shape[-1]))
         return np.concatenate([key, rope], -1)
 
     def values(self, x: Arrays, fmt: DType) -> np.ndarray:
-        """What the weights average, (B, H or 1, Lk, .)."""
+        """The values of the plain call, (B, H or 1, Lk, .)."""
         return self.narrowed(np.einsum("bkr,rhv->bhkv", x["latent"], x["w_uv"]), "keys", fmt)
 
     def output(self, average: np.ndarray, x: Arrays, fmt: DType) -> np.ndarray:
-        """The output of the average (B, H, Lq, .)."""
+        """The output (B, H, Lq, Dv) from the weighted average that plain attention returns."""
         return average
 
-    def limit(self, row: np.ndarray, call: Call) -> np.ndarray:
+    def last_causal_key(self, row: np.ndarray, call: Call) -> np.ndarray:
         return row + (call.sizes.Lk - call.sizes.Lq)
 
     def gradients(self, x: Arrays, call: Call, cotangent: np.ndarray) -> dict[str, np.ndarray]:
-        """Gradients of all arrays."""
-        moved = self.backward(call, cotangent, ("query", "key", "value"))
-        query, key, value = (np.asarray(moved[name]) for name in ("query", "key", "value"))
+        """The gradients of all arrays by name."""
+        plain = self.backward(call, cotangent, ("query", "key", "value"))
+        query, key, value = (np.asarray(plain[name]) for name in ("query", "key", "value"))
         D = x["query"].shape[-1]
         return {
             "query": query[..., :D],
             "query_rope": query[..., D:],
-            "key_rope": self.over_heads(key[..., D:]),
+            "key_rope": self.sum_over_heads(key[..., D:]),
             "latent": self.latent_gradient(x, key[..., :D], value),
             "w_uk": np.einsum("bkr,bhkd->rhd", x["latent"], key[..., :D]),
             "w_uv": np.einsum("bkr,bhkv->rhv", x["latent"], value),
         }
 
-    def over_heads(self, key: np.ndarray) -> np.ndarray:
-        """The gradient of what all heads share."""
+    def sum_over_heads(self, key: np.ndarray) -> np.ndarray:
+        """The gradient (B, Lk, E) of the rotary key, which all heads share."""
         return key.sum(1)
 
     def latent_gradient(self, x: Arrays, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-        of_keys = np.einsum("bhkd,rhd->bkr", key, x["w_uk"])
-        return of_keys + np.einsum("bhkv,rhv->bkr", value, x["w_uv"])
+        """The gradient (B, Lk, R) of the latents from the gradients of keys and values."""
+        from_keys = np.einsum("bhkd,rhd->bkr", key, x["w_uk"])
+        return from_keys + np.einsum("bhkv,rhv->bkr", value, x["w_uv"])
 
 
 class AbsorbedKernel(LatentKernel):
-    """Queries and the average of latents are projected, and stored in the case's dtype (absorbed)."""
+    """Absorbed: queries and the average of latents are projected, and rounded to the case's dtype."""
 
     rounding = DeclaredRounding(absorbs=dict.fromkeys(DTYPES, True))
     stores = ("queries", "average")
 
     def absorbed(self, x: Arrays, fmt: DType) -> np.ndarray:
-        """The queries of latents, (B, H, Lq, R)."""
+        """The queries projected to latents, (B, H, Lq, R)."""
         return self.narrowed(np.einsum("bhqd,rhd->bhqr", x["query"], x["w_uk"]), "queries", fmt)
 
     def queries(self, x: Arrays, fmt: DType) -> np.ndarray:
@@ -183,9 +188,9 @@ class AbsorbedKernel(LatentKernel):
 
     def gradients(self, x: Arrays, call: Call, cotangent: np.ndarray) -> dict[str, np.ndarray]:
         average, R = self.compute(call), x["latent"].shape[-1]
-        lifted = np.einsum("bhqv,rhv->bhqr", cotangent, x["w_uv"])
-        moved = self.backward(call, lifted, ("query", "key", "value"))
-        query, key, value = (np.asarray(moved[name]) for name in ("query", "key", "value"))
+        projected = np.einsum("bhqv,rhv->bhqr", cotangent, x["w_uv"])
+        plain = self.backward(call, projected, ("query", "key", "value"))
+        query, key, value = (np.asarray(plain[name]) for name in ("query", "key", "value"))
         return {
             "query": np.einsum("bhqr,rhd->bhqd", query[..., :R], x["w_uk"]),
             "query_rope": query[..., R:],

@@ -1,5 +1,5 @@
-"""Honest layers with a backward pass: the reference's gradients in float64, rounded once. Those of norms
-are in `norm_gradient`."""
+"""Right layers with a backward pass: the reference's gradients in float64, rounded once. Norms with a
+backward pass are in `norm_gradient`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Arrays = dict[str, np.ndarray]
 
 
 class Differentiated(LayerKernel):
-    """A layer whose call has a derivative."""
+    """A layer with a backward pass; `empty_rows` is its answer for fully masked rows."""
 
     empty_rows = "zeros"
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain = super().prepare(inputs)
+        call = super().prepare(inputs)
 
         def vjp(cotangent: Rounded, wrt: list[str], **arguments: Any) -> dict[str, Any]:
             arrays = {n: a.values for n, a in arguments.items() if isinstance(a, Rounded)}
@@ -39,17 +39,17 @@ class Differentiated(LayerKernel):
                 n: Rounded(round_to(x, inputs.dtype), inputs.dtype) for n, x in gradients.items()
             }
 
-        return replace(plain, vjp=vjp)
+        return replace(call, vjp=vjp)
 
     def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        """Gradients by argument, float64."""
+        """The gradients by name of the argument, in float64."""
         values = inputs.replace(**{name: arrays[name] for name in inputs.arrays if name in arrays})
         reference = references.find(inputs.operator)
         outputs = reference.vjp(values, cotangent, NO_ROUNDING, self.empty_rows)
         return {name: gradient.value for name, gradient in outputs.arrays.items()}
 
     def step(self, x: np.ndarray, inputs: Inputs) -> np.ndarray:
-        """A step of the backward pass as it is stored."""
+        """An intermediate array of the backward pass, rounded as the kernel stores it: not at all."""
         return x
 
 

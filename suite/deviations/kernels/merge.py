@@ -1,4 +1,4 @@
-"""Honest merging of partial answers in NumPy, one method a step (see `attention`)."""
+"""Right merging of partial answers in NumPy, one method a step (see `attention`)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends._numpy.operators import WeightedSum
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.suite.deviations.kernels.attention import Stated
+from attention_conformance.suite.deviations.kernels.attention import Array, DeclaredKernel
 from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.merge import FEATURES
 
 
-def shares(lse: np.ndarray, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The weights (P, ...) of parts with log-sum-exps (P, ...), of which `largest` (...) is taken off
-    before the exponential, and the log-sum-exp (...) of all."""
-    sizes = np.exp(lse - largest)
-    total = sizes.sum(0)
-    return sizes / np.where(total == 0, 1, total), np.log(total) + largest
+def merge_weights(lse: Array, largest: Array) -> tuple[Array, Array]:
+    """The weights (P, ...) of parts with log-sum-exps `lse` (P, ...), and the merged log-sum-exp (...).
+    `largest` (...) is subtracted before the exponential."""
+    exponentials = np.exp(lse - largest)
+    total = exponentials.sum(0)
+    return exponentials / np.where(total == 0, 1, total), np.log(total) + largest
 
 
-class MergeKernel(Stated, WeightedSum):
-    """All parts at once in float32, rounded once."""
+class MergeKernel(DeclaredKernel, WeightedSum):
+    """All parts are merged at once in float32; only the answer is rounded."""
 
     features = FEATURES
     elections = {}
@@ -45,27 +45,24 @@ class MergeKernel(Stated, WeightedSum):
         return replace(super().prepare(inputs), vjp=vjp, constants=(fmt.name,))
 
     def work(self, fmt: DType) -> type[np.floating[Any]]:
+        """The NumPy type of the arithmetic."""
         return fmt.working
 
-    def merged(
-        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
-    ) -> tuple[np.ndarray, np.ndarray]:
-        weights, total = self.weights(lse)
-        return (weights[..., None] * outputs).sum(0), total
+    def merged(self, outputs: Array, lse: Array, fmt: DType) -> tuple[Array, Array]:
+        weights, merged_lse = self.weights(lse)
+        return (weights[..., None] * outputs).sum(0), merged_lse
 
-    def weights(self, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The weights of parts, and the log-sum-exp of all."""
-        return shares(lse, self.largest(lse))
+    def weights(self, lse: Array) -> tuple[Array, Array]:
+        """The weights of the parts, and the merged log-sum-exp."""
+        return merge_weights(lse, self.largest(lse))
 
-    def largest(self, lse: np.ndarray) -> np.ndarray:
-        """What is taken off log-sum-exps before the exponential."""
-        maximum: np.ndarray = lse.max(0)
+    def largest(self, lse: Array) -> Array:
+        """The largest log-sum-exp of each row, which is subtracted before the exponential; 0 for -inf."""
+        maximum: Array = lse.max(0)
         return np.where(np.isneginf(maximum), lse.dtype.type(0), maximum)
 
-    def gradients(
-        self, outputs: np.ndarray, lse: np.ndarray, cotangent: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Gradients of the partial outputs and log-sum-exps."""
+    def gradients(self, outputs: Array, lse: Array, cotangent: Array) -> dict[str, Array]:
+        """The gradients of the partial outputs and log-sum-exps by name."""
         weights, _ = self.weights(lse)
         products = (outputs * cotangent).sum(-1)
         mean = (weights * products).sum(0)

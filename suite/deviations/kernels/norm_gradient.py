@@ -1,4 +1,4 @@
-"""Honest norms with a backward pass in NumPy: the closed form in float64, and other ways to it."""
+"""Right norms with a backward pass in NumPy: the closed form in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from attention_conformance.suite.spec.operators.norms import EPSILON
 
 @dataclass(frozen=True)
 class Standard:
-    """x, its mean, 1 / sqrt(variance + epsilon) and (x - mean) root; `learned`: both are constants."""
+    """A norm's input `x`, its mean, and `root` = 1 / sqrt(variance + epsilon). If `learned`, mean and
+    root are parameters, and do not depend on x."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -29,6 +30,7 @@ class Standard:
 
     @property
     def normal(self) -> np.ndarray:
+        """The standardised input."""
         return (self.x - self.mean) * self.root
 
 
@@ -62,20 +64,19 @@ class NormDifferentiable(Differentiated, NormKernel):
     def input_gradient(
         self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs
     ) -> np.ndarray:
-        moved = dy if gain is None else dy * gain
+        dn = dy if gain is None else dy * gain
         if standard.learned:
-            return standard.root * moved
-        return standard.root * (
-            moved - self.level(moved) - standard.normal * self.share(moved, standard)
-        )
+            return standard.root * dn
+        variance_term = standard.normal * self.variance_term(dn, standard)
+        return standard.root * (dn - self.mean_term(dn) - variance_term)
 
-    def level(self, moved: np.ndarray) -> Any:
-        """The mean of D."""
-        return moved.mean(self.axes, keepdims=True)
+    def mean_term(self, dn: np.ndarray) -> Any:
+        """The mean of the gradient `dn` of the standardised input, from the derivative of the mean."""
+        return dn.mean(self.axes, keepdims=True)
 
-    def share(self, moved: np.ndarray, standard: Standard) -> Any:
-        """The mean of D N."""
-        return (moved * standard.normal).mean(self.axes, keepdims=True)
+    def variance_term(self, dn: np.ndarray, standard: Standard) -> Any:
+        """The mean of `dn` times the standardised input, from the derivative of the variance."""
+        return (dn * standard.normal).mean(self.axes, keepdims=True)
 
 
 class LayerNormDifferentiable(NormDifferentiable, LayerNormKernel):
@@ -87,13 +88,13 @@ class BatchNormDifferentiable(NormDifferentiable, BatchNormKernel):
 
 
 def rounded(standard: Standard, inputs: Inputs) -> Standard:
-    """Mean and root as they are stored in the case's dtype."""
+    """The standard with mean and root rounded to the case's dtype."""
     mean, root = (round_to(x, inputs.dtype) for x in (standard.mean, standard.root))
     return Standard(standard.x, mean, root, standard.learned)
 
 
 def summed_by_rows(terms: np.ndarray, inputs: Inputs) -> np.ndarray:
-    """The sum over samples and positions, row after row in the case's dtype."""
+    """The sum of `terms` over samples and positions, rounded to the case's dtype after each addition."""
     total = np.zeros(terms.shape[-1])
     for row in terms.reshape(-1, terms.shape[-1]):
         total = round_to(total + row, inputs.dtype)

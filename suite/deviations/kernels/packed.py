@@ -1,9 +1,10 @@
-"""Honest packed attention in NumPy, one method a step (see `attention`), both ways."""
+"""Right packed attention in NumPy, forward and backward, one method a step (see `attention`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from attention_conformance import references
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.references.rounding import NO_ROUNDING
-from attention_conformance.suite.deviations.kernels.attention import Stated
+from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
 from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import (
@@ -25,21 +26,22 @@ from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 BOUNDS = ("query_lengths", "key_lengths")
-"""The arguments that say where segments begin."""
+"""The arguments that hold the bounds of segments."""
 
-Pair = tuple[slice, slice]
+SegmentSlices = tuple[slice, slice]
+"""The queries and the keys of one segment."""
 
 
 @dataclass(frozen=True)
 class Pack:
-    """One call: query (Lq, H, D), key (Lk, Hkv, D), value (Lk, Hkv, Dv), where segments begin and where
-    the last one ends, (B + 1,) each."""
+    """One call: query (Lq, H, D), key (Lk, Hkv, D), value (Lk, Hkv, Dv), and the bounds (B + 1,) of
+    segments among queries and keys: segment b is `bounds[b] : bounds[b + 1]`."""
 
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray
-    queries: np.ndarray
-    keys: np.ndarray
+    query_bounds: np.ndarray
+    key_bounds: np.ndarray
     alignment: str
     scale: float
     fmt: DType
@@ -51,11 +53,11 @@ class Pack:
     @property
     def sizes(self) -> Sizes:
         (Lq, H, D), (Lk, Hkv, Dv) = self.query.shape, self.value.shape
-        return Sizes(len(self.queries) - 1, H, Hkv, Lq, Lk, D, Dv)
+        return Sizes(len(self.query_bounds) - 1, H, Hkv, Lq, Lk, D, Dv)
 
 
-class PackedKernel(Stated):
-    """Segment after segment in float32, rounded once."""
+class PackedKernel(DeclaredKernel):
+    """Segment after segment in float32; only the output is rounded."""
 
     operator = PACKED
     features = FEATURES
@@ -65,7 +67,7 @@ class PackedKernel(Stated):
         fmt = inputs.dtype
 
         def call(**arrays: Rounded) -> Rounded:
-            pack = self.gathered({name: x.values for name, x in arrays.items()}, inputs)
+            pack = self.packed_call({name: x.values for name, x in arrays.items()}, inputs)
             with np.errstate(all="ignore"):
                 return Rounded(round_to(self.output(pack), fmt), fmt)
 
@@ -77,21 +79,22 @@ class PackedKernel(Stated):
         return PreparedCall(call, self.arguments(inputs), vjp=vjp, constants=self.constants(inputs))
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        """The arrays of a call."""
+        """The arrays of a call by name."""
         arguments = {n: self.backend.array(inputs.arrays[n], inputs.dtype) for n in OPERANDS}
         for name in BOUNDS:
             arguments[name] = self.backend.array(summed(inputs.arrays[name]), None)
         return arguments
 
     def constants(self, inputs: Inputs) -> tuple[Any, ...]:
-        """What the call knows besides its arrays."""
+        """The facts besides its arrays on which the call depends."""
         return (inputs.case.option("alignment"), self.scale(inputs), inputs.dtype.name)
 
-    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Pack:
-        """The call of these arrays."""
+    def packed_call(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Pack:
+        """The call that the arrays describe."""
         alignment = inputs.case.option("alignment")
-        q, k, v, queries, keys = (arrays[name] for name in (*OPERANDS, *BOUNDS))
-        return Pack(q, k, v, queries, keys, alignment, self.scale(inputs), inputs.dtype)
+        q, k, v, query_bounds, key_bounds = (arrays[name] for name in (*OPERANDS, *BOUNDS))
+        scale, fmt = self.scale(inputs), inputs.dtype
+        return Pack(q, k, v, query_bounds, key_bounds, alignment, scale, fmt)
 
     def scale(self, inputs: Inputs) -> float:
         return inputs.effective_scale
@@ -105,13 +108,16 @@ class PackedKernel(Stated):
                 out[rows] = (weights @ value).transpose(1, 0, 2)
         return out
 
-    def segments(self, pack: Pack) -> list[Pair]:
-        """Which queries and which keys each segment has."""
-        edges = zip(pack.queries[:-1], pack.queries[1:], pack.keys[:-1], pack.keys[1:], strict=True)
-        return [(slice(int(a), int(b)), slice(int(c), int(d))) for a, b, c, d in edges]
+    def segments(self, pack: Pack) -> list[SegmentSlices]:
+        """The queries and the keys of each segment."""
+        rows, keys = (
+            [slice(int(start), int(stop)) for start, stop in pairwise(bounds)]
+            for bounds in (pack.query_bounds, pack.key_bounds)
+        )
+        return list(zip(rows, keys, strict=True))
 
-    def heads(self, pack: Pack) -> np.ndarray:
-        """The key/value head of every query head."""
+    def key_heads(self, pack: Pack) -> np.ndarray:
+        """The index (H,) of the key/value head that each query head reads."""
         H, Hkv = pack.query.shape[1], pack.key.shape[1]
         return np.arange(H) // (H // Hkv)
 
@@ -123,7 +129,7 @@ class PackedKernel(Stated):
 
     def scores(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
         """The scores (H, rows, keys) of queries and keys, and the values (H, keys, Dv)."""
-        heads = self.heads(pack)
+        heads = self.key_heads(pack)
         q = pack.query[rows].astype(pack.work).transpose(1, 0, 2)
         k, v = (
             x[keys][:, heads].astype(pack.work).transpose(1, 0, 2) for x in (pack.key, pack.value)
@@ -131,6 +137,7 @@ class PackedKernel(Stated):
         return (q @ k.transpose(0, 2, 1)) * pack.work(pack.scale), v
 
     def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+        """The mask (rows, keys) of a segment, True attends."""
         return allowed_pairs(rows.stop - rows.start, keys.stop - keys.start, pack.alignment)
 
     def softmax(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
@@ -140,13 +147,14 @@ class PackedKernel(Stated):
         return exponentials / exponentials.sum(-1, keepdims=True)
 
     def largest(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
+        """The maximum of each row, which the softmax subtracts."""
         maximum: np.ndarray = scores.max(-1, keepdims=True)
         return maximum
 
     def gradients(
         self, arrays: dict[str, np.ndarray], cotangent: np.ndarray, inputs: Inputs
     ) -> dict[str, np.ndarray]:
-        """Gradients of query, key and value, those of the reference in float64."""
+        """The reference's gradients of query, key and value in float64."""
         outputs = references.find(self.operator).vjp(
             inputs.replace(**arrays), cotangent, NO_ROUNDING
         )

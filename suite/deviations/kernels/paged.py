@@ -1,4 +1,4 @@
-"""Honest paged attention in NumPy: the keys of the pages are packed, and attended as packed attention."""
+"""Right paged attention in NumPy: keys are gathered from their pages, and attended as packed keys."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class Paged(Pack):
     """One call, with the keys and values of all samples packed.
 
     - `slots` (Lk,): the slot of every key in the flat pool, page * S + slot
-    - `case`: the problem
-    - `pools`: key and value as (P, S, Hkv, .)
+    - `pools`: P pages of S slots, of keys and of values, (P, S, Hkv, .)
     """
 
     slots: np.ndarray
@@ -36,7 +35,7 @@ class Paged(Pack):
 
 
 class PagedKernel(PackedKernel):
-    """Pages are gathered by the table, then packed attention in float32, rounded once."""
+    """Pages are gathered by the table, then packed attention in float32; only the output is rounded."""
 
     operator = PAGED
     features = FEATURES | {"length-arrays"}
@@ -48,22 +47,22 @@ class PagedKernel(PackedKernel):
     def constants(self, inputs: Inputs) -> tuple[Any, ...]:
         return (inputs.case.id,)
 
-    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
-        """The keys and values of all samples, packed."""
+    def packed_call(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
+        """The call with the keys and values of all samples packed. Raises ValueError if malformed."""
         case, (P, S, *_) = inputs.case, self.pool(arrays["key"], inputs.case).shape
-        self.refuse(arrays, case)
-        table, lengths = arrays["page_table"], self.lengths(arrays["key_lengths"], S)
-        rows = [self.slots(table, n, int(of), S) for n, of in enumerate(lengths)]
-        slots = np.concatenate([np.zeros(0, int), *rows]).clip(0, P * S - 1)
+        self.validate(arrays, case)
+        table, lengths = arrays["page_table"], self.key_counts(arrays["key_lengths"], S)
+        by_sample = [self.slots(table, n, int(length), S) for n, length in enumerate(lengths)]
+        slots = np.concatenate([np.zeros(0, int), *by_sample]).clip(0, P * S - 1)
         pools = self.pools(arrays, case)
         key, value = (x.reshape(P * S, *x.shape[2:])[slots] for x in pools)
-        keys = summed([len(row) for row in rows])
+        key_bounds = summed([len(own_slots) for own_slots in by_sample])
         return Paged(
-            arrays["query"], key, value, arrays["query_offsets"], keys, case.option("alignment"),
+            arrays["query"], key, value, arrays["query_offsets"], key_bounds, case.option("alignment"),
             inputs.effective_scale, inputs.dtype, slots, case, pools,
         )  # fmt: skip
 
-    def refuse(self, arrays: dict[str, np.ndarray], case: Case) -> None:
+    def validate(self, arrays: dict[str, np.ndarray], case: Case) -> None:
         """Raise ValueError for a malformed problem."""
         names = ("query_offsets", "key_lengths", "page_table")
         refuse_malformed(
@@ -75,15 +74,15 @@ class PagedKernel(PackedKernel):
         return self.pool(arrays["key"], case), self.pool(arrays["value"], case)
 
     def pool(self, array: np.ndarray, case: Case) -> np.ndarray:
-        """A pool as (P, S, Hkv, .)."""
+        """A pool in the layout (P, S, Hkv, .)."""
         return slots_first(case, array)
 
-    def lengths(self, lengths: np.ndarray, size: int) -> np.ndarray:
-        """The number of keys of each sample."""
+    def key_counts(self, lengths: np.ndarray, size: int) -> np.ndarray:
+        """The number of keys that each sample reads; a page has `size` slots."""
         return lengths
 
     def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
-        """The slots of a sample's keys, page * S + slot."""
+        """The slots (length,) of a sample's keys in the flat pool; a page has `size` slots."""
         keys = np.arange(length)
         return table[sample][np.minimum(keys // size, table.shape[1] - 1)] * size + keys % size
 

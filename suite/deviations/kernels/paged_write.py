@@ -1,4 +1,4 @@
-"""Honest writing into pages in NumPy, one method a step."""
+"""Right writing into pages in NumPy, one method a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends._numpy.operators import TokenByToken
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.suite.deviations.kernels.attention import Stated
+from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
@@ -19,8 +19,8 @@ from attention_conformance.suite.spec.operators.in_pages import flat_slots, pool
 from attention_conformance.suite.spec.operators.paged_write import FEATURES
 
 
-class PagedWriteKernel(Stated, TokenByToken):
-    """Tokens are put into copies of the pools, seen as flat slots."""
+class PagedWriteKernel(DeclaredKernel, TokenByToken):
+    """Tokens are written into copies of the pools, viewed as P * S slots."""
 
     features = FEATURES
 
@@ -28,8 +28,8 @@ class PagedWriteKernel(Stated, TokenByToken):
         case, fmt = inputs.case, inputs.dtype
 
         def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
-            plain = {name: array.values for name, array in arrays.items()}
-            gradients = self.gradients(plain, cotangent.values, case)
+            values = {name: array.values for name, array in arrays.items()}
+            gradients = self.gradients(values, cotangent.values, case)
             return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
 
         constants = (case.option("layout"), fmt.name)
@@ -37,30 +37,30 @@ class PagedWriteKernel(Stated, TokenByToken):
 
     def pool(self, name: str, arrays: dict[str, np.ndarray], case: Case) -> np.ndarray:
         cache = arrays[f"{name}_cache"]
-        flat, size = self.flat(cache, case).copy(), case.option("page_size")
+        flat, size = self.flat_pool(cache, case).copy(), case.option("page_size")
         self.put(flat, self.slots(arrays["slot_mapping"]), arrays[name], size)
-        return self.back(flat, cache, case)
+        return self.unflattened(flat, cache, case)
 
-    def flat(self, cache: np.ndarray, case: Case) -> np.ndarray:
-        """The slots (P * S, Hkv, .) of a pool."""
+    def flat_pool(self, cache: np.ndarray, case: Case) -> np.ndarray:
+        """A pool as slots, (P * S, Hkv, .)."""
         return flat_slots(case, cache)
 
-    def back(self, flat: np.ndarray, cache: np.ndarray, case: Case) -> np.ndarray:
-        """The pool in the layout of `cache`."""
+    def unflattened(self, flat: np.ndarray, cache: np.ndarray, case: Case) -> np.ndarray:
+        """The pool with these slots, in the layout of `cache`."""
         return pool_of(case, flat)
 
     def slots(self, mapping: np.ndarray) -> np.ndarray:
-        """The slots of the tokens in the flat pool; negative ones are skipped."""
+        """The slot of each token in the flat pool; tokens with a negative slot are skipped."""
         return mapping
 
     def put(self, flat: np.ndarray, slots: np.ndarray, tokens: np.ndarray, size: int) -> None:
-        """Write the tokens into the flat pool."""
+        """Write the tokens into the flat pool, in place. A page has `size` slots."""
         flat[slots[slots >= 0]] = tokens[slots >= 0]
 
     def gradients(
         self, arrays: dict[str, np.ndarray], cotangent: np.ndarray, case: Case
     ) -> dict[str, np.ndarray]:
-        """Gradients of the keys and of their pool."""
+        """The gradients of the keys and of their pool before the write."""
         flat, slots = flat_slots(case, cotangent).copy(), arrays["slot_mapping"]
         key = np.zeros(arrays["key"].shape)
         key[slots >= 0] = flat[slots[slots >= 0]]

@@ -1,4 +1,4 @@
-"""Honest attention over codes, and honest writing of codes, in NumPy, one method a step."""
+"""Right attention over 8-bit codes, and right writing of codes, in NumPy, one method a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.in_pages import from_numpy_pages
 from attention_conformance.backends.memory import coded
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.suite.deviations.kernels.attention import Stated
+from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import CODES, Code, DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
@@ -33,25 +33,26 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 @dataclass(frozen=True)
 class Coded:
-    """One call: its arrays by name in working precision, in which scales and zero points broadcast with
-    their keys or values.
+    """One call: its arrays by name in working precision. Scales and zero points broadcast with their keys
+    or values, unless scales are per tile.
 
-    - `shown`: the mask, None if all pairs attend
-    - `given`: arrays as they were before new tokens were stored
+    - `mask`: the mask, True attends; None if nothing is masked
+    - `arrays_before_store`: the arrays before new tokens were stored
     """
 
     arrays: dict[str, np.ndarray]
     case: Case
     scale: float
     fmt: DType
-    shown: np.ndarray | None = None
-    given: dict[str, np.ndarray] = field(default_factory=dict)
+    mask: np.ndarray | None = None
+    arrays_before_store: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, arrays: dict[str, Rounded], inputs: Inputs) -> Coded:
-        plain = {name: array.values.astype(inputs.dtype.working) for name, array in arrays.items()}
-        shown = allowed(inputs) if inputs.operator.has_keys else None
-        return cls(plain, inputs.case, inputs.effective_scale, inputs.dtype, shown)
+        work = inputs.dtype.working
+        values = {name: array.values.astype(work) for name, array in arrays.items()}
+        mask = allowed(inputs) if inputs.operator.has_keys else None
+        return cls(values, inputs.case, inputs.effective_scale, inputs.dtype, mask)
 
     @property
     def code(self) -> Code:
@@ -67,45 +68,46 @@ class Coded:
         return self.sizes.group
 
 
-class Scales(Stated):
-    """Scales and zero points of a call."""
+class Scales(DeclaredKernel):
+    """Steps that read scales and zero points. `name` is "key" or "value"."""
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
-        """The scale of keys or values."""
-        return self.by_component(f"{name}_scale", call)
+        """The scales of keys or values, in a shape that broadcasts with them."""
+        return self.broadcastable_scale(f"{name}_scale", call)
 
     def zero_of(self, name: str, call: Coded) -> np.ndarray | None:
-        """The zero point of keys or values; None without one."""
-        zero = f"{name}_zero"
-        return self.by_component(zero, call) if zero in call.arrays else None
+        """The zero points of keys or values, in a shape that broadcasts with them; None without any."""
+        array = f"{name}_zero"
+        return self.broadcastable_scale(array, call) if array in call.arrays else None
 
-    def by_component(self, name: str, call: Coded) -> np.ndarray:
-        """A scale or zero point in a shape that broadcasts with its keys or values."""
+    def broadcastable_scale(self, name: str, call: Coded) -> np.ndarray:
+        """The array `name` of scales or zero points in a shape that broadcasts with keys or values."""
         array = call.arrays[name]
         if call.case.option("scales") != "pertile":
             return array
-        return self.of_tiles(array, call.case.letters[axes_of(name.partition("_")[0])[-1]])
+        return self.spread_tiles(array, call.case.letters[axes_of(name.partition("_")[0])[-1]])
 
-    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
-        """Numbers of tiles (..., tiles) as numbers of components (..., size)."""
+    def spread_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        """The scales of tiles (..., tiles), repeated for every component (..., size)."""
         return untiled(array, size)
 
 
 class Writing(Scales):
-    """x / scale + zero, clipped and rounded to the nearest code."""
+    """Quantization: x / scale + zero point, clipped and rounded to the nearest code."""
 
     def written(self, name: str, call: Coded) -> np.ndarray:
-        """The codes of new keys or values."""
+        """The codes of the new keys or values."""
         x = self.quotient(self.tokens(name, call), self.new_scale(name, call), call)
         zero = self.zero_of(name, call)
         x = x if zero is None else x + newest(zero, x.shape[2])
         return self.stored(self.clipped(x, call), call)
 
     def new_scale(self, name: str, call: Coded) -> np.ndarray:
-        """The scale with which new tokens are written."""
+        """The scales of the new tokens."""
         return np.asarray(newest(self.scale_of(name, call), call.arrays[name].shape[2]))
 
     def tokens(self, name: str, call: Coded) -> np.ndarray:
+        """The new keys or values."""
         return call.arrays[name]
 
     def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
@@ -115,12 +117,12 @@ class Writing(Scales):
         return np.clip(x, -call.code.max, call.code.max)
 
     def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        """The numbers as codes, float64."""
+        """x rounded to the nearest codes, as float64 numbers."""
         return np.rint(x).astype(float) if call.code.is_whole else round_to(x, call.code)
 
 
 class QuantizedKernel(Writing):
-    """Codes times scales, then attention, in float32; rounded once. New tokens are stored first."""
+    """New tokens become codes; then attention over codes times scales in float32, rounded once."""
 
     operator = QUANTIZED
     features = FEATURES | {"length-arrays"}
@@ -128,75 +130,72 @@ class QuantizedKernel(Writing):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         fmt = inputs.dtype
 
-        def call(**arrays: Rounded) -> Any:
+        def attend(**arrays: Rounded) -> Any:
             with np.errstate(all="ignore"):
-                made = self.after_writing(Coded.of(arrays, inputs), inputs)
-                output = Rounded(round_to(self.output(made), fmt), fmt)
-            names = [f"{name}_codes" for name in KINDS if name in made.arrays]
-            whole = {name: made.arrays[name].astype(np.float64) for name in names}
+                call = self.after_writing(Coded.of(arrays, inputs), inputs)
+                output = Rounded(round_to(self.output(call), fmt), fmt)
+            names = [f"{name}_codes" for name in KINDS if name in call.arrays]
+            codes = {name: call.arrays[name].astype(np.float64) for name in names}
             if "page_table" in arrays:
-                whole = {n: self.put(arrays, n, x, inputs) for n, x in whole.items()}
-            kept = (Rounded(x, made.code) for x in whole.values())
-            return (output, *kept) if names else output
+                codes = {name: self.put(arrays, name, x, inputs) for name, x in codes.items()}
+            return (output, *(Rounded(x, call.code) for x in codes.values())) if names else output
 
         def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
-            made = self.after_writing(Coded.of(arrays, inputs), inputs)
-            gradient = self.gradient(made, cotangent.values.astype(made.arrays["query"].dtype))
+            call = self.after_writing(Coded.of(arrays, inputs), inputs)
+            gradient = self.gradient(call, cotangent.values.astype(call.arrays["query"].dtype))
             return {name: Rounded(round_to(gradient, fmt), fmt) for name in wrt}
 
         constants = (inputs.case.options, inputs.sizes, fmt.name)
         return PreparedCall(
-            call, coded(self.backend, inputs), inputs.outputs, vjp=vjp, constants=constants
+            attend, coded(self.backend, inputs), inputs.outputs, vjp=vjp, constants=constants
         )
 
     def put(
         self, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
     ) -> np.ndarray:
-        """The pool with the last of `codes` (B, Hkv, Lk, .) in their slots."""
-        new, of = inputs.sizes.Lq, axes_of(name.partition("_")[0])
+        """The pool `name` after the store of new tokens, the last of `codes` (B, Hkv, Lk, .)."""
+        new, axes = inputs.sizes.Lq, axes_of(name.partition("_")[0])
         table, counts = arrays["page_table"].values, arrays["key_lengths"].values
-        at = slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
-        return put(inputs.case, arrays[name].values, at[:, -new:], codes[:, :, -new:], of)
+        slots = slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
+        return put(inputs.case, arrays[name].values, slots[:, -new:], codes[:, :, -new:], axes)
 
-    def gathered(self, call: Coded, inputs: Inputs) -> Coded:
-        """The call with tokens taken from their pages."""
+    def from_pages(self, call: Coded, inputs: Inputs) -> Coded:
+        """The call with tokens gathered from their pages."""
         return replace(call, arrays=from_numpy_pages(call.arrays, inputs))
 
     def after_writing(self, call: Coded, inputs: Inputs) -> Coded:
-        """The call whose codes are those after the store of new tokens, taken from their pages."""
-        call = self.gathered(call, inputs)
+        """The call with tokens gathered from their pages, and new tokens among its codes."""
+        call = self.from_pages(call, inputs)
         codes = {f"{name}_codes": self.codes(name, call) for name in KINDS if name in call.arrays}
-        return replace(call, arrays=call.arrays | codes, given=call.arrays)
+        return replace(call, arrays=call.arrays | codes, arrays_before_store=call.arrays)
 
     def codes(self, name: str, call: Coded) -> np.ndarray:
-        """All codes of keys or values, with new ones in the place of the last."""
+        """All codes of keys or values; new ones replace the last."""
         codes, new = call.arrays[f"{name}_codes"].copy(), self.written(name, call)
         codes[:, :, -new.shape[2] :] = new
         return codes
 
     def output(self, call: Coded) -> np.ndarray:
         """The output (B, H, Lq, Dv), not yet rounded."""
-        return self.weights(self.scores(call), call) @ self.by_head(
-            self.scaled("value", call), call
-        )
+        value = self.by_head(self.scaled("value", call), call)
+        return self.weights(self.scores(call), call) @ value
 
     def scores(self, call: Coded) -> np.ndarray:
         key = self.by_head(self.scaled("key", call), call)
         return np.asarray((call.arrays["query"] @ key.swapaxes(-1, -2)) * call.scale)
 
     def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
-        mask = call.shown
-        if mask is not None:
-            scores = np.where(mask, scores, -np.inf)
+        if call.mask is not None:
+            scores = np.where(call.mask, scores, -np.inf)
         exponentials = self.raised(scores)
         return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
 
     def raised(self, scores: np.ndarray) -> np.ndarray:
-        """The exponentials of scores, in units of the largest of a row."""
+        """The exponentials of scores minus the maximum of their row."""
         return np.asarray(np.exp(scores - scores.max(-1, keepdims=True)))
 
     def scaled(self, name: str, call: Coded) -> np.ndarray:
-        """Keys or values (B, Hkv, Lk, .)."""
+        """The keys or values (B, Hkv, Lk, .) that the codes stand for."""
         codes, zero = self.codes_of(name, call), self.zero_of(name, call)
         return (codes if zero is None else self.centred(codes, zero)) * self.scale_of(name, call)
 
@@ -207,7 +206,7 @@ class QuantizedKernel(Writing):
         return codes - zero
 
     def by_head(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        """Keys, values or scales of every query head. One scale for all heads stays as it is."""
+        """Keys, values or scales repeated for every query head; one scale for all heads is unchanged."""
         return np.repeat(x, call.group, 1) if x.shape[1] == call.case.sizes.Hkv else x
 
     def gradient(self, call: Coded, cotangent: np.ndarray) -> np.ndarray:
@@ -219,7 +218,7 @@ class QuantizedKernel(Writing):
 
 
 class QuantizedWriteKernel(Writing):
-    """x / scale + zero in float32, clipped and rounded to the nearest code."""
+    """Quantization of keys and values in float32."""
 
     operator = QUANTIZED_WRITE
     features = WRITE_FEATURES
@@ -227,11 +226,12 @@ class QuantizedWriteKernel(Writing):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         fmt = CODES[inputs.case.option("codes")]
 
-        def call(**arrays: Rounded) -> tuple[Rounded, Rounded]:
+        def quantize(**arrays: Rounded) -> tuple[Rounded, Rounded]:
             with np.errstate(all="ignore"):
-                made = Coded.of(arrays, inputs)
-                key, value = (self.written(name, made) for name in KINDS)
+                call = Coded.of(arrays, inputs)
+                key, value = (self.written(name, call) for name in KINDS)
             return Rounded(key, fmt), Rounded(value, fmt)
 
         constants = (inputs.case.options, inputs.dtype.name)
-        return PreparedCall(call, coded(self.backend, inputs), inputs.outputs, constants=constants)
+        arguments = coded(self.backend, inputs)
+        return PreparedCall(quantize, arguments, inputs.outputs, constants=constants)

@@ -1,4 +1,4 @@
-"""Honest rotations in NumPy, one method a step (see `attention`), forward and backward."""
+"""Right rotary embedding in NumPy, forward and backward, one method a step (see `attention`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends._numpy.rotary import rotation_call
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.references.rotary import frequencies
-from attention_conformance.suite.deviations.kernels.attention import Stated
+from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
 from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.rotary import (
@@ -24,8 +24,11 @@ from attention_conformance.suite.spec.operators.rotary import (
 
 @dataclass(frozen=True)
 class Turn:
-    """One call: what is turned, (B, H, L, D), where its tokens stand, (L,) or (B, L), and how. `work` is
-    the precision in which angles are made, `entries` the number of positions that a table has."""
+    """One call: rotate `x` (B, H, L, D) by the positions (L,) or (B, L) of its tokens.
+
+    - `entries`: the number of positions in a table of sines and cosines
+    - `back`: rotate the other way, as gradients are
+    """
 
     x: np.ndarray
     position: np.ndarray
@@ -36,16 +39,17 @@ class Turn:
 
     @property
     def work(self) -> type[np.floating[Any]]:
+        """The NumPy type of angles and products."""
         return self.fmt.working
 
     @property
     def length(self) -> int:
-        """The length of the sequence: the largest position and one."""
+        """The length of the sequence: the largest position plus one."""
         return int(self.position.max(initial=0)) + 1
 
 
-class RotaryKernel(Stated):
-    """Angles in float32, sine and cosine in float32, products in float32, one rounding at the end."""
+class RotaryKernel(DeclaredKernel):
+    """Angles, sines, cosines and products in float32; only the output is rounded."""
 
     operator = ROTARY
     features = FEATURES
@@ -59,49 +63,51 @@ class RotaryKernel(Stated):
             "position": self.backend.array(inputs.arrays["position"], None),
         }
 
-        def turned(x: Rounded, position: Rounded, back: bool = False) -> Rounded:
+        def rotate(x: Rounded, position: Rounded, back: bool = False) -> Rounded:
             turn = Turn(x.values, position.values, rotation, fmt, entries, back)
             return self.deliver(self.turned(turn), fmt)
 
-        return rotation_call(turned, arguments, (rotation, fmt.name, entries))
+        return rotation_call(rotate, arguments, (rotation, fmt.name, entries))
 
     def turned(self, turn: Turn) -> np.ndarray:
-        """The turned (B, H, L, D), not yet rounded."""
-        one, two = self.pairs(turn)
+        """`x` rotated, (B, H, L, D), not yet rounded."""
+        first, second = self.pairs(turn)
         cosine, sine = self.table(turn)
+        sine = -sine if turn.back else sine
         x = turn.x.astype(turn.work)
         out = x.copy()
-        sine = -sine if turn.back else sine
-        first, second = self.rotated(x[..., one], x[..., two], cosine, sine, turn)
-        out[..., one], out[..., two] = first, second
+        out[..., first], out[..., second] = self.rotated(
+            x[..., first], x[..., second], cosine, sine, turn
+        )
         return out
 
     def pairs(self, turn: Turn) -> tuple[slice, slice]:
-        """Where the first and the second components of all pairs are."""
+        """The places of the first and of the second components of all pairs."""
         size = turn.rotation.size
         if turn.rotation.interleaved:
             return slice(0, size, 2), slice(1, size, 2)
         return slice(0, size // 2), slice(size // 2, size)
 
     def rotated(
-        self, one: np.ndarray, two: np.ndarray, cosine: np.ndarray, sine: np.ndarray, turn: Turn
+        self, x1: np.ndarray, x2: np.ndarray, cosine: np.ndarray, sine: np.ndarray, turn: Turn
     ) -> tuple[np.ndarray, np.ndarray]:
-        return one * cosine - two * sine, two * cosine + one * sine
+        """The first and the second components of all pairs, rotated."""
+        return x1 * cosine - x2 * sine, x2 * cosine + x1 * sine
 
     def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
-        """Cosine and sine, broadcastable to (B, H, L, r / 2)."""
+        """The cosines and sines, broadcastable to (B, H, L, r / 2); r components are rotated."""
         theta, factor = self.frequencies(turn)
         angle = self.angle(self.position(turn), theta, turn)
         angle = angle if angle.ndim == 2 else angle[:, None]
         return np.cos(angle) * factor, np.sin(angle) * factor
 
     def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
-        """Frequencies (r / 2,) and the factor on sine and cosine."""
+        """The frequencies (r / 2,), and the attention factor that multiplies sine and cosine."""
         reference = frequencies(turn.rotation, turn.position)
         return reference.theta.astype(turn.work), turn.work(reference.attention)
 
     def position(self, turn: Turn) -> np.ndarray:
-        """Where tokens stand."""
+        """The positions of the tokens in working precision."""
         return turn.position.astype(turn.work)
 
     def angle(self, position: np.ndarray, theta: np.ndarray, turn: Turn) -> np.ndarray:
@@ -112,7 +118,7 @@ class RotaryKernel(Stated):
 
 
 class RotaryTableCast(RotaryKernel):
-    """Sine and cosine stored in the query's dtype."""
+    """Sines and cosines are rounded to the query's dtype."""
 
     numerics = "fused"
 
@@ -122,17 +128,17 @@ class RotaryTableCast(RotaryKernel):
 
 
 class RotaryByTable(RotaryKernel):
-    """Positions are rows of a table, and what is not in it is refused."""
+    """Positions are rows of a table. Raises ValueError for a position without a row."""
 
     features = FEATURES | {"position-table"}
 
     def position(self, turn: Turn) -> np.ndarray:
         rows = self.rows(turn)
-        missing = (rows < 0) | (rows >= turn.entries) | (rows % 1 != 0)
-        if missing.any():
-            raise ValueError(f"a table of {turn.entries} positions has no {rows[missing][0]:g}")
+        is_missing = (rows < 0) | (rows >= turn.entries) | (rows % 1 != 0)
+        if is_missing.any():
+            raise ValueError(f"a table of {turn.entries} positions has no {rows[is_missing][0]:g}")
         return rows.astype(turn.work)
 
     def rows(self, turn: Turn) -> np.ndarray:
-        """Which rows the positions are."""
+        """The row of each position."""
         return turn.position

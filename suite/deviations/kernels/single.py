@@ -1,4 +1,4 @@
-"""Honest layers of one head, and norms (see `suite.deviations.kernels.layer`)."""
+"""Right layers of one head, and norms, one method a step (see `layer`)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_N
 
 
 class TanhKernel(LayerKernel):
-    """Scores that weight the units of tanh(query + key)."""
+    """Scores that sum the units of tanh(query + key), with weights or without."""
 
     def pairs(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
-        """(B, 1, Lq, Lk, U) before the tanh."""
+        """The units (B, 1, Lq, Lk, U) of every query and key, before the tanh."""
         return self.keep(query[:, :, :, None] + key[:, :, None], "features", call)
 
-    def active(self, pairs: np.ndarray, call: LayerCall) -> np.ndarray:
+    def tanh_units(self, pairs: np.ndarray, call: LayerCall) -> np.ndarray:
         return self.keep(np.tanh(pairs), "scores", call)
 
-    def vector(self, call: LayerCall) -> np.ndarray | None:
-        """What the units are weighted with; None for ones."""
+    def unit_weights(self, call: LayerCall) -> np.ndarray | None:
+        """The weights (U,) of the units; None if all are 1."""
         return None
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
-        active, vector = self.active(self.pairs(query, key, call), call), self.vector(call)
-        return self.keep(active.sum(-1) if vector is None else active @ vector, "scores", call)
+        units, weights = self.pairs(query, key, call), self.unit_weights(call)
+        units = self.tanh_units(units, call)
+        return self.keep(units.sum(-1) if weights is None else units @ weights, "scores", call)
 
 
 class AdditiveKernel(TanhKernel):
-    """Additive attention, with projections and a score vector or without, for many queries or one."""
+    """Additive attention, with or without projections and a score vector."""
 
     operator = ADDITIVE
     dropout = "elements"
@@ -49,32 +50,32 @@ class AdditiveKernel(TanhKernel):
         kernel = call.parameters.get(f"{name}_kernel")
         return x if kernel is None else self.keep(x @ self.load(kernel, call), "features", call)
 
-    def vector(self, call: LayerCall) -> np.ndarray | None:
+    def unit_weights(self, call: LayerCall) -> np.ndarray | None:
         vector = call.parameters.get("score_vector")
         return None if vector is None else self.load(vector, call)
 
 
 class ConcatKernel(TanhKernel):
-    """Concat attention: scores c sum tanh(s (query + key))."""
+    """Concat attention: scores are weight * sum(tanh(scale * (query + key)))."""
 
     operator = CONCAT
 
-    def number(self, name: str, call: LayerCall) -> np.ndarray:
-        """A scalar parameter, 1 where absent."""
+    def scalar_parameter(self, name: str, call: LayerCall) -> np.ndarray:
+        """A scalar parameter; 1 if the layer has none of this name."""
         parameter = call.parameters.get(name)
         return np.ones((), call.work) if parameter is None else self.load(parameter, call)
 
     def pairs(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
         pairs = super().pairs(query, key, call)
-        return self.keep(pairs * self.number("scale", call), "features", call)
+        return self.keep(pairs * self.scalar_parameter("scale", call), "features", call)
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
         scores = super().scores(query, key, call)
-        return self.keep(scores * self.number("concat_weight", call), "scores", call)
+        return self.keep(scores * self.scalar_parameter("concat_weight", call), "scores", call)
 
 
 class DotKernel(LayerKernel):
-    """Dot-product attention with a learned scale, or none."""
+    """Dot-product attention with or without a learned scale."""
 
     operator = DOT
     dropout = "elements"
@@ -90,11 +91,11 @@ class DotKernel(LayerKernel):
 
 
 class NormKernel(LayerKernel):
-    """(x - mean) / sqrt(variance + epsilon) gain + offset; everything but the answer in full."""
+    """(x - mean) / sqrt(variance + epsilon) * gain + offset; only the output is rounded."""
 
     elections = {}
     axes: tuple[int, ...]
-    """The axes of (B, L, E) that mean and variance are taken over."""
+    """The axes of (B, L, E) over which mean and variance are taken."""
 
     def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
         x = self.load(call.query, call)
@@ -103,24 +104,26 @@ class NormKernel(LayerKernel):
         return self.mapped(y, call), np.zeros(0)
 
     def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        """The mean and the variance of x (B, L, E)."""
         mean = x.mean(self.axes, keepdims=True)
         return mean, np.square(x - mean).mean(self.axes, keepdims=True)
 
     def mapped(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
+        """The standardised input times gain plus offset, if the norm has these parameters."""
         parameters = [self.load(call.parameters[n], call) for n in ("gain", "offset")
                  if n in call.parameters]  # fmt: skip
         return y * parameters[0] + parameters[1] if parameters else y
 
 
 class LayerNormKernel(NormKernel):
-    """Layer norm: every token over its features."""
+    """Layer norm: mean and variance of each token over its features."""
 
     operator = LAYER_NORM
     axes: tuple[int, ...] = (2,)
 
 
 class BatchNormKernel(NormKernel):
-    """Batch norm: every feature over samples and positions, or by what was learned."""
+    """Batch norm: mean and variance of each feature over samples and positions, or running ones."""
 
     operator = BATCH_NORM
     axes: tuple[int, ...] = (0, 1)

@@ -1,4 +1,4 @@
-"""Kernels that round, split or keep things otherwise than `Kernel`, which faults change, too."""
+"""Kernels that round, split or buffer differently from `Kernel`; deviations change them, too."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from attention_conformance.suite.spec.dtypes import round_to
 
 
 class FlashFused(Online):
-    """Flash attention: weights stored in the case's dtype before they are normalised."""
+    """Flash attention: weights are rounded to the case's dtype before they are normalised."""
 
     numerics = "fused"
     stores = ("weights",)
 
 
 class MergedChunks(Kernel):
-    """Keys in chunks, each answered alone, merged by their log-sum-exps (split-KV)."""
+    """Split-KV: chunks of keys are attended separately, and merged by their log-sum-exps."""
 
     chunks = 3
 
@@ -35,22 +35,22 @@ class MergedChunks(Kernel):
         return self.merge(parts)
 
     def merge(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """The answers of the chunks weighted by their share of the whole sum; pairs (answer, lse)."""
-        together = self.lse_of(np.concatenate([lse for _, lse in parts], axis=-1))
-        anchor = np.where(np.isneginf(together), 0, together)
+        """The answers of chunks, pairs (answer, log-sum-exp), weighted by exp(their lse - total lse)."""
+        total_lse = self.lse_of(np.concatenate([lse for _, lse in parts], axis=-1))
+        anchor = np.where(np.isneginf(total_lse), 0, total_lse)
         return sum(out * np.exp(lse - anchor) for out, lse in parts)
 
     def lse_of(self, scores: np.ndarray) -> np.ndarray:
-        """(..., n) -> (..., 1); -inf where there is no key."""
+        """The log-sum-exp (..., 1) over the last axis of scores (..., n); -inf if all are -inf."""
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         anchor = np.where(np.isneginf(maximum), 0, maximum)
         return anchor + np.log(np.exp(scores - anchor).sum(-1, keepdims=True))
 
 
 class WorkingPrecision(Eager):
-    """Every sum, too, in the case's 16-bit dtype, one rounding an addition.
+    """Every operation is rounded to the case's 16-bit dtype, sums after every addition.
 
-    It must fail where precision is asked for and nowhere else, so that faults are made of it.
+    Only checks of precision may fail, so that deviations are made of this kernel.
     """
 
     dtypes = ("bf16", "f16")
@@ -69,11 +69,11 @@ class WorkingPrecision(Eager):
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         value = self.visible(value, scores)
-        raised = self.round(np.exp(self.round(self.shifted(scores), call)), call)
+        exponentials = self.round(np.exp(self.round(self.shifted(scores), call)), call)
         total = np.zeros((*scores.shape[:-1], 1), scores.dtype)
         for j in range(scores.shape[-1]):
-            total = self.round(total + raised[..., j, None], call)
-        weights = self.round(raised / np.where(total == 0, 1, total), call)
+            total = self.round(total + exponentials[..., j, None], call)
+        weights = self.round(exponentials / np.where(total == 0, 1, total), call)
         out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
         for j in range(scores.shape[-1]):
             term = self.round(weights[..., j, None] * value[..., None, j, :], call)
@@ -82,20 +82,20 @@ class WorkingPrecision(Eager):
 
 
 class Workspace(Kernel):
-    """Values are read from a workspace of the thread that grows and is used again. What is beyond them
-    has weights of zero."""
+    """Values are copied into a workspace of the thread, which grows and is used again. The part of the
+    workspace behind the values gets weights of zero."""
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-        kept = self.__dict__.setdefault("kept", local()).__dict__
+        workspaces = self.__dict__.setdefault("workspaces", local()).__dict__
         *outer, length, width = value.shape
         key = (*outer, width, value.dtype)
-        if key not in kept or kept[key].shape[-2] < length:
-            kept[key] = np.zeros((*outer, length, width), value.dtype)
-        workspace = kept[key]
+        if key not in workspaces or workspaces[key].shape[-2] < length:
+            workspaces[key] = np.zeros((*outer, length, width), value.dtype)
+        workspace = workspaces[key]
         workspace[..., :length, :] = self.visible(value, scores)
         self.clear(workspace[..., length:, :])
-        rest = ((0, 0),) * 3 + ((0, workspace.shape[-2] - length),)
-        return self.weights(np.pad(scores, rest, constant_values=-np.inf), call) @ workspace
+        padding = ((0, 0),) * 3 + ((0, workspace.shape[-2] - length),)
+        return self.weights(np.pad(scores, padding, constant_values=-np.inf), call) @ workspace
 
     def clear(self, rest: np.ndarray) -> None:
-        """Make the part of the workspace ready that the values leave free."""
+        """Clear the part of the workspace behind the values: here nothing, since its weights are zero."""
