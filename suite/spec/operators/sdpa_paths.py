@@ -210,7 +210,7 @@ RUNS = {"forward": (FEATURED, MASKED), "backward": (DERIVED,)}
 SINGLE = ("", "bias.bhqk", "scale0.3", "cap2.0", "sinks", "lse", "slopes", "logitscale")
 TWO_FEATURES = covering_of(
     "sdpa",
-    {"sizes": ("gqa2/b1h4q16k32d128",), "feature": SINGLE, "second": SINGLE},
+    {"dtype": ("f32",), "sizes": ("gqa2/b1h4q16k32d128",), "feature": SINGLE, "second": SINGLE},
 )
 """Every two features, at a size that people run."""
 
@@ -226,7 +226,7 @@ FORWARD, BACKWARD = (
         Ask(*SMOKE[direction], partial(ids, direction, smoke_only=True), why=WHY),
         Ask(partial(ids, direction), since="standard", why=WHY),
         Ask(*NARROW, dtypes="float32", since="standard", why="windows around the sizes of tiles"),
-        Ask(TWO_FEATURES, dtypes="float32", since="standard", why="two features at once"),
+        Ask(TWO_FEATURES, dtypes="array", since="standard", why="two features at once"),
         Ask(*MASKED_WINDOWS, since="standard", why="a mask beside a window"),
     )
     for direction in ("forward", "backward")
