@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attention_conformance.suite.records.cells import Run, load
 from attention_conformance.suite.records.lines import RecordError
-from attention_conformance.suite.report.diff import compare, new_failures, summary
+from attention_conformance.suite.report.diff import compare_runs, new_failures, summary
 from attention_conformance.suite.report.render import as_markdown
 
 NIGHTS = 6
@@ -66,7 +66,7 @@ def _unfinished(run: Run) -> str:
 
 def _regressions(last: Run, new: Run) -> str:
     """The tables of a comparison; "" without new failures."""
-    changes = compare(last, new)
+    changes = compare_runs(last, new)
     if not new_failures(changes):
         return ""
     versions = ", ".join(f"{name} {text}" for name, text in new.header.versions.items())

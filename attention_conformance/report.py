@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.records.cells import Run
-from attention_conformance.suite.records.coverage import scored
+from attention_conformance.suite.records.coverage import score_text
 from attention_conformance.suite.report import diagnoses
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import BROKEN, STATUSES
@@ -58,7 +58,7 @@ class Report:
         """A row per group of failures: the difference to passing cells, and the smallest case."""
         from attention_conformance.suite.report import explanation
 
-        return explanation.explained(self.table)
+        return explanation.failure_table(self.table)
 
     @cached_property
     def diagnoses(self) -> pd.DataFrame:
@@ -90,11 +90,11 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The page of `attention-conformance report --format=html`, for notebooks."""
-        from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
+        from attention_conformance.suite.report.kinds import CONFORMANCE, conformance_frames
         from attention_conformance.suite.report.overview import overview
         from attention_conformance.suite.report.render import as_html
 
-        frames = frames_of(self.run)
+        frames = conformance_frames(self.run)
         tables = CONFORMANCE.of(frames)
         page = as_html(tables, CONFORMANCE.title, overview(frames, tables))
         return f'<iframe srcdoc="{escape(page)}" style="width:100%;height:40rem;border:0"></iframe>'
@@ -106,7 +106,7 @@ class Report:
         names = ", ".join(dict.fromkeys(cell.implementation for cell in self.run.cells))
         backend = ", ".join(options["backend"])
         cells = len(self.run.cells)
-        score = scored(totals["pass"], cells - totals["unsupported"], cells)
+        score = score_text(totals["pass"], cells - totals["unsupported"], cells)
         lines = [
             f"{names or 'no cell'} on {backend}, level {options['level']}: {score} ({counts or 'none'})"
         ]

@@ -15,8 +15,8 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import CACHED
 from attention_conformance.suite.spec.operators.scripts import (
     Contents,
-    joined,
-    played,
+    concatenate_chunks,
+    play_script,
     with_other_options,
 )
 from attention_conformance.suite.spec.operators.steps import Chunk, Crop, Keep, Pick, Reset
@@ -24,7 +24,7 @@ from attention_conformance.suite.spec.operators.views import allowed
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepContext:
     """What a step knows besides its arrays: the inputs of the case, the chunk, and what the cache holds
     afterwards."""
 
@@ -81,10 +81,12 @@ class Scripted(Implementation):
         """The state of an empty cache for keys like `key`."""
 
     @abstractmethod
-    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+    ) -> tuple[Any, Any]:
         """The rows of a chunk, and the state."""
 
-    def fill(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> Any:
+    def fill(self, state: Any, query: Any, key: Any, value: Any, turn: StepContext) -> Any:
         """The state with tokens whose rows nobody asks; the queries are zeros."""
         return self.step(state, query, key, value, turn)[1]
 
@@ -143,8 +145,8 @@ class Scripted(Implementation):
         if not single or case.option("used") or not self.rewinds(inputs):
             return self.prepare(inputs)
         before, last = (
-            Turn(inputs, action, contents)
-            for action, contents in played(case)
+            StepContext(inputs, action, contents)
+            for action, contents in play_script(case)
             if isinstance(action, Chunk)
         )
         operands = self.arguments(inputs)
@@ -173,7 +175,7 @@ class Scripted(Implementation):
         """The call that plays the script: as `prepare`, or as `refusing`."""
         backend, case = self.backend, inputs.case
         # What is malformed the cache refuses.
-        script = [(inputs, *each) for each in played(case, lenient=True)]
+        script = [(inputs, *each) for each in play_script(case, lenient=True)]
         if case.option("used"):
             other, emptied = with_other_options(inputs), (inputs, Reset(), script[-1][2])
             before = [(other, action, contents) for _, action, contents in script]
@@ -196,7 +198,7 @@ class Scripted(Implementation):
                         k, v = (action.cut(x, self.concat, self.place) for x in (key, value))
                         if given is not inputs:  # another sequence has other tokens
                             k, v = -k, -v
-                        turn = Turn(given, action, contents)
+                        turn = StepContext(given, action, contents)
                         if not action.asked:
                             state = self.fill(state, earlier, k, v, turn)
                             continue
@@ -216,7 +218,7 @@ class Scripted(Implementation):
                         state = self.reorder(state, integers(samples))
                     case Keep(count=count, samples=samples):
                         state = self.keep(state, integers(action.table), count, *some(samples))
-            return joined(parts, self.concat, self.place)
+            return concatenate_chunks(parts, self.concat, self.place)
 
         return PreparedCall(call, self.arguments(inputs), axis_order=self.axis_order)
 
@@ -239,11 +241,13 @@ class Projected(Scripted):
 
     @abstractmethod
     def layer_step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: Turn
+        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
     ) -> tuple[Any, Any]:
         """The rows of a chunk, and the state, as the layer gives them."""
 
-    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+    ) -> tuple[Any, Any]:
         signs = SIGNS[turn.total % len(SIGNS)]
         query, key, value = (
             array if sign > 0 else -array

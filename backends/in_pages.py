@@ -13,7 +13,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import in_pages
 from attention_conformance.suite.spec.operators.in_pages import (
     TABLE,
-    flat,
+    case_without_pages,
     heads_first,
     is_pooled,
     readable,
@@ -60,7 +60,7 @@ def from_pages(
     """
     if "page_table" not in arrays:
         return dict(arrays)
-    axes, made, case = flat(inputs.case).axes, dict[str, Any](), inputs.case
+    axes, made, case = case_without_pages(inputs.case).axes, dict[str, Any](), inputs.case
     for name, x in arrays.items():
         if name in TABLE:
             continue
@@ -76,10 +76,10 @@ def from_pages(
 
 def with_new_tokens(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:
     """The arrays with pools in which new tokens are stored, and without the new tokens."""
-    if not in_pages.stores(inputs.case):
+    if not in_pages.stored_pool_names(inputs.case):
         return dict(arrays)
     refuse_malformed(arrays, inputs)
-    after = in_pages.stored(replace(inputs, arrays={**inputs.arrays, **arrays})).arrays
+    after = in_pages.with_stored_tokens(replace(inputs, arrays={**inputs.arrays, **arrays})).arrays
     return {name: after[name] for name in arrays if name in after}
 
 

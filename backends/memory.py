@@ -12,8 +12,8 @@ import numpy as np
 
 from attention_conformance.suite.spec.dtypes import Code, DType
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.packed import summed
-from attention_conformance.suite.spec.operators.quantized import argument
+from attention_conformance.suite.spec.operators.packed import cumulative_lengths
+from attention_conformance.suite.spec.operators.quantized import scale_argument
 from attention_conformance.suite.spec.operators.tiles import TILE
 from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
@@ -267,7 +267,9 @@ def segmented(
     and keys, (B + 1,) of `integers`, starting at 0."""
     arrays = sequences(backend, inputs)
     for name, lengths in zip(names, ("query_lengths", "key_lengths"), strict=True):
-        arrays[name] = backend.array(summed(inputs.arrays[lengths]).astype(integers), None)
+        arrays[name] = backend.array(
+            cumulative_lengths(inputs.arrays[lengths]).astype(integers), None
+        )
     return arrays
 
 
@@ -278,7 +280,7 @@ def paged(
     on, `query_offsets` (B + 1,), `key_lengths` (B,) and `page_table` (B, T)."""
     numbers = inputs.arrays
     arrays = {
-        "query_offsets": summed(numbers["query_lengths"]),
+        "query_offsets": cumulative_lengths(numbers["query_lengths"]),
         "key_lengths": numbers["key_lengths"],
         "page_table": numbers["page_table"],
     }
@@ -303,7 +305,7 @@ def coded(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """The arrays of attention over codes, or of writing codes, by name. Scales and zero points broadcast
     with their keys or values, but for one number of every tile."""
     granular = [name for name in inputs.arrays if name.endswith(("scale", "zero"))]
-    broadcast = {name: argument(inputs, name) for name in granular}
+    broadcast = {name: scale_argument(inputs, name) for name in granular}
     return own_arrays(backend, replace(inputs, arrays={**inputs.arrays, **broadcast}))
 
 

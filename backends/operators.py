@@ -13,7 +13,7 @@ from attention_conformance.backends.masks import masked_arrays
 from attention_conformance.backends.memory import coded, own_arrays, paged, segmented, sequences
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.in_pages import masked
+from attention_conformance.suite.spec.operators.in_pages import mask_missing_keys
 
 if TYPE_CHECKING:
     from attention_conformance.backends.protocol import Backend
@@ -23,7 +23,7 @@ Arrays = dict[str, Any]
 
 GIVEN: Mapping[str, Callable[[Backend, Inputs], Arrays]] = {
     "cached": sequences,
-    "latent": lambda backend, inputs: masked_arrays(backend, masked(inputs)),
+    "latent": lambda backend, inputs: masked_arrays(backend, mask_missing_keys(inputs)),
     "merge": own_arrays,
     "packed": segmented,
     "paged": paged,

@@ -98,7 +98,7 @@ def _stated(name: str, attribute: str, default: Any) -> Any:
     return getattr(load_object(place, "a backend object"), attribute, default) if place else default
 
 
-def together(names: list[str]) -> list[str]:
+def judged_together(names: list[str]) -> list[str]:
     """The `names` that fit in one process: those that do not use Keras, or use the engine of the first
     backend with Keras."""
     engine = next(filter(None, map(keras_engine, names)), "")
@@ -295,7 +295,7 @@ def example(backend: Backend) -> Implementation | None:
         return None
 
 
-def own_attention(backend: Backend) -> tuple[str, ...]:
+def native_attention(backend: Backend) -> tuple[str, ...]:
     """The places of the attention functions of a framework and its engine, the native one first, as
     `jax.nn.dot_product_attention`."""
     place = getattr(getattr(example(backend), "native", None), "function", None)

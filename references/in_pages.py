@@ -18,16 +18,16 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operator import Axes
 from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
-    flat,
-    gathered,
+    case_without_pages,
+    gather_tokens,
     is_pooled,
     pool_of,
-    put,
     slots,
-    stored,
-    stores,
+    stored_pool_names,
     take_tokens,
     tokens_first,
+    with_stored_tokens,
+    write_tokens,
 )
 
 
@@ -36,10 +36,12 @@ class InPages(Reference):
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """As `Reference.forward`. Pools in which a call stores tokens come back with exact values."""
-        outputs = super().forward(gathered(inputs), rounding, empty_rows)
-        outputs = outputs_in_pools(inputs, outputs, inputs.operator.outputs(flat(inputs.case)))
-        if names := stores(inputs.case):
-            written = stored(inputs).arrays
+        outputs = super().forward(gather_tokens(inputs), rounding, empty_rows)
+        outputs = outputs_in_pools(
+            inputs, outputs, inputs.operator.outputs(case_without_pages(inputs.case))
+        )
+        if names := stored_pool_names(inputs.case):
+            written = with_stored_tokens(inputs).arrays
             pools = {f"{name}_output": Bounded.exact(written[name]) for name in names}
             outputs = replace(outputs, arrays={**outputs.arrays, **pools})
         return outputs
@@ -50,30 +52,34 @@ class InPages(Reference):
     ) -> Outputs:  # fmt: skip
         """As `Reference.vjp`. Gradients of pools have the shapes of the pools, and are 0 in slots into
         which the call stores tokens."""
-        if stores(inputs.case):
-            outputs = self.vjp(stored(inputs), cotangent, rounding, empty_rows, output)
+        if stored_pool_names(inputs.case):
+            outputs = self.vjp(with_stored_tokens(inputs), cotangent, rounding, empty_rows, output)
             return with_new_tokens(inputs, outputs)
-        outputs = super().vjp(gathered(inputs), cotangent, rounding, empty_rows, output)
-        return pool_gradients(inputs, outputs, flat(inputs.case).axes, rounding)
+        outputs = super().vjp(gather_tokens(inputs), cotangent, rounding, empty_rows, output)
+        return pool_gradients(inputs, outputs, case_without_pages(inputs.case).axes, rounding)
 
     def jvp(
         self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
         empty_rows: str = "zeros",
     ) -> Outputs:  # fmt: skip
         """As `Reference.jvp`."""
-        if names := stores(inputs.case):
+        if names := stored_pool_names(inputs.case):
             zeros = {name: np.zeros_like(inputs.arrays[name]) for name in names}
             zeros |= {
                 f"{NEW}{name}": np.zeros_like(inputs.arrays[f"{NEW}{name}"]) for name in names
             }
-            written = stored(replace(inputs, arrays={**inputs.arrays, **zeros, **tangents})).arrays
+            written = with_stored_tokens(
+                replace(inputs, arrays={**inputs.arrays, **zeros, **tangents})
+            ).arrays
             stored_tangents = {
                 name: written[name] for name in {*tangents, *names} if name in written
             }
-            return self.jvp(stored(inputs), stored_tangents, rounding, empty_rows)
-        gathered_arrays = gathered(replace(inputs, arrays={**inputs.arrays, **tangents})).arrays
+            return self.jvp(with_stored_tokens(inputs), stored_tangents, rounding, empty_rows)
+        gathered_arrays = gather_tokens(
+            replace(inputs, arrays={**inputs.arrays, **tangents})
+        ).arrays
         tangents = {name: gathered_arrays[name] for name in tangents}
-        return super().jvp(gathered(inputs), tangents, rounding, empty_rows)
+        return super().jvp(gather_tokens(inputs), tangents, rounding, empty_rows)
 
 
 def outputs_in_pools(inputs: Inputs, outputs: Outputs, axes: Axes) -> Outputs:
@@ -84,8 +90,8 @@ def outputs_in_pools(inputs: Inputs, outputs: Outputs, axes: Axes) -> Outputs:
     for name, x in outputs.arrays.items():
         if is_pooled(array_axes := axes[name]):
             pool = inputs.arrays[name.replace("_output", "_codes")].astype(x.value.dtype)
-            value = put(case, pool, slot, x.value, array_axes)
-            error = put(case, np.zeros(pool.shape), slot, x.error, array_axes)
+            value = write_tokens(case, pool, slot, x.value, array_axes)
+            error = write_tokens(case, np.zeros(pool.shape), slot, x.error, array_axes)
             arrays[name] = Bounded(value, error)
     return replace(outputs, arrays=arrays)
 
@@ -93,12 +99,15 @@ def outputs_in_pools(inputs: Inputs, outputs: Outputs, axes: Axes) -> Outputs:
 def with_new_tokens(inputs: Inputs, outputs: Outputs) -> Outputs:
     """Gradients of the pools with stored tokens, split into gradients of the new tokens and of the pools
     before the call."""
-    arrays, case, axes = dict(outputs.arrays), inputs.case, flat(inputs.case).axes
+    arrays, case, axes = dict(outputs.arrays), inputs.case, case_without_pages(inputs.case).axes
     slot = slots(inputs)[:, -inputs.sizes.Lq :]
-    for name in stores(case):
+    for name in stored_pool_names(case):
         parts = arrays[name].value, arrays[name].error
         tokens = [take_tokens(case, part, slot, axes[name]) for part in parts]
-        pools = (put(case, p, slot, 0 * x, axes[name]) for p, x in zip(parts, tokens, strict=True))
+        pools = (
+            write_tokens(case, p, slot, 0 * x, axes[name])
+            for p, x in zip(parts, tokens, strict=True)
+        )
         arrays |= {name: Bounded(*pools), f"{NEW}{name}": Bounded(*tokens)}
     return replace(outputs, arrays=arrays)
 

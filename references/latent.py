@@ -41,7 +41,7 @@ from attention_conformance.references.quantized import with_product_errors
 from attention_conformance.references.rounding import Bounded, Roundoffs
 from attention_conformance.references.tape import Leaf, Node
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.latent import dequantized, plain
+from attention_conformance.suite.spec.operators.latent import dequantized, plain_operands
 
 
 def compose(problem: Problem) -> Composition:
@@ -57,7 +57,7 @@ def compose(problem: Problem) -> Composition:
         score_sum = ScoreSum(plain_part, rotary_part)
         if not has_exact_scores(problem.inputs):
             return score_sum
-        q, k, _ = plain(problem.arrays)
+        q, k, _ = plain_operands(problem.arrays)
         return ExactScores(score_sum, q, k, float(problem.scale))
 
     def as_one_head(x: Node) -> Node:

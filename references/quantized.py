@@ -68,7 +68,7 @@ from attention_conformance.suite.spec.operators.quantized import (
     allowed,
     broadcast,
     dequantized,
-    newest,
+    newest_scales,
 )
 
 
@@ -163,7 +163,7 @@ def token_leaf(problem: Problem, name: str, summands: int) -> Leaf:
     u, inputs = problem.u, problem.inputs
     tokens = Bounded.exact(dequantized(inputs, name))
     if inputs.case.option("writes"):
-        scale = newest(broadcast(inputs, f"{name}_scale"), inputs.arrays[name].shape[2])
+        scale = newest_scales(broadcast(inputs, f"{name}_scale"), inputs.arrays[name].shape[2])
         code_errors = (unrounded_codes(inputs, name, u).error * scale).astype(np.float64)
         tokens = with_new_tokens(tokens, Bounded(problem.arrays[name], code_errors))
     tokens = with_product_errors(tokens, u)

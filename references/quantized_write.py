@@ -28,7 +28,7 @@ from attention_conformance.references.outputs import Outputs, in_precision
 from attention_conformance.references.rounding import Bounded, Roundoffs, magnitude
 from attention_conformance.suite.spec.dtypes import CODES, Code
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.quantized import KINDS, broadcast, newest
+from attention_conformance.suite.spec.operators.quantized import KINDS, broadcast, newest_scales
 
 
 class WrittenCodes(Reference):
@@ -49,10 +49,10 @@ def unrounded_codes(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
     code."""
     code = CODES[inputs.case.option("codes")]
     x = in_precision(inputs)[name]
-    t = x / newest(broadcast(inputs, f"{name}_scale"), x.shape[2])
+    t = x / newest_scales(broadcast(inputs, f"{name}_scale"), x.shape[2])
     error = 3 * u.score * magnitude(t) + u.score_floor
     if inputs.case.option("zero"):
-        t = t + newest(broadcast(inputs, f"{name}_zero"), x.shape[2])
+        t = t + newest_scales(broadcast(inputs, f"{name}_zero"), x.shape[2])
         error = error + u.score * magnitude(t)
     lowest = -code.max - (0.5 if code.is_whole else 0.0)
     t = np.clip(t, lowest, code.max)

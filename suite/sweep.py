@@ -29,7 +29,7 @@ from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.flags import flags, number
 from attention_conformance.suite.measure.releases import read
 from attention_conformance.suite.records import cells, lines, searches
-from attention_conformance.suite.records.files import locked, regular
+from attention_conformance.suite.records.files import locked, require_regular_file
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.records.sweeps import INSTALLED, with_release
 from attention_conformance.suite.run.jax_caches import compilations_in
@@ -98,15 +98,15 @@ class ChildDied(Exception):
     """A signal killed the child. Ray runs the task again."""
 
 
-def load(path: Path) -> list[Task]:
+def load_plan(path: Path) -> list[Task]:
     """The tasks of a plan file. Raises UsageError."""
     try:
-        return tasks(tomllib.loads(regular(path).read_text(encoding="utf-8-sig")))
+        return tasks_of(tomllib.loads(require_regular_file(path).read_text(encoding="utf-8-sig")))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: expected a plan in TOML: {error}") from error
 
 
-def tasks(plan: Mapping[str, Any]) -> list[Task]:
+def tasks_of(plan: Mapping[str, Any]) -> list[Task]:
     """The tasks of a plan: runs, then searches, in its order. Raises UsageError and ValueError."""
     if not plan or plan.keys() - KINDS:
         got = ", ".join(plan) or "none"
@@ -150,7 +150,7 @@ def seeds_of(value: int | str) -> range:
     return seeds
 
 
-def carry_out(words: Sequence[str]) -> Outcome:
+def run_task(words: Sequence[str]) -> Outcome:
     """Run the command of a task in a child process, on the machine that Ray chose. Raises ChildDied."""
     with tempfile.TemporaryDirectory(prefix="attention-") as folder:
         results = Path(folder, "records.jsonl")
@@ -188,7 +188,7 @@ def ray_cluster(address: str) -> Iterator[Submit]:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UsageError(f"--cluster={address}: no cluster of Ray: {error}") from error
-        remote: Any = ray.remote(carry_out)
+        remote: Any = ray.remote(run_task)
         task_options = {"num_cpus": 1, "max_retries": 3, "retry_exceptions": [ChildDied]}
 
         def submit(task: Task) -> Future[Outcome]:
@@ -203,12 +203,12 @@ def ray_cluster(address: str) -> Iterator[Submit]:
             ray.shutdown()  # this ends the tasks that still run
 
 
-def sweep(tasks: Sequence[Task], folder: Path, submit: Submit, hours: float = 0.0) -> int:
+def sweep(tasks_of: Sequence[Task], folder: Path, submit: Submit, hours: float = 0.0) -> int:
     """Run the tasks that have no result file, for at most `hours` (0: no limit); returns the exit code.
     Raises UsageError if a task refuses its arguments, BlockingIOError for a second driver, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        codes = {task: _recorded_code(folder / task.file, task) for task in tasks}
+        codes = {task: _recorded_code(folder / task.file, task) for task in tasks_of}
         unrecorded = [task for task, code in codes.items() if code is None]
         say(f"{len(codes)} tasks, {len(codes) - len(unrecorded)} of them recorded")
         futures = {submit(task): task for task in unrecorded}
@@ -288,9 +288,9 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Run `sweep`; returns the exit code."""
     try:
-        tasks = load(arguments.plan)
+        tasks_of = load_plan(arguments.plan)
         with ray_cluster(arguments.cluster) as submit:
-            return sweep(tasks, arguments.results, submit, arguments.hours)
+            return sweep(tasks_of, arguments.results, submit, arguments.hours)
     except (UsageError, BlockingIOError) as error:
         print(uncoloured(str(error)), file=sys.stderr)
         return USAGE

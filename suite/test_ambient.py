@@ -26,7 +26,7 @@ from attention_conformance.suite.judge.answer import Answer
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.derivative import (
-    asked_of,
+    differentiable_call,
     judge_gradients,
     native_cotangent,
     read_gradients,
@@ -34,7 +34,12 @@ from attention_conformance.suite.judge.derivative import (
 from attention_conformance.suite.judge.elections.modes import modes_of, transformed_calls
 from attention_conformance.suite.judge.oracle import Rounding
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
-from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
+from attention_conformance.suite.spec.catalogue import (
+    Ask,
+    cases_of,
+    plain_patterns,
+    with_plain_cases,
+)
 from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -65,13 +70,13 @@ LAYERS = (
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-    *plain("rotary"),
+    *plain_patterns("rotary"),
 )
 
 FLOAT64_CASE = "sdpa/causal/mha/f64/b2h3q17k23d8"
 """Automatic mixed precision leaves float64 alone."""
 
-CASES = with_plain(
+CASES = with_plain_cases(
     Ask(*MASKS, *LAYERS, dtypes="growing"),
     Ask(GROUPED, dtypes="float32"),
     Ask(FLOAT64_CASE),
@@ -80,7 +85,7 @@ CASES = with_plain(
 
 SMOKE_CASES = (GROUPED, "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
 
-FRAMEWORK_CASES = with_plain(
+FRAMEWORK_CASES = with_plain_cases(
     Ask(*SMOKE_CASES, dtypes="float32"),
     Ask(*MASKS, *LAYERS, dtypes="float32", since="standard"),
     dtypes="float32",
@@ -130,7 +135,7 @@ def expect_in_every_mode(cell: Cell, judges: Judges) -> None:
         raise Deviation(first.kind, message, where=tuple(wrong))
 
 
-DIFFERENTIATED = asked(
+DIFFERENTIATED = cases_of(
     Ask("sdpa/causal/mha/{dt}/b4h4q4k4d4", dtypes="float32"),
     Ask(
         "sdpa/bool.bhqk/mha/{dt}/b4h4q4k4d4/dense",
@@ -149,7 +154,7 @@ def test_ambient_gradients(cell: Cell) -> None:
     """
     inputs = in_16_bits(cell.inputs)
     cotangent = round_to(round_to(cell.cotangent, DTYPES["bf16"]), DTYPES["f16"])
-    prepared, _ = asked_of(cell, inputs)
+    prepared, _ = differentiable_call(cell, inputs)
     backend = cell.implementation.backend
     values = native_cotangent(cotangent, inputs, prepared)
     native = backend.memory.arranged(values, cell.dtype, "contiguous")

@@ -14,22 +14,22 @@ import numpy as np
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.elections.caches import rows_without_freed, with_nan_in_freed
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached_cases import PLAIN
 from attention_conformance.suite.spec.operators.scripts import actions, freed_tokens
 from attention_conformance.suite.spec.operators.steps import Chunk
-from attention_conformance.suite.spec.operators.views import attended
+from attention_conformance.suite.spec.operators.views import attended_pairs
 from attention_conformance.suite.test_invariance import expect_within
 from attention_conformance.suite.test_masking import expect_same
 
-CUT_CASES = asked(
+CUT_CASES = cases_of(
     PLAIN,
     Ask("cached/none/mha/{dt}/b3h2q8k20d8/c1.5.1.1/win3/room8", dtypes="growing", since="standard"),
 )
 
-APART_CASES = asked(
+APART_CASES = cases_of(
     Ask(
         "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.1.3.reset.1",
         "cached/none/gqa2/{dt}/b2h4q9k9d8/c3.tree1121.keep3.2",
@@ -74,7 +74,7 @@ def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
     """Groups of tokens: a description, and the tokens as booleans (B, Lk)."""
     s = inputs.sizes
     sample, token = np.indices((s.B, s.Lk))
-    never_attended = np.asarray(~attended(inputs.case).any((0, 1)))
+    never_attended = np.asarray(~attended_pairs(inputs.case).any((0, 1)))
     yield "tokens that no row attends", never_attended
     yield "the last token", token == s.Lk - 1
     yield "the first token", token == 0
@@ -97,7 +97,9 @@ def test_tokens_apart(cell: Cell) -> None:
     """Large numbers in some tokens change no bit of rows that do not attend these tokens."""
     inputs = cell.inputs
     before = cell.run().values.copy()
-    pairs = attended(inputs.case)  # (B, Lq, B, Lk): row i of sample b attends token j of sample c
+    pairs = attended_pairs(
+        inputs.case
+    )  # (B, Lq, B, Lk): row i of sample b attends token j of sample c
     attending = pairs.any((2, 3))
     for what, group in tokens(inputs):
         judged = attending & ~(pairs & group).any((2, 3))

@@ -15,12 +15,16 @@ import numpy as np
 
 from attention_conformance.backends.protocol import PreparedCall
 from attention_conformance.suite.judge.answer import Answer, parts
-from attention_conformance.suite.judge.arguments import arrays_of, keeping_arguments, watched
+from attention_conformance.suite.judge.arguments import (
+    arrays_of,
+    change_detector,
+    require_unchanged_arguments,
+)
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
-from attention_conformance.suite.spec.catalogue import Ask, cases, with_plain
+from attention_conformance.suite.spec.catalogue import Ask, cases, with_plain_cases
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
@@ -39,7 +43,7 @@ def test_contract(cell: Cell) -> None:
     prepared = cell.prepare(inputs)
     arrays = arrays_of(backend, prepared)
     masks = {name: attached_mask(a) for name, a in arrays.items()}
-    with keeping_arguments(backend, prepared, "the call"):
+    with require_unchanged_arguments(backend, prepared, "the call"):
         first = cell.read(cell.call(prepared), inputs, prepared)
     # A kernel may reuse one output buffer, so the first output is copied.
     values_before = {name: array.copy() for name, array in first.arrays.items()}
@@ -110,7 +114,7 @@ SINGLE_PART_CASES = (
 
 
 @check(
-    with_plain(
+    with_plain_cases(
         Ask(SINGLE_PART_CASES[0], dtypes="float32"),
         Ask(*SINGLE_PART_CASES[1:], dtypes="float32", since="standard"),
         dtypes="float32",
@@ -131,7 +135,7 @@ def test_own_memory(cell: Cell) -> None:
     later_answers = [cell.call(later) for _ in range(count)]
     expect_unchanged(cell, prepared, first, values_before, f"{count} later calls")
     arrays = arrays_of(backend, prepared)
-    changed_arguments = watched(backend, arrays)
+    changed_arguments = change_detector(backend, arrays)
     with suppress(Exception):  # arrays of inference mode, for example, cannot be written to
         backend.memory.overwrite(
             parts(written, prepared)["output"], parts(later_answers[0], later)["output"]

@@ -24,7 +24,7 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.derivative import vjp
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import parse_mask
@@ -45,8 +45,8 @@ LAYERS = (
 )
 HALF_LAYER = "multi-head/none/mha/bf16/b32h2q4k4d8/e16.16.16.16/self"
 
-ATTENTION_CASES = asked(Ask(ATTENTION, dtypes="growing halves"))
-CASES = asked(
+ATTENTION_CASES = cases_of(Ask(ATTENTION, dtypes="growing halves"))
+CASES = cases_of(
     Ask(ATTENTION, dtypes="growing halves"), Ask(*LAYERS), Ask(HALF_LAYER, since="standard")
 )
 
@@ -213,7 +213,9 @@ def expect_dropout_in_paths(cell: Cell, inputs: Inputs) -> None:
 def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
     """The inputs with a causal and with a padding mask, if the implementation supports these."""
     masks = (parse_mask(token) for token in ("causal", "pad"))
-    variations = [elections.aligned(inputs.replace(mask=m), cell.implementation) for m in masks]
+    variations = [
+        elections.with_flag_mask(inputs.replace(mask=m), cell.implementation) for m in masks
+    ]
     return [x for x in variations if cell.implementation.missing(x.needs) is None]
 
 
@@ -265,7 +267,7 @@ def test_dropout_gradients(cell: Cell) -> None:
             _expect_within(got[wrt], want, limit, f"the gradient of the {wrt}")
 
 
-RECOMPUTED_CASES = asked("sdpa/none/mha/f32/b32h2q4k4d8")
+RECOMPUTED_CASES = cases_of("sdpa/none/mha/f32/b32h2q4k4d8")
 
 
 @check(RECOMPUTED_CASES, ("gradient", "dropout"), compiled=RECOMPUTED_CASES)

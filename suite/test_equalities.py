@@ -14,7 +14,7 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_close
 from attention_conformance.suite.judge.verdict import NotApplicable
-from attention_conformance.suite.spec.catalogue import asked, has_axes, with_plain
+from attention_conformance.suite.spec.catalogue import cases_of, has_axes, with_plain_cases
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal, Window
@@ -59,7 +59,7 @@ def undo_order(inputs: Inputs, letter: str, order: np.ndarray) -> Undo:
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
         "sdpa/bool.b11k/mha/{dt}/b5h3q5k17d8/dense",
         "sdpa/bool.qk/mha/{dt}/b3h3q11k17d8/dense",
@@ -73,7 +73,7 @@ def test_boolean_equals_additive(cell: Cell) -> None:
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/bool.b11k/mha/{dt}/b3h3q11k17d8/dense",
         "sdpa/bool.1hqk/mha/{dt}/b3h3q11k17d8/dense",
         "sdpa/bool.qk/mha/{dt}/b2h3q17k23d8/dense",
@@ -89,7 +89,7 @@ def test_mask_ranks(cell: Cell) -> None:
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
         "sdpa/causal/mha/{dt}/b2h3q17k23d8",
         "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",
@@ -103,7 +103,7 @@ def test_flag_equals_dense(cell: Cell) -> None:
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/none/gqa4/{dt}/b2h8q17k23d8",
         "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
         "sdpa/bool.bhqk/mqa/{dt}/b2h5q17k23d8/dense",
@@ -131,7 +131,7 @@ LAYERS = (
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
         "sdpa/bool.b1qk/gqa2/{dt}/b2h6q17k23d8/dense",
         *LAYERS,
@@ -150,7 +150,7 @@ def test_key_permutation(cell: Cell) -> None:
 
 
 @check(
-    with_plain(
+    with_plain_cases(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
         "sdpa/pad/gqa2/{dt}/b2h6q17k23d8",
         "sdpa/bool.bhqk/mha/{dt}/b3h3q11k17d8/dense",
@@ -168,7 +168,7 @@ def test_batch_independence(cell: Cell) -> None:
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
         "sdpa/bool.1hqk/mha/{dt}/b3h3q11k17d8/dense",
         *LAYERS,
@@ -187,7 +187,7 @@ def test_head_independence(cell: Cell) -> None:
     expect_equal(cell, inputs, permuted, "reversed heads", undo_order(inputs, "h", order))
 
 
-@check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
+@check(cases_of("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
 def test_padding_invariance(cell: Cell) -> None:
     """Nine more keys that the mask hides change the output only by rounding."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -202,7 +202,7 @@ def test_padding_invariance(cell: Cell) -> None:
     )
 
 
-@check(asked("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win29.0/gqa2/{dt}/b2h6q17k23d8"))
+@check(cases_of("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win29.0/gqa2/{dt}/b2h6q17k23d8"))
 def test_wide_window(cell: Cell) -> None:
     """A window at least as wide as the sequence equals no window, or causal if the window ends at 0."""
     window = cell.inputs.mask
@@ -217,7 +217,7 @@ def test_wide_window(cell: Cell) -> None:
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
         "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
         "sdpa/none/mha/{dt}/b3h3q23k17d10",
@@ -230,7 +230,7 @@ def test_default_scale(cell: Cell) -> None:
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
         "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
         "sdpa/bool.bhqk/mha/{dt}/b1h3q129k127d64/dense",
@@ -243,7 +243,7 @@ def test_constant_value(cell: Cell) -> None:
     expect_close(got, np.full_like(got, 0.75), cell.bound(constant), "constant value")
 
 
-@check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/mqa/{dt}/b2h5q17k23d8"))
+@check(cases_of("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/mqa/{dt}/b2h5q17k23d8"))
 def test_equal_rows(cell: Cell) -> None:
     """Equal queries with equal masks give equal outputs."""
     inputs = cell.inputs

@@ -9,7 +9,7 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_close
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.recipes import generator
 
 
@@ -25,7 +25,7 @@ def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> 
         )
 
 
-@check(asked("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
+@check(cases_of("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
 def test_one_hot_weights(cell: Cell) -> None:
     """All weights but one underflow, so the output is exactly one value.
 
@@ -45,7 +45,7 @@ def test_one_hot_weights(cell: Cell) -> None:
 
 
 @check(
-    asked("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"),
+    cases_of("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"),
     single_answer=True,
 )
 def test_single_key(cell: Cell) -> None:
@@ -57,7 +57,7 @@ def test_single_key(cell: Cell) -> None:
 
 
 @check(
-    asked("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"),
+    cases_of("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"),
     single_answer=True,
 )
 def test_first_row(cell: Cell) -> None:
@@ -71,7 +71,7 @@ def test_first_row(cell: Cell) -> None:
 
 
 @check(
-    asked("sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers")
+    cases_of("sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers")
 )
 def test_dyadic_mean(cell: Cell) -> None:
     """Zero queries average integer values over 2^n keys, within the bound.
@@ -87,7 +87,7 @@ def test_dyadic_mean(cell: Cell) -> None:
     expect_close(got, want, cell.bound(zeros), "dyadic mean")
 
 
-@check(asked(Ask("sdpa/none/mha/bf16/b2h3q17k16d8", "sdpa/none/mha/f16/b2h3q17k16d8")))
+@check(cases_of(Ask("sdpa/none/mha/bf16/b2h3q17k16d8", "sdpa/none/mha/f16/b2h3q17k16d8")))
 def test_nearest(cell: Cell) -> None:
     """A mean three quarters of an ulp up is rounded up: the output is rounded to nearest, not
     truncated.
@@ -111,7 +111,7 @@ def test_nearest(cell: Cell) -> None:
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/none/mha/{dt}/b0h3q5k7d8",
         "sdpa/causal/mha/{dt}/b0h3q5k7d8",
         "sdpa/none/gqa2/{dt}/b2h4q0k7d8",

@@ -19,7 +19,7 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import against_oracle
 from attention_conformance.suite.judge.derivative import (
-    asked_of,
+    differentiable_call,
     judge_gradients,
     native_cotangent,
     read_gradients,
@@ -27,7 +27,12 @@ from attention_conformance.suite.judge.derivative import (
 )
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import Deviation
-from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
+from attention_conformance.suite.spec.catalogue import (
+    Ask,
+    cases_of,
+    plain_patterns,
+    with_plain_cases,
+)
 from attention_conformance.suite.spec.inputs import draw_tangents
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 from attention_conformance.suite.test_gradients import ATTENTION
@@ -36,9 +41,9 @@ from attention_conformance.suite.test_stateless import as_stale, with_other_valu
 GROUPED = "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"
 """Gradients of keys and values are sums over heads, which kernels may keep in a workspace."""
 
-CASES = with_plain(
-    Ask(*ATTENTION, GROUPED, *plain("layer-norm"), dtypes="growing"),
-    Ask(*plain("packed"), dtypes="growing", since="standard"),
+CASES = with_plain_cases(
+    Ask(*ATTENTION, GROUPED, *plain_patterns("layer-norm"), dtypes="growing"),
+    Ask(*plain_patterns("packed"), dtypes="growing", since="standard"),
     dtypes="growing",
     keep=lambda case: bool(case.operator.asks.gradients),
 )
@@ -56,7 +61,9 @@ def test_gradient_passes(cell: Cell) -> None:
     inputs, changed = cell.inputs, with_other_values(cell.inputs)
     if inputs.operator.option("scale") and cell.implementation.missing(["scale"]) is None:
         changed = changed.replace(scale=2.5)
-    (first, names), (second, _) = (asked_of(cell, problem) for problem in (inputs, changed))
+    (first, names), (second, _) = (
+        differentiable_call(cell, problem) for problem in (inputs, changed)
+    )
     if not cell.implementation.declared.takes_parameters:
         names = [name for name in names if name in OPERANDS]
     cotangents = cell.cotangent, -2.0 * np.flip(cell.cotangent, 0)
@@ -160,7 +167,7 @@ def expect_second_derivative(cell: Cell, prepared: PreparedCall, cotangent: Any)
 
 
 @check(
-    asked(
+    cases_of(
         Ask("sdpa/none/mha/{dt}/b2h3q7k7d8", dtypes="growing"),
         Ask("sdpa/causal/mha/{dt}/b2h3q7k7d8", dtypes="growing", since="standard"),
     ),
@@ -169,7 +176,7 @@ def expect_second_derivative(cell: Cell, prepared: PreparedCall, cotangent: Any)
 def test_gradient_of_one_array(cell: Cell) -> None:
     """One array as query, key and value: its gradient is the sum of the three."""
     inputs = cell.inputs.replace(key=cell.inputs.query, value=cell.inputs.query)
-    prepared, _ = asked_of(cell, inputs)
+    prepared, _ = differentiable_call(cell, inputs)
     names = [prepared.argument(name) for name in OPERANDS]
     one_array = dict.fromkeys(names, prepared.arguments[names[0]])
     prepared = replace(prepared, arguments=prepared.arguments | one_array)

@@ -11,12 +11,12 @@ from itertools import combinations
 import numpy as np
 
 from attention_conformance.suite.judge.answer import vjp_of_lse
-from attention_conformance.suite.judge.arguments import keeping_arguments
+from attention_conformance.suite.judge.arguments import require_unchanged_arguments
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise
 from attention_conformance.suite.judge.derivative import (
-    asked_of,
+    differentiable_call,
     elected_gradient,
     judge_gradients,
     judge_tangent,
@@ -30,10 +30,10 @@ from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import (
     Ask,
-    asked,
+    cases_of,
     compiled_gradient_cases,
     gradient_cases,
-    with_plain,
+    with_plain_cases,
 )
 from attention_conformance.suite.spec.inputs import draw_tangents
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -51,8 +51,8 @@ from attention_conformance.suite.test_masking import (
 def test_gradients(cell: Cell) -> None:
     if not cell.implementation.declared.takes_parameters:
         raise NotApplicable("the layer makes its own parameters: its gradients are unknown")
-    prepared, names = asked_of(cell)
-    with keeping_arguments(cell.implementation.backend, prepared, "differentiation"):
+    prepared, names = differentiable_call(cell)
+    with require_unchanged_arguments(cell.implementation.backend, prepared, "differentiation"):
         answer, gradients = vjp(cell, wrt=names, prepared=prepared)
     inputs = cell.inputs
     # The call that is differentiated returns no weights.
@@ -77,7 +77,7 @@ def test_tangents(cell: Cell) -> None:
     """The JVP for tangents of query, key and value together."""
     if not cell.implementation.declared.takes_parameters:
         raise NotApplicable("the layer makes its own parameters: its derivatives are unknown")
-    _, names = asked_of(cell)
+    _, names = differentiable_call(cell)
     operands = [name for name in OPERANDS if name in names]
     tangents = draw_tangents(cell.inputs.case, operands, cell.seed)
     judge_tangent(cell, jvp(cell, tangents), tangents)
@@ -93,7 +93,7 @@ LSE_CASES = (
 
 
 @check(
-    asked(
+    cases_of(
         Ask(*LSE_CASES[:2], dtypes="growing"),
         Ask(*LSE_CASES[2:], dtypes="growing", since="standard"),
     ),
@@ -122,7 +122,7 @@ def has_three_arrays(case: Case) -> bool:
     return set(OPERANDS) <= case.axes.keys() and not case.option("self_attention")
 
 
-ALONE = with_plain(Ask(*ATTENTION, dtypes="growing"), dtypes="growing", keep=has_three_arrays)
+ALONE = with_plain_cases(Ask(*ATTENTION, dtypes="growing"), dtypes="growing", keep=has_three_arrays)
 
 
 @check(ALONE, ("gradient",))
@@ -170,13 +170,13 @@ def test_gradient_arrangements(cell: Cell) -> None:
 def test_gradient_contract(cell: Cell) -> None:
     """Differentiation changes no argument, and gives the same output as without gradients."""
     backend, inputs = cell.implementation.backend, cell.inputs
-    prepared, _ = asked_of(cell)
+    prepared, _ = differentiable_call(cell)
     values = native_cotangent(cell.cotangent, inputs, prepared)
     cotangent = backend.memory.arranged(values, cell.dtype, "reversed")
     values_before = backend.to_numpy(cotangent).copy()
     output = cell.attempt(lambda: prepared.output(prepared.arguments))
     cell.judge(read_output(cell, output, inputs, prepared))
-    with keeping_arguments(backend, prepared, "differentiation"):
+    with require_unchanged_arguments(backend, prepared, "differentiation"):
         cell.attempt(lambda: backend.vjp(prepared, OPERANDS, cotangent))
     if not np.array_equal(backend.to_numpy(cotangent), values_before):
         raise Deviation("mutated-input", "differentiation changed the cotangent")

@@ -20,7 +20,13 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise, expect_close
 from attention_conformance.suite.judge.oracle import Oracle
-from attention_conformance.suite.spec.catalogue import Ask, asked, has_axes, plain, with_plain
+from attention_conformance.suite.spec.catalogue import (
+    Ask,
+    cases_of,
+    has_axes,
+    plain_patterns,
+    with_plain_cases,
+)
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
 from attention_conformance.suite.spec.operators.packed import segments
@@ -34,7 +40,7 @@ GROWING, LONG_GROWING = (
     "sdpa/causal/gqa2/{dt}/b2h4q66k66d64",
 )
 LAYERS = (
-    *plain("multi-head", "additive", "dot"),
+    *plain_patterns("multi-head", "additive", "dot"),
     "rotary/none/mha/{dt}/b2h3q17k1d16/gathered",
 )
 PACKED = "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"
@@ -100,7 +106,7 @@ def with_negated_values(inputs: Inputs, unchanged: np.ndarray, axis: str) -> Inp
     return inputs.replace(**arrays)
 
 
-@check(with_plain(NARROW, *LAYERS, at_full(LONG)))
+@check(with_plain_cases(NARROW, *LAYERS, at_full(LONG)))
 def test_invariant_rerun(cell: Cell) -> None:
     """A second call gives the same bits, on new copies of the arrays and after a call on other values."""
     inputs = cell.inputs
@@ -114,7 +120,7 @@ def test_invariant_rerun(cell: Cell) -> None:
         expect_within(cell, output, first, 2 * bound, f"call {n + 2} on the same values")
 
 
-@check(with_plain(NARROW, *LAYERS, at_full(LONG), keep=has_axes("b")))
+@check(with_plain_cases(NARROW, *LAYERS, at_full(LONG), keep=has_axes("b")))
 def test_invariant_batch(cell: Cell) -> None:
     """A sample has the same output alone, at another place in the batch, and among changed samples."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -143,7 +149,7 @@ def row_counts(Lq: int) -> list[int]:
     return [count for count in ((1, 8) if Lq < 32 else near_switches) if 0 < count < Lq]
 
 
-@check(with_plain(NARROW, *LAYERS, at_full(LONG), keep=has_axes("q")))
+@check(with_plain_cases(NARROW, *LAYERS, at_full(LONG), keep=has_axes("q")))
 def test_invariant_rows(cell: Cell) -> None:
     """A row has the same output among fewer rows (mlx#3573), at another place, and among changed rows."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -164,7 +170,7 @@ def test_invariant_rows(cell: Cell) -> None:
             expect_within(cell, got, rows_of(output, inputs, rows), limit, what)
 
 
-@check(asked(*THREADED), needs=("threads",))
+@check(cases_of(*THREADED), needs=("threads",))
 def test_invariant_threads(cell: Cell) -> None:
     """The output is the same for any number of threads."""
     inputs, backend = cell.inputs, cell.implementation.backend
@@ -184,7 +190,7 @@ def count_attended_keys(inputs: Inputs, row: int) -> int:
     return row + 1 + (s.Lk - s.Lq if bottom_right else 0)
 
 
-@check(asked(GROWING, GROWING_LAYER, GROWING_LATENT, at_full(LONG_GROWING)))
+@check(cases_of(GROWING, GROWING_LAYER, GROWING_LATENT, at_full(LONG_GROWING)))
 def test_invariant_decode(cell: Cell) -> None:
     """Prefill equals decoding. Row i equals a single query over its keys without a mask, and the last 8
     rows equal a chunk over their keys.
@@ -210,7 +216,7 @@ def test_invariant_decode(cell: Cell) -> None:
     expect_within(cell, got, rows_of(prefilled, inputs, tail), limit, what)
 
 
-@check(asked(PADDED, PADDED_LAYER, at_full(LONG_PADDED)))
+@check(cases_of(PADDED, PADDED_LAYER, at_full(LONG_PADDED)))
 def test_invariant_padding(cell: Cell) -> None:
     """A padded sample has the same output with half of its padding, and without padding or mask."""
     inputs, padded = cell.inputs, cell.inputs.sizes.Lk
@@ -223,7 +229,7 @@ def test_invariant_padding(cell: Cell) -> None:
         expect_within(cell, got, output, limit, f"{keys} keys {what} and padded to {padded}")
 
 
-@check(asked(ONE_ROW, LATENT_ROW, at_full(LONG_ROW)))
+@check(cases_of(ONE_ROW, LATENT_ROW, at_full(LONG_ROW)))
 def test_invariant_split(cell: Cell) -> None:
     """The output over all keys equals the merge of outputs over two parts of the keys.
 
@@ -250,7 +256,7 @@ def test_invariant_split(cell: Cell) -> None:
     expect_within(cell, merged, output, limit, "two parts of the keys merged, and all keys")
 
 
-@check(asked(PACKED, f"{PACKED}/causal"))
+@check(cases_of(PACKED, f"{PACKED}/causal"))
 def test_invariant_segments(cell: Cell) -> None:
     """A segment has the same output alone, and with the segments in another order."""
     inputs = cell.inputs

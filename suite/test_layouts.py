@@ -18,12 +18,18 @@ import numpy as np
 from attention_conformance.backends.memory import EXPANDED, INNER
 from attention_conformance.backends.protocol import PreparedCall
 from attention_conformance.suite.judge.answer import swap_heads_and_length
-from attention_conformance.suite.judge.arguments import unchanged
+from attention_conformance.suite.judge.arguments import require_unchanged
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.judge.derivative import asked_of, judge_gradients, vjp
+from attention_conformance.suite.judge.derivative import differentiable_call, judge_gradients, vjp
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
-from attention_conformance.suite.spec.catalogue import Ask, asked, in_pages, plain, with_plain
+from attention_conformance.suite.spec.catalogue import (
+    Ask,
+    cases_of,
+    paged_patterns,
+    plain_patterns,
+    with_plain_cases,
+)
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.paged import PLAIN as PAGED
 from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRITTEN
@@ -48,24 +54,24 @@ INDEX_ARRANGEMENTS = {
 }
 """Operands of whole numbers that say where tokens lie, with their arrangements. The gaps hold zeros."""
 
-CASES = with_plain(
+CASES = with_plain_cases(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     PAGED.format(dt="f32"),
     WRITTEN.format(dt="f32"),
-    *plain("multi-head", "additive", "dot", "rotary"),
-    Ask(*in_pages(), dtypes="growing", since="standard"),
+    *plain_patterns("multi-head", "additive", "dot", "rotary"),
+    Ask(*paged_patterns(), dtypes="growing", since="standard"),
 )
-MASKED = asked(
+MASKED = cases_of(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/none/mha/{dt}/b2h3q31k33d16/bias.bhqk",
 )
-DIFFERENTIATED = with_plain(
+DIFFERENTIATED = with_plain_cases(
     "sdpa/bool.bhqk/mha/{dt}/b2h2q7k33d8/dense",
     "sdpa/none/mha/{dt}/b2h2q7k33d8/bias.bhqk",
-    *plain("multi-head"),
+    *plain_patterns("multi-head"),
 )
 
 
@@ -150,7 +156,9 @@ def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> I
     """A context whose deviations name operand and layout. The call must not change the array
     `storage`."""
     try:
-        with unchanged(cell.implementation.backend, {"the memory around it": storage}, "the call"):
+        with require_unchanged(
+            cell.implementation.backend, {"the memory around it": storage}, "the call"
+        ):
             yield
     except Deviation as deviation:
         message = f"{operand} laid out {how}: {deviation.message}"
@@ -219,7 +227,7 @@ def test_inner_mask_layouts(cell: Cell) -> None:
 
 def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None:
     """Judge the gradients of all operands, for every arrangement of each operand."""
-    _, names = asked_of(cell)
+    _, names = differentiable_call(cell)
     operands = tuple(n for n in (*laid_out_operands(cell.inputs), "bias") if n in names)
     for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
         with expect_gaps_unchanged(cell, operand, how, storage):
@@ -245,7 +253,7 @@ EQUAL_LENGTH_CASES = (
     "sdpa/causal/mha/{dt}/b2h2q9k9d128",
     "sdpa/none/gqa2/{dt}/b2h4q7k7d8",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12",
-    *plain("packed"),
+    *plain_patterns("packed"),
 )
 """Cases with as many keys as queries."""
 
@@ -299,7 +307,7 @@ def call_on_one_array(
     return replace(prepared, arguments=operands), storage
 
 
-ONE_ARRAY_CASES = asked(
+ONE_ARRAY_CASES = cases_of(
     Ask(*EQUAL_LENGTH_CASES[:2], dtypes="growing"),
     Ask(*EQUAL_LENGTH_CASES[2:], dtypes="growing", since="standard"),
 )
@@ -318,7 +326,7 @@ def test_fused_operands(cell: Cell) -> None:
 @check(ONE_ARRAY_CASES, ("gradient", "strides", "strided-operands"))
 def test_fused_gradients(cell: Cell) -> None:
     """Gradients of query, key and value that are views of one array."""
-    original, _ = asked_of(cell)
+    original, _ = differentiable_call(cell)
     for how, array, views in operands_in_one_array(cell.inputs):
         prepared, storage = call_on_one_array(cell, original, array, views)
         with expect_gaps_unchanged(cell, "query, key and value", f"in one array {how}", storage):

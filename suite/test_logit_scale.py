@@ -9,14 +9,14 @@ import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.spec.catalogue import asked
+from attention_conformance.suite.spec.catalogue import cases_of
 from attention_conformance.suite.test_equalities import expect_equal
 
 PLAIN = "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale"
 GROUPED = "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/logitscale"
 
 
-@check(asked(PLAIN, GROUPED))
+@check(cases_of(PLAIN, GROUPED))
 def test_logit_scale_equals_scaled_query(cell: Cell) -> None:
     """Logit scales that are powers of two equal scaled queries."""
     powers = 2.0 ** (np.arange(cell.inputs.sizes.H) % 3 - 1)

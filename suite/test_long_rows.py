@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 
 SMOKE = ("sdpa/none/mha/{dt}/b1h1q129k513d64v16/needle",)
 STANDARD = (
@@ -24,7 +24,7 @@ FULL = ("sdpa/causalbr/mqa/f32/b1h4q257k32769d64v16/needle",)
 
 
 @check(
-    asked(
+    cases_of(
         Ask(*SMOKE, dtypes="halves first"),
         Ask(STANDARD[2].format(dt="bf16")),
         Ask(*STANDARD, dtypes="half", since="standard"),

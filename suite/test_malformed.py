@@ -15,7 +15,7 @@ from attention_conformance.suite.judge.verdict import (
     NotApplicable,
     first_line,
 )
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.malformed import MALFORMED_CASES, MalformedCase
 
@@ -60,7 +60,7 @@ ARGUMENTS = (
 """Problems of other checks; the malformed part is an argument that only some frameworks have."""
 
 
-@check(asked(Ask(*ARGUMENTS)), applies_to=lambda declared: not declared.is_user_code)
+@check(cases_of(Ask(*ARGUMENTS)), applies_to=lambda declared: not declared.is_user_code)
 def test_bad_argument(cell: Cell) -> None:
     """An implementation raises for each argument that its adapter declares as malformed."""
     backend, calls = cell.implementation.backend, cell.implementation.refused(cell.inputs)

@@ -14,7 +14,7 @@ from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise, expect_close
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import Ask, asked, cases, plain
+from attention_conformance.suite.spec.catalogue import Ask, cases, cases_of, plain_patterns
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import packed
@@ -158,13 +158,13 @@ def test_poison(cell: Cell) -> None:
 
 
 SEGMENT_CASES = (
-    *plain("packed"),
+    *plain_patterns("packed"),
     "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
     "packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0",
 )
 
 
-@check(asked(*SEGMENT_CASES))
+@check(cases_of(*SEGMENT_CASES))
 def test_segments_apart(cell: Cell) -> None:
     """Large numbers in other segments do not change the rows of a segment, bit by bit. Nor does NaN, if
     the election says so."""
@@ -239,7 +239,7 @@ LAYERS = (
 
 
 @check(
-    asked(
+    cases_of(
         Ask(*ATTENTION, dtypes="float32 first"),
         *LAYERS,
     )

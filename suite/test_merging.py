@@ -7,7 +7,7 @@ import numpy as np
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_close
-from attention_conformance.suite.spec.catalogue import asked
+from attention_conformance.suite.spec.catalogue import cases_of
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -62,7 +62,7 @@ def with_parts(inputs: Inputs, parts: list[Part]) -> Inputs:
     return inputs.replace(partial_output=output, partial_lse=lse)
 
 
-@check(asked(*CASES), needs=("several-parts",))
+@check(cases_of(*CASES), needs=("several-parts",))
 def test_nesting(cell: Cell) -> None:
     """Four parts give one result merged at once, one after the other, and two by two."""
     parts = parts_of(cell.inputs)

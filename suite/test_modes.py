@@ -12,7 +12,7 @@ import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.sizes import Sizes
@@ -22,7 +22,7 @@ FIRST = (
     "sdpa/none/mha/f32/b2h3q11k9d6/bias.qk",
     "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
 )
-CASES = asked(
+CASES = cases_of(
     Ask(*FIRST),
     Ask(
         "sdpa/none/gqa2/bf16/b2h4q11k9d6/bias.qk",
@@ -63,7 +63,7 @@ UNMASKED = CASES.where(lambda case: case.mask is None)
 """Cases of `compiled_again` without a mask, so their lengths can change."""
 
 
-@check(asked(), compiled=CASES)
+@check(cases_of(), compiled=CASES)
 def test_compiled_again(cell: Cell) -> None:
     """One compiled call with the first values, other values, another mask, and the first values again."""
     first = cell.prepare(cell.inputs)
@@ -78,7 +78,7 @@ def test_compiled_again(cell: Cell) -> None:
         cell.judge(cell.read(answer, inputs, first), inputs)
 
 
-@check(asked(), needs=("other-shapes",), compiled=UNMASKED)
+@check(cases_of(), needs=("other-shapes",), compiled=UNMASKED)
 def test_compiled_lengths(cell: Cell) -> None:
     """One compiled call with the lengths of its compilation, with shorter ones, and with the first ones
     again."""

@@ -11,15 +11,20 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
-from attention_conformance.suite.spec.catalogue import asked, in_pages
+from attention_conformance.suite.spec.catalogue import cases_of, paged_patterns
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.in_pages import filled, owned, pools, read_entries
+from attention_conformance.suite.spec.operators.in_pages import (
+    fill_slots,
+    owned_slots,
+    pools,
+    read_entries,
+)
 from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRITTEN
 from attention_conformance.suite.spec.operators.paged_write import split_write
 from attention_conformance.suite.test_invariance import expect_within
 from attention_conformance.suite.test_masking import expect_same
 
-PAGES = asked(*in_pages())
+PAGES = cases_of(*paged_patterns())
 
 OTHER_VALUE, ZERO_KEY = 50.0, 0.0
 """Values and keys of slots that must not be read. Scores with a zero key are 0, so the slot would have
@@ -57,7 +62,7 @@ def test_invariant_pages(cell: Cell) -> None:
         expect_within(cell, got, output, 2 * bound, f"pages {what}")
 
 
-@check(asked(WRITTEN, f"{WRITTEN}/hnd"))
+@check(cases_of(WRITTEN, f"{WRITTEN}/hnd"))
 def test_written_in_turn(cell: Cell) -> None:
     """Chunks that two calls write into one page give the bits of one call that writes all tokens. The
     second call has the pools that the first one returned."""
@@ -70,7 +75,7 @@ def test_written_in_turn(cell: Cell) -> None:
         expect_bitwise(array, at_once[name], "unequal", f"{name} after two calls")
 
 
-@check(asked(WRITTEN, f"{WRITTEN}/skipped"))
+@check(cases_of(WRITTEN, f"{WRITTEN}/skipped"))
 def test_written_bits(cell: Cell) -> None:
     """-0.0, NaN and infinity are written, kept and skipped like other numbers, with their signs (except
     NaN's)."""
@@ -99,23 +104,23 @@ def test_pages_apart(cell: Cell) -> None:
     """
     inputs, letters = cell.inputs, cell.inputs.letters
     before = cell.run(inputs).values.copy()
-    owned_slots = owned(inputs)
-    free = np.broadcast_to(~owned_slots.any(1, keepdims=True), owned_slots.shape)
-    unused = ~owned_slots & ~free
+    owned = owned_slots(inputs)
+    free = np.broadcast_to(~owned.any(1, keepdims=True), owned.shape)
+    unused = ~owned & ~free
     table, read = inputs.arrays["page_table"], read_pages(inputs)
     next_read = np.zeros(letters["p"])
     next_read[read] = np.roll(read, 1)
     problems = {
-        "NaN in pages of no table": filled(inputs, free, np.nan),
-        "infinity in pages of no table": filled(inputs, free, np.inf),
-        "other numbers behind the last keys": filled(inputs, unused, OTHER_VALUE, ZERO_KEY),
+        "NaN in pages of no table": fill_slots(inputs, free, np.nan),
+        "infinity in pages of no table": fill_slots(inputs, free, np.inf),
+        "other numbers behind the last keys": fill_slots(inputs, unused, OTHER_VALUE, ZERO_KEY),
         "other pages behind the last ones": inputs.replace(
             page_table=np.where(read_entries(inputs), table, next_read[table.astype(int)])
         ),
     }
     election = "nan-behind-last-key"
     if election in inputs.operator.questions.elections and cell.elected(election) == "blocked":
-        problems["NaN behind the last keys"] = filled(inputs, unused, np.nan)
+        problems["NaN behind the last keys"] = fill_slots(inputs, unused, np.nan)
     everywhere = np.ones(before.shape, bool)
     for what, problem in problems.items():
         expect_same(cell, cell.run(problem).values, before, everywhere, what)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
-from attention_conformance.suite.spec.catalogue import Ask, asked, plain
+from attention_conformance.suite.spec.catalogue import Ask, cases_of, plain_patterns
 
 SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
 
@@ -20,9 +20,9 @@ FIRST_CASES = (
     "multi-head/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
     "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
     "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
-    *plain("layer-norm"),
+    *plain_patterns("layer-norm"),
     "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
-    *plain("batch-norm"),
+    *plain_patterns("batch-norm"),
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/causal/mha/{dt}/b2h3q17k23d8",
@@ -31,7 +31,7 @@ FIRST_CASES = (
 """Cases of every level."""
 
 SERVING_CASES = (
-    *plain("paged", "cached"),
+    *plain_patterns("paged", "cached"),
     "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
     "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
 )
@@ -71,7 +71,7 @@ MORE_CASES = (
 
 
 @check(
-    asked(
+    cases_of(
         Ask(*FIRST_CASES, dtypes="growing"),
         Ask(*MORE_CASES, dtypes="float32", since="standard"),
         Ask(*SERVING_CASES, dtypes="growing", since="standard"),
@@ -110,8 +110,8 @@ CROSS_ATTENTION = (
 
 
 @check(
-    asked(
-        Ask(*plain("multi-head"), dtypes="float32 first"),
+    cases_of(
+        Ask(*plain_patterns("multi-head"), dtypes="float32 first"),
         Ask(*CROSS_ATTENTION, dtypes="promise", since="standard"),
     )
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.dtypes import DTYPES
 
 # Long sums of unit normals, one-hot values (the output shows the weights), and a scale that is inexact
@@ -41,6 +41,6 @@ OTHERS = (
 )
 
 
-@check(asked(Ask(*ATTENTION, *LAYERS, *OTHERS)), single_answer=True)
+@check(cases_of(Ask(*ATTENTION, *LAYERS, *OTHERS)), single_answer=True)
 def test_precision(cell: Cell) -> None:
     cell.judge(cell.run(), numerics="stepwise")

@@ -10,7 +10,7 @@ from attention_conformance.backends.protocol import Declared
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.verdict import Deviation
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.vocabulary import REGISTERED
 
 
@@ -20,7 +20,7 @@ def is_registered(declared: Declared) -> bool:
 
 
 @check(
-    asked(
+    cases_of(
         Ask("sdpa/none/mha/{dt}/b2h3q5k7d8v6", dtypes="float32"),
         Ask("sdpa/causal/mha/{dt}/b2h3q5k7d8", dtypes="float32"),
     ),

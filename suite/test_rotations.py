@@ -11,11 +11,11 @@ import numpy as np
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_close
-from attention_conformance.suite.spec.catalogue import asked, plain
+from attention_conformance.suite.spec.catalogue import cases_of, plain_patterns
 from attention_conformance.suite.spec.inputs import Inputs
 
 CASES = (
-    *plain("rotary"),
+    *plain_patterns("rotary"),
     "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
 )
 
@@ -32,7 +32,7 @@ def products(cell: Cell, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     return y @ y_transposed, limit
 
 
-@check(asked(*CASES))
+@check(cases_of(*CASES))
 def test_norm_kept(cell: Cell) -> None:
     """Every token keeps its norm."""
     squares, limit = (np.diagonal(x, 0, -2, -1) for x in products(cell, cell.inputs))
@@ -40,7 +40,7 @@ def test_norm_kept(cell: Cell) -> None:
     expect_close(squares, want, limit, "squares of norms before and after the rotation")
 
 
-@check(asked(*CASES))
+@check(cases_of(*CASES))
 def test_relative_positions(cell: Cell) -> None:
     """If all tokens are shifted by equally many positions, the products of every two tokens stay."""
     inputs = cell.inputs

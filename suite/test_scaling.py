@@ -14,7 +14,7 @@ import numpy as np
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 
 FALSE_ALARM = 1e-9
 NORMAL_QUANTILE = 6.109
@@ -27,7 +27,7 @@ CASES = (
 )
 
 
-@check(asked(Ask(*CASES)), single_answer=True)
+@check(cases_of(Ask(*CASES)), single_answer=True)
 def test_score_variance(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     if s.Lk > s.Dv or cell.dtype.name in ("f16", "bf16"):

@@ -10,7 +10,7 @@ import numpy as np
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.verdict import Deviation
-from attention_conformance.suite.spec.catalogue import asked
+from attention_conformance.suite.spec.catalogue import cases_of
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.test_equalities import expect_equal
 
@@ -22,7 +22,7 @@ EMPTY = (
 )
 
 
-@check(asked(PLAIN, GROUPED), needs=("bias",))
+@check(cases_of(PLAIN, GROUPED), needs=("bias",))
 def test_sink_equals_key(cell: Cell) -> None:
     """A sink equals a zero key with a bias of the sink and a zero value."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -38,7 +38,7 @@ def test_sink_equals_key(cell: Cell) -> None:
     expect_equal(cell, inputs, with_key, "a sink and a key with the same logit")
 
 
-@check(asked(PLAIN, GROUPED))
+@check(cases_of(PLAIN, GROUPED))
 def test_sink_of_nothing(cell: Cell) -> None:
     """A sink of -inf changes nothing but rounding."""
     without_weight = cell.inputs.replace(sinks=np.full(cell.inputs.sizes.H, -np.inf))
@@ -46,7 +46,7 @@ def test_sink_of_nothing(cell: Cell) -> None:
     expect_equal(cell, without_weight, without_sink, "a sink of -inf and no sink")
 
 
-@check(asked(*EMPTY), single_answer=True)
+@check(cases_of(*EMPTY), single_answer=True)
 def test_sink_without_keys(cell: Cell) -> None:
     """A row that attends only its sink is exactly 0, whatever the election for fully masked rows."""
     rows = ~cell.inputs.attends.any(-1)
@@ -57,7 +57,7 @@ def test_sink_without_keys(cell: Cell) -> None:
         )
 
 
-@check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/offset"))
+@check(cases_of("sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/offset"))
 def test_high_sink(cell: Cell) -> None:
     """A sink as large as the scores does not overflow: the maximum is subtracted from the sink, too."""
     inputs = cell.inputs

@@ -14,14 +14,14 @@ from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.derivative import vjp
 from attention_conformance.suite.judge.monte_carlo import (
     DRAWS,
-    Spread,
-    directions,
-    forward_drawn,
-    gradients_drawn,
+    ErrorStatistics,
+    forward_samples,
+    gradient_samples,
+    scaling_directions,
 )
 from attention_conformance.suite.judge.tolerance import RMS_CLASSES
 from attention_conformance.suite.judge.verdict import NotApplicable
-from attention_conformance.suite.spec.catalogue import Ask, asked, plain
+from attention_conformance.suite.spec.catalogue import Ask, cases_of, plain_patterns
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 
 MOST_SCORES = 1 << 17
@@ -30,7 +30,7 @@ support equal lengths only."""
 
 SHORT = (
     "sdpa/none/mha/{dt}/b4h4q4k4d4",
-    *plain("multi-head"),
+    *plain_patterns("multi-head"),
 )
 
 # Enough numbers that a correlated error exceeds the random roundings of bfloat16.
@@ -38,9 +38,9 @@ WIDE = (
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/dense",
-    *plain("packed"),
+    *plain_patterns("packed"),
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6",
-    *plain("rotary", "layer-norm"),
+    *plain_patterns("rotary", "layer-norm"),
     "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
     "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/gelu/self",
     "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
@@ -48,7 +48,7 @@ WIDE = (
 # The only bound of these in 16 bits. Gradients jump with relu: a number near 0 may have one sign in the
 # output, and the other sign in all random samples.
 KINKED = (
-    *plain("encoder"),
+    *plain_patterns("encoder"),
     "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
     "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
     "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
@@ -90,34 +90,36 @@ LONG_AND_KINKED = (
 )
 
 
-@check(asked(*SHORT_AND_WIDE, *LONG_AND_KINKED))
+@check(cases_of(*SHORT_AND_WIDE, *LONG_AND_KINKED))
 def test_spread(cell: Cell) -> None:
     """Errors of the output are as small as random rounding, and in 16 bits uncorrelated. In float32
     only their size is judged, because constants rounded once give correlated errors."""
     require_rounding_model(cell)
     roundoffs = cell.rounding.roundoffs(cell.inputs)
-    output = Spread("the output")
+    output = ErrorStatistics("the output")
     for inputs, _ in draws(cell):
-        drawn = forward_drawn(inputs, roundoffs)
+        drawn = forward_samples(inputs, roundoffs)
         correlates = (
-            {"the answer": drawn.exact, **directions(inputs)} if inputs.dtype.is_half else {}
+            {"the answer": drawn.exact, **scaling_directions(inputs)}
+            if inputs.dtype.is_half
+            else {}
         )
         output.add(cell.run(inputs).arrays["output"], drawn, correlates)
     judge(cell, [output])
 
 
-@check(asked(*SHORT_AND_WIDE), ("gradient",))
+@check(cases_of(*SHORT_AND_WIDE), ("gradient",))
 def test_gradient_spread(cell: Cell) -> None:
     """Errors of every gradient are as small as random rounding, and uncorrelated."""
     require_rounding_model(cell)
     roundoffs = cell.rounding.roundoffs(cell.inputs, backward=True)
-    spreads: dict[str, Spread] = {}
+    spreads: dict[str, ErrorStatistics] = {}
     for inputs, seed in draws(cell):
         cotangent = draw_cotangent(inputs.case, seed)
         _, gradients = vjp(cell, inputs, cotangent=cotangent)
-        drawn = gradients_drawn(inputs, cotangent, roundoffs)
+        drawn = gradient_samples(inputs, cotangent, roundoffs)
         for name, values in gradients.items():
-            spread = spreads.setdefault(name, Spread(f"the gradient of the {name}"))
+            spread = spreads.setdefault(name, ErrorStatistics(f"the gradient of the {name}"))
             spread.add(values, drawn[name], {"the gradient": drawn[name].exact})
     judge(cell, list(spreads.values()))
 
@@ -141,10 +143,10 @@ def draws(cell: Cell) -> Iterator[tuple[Inputs, int]]:
     """The inputs of the case for several seeds, with the seeds."""
     case = cell.inputs.case
     for seed in range(cell.seed * DRAWS, (cell.seed + 1) * DRAWS):
-        yield elections.aligned(draw(case, seed), cell.implementation), seed
+        yield elections.with_flag_mask(draw(case, seed), cell.implementation), seed
 
 
-def judge(cell: Cell, spreads: list[Spread]) -> None:
+def judge(cell: Cell, spreads: list[ErrorStatistics]) -> None:
     """Record the largest RMS error, and judge the errors of every array. Raises Deviation."""
     cell.measured.rms = max(spread.rms for spread in spreads)
     for spread in spreads:

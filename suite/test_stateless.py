@@ -22,7 +22,12 @@ from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise
 from attention_conformance.suite.judge.refusal import stale_deviation
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable, Refused
-from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
+from attention_conformance.suite.spec.catalogue import (
+    Ask,
+    cases_of,
+    plain_patterns,
+    with_plain_cases,
+)
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -30,12 +35,12 @@ from attention_conformance.suite.spec.masks import Causal, parse_mask
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 CASES = (
-    *plain("sdpa"),
+    *plain_patterns("sdpa"),
     "sdpa/bool.bhqk/mha/{dt}/b3h3q11k17d8/dense",
     "sdpa/bool.b1qk/mha/f32/b3h3q11k17d8/bias.b1qk/dense",
-    *plain("multi-head", "additive", "dot", "rotary"),
+    *plain_patterns("multi-head", "additive", "dot", "rotary"),
     "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097",
-    *plain("packed", "paged", "cached", "latent", "quantized", "quantized-write"),
+    *plain_patterns("packed", "paged", "cached", "latent", "quantized", "quantized-write"),
     # samples that have equal numbers of queries, and other numbers of keys
     "packed/none/mha/f32/b3h4q9k24d8/seg3.3.3x5.12.7",
 )
@@ -117,7 +122,7 @@ def overwrite_parameters(cell: Cell, call: PreparedCall, other: PreparedCall) ->
     return bool(pairs) and all(memory.overwrite(*pair) for pair in pairs)
 
 
-@check(with_plain(*CASES))
+@check(with_plain_cases(*CASES))
 def test_stateless(cell: Cell) -> None:
     inputs, changed = cell.inputs, with_other_values(cell.inputs)
     cell.judge(cell.run(), inputs)
@@ -167,7 +172,7 @@ MASKS = ("causal", "win2.1", "win4.0", "pad", "bool.b1qk", "bool.bhqk", "causal+
 
 VARIED = (
     "sdpa/none/mha/{dt}/b2h4q6k11d8",
-    *plain("multi-head", "additive", "dot"),
+    *plain_patterns("multi-head", "additive", "dot"),
 )
 """Operators with masks. Only plain attention has scalars, too."""
 
@@ -230,7 +235,7 @@ def with_earlier_arrays(cell: Cell, call: PreparedCall, first: PreparedCall) -> 
 
 
 @check(
-    asked(
+    cases_of(
         Ask(VARIED[0], dtypes="float32"),
         Ask(*VARIED[1:], dtypes="float32", since="standard"),
     )
@@ -246,7 +251,7 @@ def test_remembered(cell: Cell) -> None:
     first = cell.prepare(inputs)
     calls = {"nothing": (inputs, first)}
     for what, variation in variations(inputs):
-        aligned = elections.aligned(variation, implementation)
+        aligned = elections.with_flag_mask(variation, implementation)
         with suppress(NotApplicable):
             if implementation.refuses(aligned) is None and not aligned.has_empty_rows:
                 calls[what] = (aligned, with_earlier_arrays(cell, cell.prepare(aligned), first))

@@ -13,7 +13,7 @@ import numpy as np
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_close
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal, Tree
 from attention_conformance.suite.spec.operators.cached import CACHED
@@ -67,7 +67,7 @@ def branches(inputs: Inputs) -> Iterator[tuple[np.ndarray, Inputs]]:
         yield root_row + nodes, path_inputs
 
 
-@check(asked(Ask(*TREE_CASES, *DRAFT_CASES, dtypes="growing")))
+@check(cases_of(Ask(*TREE_CASES, *DRAFT_CASES, dtypes="growing")))
 def test_paths_alone(cell: Cell) -> None:
     """The rows of a path equal a causal call with this path and no other node behind the same keys."""
     output, bound = cell.run().values.copy(), cell.bound(cell.inputs)
@@ -80,7 +80,7 @@ def test_paths_alone(cell: Cell) -> None:
         )  # fmt: skip
 
 
-@check(asked(Ask(*CHAIN_CASES, dtypes="growing")))
+@check(cases_of(Ask(*CHAIN_CASES, dtypes="growing")))
 def test_chain(cell: Cell) -> None:
     """A tree without siblings equals a causal chunk, before and after a part of it is kept."""
     inputs, script = cell.inputs, list[Action]()
@@ -96,7 +96,7 @@ def test_chain(cell: Cell) -> None:
     expect_close(cell.run(causal).values, output, bound, "a chain as a chunk")
 
 
-@check(asked(Ask(*TREE_CASES, dtypes="growing")))
+@check(cases_of(Ask(*TREE_CASES, dtypes="growing")))
 def test_siblings_apart(cell: Cell) -> None:
     """Large numbers in one branch change no bit of rows outside this branch."""
     inputs, s, tree = cell.inputs, cell.inputs.sizes, cell.inputs.mask

@@ -3,7 +3,7 @@ reference. The call changes no argument."""
 
 from __future__ import annotations
 
-from attention_conformance.suite.judge.arguments import keeping_arguments
+from attention_conformance.suite.judge.arguments import require_unchanged_arguments
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.spec.catalogue import cases, compiled_cases
@@ -12,7 +12,7 @@ from attention_conformance.suite.spec.catalogue import cases, compiled_cases
 @check(cases, compiled=compiled_cases, single_answer=True)
 def test_values(cell: Cell) -> None:
     prepared = cell.prepare(cell.inputs)
-    with keeping_arguments(cell.implementation.backend, prepared, "the call"):
+    with require_unchanged_arguments(cell.implementation.backend, prepared, "the call"):
         native = cell.call(prepared)
     cell.judge(cell.read(native, cell.inputs, prepared))
     if cell.implementation.mode == "compiled":

@@ -165,7 +165,7 @@ def test_unknown_names_list_the_valid_ones() -> None:
     assert registry.canonical("tensorflow") == "tf"
     with pytest.raises(UsageError, match="process-global"):
         registry.check_one_engine(["tf", "keras-torch"])
-    assert registry.together(["numpy", "tf", "keras-torch", "jax"]) == ["numpy", "tf", "jax"]
+    assert registry.judged_together(["numpy", "tf", "keras-torch", "jax"]) == ["numpy", "tf", "jax"]
 
 
 def test_a_registered_function_is_not_called_for_what_it_states(

@@ -45,9 +45,9 @@ def every_parameter(group: Any) -> list[list[str]]:
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Benchmarks are looked up in this process, whose CPUs stay as they are."""
     monkeypatch.setattr(benchmark, "pin", lambda threads: None)
-    benchmark.loaded.cache_clear()
+    benchmark.load_cell_calls.cache_clear()
     yield
-    benchmark.loaded.cache_clear()
+    benchmark.load_cell_calls.cache_clear()
 
 
 def test_no_module_of_benchmarks_is_left_out() -> None:
@@ -64,7 +64,7 @@ def test_every_parameter_of_a_benchmark_resolves(name: str, framework: str) -> N
     assert len(asked) == 8
     for group in asked:
         for case, implementation in itertools.product(*group.params):
-            call = benchmark.resolved(group.backend, case, implementation, group.direction)
+            call = benchmark.find_call(group.backend, case, implementation, group.direction)
             assert (call.case.id, call.implementation.name) == (case, implementation)
 
 
@@ -91,14 +91,14 @@ def test_a_name_that_does_not_exist_fails_a_benchmark(
 ) -> None:
     """And is no NotImplementedError, which asv takes for "no value"."""
     with pytest.raises(error, match=said) as raised:
-        benchmark.resolved(backend, case, implementation, "forward")
+        benchmark.find_call(backend, case, implementation, "forward")
     assert not isinstance(raised.value, NotImplementedError)
 
 
 @pytest.mark.usefixtures("here")
 def test_a_case_that_is_declared_unsupported_has_no_value() -> None:
     with pytest.raises(NotImplementedError, match="differentiates nothing"):
-        benchmark.resolved("numpy", CASE, "definition", "backward")
+        benchmark.find_call("numpy", CASE, "definition", "backward")
 
 
 @pytest.mark.usefixtures("here")
@@ -112,7 +112,7 @@ def test_a_step_of_decoding_is_a_share_of_a_copy(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(worker, "rate_of", rate)
     step, case = benchmark.Decode(), "sdpa/none/mha/f32/b1h1q1k3d8"
-    step.timed = benchmark.resolved("numpy", case, "definition", "forward")
+    step.timed = benchmark.find_call("numpy", case, "definition", "forward")
     seconds = iter((0.9, 0.01, 0.02, 0.001, 0.04))
     monkeypatch.setattr(step.timed, "sample", lambda: next(seconds))
     assert step.track_share_of_copy(case, "definition") == pytest.approx(8 * 8 * 4 / 0.02 / 1e6)

@@ -13,7 +13,7 @@ from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators.cached import CACHED, completed
 from attention_conformance.suite.spec.operators.scripts import capacity, most_tokens
 from attention_conformance.suite.spec.operators.steps import Chunk, Crop, Keep, Pick, Reset
-from attention_conformance.suite.spec.operators.views import attended
+from attention_conformance.suite.spec.operators.views import attended_pairs
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.test_caching import tokens
 from tests.plain import attention as plain_attention
@@ -153,7 +153,7 @@ def test_the_reference_is_plain_attention_over_what_the_script_left(text: str) -
 def test_what_rows_attend_is_what_moves_them() -> None:
     """A token changes a row's answer where `attended` says so, and nowhere else."""
     inputs = draw(Case.parse(f"{GROWN}/c1.5.back2.pick110.1.1/win3/pad5.0.12"))
-    seen, before = attended(inputs.case), token_by_token(inputs)
+    seen, before = attended_pairs(inputs.case), token_by_token(inputs)
     assert seen.any(-1).any(-1).all()
     for sample, place in ((0, 12), (1, 13), (1, 17), (1, 18), (2, 3), (0, 19)):
         value = inputs.value.copy()

@@ -23,7 +23,7 @@ from attention_conformance.suite.records import diagnoses as remarks
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.records.expectations import draft
 from attention_conformance.suite.report import frames
-from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
+from attention_conformance.suite.report.kinds import CONFORMANCE, conformance_frames
 from attention_conformance.suite.run import diagnosing
 from attention_conformance.suite.spec.case import Case
 from tests.honest import HONEST
@@ -71,7 +71,7 @@ def told(kind: type[Implementation], without: str = "", check: Any = VALUES) -> 
     (implementation,) = made(kind)
     failing, passing = split(implementation, check)
     assert failing
-    return catalogue.explained(failing, passing, never, without)
+    return catalogue.explaining_faults(failing, passing, never, without)
 
 
 class TiledOnline(Online):
@@ -94,12 +94,12 @@ def test_a_passing_cell_contradicts() -> None:
     (implementation,) = made(CausalSeesNext)
     failing, passing = split(implementation)
     masked = [c for c in failing if "causal" in c.case.id]
-    assert [one.fault for one in catalogue.explained(masked, passing, never)] == [
+    assert [one.fault for one in catalogue.explaining_faults(masked, passing, never)] == [
         "causal-sees-next"
     ]
     (right,) = made(Kernel)
     beside = [Cell(VALUES, cell.case, right) for cell in masked]
-    assert catalogue.explained(masked[:1], beside[1:], never) == []
+    assert catalogue.explaining_faults(masked[:1], beside[1:], never) == []
 
 
 def test_a_right_answer_is_explained_by_nothing() -> None:
@@ -109,7 +109,7 @@ def test_a_right_answer_is_explained_by_nothing() -> None:
             for case in map(Case.parse, CASES)
             if implementation.operator is case.operator and implementation.unsupported(case) is None
         ]
-        assert catalogue.explained(cells, cells, never) == []
+        assert catalogue.explaining_faults(cells, cells, never) == []
 
 
 def blank(masked: bool) -> type[Kernel]:
@@ -135,7 +135,7 @@ def test_nan_beside_nan_explains_nothing() -> None:
 def test_time_over_says_nothing() -> None:
     (implementation,) = made(MaskInverted)
     failing, passing = split(implementation)
-    assert catalogue.explained(failing, passing, lambda: True) == []
+    assert catalogue.explaining_faults(failing, passing, lambda: True) == []
 
 
 def test_measured_and_known_are_one_of_a_family() -> None:
@@ -143,18 +143,18 @@ def test_measured_and_known_are_one_of_a_family() -> None:
     measured = replace(known, sentence="B.", source="measured", fault="", picture="#")
     other = replace(measured, sentence="C.", family="scale", explains=3, tried=4)
     rare = replace(measured, sentence="D.", family="heads", explains=1)
-    found = diagnose.joined([known], [rare, other, measured])
+    found = diagnose.merge_diagnoses([known], [rare, other, measured])
     assert found == [replace(known, picture="#"), other, rare]
     once = replace(known, family="heads", explains=1)
-    assert diagnose.joined([once], [other]) == [other]
-    assert diagnose.joined([], [rare]) == [rare]
+    assert diagnose.merge_diagnoses([once], [other]) == [other]
+    assert diagnose.merge_diagnoses([], [rare]) == [rare]
     second = replace(known, sentence="E.", explains=1, tried=2, fault="g")
-    assert diagnose.joined([known, second], []) == [known, second]
+    assert diagnose.merge_diagnoses([known, second], []) == [known, second]
     wide = replace(other, contradicts=2, explains=4)
-    assert diagnose.joined([], [wide, rare]) == [rare]
-    assert diagnose.joined([], [wide]) == [wide]
+    assert diagnose.merge_diagnoses([], [wide, rare]) == [rare]
+    assert diagnose.merge_diagnoses([], [wide]) == [wide]
     again = replace(measured, sentence="A.", family="cached")
-    assert diagnose.joined([known], [again]) == [known]
+    assert diagnose.merge_diagnoses([known], [again]) == [known]
 
 
 def record_of(cell: Cell, status: str) -> records.CellRecord:
@@ -223,7 +223,7 @@ def test_result_files_keep_diagnoses(tmp_path: Path) -> None:
     read = records.load(replace(loaded, diagnoses=(ONE,)).save(tmp_path / "r.jsonl"))
     assert read.diagnoses == (ONE,)
     assert read.cells == loaded.cells
-    table = CONFORMANCE.of(frames_of(read), ["diagnoses"])["diagnoses"]
+    table = CONFORMANCE.of(conformance_frames(read), ["diagnoses"])["diagnoses"]
     assert table["sentence"].tolist() == ["It is wrong."]
     assert frames.diagnoses(loaded).empty
     assert "the run says: It is wrong." in draft(read.cells, {"torch": "2.13"}, read.diagnoses)

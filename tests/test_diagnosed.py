@@ -81,5 +81,5 @@ def test_what_is_right_as_a_first_call_depends_on_earlier_calls(
     cells = [Cell(values, Case.parse(text), function) for text in ids]
     failing = [cell for cell in cells if judge_cell(cell).status == "fail"]
     assert failing
-    found = diagnosing._of_state(plan, function, failing)
+    found = diagnosing._state_diagnosis(plan, function, failing)
     assert [one.family for one in found] == families

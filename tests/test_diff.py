@@ -15,11 +15,11 @@ from attention_conformance.suite.report.diff import (
     CHANGES,
     NothingInCommon,
     UnknownImplementation,
-    compare,
+    compare_runs,
     header_changes,
-    mapped,
     new_failures,
     summary,
+    with_renamed_implementations,
 )
 from attention_conformance.suite.spec.vocabulary import BROKEN, STATUSES
 from tests.rows import cell, elect, run
@@ -29,7 +29,7 @@ CASE = "sdpa/none/mha/f32/b2h3q5k7d8"
 
 
 def changes(old: Run, new: Run) -> list[tuple[str, str]]:
-    frame = compare(old, new)
+    frame = compare_runs(old, new)
     return list(zip(frame["case"], frame["change"], strict=True))
 
 
@@ -51,7 +51,7 @@ def test_the_change_of_a_status(old: str | None, new: str | None) -> None:
     else:
         expected = ["status"]
     assert changes(*runs) == [(CASE, change) for change in expected]
-    assert new_failures(compare(*runs)) == (expected == ["new failure"])
+    assert new_failures(compare_runs(*runs)) == (expected == ["new failure"])
 
 
 ELECTED = {"check": "election", "question": "no-keys"}
@@ -96,7 +96,7 @@ OBSERVED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
 def test_the_changes_of_what_was_observed(
     both: dict[str, Any], old: dict[str, Any], new: dict[str, Any], said: str
 ) -> None:
-    frame = compare(run(SAME, cell(**both, **old)), run(SAME, cell(**both, **new)))
+    frame = compare_runs(run(SAME, cell(**both, **old)), run(SAME, cell(**both, **new)))
     texts = [
         f"{row['change']}: {row['old_observed']}, {row['new_observed']}".removesuffix(": , ")
         for row in frame.to_dict("records")
@@ -106,7 +106,7 @@ def test_the_changes_of_what_was_observed(
 
 def test_a_change_has_the_fields_of_both_cells() -> None:
     old, new = cell(error_ratio=0.1), cell(status="fail", error_ratio=8.0, message="far")
-    (row,) = compare(run(old), run(new)).to_dict("records")
+    (row,) = compare_runs(run(old), run(new)).to_dict("records")
     assert (row["old_status"], row["new_status"], row["message"]) == ("pass", "fail", "far")
     assert (row["old_ratio"], row["new_ratio"], row["seed"]) == (0.1, 8.0, 0)
     assert (row["backend"], row["implementation"], row["check"]) == ("torch", "sdpa", "values")
@@ -115,7 +115,7 @@ def test_a_change_has_the_fields_of_both_cells() -> None:
 @pytest.mark.parametrize("part", ["mode", "device", "check", "backend", "implementation"])
 def test_cells_are_matched_by_their_whole_key(part: str) -> None:
     moved = cell(status="fail", **{part: "other"})  # type: ignore[arg-type]
-    table = compare(run(SAME, cell()), run(SAME, moved))
+    table = compare_runs(run(SAME, cell()), run(SAME, moved))
     assert sorted(table["change"]) == ["gone", "new failure"]
 
 
@@ -129,7 +129,7 @@ def test_of_partial_runs_only_common_cells_are_compared(which: int, partial: dic
 
 def test_nothing_in_common_is_an_error_not_an_empty_diff() -> None:
     with pytest.raises(NothingInCommon, match=r"old\.jsonl and new\.jsonl.*1 and 2 cells"):
-        compare(
+        compare_runs(
             run(cell(device="cpu"), source="old.jsonl"),
             run(cell(device="cuda"), cell("sdpa/x", device="cuda"), source="new.jsonl"),
         )
@@ -138,7 +138,7 @@ def test_nothing_in_common_is_an_error_not_an_empty_diff() -> None:
 def test_new_failures_come_first_and_are_counted() -> None:
     old = run(SAME, cell("a"), cell("b", status="fail"), cell("c", error_ratio=0.1), cell("d"))
     new = run(SAME, cell("c", error_ratio=0.9), cell("b"), cell("a", status="error"), cell("e"))
-    frame = compare(old, new)
+    frame = compare_runs(old, new)
     assert list(frame["change"]) == ["new failure", "fixed", "gone", "new cell", "ratio"]
     seen = ("status", "election", "grade", "invariance", "kernels")
     counts = dict.fromkeys(CHANGES, 1) | dict.fromkeys(seen, 0)
@@ -171,7 +171,7 @@ OLD = [*names("torch:flash", "torch:math", "jax:jax-nn"), ZEROS]
 def test_implementations_are_compared_under_new_names(
     new: list[CellRecord], renames: dict[str, str], said: list[list[str]]
 ) -> None:
-    frame = compare(*mapped(run(*OLD), run(*new), renames))
+    frame = compare_runs(*with_renamed_implementations(run(*OLD), run(*new), renames))
     shown = frame[frame["change"] != "gone"][["change", "implementation"]].to_numpy().tolist()
     assert sorted(shown) == sorted(said)
 
@@ -190,7 +190,7 @@ def test_names_that_cannot_be_mapped(renames: dict[str, str], says: str) -> None
     old = run(*names("torch:sdpa", "jax:sdpa", "torch:own"), source="old.jsonl")
     new = run(*names("torch:flash"), source="new.jsonl")
     with pytest.raises(UnknownImplementation, match=says):
-        mapped(old, new, renames)
+        with_renamed_implementations(old, new, renames)
 
 
 def test_header_changes_name_versions_options_and_commit() -> None:

@@ -9,7 +9,12 @@ import pytest
 
 from attention_conformance.backends.registry import installed, modules, registered
 from attention_conformance.suite.__main__ import main
-from attention_conformance.suite.run.elections import Elected, declared, page, section
+from attention_conformance.suite.run.elections import (
+    DeclaredAnswers,
+    declared_answers,
+    page,
+    section,
+)
 from attention_conformance.suite.spec.elections import QUESTIONS
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "data" / "elections.md").read_text(
@@ -33,14 +38,14 @@ def test_every_question_is_there_with_its_answers() -> None:
 def test_answers_are_those_declared(name: str) -> None:
     if not all(importlib.util.find_spec(module) for module in modules(name)):
         pytest.skip(f"needs {name}")
-    text = page(declared(name))
+    text = page(declared_answers(name))
     assert any(rows(text, question, name) for question in QUESTIONS)
     for question in QUESTIONS:
         assert rows(text, question, name) == rows(PAGE, question, name)
 
 
 def test_voters_are_told_apart_by_answer_and_dtype() -> None:
-    elected: Elected = {
+    elected: DeclaredAnswers = {
         "a:one": {"nan-in-query": {"f32": "nan", "f16": "zeros"}},
         "a:two": {"nan-in-query": {"f32": "nan", "f16": "nan"}},
         "b:one": {"no-keys": {"f32": "zeros"}},

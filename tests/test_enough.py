@@ -11,15 +11,15 @@ from attention_conformance import check_attention
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.coverage import (
-    ENOUGH,
+    MIN_JUDGED_SHARE,
     NOT_JUDGED_ENOUGH,
-    scored,
+    score_text,
     shortfalls,
 )
 from attention_conformance.suite.report import frames
 from attention_conformance.suite.report.conformance import OF_STATUSES
 from attention_conformance.suite.report.render import as_html, as_markdown, as_text
-from attention_conformance.suite.report.summary import facts, statuses, tables, verdict
+from attention_conformance.suite.report.summary import statuses, summary_lines, tables, verdict
 from attention_conformance.suite.spec.vocabulary import REFUSED
 from tests.functions import partly
 from tests.processes import Done, run
@@ -79,7 +79,7 @@ def test_what_a_run_says_that_judged_too_little(tmp_path: Path) -> None:
     judged = len(loaded.cells) - loaded.totals["unsupported"]
     refused = sum(c.kind == REFUSED for c in loaded.cells)
     (text,) = (x for x in out.stdout.splitlines() if x.startswith("not judged enough"))
-    score = scored(judged, judged, len(loaded.cells))
+    score = score_text(judged, judged, len(loaded.cells))
     assert score == f"100.00% of the {judged} of {len(loaded.cells)} cells that were judged"
     assert text.startswith(f"not judged enough: torch:decodes: {score}. None of its ")
     assert f"It refused {refused} of the {judged + refused} cells that its signature" in text
@@ -97,7 +97,7 @@ def cells(judged: int, refused: int, lacking: int = 0, **fields: Any) -> list[Ce
 
 
 def test_half_of_what_could_be_asked_is_enough() -> None:
-    assert ENOUGH == 0.5
+    assert MIN_JUDGED_SHARE == 0.5
     assert shortfalls(cells(2, 2, lacking=9), ["f"]) == []
     (text,) = shortfalls(cells(2, 3, lacking=9), ["f"])
     assert text.startswith(
@@ -130,9 +130,11 @@ def test_a_whole_backend_is_judged_by_values() -> None:
 
 
 def test_a_run_says_what_share_was_refused() -> None:
-    text = facts(made(*cells(1, 3, lacking=9)).cells, {})
+    text = summary_lines(made(*cells(1, 3, lacking=9)).cells, {})
     assert "torch:f: judged on 25.00% of what it could be asked: it refused 3 of 4 cells" in text
-    assert not any("refused" in line for line in facts(made(*cells(4, 0, lacking=9)).cells, {}))
+    assert not any(
+        "refused" in line for line in summary_lines(made(*cells(4, 0, lacking=9)).cells, {})
+    )
 
 
 def test_scores_stand_beside_their_coverage() -> None:
@@ -144,4 +146,4 @@ def test_scores_stand_beside_their_coverage() -> None:
         assert "100.00% of 3 of 10" in text
     page = as_html(shown, "")
     assert "100.00% of 3 of 10" in page
-    assert scored(0, 0, 4) == "none of the 4 cells was judged"
+    assert score_text(0, 0, 4) == "none of the 4 cells was judged"

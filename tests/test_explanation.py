@@ -25,7 +25,7 @@ def judged(case: str, status: str = "pass", **fields: Any) -> CellRecord:
 def separated(fails: list[str], passes: list[str]) -> str:
     """What is said of failing and passing cases of one check."""
     cells = [judged(case, "fail") for case in fails] + [judged(case) for case in passes]
-    (group,) = explanation.groups(frames.cells(run(*cells)))
+    (group,) = explanation.failure_groups(frames.cells(run(*cells)))
     assert (len(group.cells), group.passes) == (len(fails), len(passes))
     return group.separation
 
@@ -122,7 +122,7 @@ def test_cells_of_other_checks_and_implementations_are_left_out() -> None:
     others = [judged(case, implementation="jax:jax-nn") for case in fails]
     others += [judged(case, check="contract") for case in fails]
     others += [judged(case, "unsupported") for case in of_keys(257)]
-    (group,) = explanation.groups(frames.cells(run(*cells, *others)))
+    (group,) = explanation.failure_groups(frames.cells(run(*cells, *others)))
     assert group.separation == "all 4 failures have Lk >= 33, none of 4 passes has"
     assert (group.check, group.kind, group.implementation) == ("values", "value", "torch:sdpa")
 
@@ -140,7 +140,7 @@ def test_kinds_that_need_no_numbers_come_first_then_values_then_gradients_and_ma
         *(judged(case, "fail", kind="non-finite") for case in cases[1:]),
         judged(cases[0], "known", check="paths"),
     ]
-    groups = explanation.groups(frames.cells(run(*cells)))
+    groups = explanation.failure_groups(frames.cells(run(*cells)))
     assert [(group.check, group.kind, len(group.cells)) for group in groups] == [
         ("contract", "dtype", 1), ("values", "non-finite", 2), ("values", "value", 1),
         ("gradients", "harness", 3), ("layouts", "value", 3), ("contract", "crash", 1),
@@ -155,21 +155,21 @@ def test_the_smallest_case_comes_first() -> None:
         "sdpa/none/mha/f32/b2h3q5k33d80",
     ]
     frame = frames.cells(run(*(judged(case, "fail") for case in cases)))
-    (group,) = explanation.groups(frame)
+    (group,) = explanation.failure_groups(frame)
     assert frame["case"][list(group.cells)].tolist() == [cases[2], cases[1], cases[0], cases[3]]
-    shown = explanation.explained(frame).iloc[0]
+    shown = explanation.failure_table(frame).iloc[0]
     assert (shown["case"], shown["failures"], shown["passes"]) == (cases[2], 4, 0)
 
 
 def test_records_without_facts_are_explained_by_what_they_have() -> None:
     cells = [cell(case, status="fail", kind="value") for case in of_keys(7, 9, dtype="bf16")]
     cells += [cell(case) for case in of_keys(7, 9)]
-    (group,) = explanation.groups(frames.cells(run(*cells)))
+    (group,) = explanation.failure_groups(frames.cells(run(*cells)))
     assert group.separation == "both failures have dtype bf16, none of 2 passes has"
 
 
 def test_nothing_fails_nothing_is_explained() -> None:
     frame = frames.cells(run(cell(), cell("sdpa/x", status="known")))
-    assert explanation.groups(frame) == []
-    assert explanation.explained(frame).empty
-    assert isinstance(explanation.explained(frame), pd.DataFrame)
+    assert explanation.failure_groups(frame) == []
+    assert explanation.failure_table(frame).empty
+    assert isinstance(explanation.failure_table(frame), pd.DataFrame)

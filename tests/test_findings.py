@@ -26,7 +26,7 @@ from attention_conformance.suite.records.findings import (
     pages,
     report,
 )
-from attention_conformance.suite.records.machine import cpu_is
+from attention_conformance.suite.records.machine import cpu_has_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "findings"
@@ -72,7 +72,8 @@ def test_reproductions_hold(backend: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=free)
     shown = [line for line in done.stdout.splitlines() if line.startswith("# ")]
     wanted = [
-        f"# {f.name} {['expected', 'got', 'DEVIATES' if cpu_is(f.cpu) else 'not']}" for f in mine
+        f"# {f.name} {['expected', 'got', 'DEVIATES' if cpu_has_flags(f.cpu) else 'not']}"
+        for f in mine
     ]
     assert shown == wanted, done.stderr[-2000:]
 

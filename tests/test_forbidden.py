@@ -93,7 +93,7 @@ def test_an_operator_is_seen_whoever_calls_it(function: Callable[..., Any]) -> N
 def test_the_frameworks_own_attention_has_names(backend: str, name: tuple[str, ...]) -> None:
     if ":" not in backend:
         pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
-    assert registry.own_attention(registry.load(backend)) == name
+    assert registry.native_attention(registry.load(backend)) == name
 
 
 def of_flex(query: Any, key: Any, value: Any) -> Any:

@@ -82,14 +82,14 @@ def test_twins_that_differ_make_no_verdict() -> None:
 
 def test_the_worst_outcome_decides() -> None:
     by_code = {c: gate.GateOutcome("w", CASE, "forward", c) for c in range(5)}
-    assert gate.worst([by_code[gate.OK], by_code[gate.NOTHING]]) == gate.OK
-    assert gate.worst([by_code[gate.NOTHING]]) == gate.NOTHING
-    assert gate.worst([]) == gate.NOTHING
-    assert gate.worst([by_code[gate.OK], by_code[gate.NOISY]]) == gate.NOISY
-    assert gate.worst([by_code[gate.NOISY], by_code[gate.REGRESSION]]) == gate.REGRESSION
-    assert gate.worst(list(by_code.values())) == gate.WRONG
+    assert gate.exit_code_of([by_code[gate.OK], by_code[gate.NOTHING]]) == gate.OK
+    assert gate.exit_code_of([by_code[gate.NOTHING]]) == gate.NOTHING
+    assert gate.exit_code_of([]) == gate.NOTHING
+    assert gate.exit_code_of([by_code[gate.OK], by_code[gate.NOISY]]) == gate.NOISY
+    assert gate.exit_code_of([by_code[gate.NOISY], by_code[gate.REGRESSION]]) == gate.REGRESSION
+    assert gate.exit_code_of(list(by_code.values())) == gate.WRONG
     died = gate.GateOutcome("w", CASE, "forward", gate.NOTHING, broken=True)
-    assert gate.worst([by_code[gate.OK], died]) == gate.NOTHING
+    assert gate.exit_code_of([by_code[gate.OK], died]) == gate.NOTHING
 
 
 def record(**changes: Any) -> SpeedRecord:

@@ -13,13 +13,13 @@ from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
     TABLE,
-    gathered,
-    owned,
+    gather_tokens,
+    owned_slots,
     pools,
     slots,
     slots_first,
-    stored,
-    stores,
+    stored_pool_names,
+    with_stored_tokens,
 )
 from attention_conformance.suite.spec.operators.latent import LATENT
 from attention_conformance.suite.spec.operators.quantized import QUANTIZED
@@ -38,9 +38,11 @@ ALONE = [case for case in PAGED if case.sizes.Lq > 1 and not case.option("writes
 @pytest.mark.parametrize("case", PAGED, ids=str)
 def test_the_reference_reads_by_the_table_and_keeps_all_other_slots(case: Case) -> None:
     inputs = draw(case)
-    flat, size, Lk = gathered(inputs), case.option("page_size"), case.sizes.Lk
+    flat, size, Lk = gather_tokens(inputs), case.option("page_size"), case.sizes.Lk
     table, counts = (inputs.arrays[name].astype(int) for name in TABLE)
-    for name, pool in (stored(inputs) if stores(case) else inputs).arrays.items():
+    for name, pool in (
+        with_stored_tokens(inputs) if stored_pool_names(case) else inputs
+    ).arrays.items():
         if name in pools(inputs):
             pool = slots_first(case, pool, flat.axes(name))
             keys = flat.axes(name).index("k")
@@ -52,7 +54,7 @@ def test_the_reference_reads_by_the_table_and_keeps_all_other_slots(case: Case) 
     whole, plain = (Oracle.forward(x, Rounding("exact")).expected for x in (inputs, flat))
     assert np.array_equal(whole["output"].value, plain["output"].value)
     assert np.array_equal(whole["output"].error, plain["output"].error)
-    own = owned(inputs)
+    own = owned_slots(inputs)
     assert not own.all()
     for name in [name for name in plain if name.endswith("_output")]:
         before = inputs.arrays[name.replace("_output", "_codes")]
@@ -76,7 +78,7 @@ def test_new_tokens_are_stored_in_the_last_slots_of_their_samples() -> None:
             expected[table[b, key // 4], key % 4] = new[b, q]
         assert np.array_equal(whole[f"{name}_output"].value, expected)
         assert not whole[f"{name}_output"].error.any()
-    after, cotangent = stored(inputs), np.ones((2, 3, 4, 6))
+    after, cotangent = with_stored_tokens(inputs), np.ones((2, 3, 4, 6))
     of_new, of_all = (Oracle.vjp(x, cotangent, Rounding("exact")).expected for x in (inputs, after))
     at = slots(inputs)[:, -4:]
     tokens, others = (x["latent"].value.reshape(-1, 16).copy() for x in (of_all, of_new))
@@ -93,7 +95,7 @@ def test_a_sample_is_answered_as_alone(case: Case) -> None:
     """The last query is at the last key of each sample, whatever the others have."""
     inputs = draw(case)
     whole = Oracle.forward(inputs, Rounding("exact")).expected["output"].value
-    flat, counts = gathered(inputs), inputs.arrays["key_lengths"].astype(int)
+    flat, counts = gather_tokens(inputs), inputs.arrays["key_lengths"].astype(int)
     for b, count in enumerate(counts):
         alone = flat.replace(mask_array=None, mask=case.mask).select("b", [b])
         keys = alone.select("k", slice(case.sizes.Lk - count, None))

@@ -258,7 +258,7 @@ def test_every_cell_begins_with_the_same_seeds() -> None:
     backend = plan("attend").functions[0].backend
     link, numbers, counts = cast(Any, backend).link, [], []
     for _ in range(4):
-        with leaks.undone(backend):
+        with leaks.restored_settings(backend):
             numbers.append(link.ask(drawn))
         counts.append(link.count)
         if len(counts) == 3:

@@ -13,7 +13,7 @@ from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
-from attention_conformance.suite.spec.operators.latent import AXES, plain
+from attention_conformance.suite.spec.operators.latent import AXES, plain_operands
 from tests.plain import attention as plain_attention
 from tests.runtimes import of_person
 
@@ -33,7 +33,7 @@ def rounding(absorbs: bool | None, numerics: str = "exact") -> Rounding:
 
 def by_keys(inputs: Inputs) -> np.ndarray:
     """Plain attention over the projected keys and values."""
-    operands = plain(inputs.arrays)
+    operands = plain_operands(inputs.arrays)
     return plain_attention(*operands, mask=inputs.dense_mask, scale=inputs.effective_scale)
 
 
@@ -49,7 +49,7 @@ def test_the_reference_is_plain_attention_over_projected_keys(text: str, absorbs
 
 def test_the_log_sum_exp_is_that_of_plain_attention() -> None:
     inputs = draw(Case.parse("latent/causal/mha/f64/b2h4q7k7d8/r32e8/lse"))
-    query, key, _ = plain(inputs.arrays)
+    query, key, _ = plain_operands(inputs.arrays)
     scores = query @ key.swapaxes(-1, -2) / np.sqrt(16)
     want = np.logaddexp.reduce(np.where(inputs.attends, scores, -np.inf), -1)
     for absorbs in ONE_FORM:
@@ -77,7 +77,7 @@ def test_projections_that_select_have_the_bound_of_plain_attention(fmt: str) -> 
     """So a scale that is off by 1 % is seen in 16 bits."""
     inputs = draw(Case.parse(f"latent/none/mha/{fmt}/b2h3q4k9d8v6/select/large"))
     other = draw(Case.parse(f"sdpa/none/mha/{fmt}/b2h3q4k9d12v6"))
-    query, key, value = plain(inputs.arrays)
+    query, key, value = plain_operands(inputs.arrays)
     same = other.replace(query=query, key=key, value=value)
     want = Oracle.forward(same, rounding(None)).expected["output"]
     roughly = by_keys(inputs.replace(scale=1.01 * inputs.effective_scale))

@@ -92,7 +92,7 @@ def test_what_is_wrong_beside_a_leak_stays_the_kind() -> None:
 
 
 def test_nobody_hears_of_a_thread_that_was_told_to_exit() -> None:
-    end = leaks.watch()
+    end = leaks.record_deaths()
     try:
         for act in (raising(SystemExit(0)), raising(ValueError("x"))):
             thread = threading.Thread(target=act)
@@ -100,8 +100,8 @@ def test_nobody_hears_of_a_thread_that_was_told_to_exit() -> None:
             thread.join()
     finally:
         end()
-    assert leaks.died() == ["a thread died of ValueError: x"]
-    assert leaks.died() == []
+    assert leaks.background_errors() == ["a thread died of ValueError: x"]
+    assert leaks.background_errors() == []
 
 
 def raising(error: BaseException) -> Callable[[], object]:

@@ -24,9 +24,9 @@ from attention_conformance.suite.measure.call import TimedCall
 from attention_conformance.suite.measure.clock import Clock, Rotation
 from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall
 from attention_conformance.suite.measure.run import Measurement
-from attention_conformance.suite.measure.seen import KEPT, Seen
+from attention_conformance.suite.measure.seen import KEPT, RecordedAnswers
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue.workloads import WORKLOADS, named, sweep
+from attention_conformance.suite.spec.catalogue.workloads import WORKLOADS, find_workloads, sweep
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators.sdpa import pairs as pairs_of_sdpa
 from tests.runtimes import of
@@ -129,7 +129,7 @@ def test_honest_twins_are_timed(twin: Any, backend: Any) -> None:
 def test_of_many_different_answers_a_random_few_are_kept() -> None:
     kept: Counter[int] = Counter()
     for seed in range(200):
-        seen = Seen[int](seed)
+        seen = RecordedAnswers[int](seed)
         for answer in (*range(64), *range(64)):
             seen.take(answer, lambda answer=answer: answer)
         assert seen.counts == dict.fromkeys(range(64), 2)
@@ -144,7 +144,7 @@ def test_what_is_not_supported_is_no_time() -> None:
     with pytest.raises(UnsupportedCall, match="differentiates nothing"):
         TimedCall(Definition(NumpyBackend()), Case.parse(CASE), "backward")
     with pytest.raises(UnsupportedCall, match="computes sdpa, not additive"):
-        TimedCall(Definition(NumpyBackend()), named("bahdanau-seq2seq")[0].case())
+        TimedCall(Definition(NumpyBackend()), find_workloads("bahdanau-seq2seq")[0].case())
 
 
 LAYERS = (
@@ -264,9 +264,9 @@ def test_workloads_are_cases_with_names() -> None:
         for dtype in ("f32", "bf16"):
             case = workload.case(dtype)
             assert Case.parse(case.id) == case
-    assert named("all") == WORKLOADS
+    assert find_workloads("all") == WORKLOADS
     with pytest.raises(ValueError, match="bert-base-512"):
-        named("bert")
+        find_workloads("bert")
 
 
 def test_a_sample_is_synchronised_call_by_call() -> None:

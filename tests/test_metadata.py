@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from attention_conformance.suite import __version__
-from attention_conformance.suite.report.badge import picture
+from attention_conformance.suite.report.badge import badge_svg
 from tests.shown import FOLDERS
 
 yaml = pytest.importorskip("yaml")
@@ -51,7 +51,7 @@ def test_badges_are_true_and_made_by_the_template() -> None:
     texts = {f"Python {', '.join(versions)}", f"Licence {PROJECT['license']}"}
     assert badges.keys() == texts
     for text, path in badges.items():
-        drawn = picture(*text.split(" ", 1))
+        drawn = badge_svg(*text.split(" ", 1))
         assert (ROOT / path).read_text(encoding="utf-8") == drawn
 
 

@@ -15,10 +15,10 @@ from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.records.findings import manifests
 from attention_conformance.suite.report.frames import facts_of, measurements
-from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
+from attention_conformance.suite.report.kinds import CONFORMANCE, conformance_frames
 from attention_conformance.suite.report.overview import overview
 from attention_conformance.suite.report.render import render
-from attention_conformance.suite.report.site import write
+from attention_conformance.suite.report.site import write_site
 from attention_conformance.suite.report.topics import TOPICS
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.recorded import header as header_of
@@ -32,7 +32,7 @@ PLAIN, CAUSAL = (f"sdpa/{mask}/mha/f32/b2h3q5k7d8" for mask in ("none", "causal"
 
 def rows_of(*loaded: Run, **frames: Any) -> dict[str, dict[str, Any]]:
     """The rows of the first screen by label."""
-    return {row["label"]: row for row in overview(frames_of([*loaded]) | frames)["rows"]}
+    return {row["label"]: row for row in overview(conformance_frames([*loaded]) | frames)["rows"]}
 
 
 def test_a_verdict_counts_the_cells_of_its_topic_and_dtype() -> None:
@@ -111,7 +111,7 @@ def test_a_run_records_the_options_that_ask_a_cell_again() -> None:
 
 @pytest.mark.parametrize(("again", "counts"), [("fail", "1 new"), ("pass", "0 new")])
 def test_the_sentences_say_what_is_wrong_and_what_changed(again: str, counts: str) -> None:
-    sentences = overview(frames_of(runs(again=again)))["sentences"]
+    sentences = overview(conformance_frames(runs(again=again)))["sentences"]
     wrong = [text for text in sentences if text.endswith("A causal query sees the next key.")]
     assert len(wrong) == (again == "fail")
     assert sentences[0].startswith("2 of 3" if wrong else "3 of 3")
@@ -151,7 +151,7 @@ def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
     times = [timed(n, s, backend=b, workload="llama") for b, n, s in
              (("torch", "mine", 8e-3), ("jax", "jax-nn", 4e-3))]  # fmt: skip
     more = {"facts": facts_of(read), "measurements": measurements([timings(*times)])}
-    frames = frames_of(runs()[1]) | more
+    frames = conformance_frames(runs()[1]) | more
     render(CONFORMANCE.of(frames), "html", tmp_path / "p.html", overview=overview(frames))
     with watched(browser, width=1280, height=900) as opened:
         opened.goto((tmp_path / "p.html").as_uri())
@@ -294,8 +294,8 @@ def hostile() -> Run:
 def test_hostile_text_in_every_field_stays_text(browser: Any, tmp_path: Path) -> None:
     made = hostile()
     read = facts(f"{made.cells[0].backend}:{made.cells[0].implementation}", **{HOSTILE: HOSTILE})
-    frames = frames_of(made) | {"facts": facts_of([read])}
-    write(frames, HOSTILE, tmp_path / "site")
+    frames = conformance_frames(made) | {"facts": facts_of([read])}
+    write_site(frames, HOSTILE, tmp_path / "site")
     every = CONFORMANCE.of(frames, [*CONFORMANCE.tables])
     render(every, "html", tmp_path / "p.html", HOSTILE, overview(frames))
     (of_one,) = (tmp_path / "site" / "implementations").iterdir()

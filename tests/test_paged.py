@@ -21,7 +21,7 @@ from attention_conformance.suite.spec.operators.paged import (
     PAGED,
     PLAIN,
     page_counts,
-    pool,
+    pool_sizes,
     with_pages_of,
 )
 from tests.plain import attention as plain_attention
@@ -82,7 +82,7 @@ def test_what_no_sample_owns_has_no_gradient_and_is_large() -> None:
     ends = set()
     for case in of_operator(PAGED, every_case, "standard"):
         inputs = draw(case)
-        sizes, (counts, shared) = pool(case), page_counts(case)
+        sizes, (counts, shared) = pool_sizes(case), page_counts(case)
         table = inputs.arrays["page_table"]
         own = [{*row[:count].tolist()} for row, count in zip(table, counts, strict=True)]
         assert sizes["p"] - len(set().union(*own)) == 2

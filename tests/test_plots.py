@@ -14,7 +14,7 @@ from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records import speed
 from attention_conformance.suite.report import plots
 from attention_conformance.suite.report.frames import measurements
-from attention_conformance.suite.report.kinds import frames_of
+from attention_conformance.suite.report.kinds import conformance_frames
 from tests.rows import cell
 from tests.rows import run as run_of_cells
 from tests.rows import timed as record
@@ -52,7 +52,7 @@ def test_precision_is_drawn_of_what_is_no_control(tmp_path: Path) -> None:
     cells = [cell(implementation=f"torch:{name}", error_ratio=0.5) for name in ("sdpa", "eager")]
     judged = run_of_cells(*cells, cell("sdpa/none/mha/f32/b1h1q1k1d8", error_ratio=math.inf))
     judged = replace(judged, header=replace(judged.header, controls=("torch:eager",)))
-    drawn = dict(plots.pictures(frames_of(judged)))
+    drawn = dict(plots.pictures(conformance_frames(judged)))
     (axis,) = drawn["precision-f32"].axes
     assert [label.get_text() for label in axis.get_yticklabels()] == ["torch:sdpa"]
     assert "torch 2.13.0; 2026-11-20" in drawn["precision-f32"].get_supxlabel()
@@ -91,7 +91,7 @@ def test_pictures_of_forty_implementations_can_be_read() -> None:
         cell(implementation=f"{b}:{n}", error_ratio=draw.random()) for n, b in backends.items()
     ]
     frames = {"measurements": measurements(runs), "timed": {"a": runs[0].header}}
-    drawn = dict(plots.pictures(frames | frames_of(run_of_cells(*cells))))
+    drawn = dict(plots.pictures(frames | conformance_frames(run_of_cells(*cells))))
     assert len(drawn) == 4
     for figure in drawn.values():
         figure.draw_without_rendering()

@@ -76,7 +76,7 @@ def test_where_the_watchdog_ended_a_process() -> None:
 
 
 def test_a_limit_ends_what_waits() -> None:
-    with pytest.raises(TimeOver, match="it ran longer"), process.limited(0.05, "it"):
+    with pytest.raises(TimeOver, match="it ran longer"), process.time_limit(0.05, "it"):
         time.sleep(10)
 
 

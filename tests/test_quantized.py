@@ -17,7 +17,7 @@ from attention_conformance.suite.spec.catalogue import cases as every_case
 from attention_conformance.suite.spec.catalogue import of_operator
 from attention_conformance.suite.spec.dtypes import CODES, round_to
 from attention_conformance.suite.spec.inputs import Inputs, draw
-from attention_conformance.suite.spec.operators.in_pages import gathered
+from attention_conformance.suite.spec.operators.in_pages import gather_tokens
 from attention_conformance.suite.spec.operators.quantized import (
     KINDS,
     QUANTIZED,
@@ -54,7 +54,7 @@ def test_formats_have_the_numbers_of_their_bits(name: str) -> None:
 @pytest.mark.parametrize("case", of_operator(QUANTIZED, every_case, "smoke"), ids=str)
 def test_the_reference_is_attention_number_by_number(case: Case) -> None:
     drawn = draw(case)
-    inputs = gathered(drawn)
+    inputs = gather_tokens(drawn)
     s, arrays, wide = inputs.sizes, inputs.arrays, precision_for(inputs.dtype)
     counts = drawn.arrays.get("key_lengths", np.full(s.B, s.Lk)).astype(int)
     expected = Oracle.forward(inputs, Rounding("exact")).expected["output"]
@@ -131,7 +131,7 @@ WRITES = [c for c in of_operator(QUANTIZED, every_case, "standard") if c.option(
 
 @pytest.mark.parametrize("case", WRITES, ids=str)
 def test_the_bound_without_codes_holds_for_the_codes_that_are_written(case: Case) -> None:
-    inputs, answer = gathered(draw(case)), {}
+    inputs, answer = gather_tokens(draw(case)), {}
     oracle = Oracle.forward(inputs, Rounding("exact"))
     for name in KINDS:
         want, code = oracle.expected[f"{name}_output"], CODES[case.option("codes")]

@@ -15,7 +15,7 @@ from attention_conformance.suite.report.kinds import (
     CONFORMANCE,
     KINDS,
     TABLES,
-    frames_of,
+    conformance_frames,
     load_runs,
 )
 from attention_conformance.suite.report.render import render
@@ -44,7 +44,7 @@ def report() -> dict[str, pd.DataFrame]:
         ("pad", "pass"),
     ):
         cells.append(cell(f"sdpa/{len(cells)}", "tf:eager", status, group=group, message=NASTY))
-    return CONFORMANCE.of(frames_of(run(*cells)), CONFORMANCE.tables)
+    return CONFORMANCE.of(conformance_frames(run(*cells)), CONFORMANCE.tables)
 
 
 def test_a_page_stands_alone_and_colours_what_matters(

@@ -14,9 +14,9 @@ from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.records.facts import FactsHeader, FactsRecord, FactsRun
 from attention_conformance.suite.report.conformance import CHANGED, DISTRIBUTION
 from attention_conformance.suite.report.frames import cells as frame_of
-from attention_conformance.suite.report.frames import facts_of, latest, measurements
-from attention_conformance.suite.report.kinds import frames_of
-from attention_conformance.suite.report.site import _paths, pages, write
+from attention_conformance.suite.report.frames import facts_of, measurements, newest_cells
+from attention_conformance.suite.report.kinds import conformance_frames
+from attention_conformance.suite.report.site import _paths, site_pages, write_site
 from tests.conftest import watched
 from tests.rows import cell, elect, header, run, timed, timings
 
@@ -64,7 +64,7 @@ def runs(*, again: str = "fail") -> list[Any]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages") / "site"
-    write(frames_of(runs()), "A title", folder)
+    write_site(conformance_frames(runs()), "A title", folder)
     return folder
 
 
@@ -81,14 +81,14 @@ def test_a_site_has_a_page_for_every_implementation(site: Path) -> None:
     assert mine.index('id="distribution"') < mine.index('id="history"')
     for folder in (site, site.parent):
         with pytest.raises(FileExistsError):
-            write(frames_of(runs()), "A title", folder)
+            write_site(conformance_frames(runs()), "A title", folder)
 
 
 def test_the_matrix_has_the_newest_run_and_the_page_has_all() -> None:
     first, last = runs()
-    frames = frames_of([last, first])  # in any order
-    assert {*latest(frames["cells"])["label"]} == {"torch:mine", "jax:jax-nn", "tf:eager"}
-    assert len(latest(frames["cells"])) == len(last.cells)
+    frames = conformance_frames([last, first])  # in any order
+    assert {*newest_cells(frames["cells"])["label"]} == {"torch:mine", "jax:jax-nn", "tf:eager"}
+    assert len(newest_cells(frames["cells"])) == len(last.cells)
     times = [
         timings(timed("mine", seconds, backend="torch"), source=source, started=started)
         for source, started, seconds in (
@@ -98,7 +98,7 @@ def test_the_matrix_has_the_newest_run_and_the_page_has_all() -> None:
     ]
     read = facts("torch:mine", scale="1/D", lse="not taken", **{"no-keys": "asked"})
     more = {"measurements": measurements(times), "facts": facts_of([read])}
-    texts = dict(pages(frames | more, "A title"))
+    texts = dict(site_pages(frames | more, "A title"))
     mine, other = (texts[f"implementations/{n}.html"] for n in ("torch-mine", "jax-jax-nn"))
     history, _, footer = mine.partition('id="history"')[2].partition("<footer>")
     assert footer.startswith("torch 2.13.0")
@@ -133,7 +133,7 @@ def test_the_newest_run_may_come_in_parts() -> None:
         run(each, source=f"{name}.jsonl", digest=digest, started=started)
         for name, (each, digest, started) in parts.items()
     ]
-    newest = latest(frames_of(given)["cells"])
+    newest = newest_cells(conformance_frames(given)["cells"])
     assert dict(zip(newest["case"], newest["status"], strict=True)) == {
         one.case: "fail", two.case: "pass"
     }  # fmt: skip

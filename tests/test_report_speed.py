@@ -16,12 +16,12 @@ import pytest
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.measure import gate
 from attention_conformance.suite.measure.releases import LOCKS
-from attention_conformance.suite.measure.run import decoded
+from attention_conformance.suite.measure.run import decoded_tokens
 from attention_conformance.suite.records import speed
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.report.frames import asv_results, measurements
 from attention_conformance.suite.report.kinds import SPEED
-from attention_conformance.suite.report.laws import cost_law, fit, law
+from attention_conformance.suite.report.laws import cost_law, fit_law, predicted_seconds
 from attention_conformance.suite.report.speed import ASV_HISTORY
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue.workloads import WORKLOADS
@@ -35,15 +35,18 @@ OURS = {"attention_conformance"}
 
 def test_tokens_of_a_step_of_decoding_are_counted() -> None:
     """One of each sample; a packed query has none of its samples twice."""
-    counted = {w.name: count for w in WORKLOADS if (count := decoded(w.case()))}
+    counted = {w.name: count for w in WORKLOADS if (count := decoded_tokens(w.case()))}
     assert counted == {
         "llama-decode": 1, "llama-decode-batch": 8, "llama-cache": 1, "llama-cache-batch": 8,
         "llama-cache-server": 64, "llama-paged-decode": 1, "llama-paged-decode-batch": 8,
         "llama-int8-decode": 1, "deepseek-decode": 1, "deepseek-decode-batch": 8, "falcon-decode": 1,
         "whisper-cross-decode": 5, "bahdanau-seq2seq": 16,
     }  # fmt: skip
-    assert decoded(Case.parse("cached/none/gqa2/f32/b2h4q3k27d8/c3")) == 6
-    assert decoded(Case.parse("paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal")) == 9
+    assert decoded_tokens(Case.parse("cached/none/gqa2/f32/b2h4q3k27d8/c3")) == 6
+    assert (
+        decoded_tokens(Case.parse("paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"))
+        == 9
+    )
 
 
 def test_a_step_of_decoding_has_tokens_per_second(
@@ -66,11 +69,14 @@ def test_a_step_of_decoding_has_tokens_per_second(
 )
 def test_a_known_law_is_found_and_none_is_below_zero(law_of: tuple[float, ...]) -> None:
     lengths = np.array([64.0, 128, 256, 512, 1024])
-    coefficients = fit(lengths, law(np.array(law_of), lengths))
+    coefficients = fit_law(lengths, predicted_seconds(np.array(law_of), lengths))
     assert coefficients == pytest.approx(law_of, rel=1e-6, abs=1e-15)
     rng = np.random.default_rng(1)
     noisy = [
-        fit(lengths, law(np.array(law_of), lengths) * rng.normal(1, 0.05, len(lengths)))
+        fit_law(
+            lengths,
+            predicted_seconds(np.array(law_of), lengths) * rng.normal(1, 0.05, len(lengths)),
+        )
         for _ in range(50)
     ]
     assert (np.array(noisy) >= 0).all()
@@ -84,7 +90,7 @@ def test_the_law_of_cost_has_intervals_that_hold_it() -> None:
         record(
             "sdpa", 1.0, workload=f"sweep-{length}", case=f"sdpa/none/mha/f32/b1h4q{length}k{length}d64",
             keys=length, swept=True,
-            samples=tuple(law(true, length) * rng.normal(1, 0.03, 40)),
+            samples=tuple(predicted_seconds(true, length) * rng.normal(1, 0.03, 40)),
         )
         for length in (64, 128, 256, 512, 1024)
     ]  # fmt: skip

@@ -14,7 +14,7 @@ import yaml
 
 from attention_conformance.suite.report.kinds import SWEEPS
 from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.sweep import tasks
+from attention_conformance.suite.sweep import tasks_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = (DOCS / "sweeps.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ PAGE = (DOCS / "sweeps.md").read_text(encoding="utf-8")
 
 def test_the_plan_is_one() -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    every = tasks(tomllib.loads(text))
+    every = tasks_of(tomllib.loads(text))
     assert {task.release for task in every} == {"installed", "jax-0.8.1", "jax-0.9.2"}
     assert len(every) == 20 * 4 + 3 * 20 + 100
 
@@ -47,7 +47,7 @@ def test_the_job_for_kubernetes() -> None:
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
     assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
     assert {head["rayStartParams"]["num-cpus"], cluster["rayVersion"]} == {"0", pinned("ray")}
-    assert len(tasks(tomllib.loads(plan["data"]["plan.toml"]))) == 40
+    assert len(tasks_of(tomllib.loads(plan["data"]["plan.toml"]))) == 40
     pod = head["template"]["spec"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["plan"]["configMap"]["name"] == plan["metadata"]["name"]

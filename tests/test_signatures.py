@@ -17,7 +17,7 @@ from attention_conformance.report import Report
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.measure.call import TimedCall
 from attention_conformance.suite.measure.protocol import RefusedTime
-from attention_conformance.suite.measure.worker import loaded
+from attention_conformance.suite.measure.worker import load_implementations
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.spec import claims
 from attention_conformance.suite.spec.binding import AXES
@@ -98,7 +98,7 @@ def test_what_needs_a_claim_is_told_so_first(row: Row, tmp_path: Path) -> None:
 def timed(row: Row, path: Path) -> float:
     """The error ratio of the timed answers of a function. Raises RefusedTime if they are wrong."""
     asked = Options(("torch",), function=(f"{path}:{row.name}",), claim=row.claims)
-    _, every, own = loaded("torch", asked)
+    _, every, own = load_implementations("torch", asked)
     case = Case.parse("sdpa/none/mha/f32/b1h1q256k256d64")
     call = TimedCall(every[row.name], case, own=own[row.name])
     call.prepare()

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from attention_conformance.suite.__main__ import main
-from attention_conformance.suite.run.smaller import shrunk, smaller, tied, well_posed
+from attention_conformance.suite.run.smaller import (
+    simpler_cases,
+    smallest_failing,
+    well_posed,
+    with_equal_axes,
+)
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases, gradient_cases
 from attention_conformance.suite.spec.operators import OPERATORS
@@ -17,7 +22,7 @@ from attention_conformance.suite.spec.operators import OPERATORS
 
 @pytest.mark.parametrize("case", cases("smoke")[::4], ids=str)
 def test_steps_are_valid_and_never_larger(case: Case) -> None:
-    candidates = list(smaller(case))
+    candidates = list(simpler_cases(case))
     assert case not in candidates
     for candidate in candidates:
         assert Case.parse(candidate.id) == candidate
@@ -54,7 +59,7 @@ LARGE = "sdpa/pad+win4.0/gqa2/f32/b2h4q17k257d8/bias.bhqk/scale-0.2/cap5.0/blhd/
 def test_what_remains_is_what_the_failure_needs(
     case: str, fails: Callable[[Case], bool], least: str
 ) -> None:
-    assert shrunk(Case.parse(case), lambda x: bool(fails(x))).id == least
+    assert smallest_failing(Case.parse(case), lambda x: bool(fails(x))).id == least
 
 
 def test_no_candidate_is_tried_twice() -> None:
@@ -64,7 +69,7 @@ def test_no_candidate_is_tried_twice() -> None:
         tried.append(case.id)
         return case.sizes.Lk >= 33
 
-    shrunk(Case.parse(LARGE), fails)
+    smallest_failing(Case.parse(LARGE), fails)
     assert len(tried) == len(set(tried)) < 60
 
 
@@ -110,7 +115,7 @@ def test_rows_without_keys_that_nobody_elects_are_ill_posed(text: str) -> None:
 
 def test_ties_make_sizes_equal() -> None:
     letters = dict(zip("bhgqkdv", (2, 6, 3, 5, 7, 8, 9), strict=True))
-    assert tied(letters, ()) == letters
-    assert tied(letters, ("1hg", "qk", "vk")) == letters | {
+    assert with_equal_axes(letters, ()) == letters
+    assert with_equal_axes(letters, ("1hg", "qk", "vk")) == letters | {
         "h": 1, "g": 1, "k": 5, "v": 5,
     }  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import asked
+from attention_conformance.suite.spec.catalogue import cases_of
 from attention_conformance.suite.spec.covering import (
     Row,
     Tuple,
@@ -56,11 +56,11 @@ covered = pytest.mark.parametrize(("covering", "cases"), COVERINGS.values(), ids
 def test_levels_nest(operator: Operator) -> None:
     for part in PARTS:
         asks = getattr(operator.asks, part)
-        smoke, standard, full = (asked(*asks)(level) for level in LEVELS)
+        smoke, standard, full = (cases_of(*asks)(level) for level in LEVELS)
         assert set(smoke) <= set(standard) <= set(full), part
         assert len(set(full)) == len(full), part
-    assert asked(*operator.asks.cases)("smoke"), "an operator that nothing is asked of"
-    differentiated = bool(asked(*operator.asks.gradients)("smoke"))
+    assert cases_of(*operator.asks.cases)("smoke"), "an operator that nothing is asked of"
+    differentiated = bool(cases_of(*operator.asks.gradients)("smoke"))
     forward_only = {"cached", "quantized-write"}
     assert differentiated == (operator.name not in forward_only), (
         "caches serve, and are not trained"

@@ -11,31 +11,31 @@ from attention_conformance.suite.judge import monte_carlo
 from attention_conformance.suite.judge.monte_carlo import (
     DRAWS,
     PASSES,
+    ErrorStatistics,
     RoundingSamples,
-    Spread,
-    forward_drawn,
-    gradients_drawn,
+    forward_samples,
+    gradient_samples,
 )
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.tolerance import RMS_FALSE_ALARM, rms_limit
 from attention_conformance.suite.judge.verdict import Deviation, HarnessError
-from attention_conformance.suite.spec.catalogue import parsed
+from attention_conformance.suite.spec.catalogue import parse_cases
 from attention_conformance.suite.spec.inputs import draw, draw_cotangent
 from attention_conformance.suite.test_spread import CAPPED, SHORT, WIDE, WIDE_LAYERS
 
-CASES = parsed(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_LAYERS, CAPPED, *SHORT))
+CASES = parse_cases(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_LAYERS, CAPPED, *SHORT))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_drawn_lies_within_the_bounds(case) -> None:
     """To first order: drawn steps build on drawn steps. Bounds of an encoder are infinite in bfloat16."""
     inputs, rounding = draw(case, 3), Rounding("stepwise")
-    samples = {"output": forward_drawn(inputs, rounding.roundoffs(inputs))}
+    samples = {"output": forward_samples(inputs, rounding.roundoffs(inputs))}
     bounds = {"output": Oracle.forward(inputs, rounding).bound()}
     if case.operator.takes_masks:
         cotangent = draw_cotangent(case, 3)
         oracle = Oracle.vjp(inputs, cotangent, rounding)
-        samples |= gradients_drawn(inputs, cotangent, rounding.roundoffs(inputs, backward=True))
+        samples |= gradient_samples(inputs, cotangent, rounding.roundoffs(inputs, backward=True))
         bounds |= {name: oracle.bound(name) for name in samples if name != "output"}
     for name, one in samples.items():
         assert one.errors.shape == (PASSES, one.exact.size)
@@ -48,9 +48,9 @@ def test_what_is_drawn_lies_within_the_bounds(case) -> None:
 def test_a_pass_is_the_same_each_time_and_another_for_other_inputs() -> None:
     inputs = draw(CASES[0], 5)
     u = Rounding("eager").roundoffs(inputs)
-    first = forward_drawn(inputs, u)
+    first = forward_samples(inputs, u)
     monte_carlo._CACHE.clear()
-    again, other = forward_drawn(inputs, u), forward_drawn(draw(CASES[0], 6), u)
+    again, other = forward_samples(inputs, u), forward_samples(draw(CASES[0], 6), u)
     assert again is not first
     np.testing.assert_array_equal(again.errors, first.errors)
     signs = [np.sign(drawn.errors[0][:500]) for drawn in (first, other)]
@@ -75,10 +75,10 @@ def test_the_limit_of_the_size_allows_for_an_estimated_variance() -> None:
         assert rms_limit(independent) > np.sqrt(ratio)
 
 
-def spread_of(error: np.ndarray, scale: float = 1.0) -> Spread:
+def spread_of(error: np.ndarray, scale: float = 1.0) -> ErrorStatistics:
     """What is judged of an error (n,) beside normal ones of the size `scale`, for an answer of ones."""
     chance = np.random.default_rng(1)
-    statistics = Spread("the answer")
+    statistics = ErrorStatistics("the answer")
     for _ in range(DRAWS):
         errors = scale * chance.standard_normal((PASSES, error.size))
         exact = np.ones(error.size)

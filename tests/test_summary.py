@@ -9,7 +9,7 @@ import pytest
 
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.findings import manifests
-from attention_conformance.suite.report.summary import facts, statuses, tables, verdict
+from attention_conformance.suite.report.summary import statuses, summary_lines, tables, verdict
 from tests.rows import cell, elect, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4)]
@@ -57,7 +57,7 @@ def test_the_numerics_classes_are_those_of_outputs() -> None:
         cell(CASES[0], error_ratio=0.25, grade="exact"),
         cell(CASES[0], check="gradients", error_ratio=0.5, grade="eager"),
     ]
-    assert facts(run(*cells).cells, {}) == [
+    assert summary_lines(run(*cells).cells, {}) == [
         "outputs of torch:sdpa reach the numerics classes f32 exact, with errors of at most 0.25 of "
         "their bounds; gradients do not count"
     ]
@@ -70,10 +70,10 @@ def test_what_a_function_elects_otherwise_is_said_in_a_line() -> None:
         for question, answer in (("no-keys", "nan"), ("value-size", "accepted"))
         for c in elect(question, {"f32": answer}, "torch:mine")
     ]
-    assert facts(run(*cells).cells, {}) == [
+    assert summary_lines(run(*cells).cells, {}) == [
         "torch:mine elects otherwise than the framework's own attention: no-keys nan"
     ]
-    assert facts(run(*(replace(c, native="") for c in cells)).cells, {}) == []
+    assert summary_lines(run(*(replace(c, native="") for c in cells)).cells, {}) == []
 
 
 def test_known_failures_are_summed_up_by_finding() -> None:
@@ -90,7 +90,7 @@ def test_known_failures_are_summed_up_by_finding() -> None:
     )
     known = [cell(case, who, "known", **cited), cell(case, who, "known", seed=1, **cited)]
     other = cell(case, "mine:sdpa", "known", message="far [my own cause; none found]")
-    head, first, second, _ = [*facts(run(*known, other).cells, {}), ""]
+    head, first, second, _ = [*summary_lines(run(*known, other).cells, {}), ""]
     assert head == "known failures: 3 cells, by finding (docs/findings):"
     assert first.startswith(f"     2  {entry.finding}: ")
     assert first.endswith(f" ({who})")
@@ -114,4 +114,4 @@ def test_tables_end_with_the_reasons_and_name_operators_where_there_are_several(
         for cells in (sdpa, [*sdpa, *layer])
     ]
     assert heads == [["Elections"], ["Elections: sdpa", "Elections: multi-head"]]
-    assert facts(run(*sdpa).cells, {"jax": "no wheel"}) == ["not judged: jax: no wheel"]
+    assert summary_lines(run(*sdpa).cells, {"jax": "no wheel"}) == ["not judged: jax: no wheel"]

@@ -17,7 +17,7 @@ from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.machine import ROOT
-from attention_conformance.suite.records.sweeps import runs, searched
+from attention_conformance.suite.records.sweeps import load_searches, runs_below
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.sweep import (
     FAILED,
@@ -25,11 +25,11 @@ from attention_conformance.suite.sweep import (
     UNFINISHED,
     Outcome,
     Task,
-    carry_out,
-    load,
+    load_plan,
+    run_task,
     seeds_of,
     sweep,
-    tasks,
+    tasks_of,
 )
 from tests.rows import cell, header
 
@@ -41,12 +41,12 @@ TORCH: dict[str, Any] = {"backends": ["torch"]}
 
 def recorded(folder: Path) -> list[CellRecord]:
     """All records below a folder, without the time they took."""
-    cells = [c for run in runs(folder) for c in run.load().cells]
+    cells = [c for run in runs_below(folder) for c in run.load().cells]
     return sorted((replace(c, seconds=0.0) for c in cells), key=lambda c: c.key)
 
 
 def few(**fields: Any) -> list[Task]:
-    return tasks({"judge": [FEW | fields]})
+    return tasks_of({"judge": [FEW | fields]})
 
 
 def here(give: Callable[[Task], Outcome], done: list[str]) -> Callable[[Task], Future[Outcome]]:
@@ -84,7 +84,7 @@ def test_a_plan_is_tasks_in_its_order(tmp_path: Path) -> None:
         "[[judge]]\nbackends = ['jax']\nlevel = 'smoke'\nmode = 'all'\nseeds = 5\nshards = 2\n"
         "dtypes = ['f32']\nimplementations = ['jax-nn']\naudit = true\noptimized = true\n"
     )
-    every = load(path)
+    every = load_plan(path)
     titles = [task.title.replace(" installed", "") for task in every]
     assert titles == [
         "judge torch tf standard eager seed 0", "judge torch tf standard eager seed 1",
@@ -109,7 +109,7 @@ def test_a_plan_is_tasks_in_its_order(tmp_path: Path) -> None:
     )  # fmt: skip
     names = [task.file for task in every]
     assert len({*names}) == len(names) == 8
-    assert names == [task.file for task in load(path)]
+    assert names == [task.file for task in load_plan(path)]
 
 
 def test_words_make_the_same_options_again() -> None:
@@ -148,7 +148,7 @@ def test_words_make_the_same_options_again() -> None:
 )  # fmt: skip
 def test_a_wrong_plan_is_refused(document: dict[str, Any], said: str) -> None:
     with pytest.raises((UsageError, ValueError)) as error:
-        tasks(document)
+        tasks_of(document)
     assert said in str(error.value)
 
 
@@ -184,7 +184,7 @@ def test_without_ray_one_sentence(
 @pytest.mark.seldom
 def test_records_are_those_of_a_plain_run(tmp_path: Path) -> None:
     done: list[str] = []
-    submit = here(lambda task: carry_out(task.words), done)
+    submit = here(lambda task: run_task(task.words), done)
     assert sweep(few(seeds=3, shards=2), tmp_path / "s", submit) == GREEN
     assert [title[-8:] for title in done] == ["part 1/2", "part 2/2"]
     words = (
@@ -198,22 +198,22 @@ def test_records_are_those_of_a_plain_run(tmp_path: Path) -> None:
 
 def test_a_cell_that_ends_its_process_is_one_crash(tmp_path: Path) -> None:
     unruly = {"backends": ["tests.unruly:aborts"], "level": "smoke", "dtypes": ["bf16"]}
-    submit = here(lambda task: carry_out(task.words), [])
-    assert sweep(tasks({"judge": [unruly]}), tmp_path / "s", submit) == FAILED
+    submit = here(lambda task: run_task(task.words), [])
+    assert sweep(tasks_of({"judge": [unruly]}), tmp_path / "s", submit) == FAILED
     cells = recorded(tmp_path / "s")
     assert {"k17" in c.case for c in cells if c.status == "crash"} == {True}
     assert {c.status for c in cells if "k17" not in c.case} == {"pass", "unsupported"}
 
 
 def test_a_search_leaves_its_file(tmp_path: Path) -> None:
-    every = tasks({"search": [{"backends": ["numpy"], "dtypes": ["f32"], "examples": 3}]})
-    assert sweep(every, tmp_path, here(lambda task: carry_out(task.words), [])) == GREEN
-    (search,) = searched(tmp_path)
+    every = tasks_of({"search": [{"backends": ["numpy"], "dtypes": ["f32"], "examples": 3}]})
+    assert sweep(every, tmp_path, here(lambda task: run_task(task.words), [])) == GREEN
+    (search,) = load_searches(tmp_path)
     assert search.header.examples == 3
 
 
 def test_arguments_that_a_run_refuses_end_the_sweep(tmp_path: Path) -> None:
-    submit = here(lambda task: carry_out(task.words), [])
+    submit = here(lambda task: run_task(task.words), [])
     with pytest.raises(UsageError, match=r"(?s)seed .: .*unknown implementation flex"):
         sweep(few(implementations=["flex"], seeds="0-1"), tmp_path / "s", submit)
 
@@ -316,7 +316,11 @@ def test_a_release_is_in_the_header(tmp_path: Path) -> None:
     every = few(releases=["installed", "jax-0.8.1", str(lock)])
     assert every[2][3:] == ("mine-1.2", ("mine==1.2", "numpy==2.4.6"))
     assert sweep(every, tmp_path / "s", here(answer(tmp_path), [])) == GREEN
-    assert {run.key[1] for run in runs(tmp_path / "s")} == {"installed", "jax-0.8.1", "mine-1.2"}
+    assert {run.key[1] for run in runs_below(tmp_path / "s")} == {
+        "installed",
+        "jax-0.8.1",
+        "mine-1.2",
+    }
     lock.write_text("mine==1.3\n")
     with pytest.raises(ValueError, match=r"expected a line mine==1\.2"):
         few(releases=[str(lock)])

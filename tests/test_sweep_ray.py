@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.suite.records.sweeps import runs
-from attention_conformance.suite.sweep import GREEN, Submit, Task, ray_cluster, sweep, tasks
+from attention_conformance.suite.records.sweeps import runs_below
+from attention_conformance.suite.sweep import GREEN, Submit, Task, ray_cluster, sweep, tasks_of
 from tests.test_sweep import recorded
 
 ray = pytest.importorskip("ray")
@@ -37,7 +37,7 @@ def submit() -> Iterator[Submit]:
 def task(seed: int) -> Task:
     """A run of some seconds, most of which it starts."""
     table = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f64"], "seeds": seed}
-    return tasks({"judge": [table]})[0]
+    return tasks_of({"judge": [table]})[0]
 
 
 def descendants(pid: int) -> list[int]:
@@ -146,7 +146,7 @@ def test_a_cluster_of_two_nodes_is_sent_the_suite_and_records_come_back(
         said, _ = done.communicate(timeout=240)
         assert done.returncode == 0, said
     assert recorded(tmp_path / "auto") == recorded(tmp_path / "client")
-    assert len(runs(tmp_path / "auto")) == 4
+    assert len(runs_below(tmp_path / "auto")) == 4
 
 
 @pytest.mark.slow
@@ -170,4 +170,4 @@ def test_kill_9_of_the_driver_loses_nothing_and_leaves_no_process(tmp_path: Path
     assert again.returncode == 0, said
     assert f"4 tasks, {len(before)} of them recorded" in said
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert [run.load().complete for run in runs(tmp_path / "s")] == [True] * 4
+    assert [run.load().complete for run in runs_below(tmp_path / "s")] == [True] * 4

@@ -13,9 +13,9 @@ from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.searches import FoundRecord, SearchHeader, SearchRun, save
-from attention_conformance.suite.report.diff import NothingInCommon, difference
+from attention_conformance.suite.report.diff import NothingInCommon, compare_paths
 from attention_conformance.suite.report.kinds import SWEEPS, kind_of
-from attention_conformance.suite.report.swept import read
+from attention_conformance.suite.report.swept import read_sweeps
 from tests.rows import cell, header, run
 
 ONE, TWO = "sdpa/none/mha/f32/b2h3q5k7d8", "sdpa/causal/mha/f32/b2h3q5k7d8"
@@ -41,7 +41,7 @@ def swept(
 
 def table(name: str, *folders: Path) -> pd.DataFrame:
     """A table of sweeps."""
-    return SWEEPS.of(read(folders), [name])[name]
+    return SWEEPS.of(read_sweeps(folders), [name])[name]
 
 
 def test_a_folder_is_a_sweep_and_every_table_is_made(
@@ -61,11 +61,11 @@ def test_a_folder_is_a_sweep_and_every_table_is_made(
 def test_several_sweeps_are_read_together_and_none_twice(tmp_path: Path) -> None:
     folder = swept(tmp_path / "one", cell(ONE), cell(TWO), parts=2)
     more = swept(tmp_path / "more", cell(ONE, seed=77), seed=77)
-    assert len(read([folder, more])["swept_runs"]) == 2
+    assert len(read_sweeps([folder, more])["swept_runs"]) == 2
     with pytest.raises(RecordError, match="is given twice"):
-        read([folder, more, folder])
+        read_sweeps([folder, more, folder])
     with pytest.raises(RecordError, match="the folders hold no records"):
-        read([tmp_path / "empty"])
+        read_sweeps([tmp_path / "empty"])
 
 
 def test_a_file_with_a_damaged_header_is_told(
@@ -83,7 +83,7 @@ def test_shards_of_different_versions_are_told(tmp_path: Path) -> None:
     first = next(tmp_path.glob("*1of2.jsonl"))
     first.write_text(first.read_text().replace('"torch": "2.13.0"', '"torch": "2.12.0"'))
     with pytest.raises(RecordError, match="its shards are of different versions"):
-        read([tmp_path])
+        read_sweeps([tmp_path])
 
 
 def test_differences_are_those_of_the_runs_that_both_have(
@@ -95,7 +95,7 @@ def test_differences_are_those_of_the_runs_that_both_have(
     for seed in range(1, 4):
         worse = {"status": "fail", "kind": "value"} if seed == 2 else {}
         swept(new, cell(ONE, seed=seed), cell(TWO, seed=seed, **worse), seed=seed, versions=1)
-    comparison = difference(old, new, {})
+    comparison = compare_paths(old, new, {})
     (change,) = comparison["changes"].to_dict("records")
     assert (change["change"], change["seed"], change["case"]) == ("new failure", 2, TWO)
     assert comparison["alone"].to_numpy().tolist() == [
@@ -107,18 +107,18 @@ def test_differences_are_those_of_the_runs_that_both_have(
     assert "new failure" in capsys.readouterr().out
     assert main(["diff", str(old), str(old)]) == 0
     with pytest.raises(NothingInCommon):
-        difference(old, swept(tmp_path / "other", cell(ONE, seed=9), seed=9), {})
+        compare_paths(old, swept(tmp_path / "other", cell(ONE, seed=9), seed=9), {})
 
 
 def test_releases_are_compared_with_each_other(tmp_path: Path) -> None:
     sweep = tmp_path / "s"
     before = swept(sweep / "a", cell(ONE), release="jax-0.8.1")
     after = swept(sweep / "b", cell(ONE, status="fail", kind="value"), release="jax-0.9.2")
-    comparison = difference(before, after, {})
+    comparison = compare_paths(before, after, {})
     assert comparison["changes"]["change"].tolist() == ["new failure"]
     assert "options.release" in comparison["headers"]["field"].tolist()
     swept(sweep / "b", cell(ONE), release="jax-0.8.1")
-    assert difference(before, sweep / "b", {})["changes"].empty, (
+    assert compare_paths(before, sweep / "b", {})["changes"].empty, (
         "the same release where there is one"
     )
 
@@ -127,7 +127,7 @@ def test_a_sweep_is_compared_with_a_plain_run(tmp_path: Path) -> None:
     options = {"backend": ["torch"], "level": "smoke", "mode": "eager", "seed": 0}
     plain = run(cell(ONE), cell(TWO), options=options).save(tmp_path / "r.jsonl")
     sweep = swept(tmp_path / "s", cell(ONE), cell(TWO))
-    assert difference(plain, sweep, {})["changes"].empty
+    assert compare_paths(plain, sweep, {})["changes"].empty
     worse = swept(tmp_path / "w", cell(ONE), cell(TWO, status="fail"))
     assert main(["diff", str(plain), str(worse)]) == 1
     assert main(["diff", str(worse), str(plain)]) == 0

@@ -20,7 +20,7 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.records import speed
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.report import conformance, frames, semantics
-from attention_conformance.suite.report.kinds import CONFORMANCE, SWEEPS, frames_of
+from attention_conformance.suite.report.kinds import CONFORMANCE, SWEEPS, conformance_frames
 from attention_conformance.suite.spec.vocabulary import STATUSES
 from tests.rows import cell, frame, run, timed, timings
 
@@ -132,7 +132,7 @@ def test_the_accuracy_of_failures(broken: dict[str, Any], shown: str, tmp_path: 
     ],
 )  # fmt: skip
 def test_the_grade_is_the_widest(grades: tuple[str, str], widest: str) -> None:
-    assert {conformance.widest(order) for order in (grades, grades[::-1])} == {widest}
+    assert {conformance.widest_grade(order) for order in (grades, grades[::-1])} == {widest}
 
 
 def test_every_check_of_invariance_is_in_the_table() -> None:
@@ -172,13 +172,13 @@ def test_cells_as_recorded_have_a_column_for_every_ratio_and_fact(tmp_path: Path
 
 @pytest.mark.parametrize("cells", [[], [cell(status="unsupported")], [cell()]])
 def test_every_table_of_almost_nothing(cells: list[CellRecord]) -> None:
-    report = CONFORMANCE.of(frames_of(run(*cells)), CONFORMANCE.tables)
+    report = CONFORMANCE.of(conformance_frames(run(*cells)), CONFORMANCE.tables)
     assert list(report) == list(CONFORMANCE.tables)
     assert (len(report["statuses"]), len(report["failures"])) == (len(cells), 0)
 
 
 def test_tables_are_chosen_by_name() -> None:
-    of = frames_of(run(cell()))
+    of = conformance_frames(run(cell()))
     rare = {"cells", "changed", "distribution", "history", "largest", "operators", "together"}
     assert list(CONFORMANCE.of(of)) == [name for name in CONFORMANCE.tables if name not in rare]
     assert list(CONFORMANCE.of(of, ["failures", "statuses"])) == ["statuses", "failures"]

@@ -21,7 +21,7 @@ from attention_conformance.suite.report import frames
 from attention_conformance.suite.run.options import SECRET, SECRET_SEEDS, Options, seed
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import ONE_KEY
-from attention_conformance.suite.run.varied import varied
+from attention_conformance.suite.run.varied import cells_in_drawn_sizes
 from attention_conformance.suite.spec.case import Case
 from tests.processes import ROOT, python, run
 from tests.test_isolation import plan
@@ -123,7 +123,7 @@ def test_drawn_sizes_keep_within_claims() -> None:
     made = plan("attend", isolate=False, claim=("lengths_multiple_of=16", "head_sizes=64"))
     cells = made.cells(all_checks()["values"])
     asked = [cell for cell in cells if cell.check.unsupported(made.functions[0], cell.case) is None]
-    others = [cell.case for cell in varied(cells)]
+    others = [cell.case for cell in cells_in_drawn_sizes(cells)]
     assert len(others) > 0.9 * len(asked) > 30
     for case in others:
         assert isinstance(case, Case)
@@ -225,7 +225,9 @@ def test_sizes_hang_on_the_seed_and_keep_what_is_equal() -> None:
     by_seed = [
         [
             other.case.id
-            for other in varied(Cell(check, c.case, c.implementation, seed) for c in cells)
+            for other in cells_in_drawn_sizes(
+                Cell(check, c.case, c.implementation, seed) for c in cells
+            )
         ]
         for seed in (0, 0, 1)
     ]

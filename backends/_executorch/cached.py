@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends.caching import Scripted, Turn, rolled_back
+from attention_conformance.backends.caching import Scripted, StepContext, rolled_back
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
@@ -24,7 +24,7 @@ from attention_conformance.suite.spec.elections import ElectionCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.malformed import MalformedCase
 from attention_conformance.suite.spec.operators.cached import FEATURES
-from attention_conformance.suite.spec.operators.scripts import actions, capacity, unwritten
+from attention_conformance.suite.spec.operators.scripts import actions, capacity, unwritten_slots
 from attention_conformance.suite.spec.operators.steps import Chunk
 
 NO_FEATURES = {
@@ -77,10 +77,12 @@ class FusedCache(Scripted):
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         s = inputs.sizes
-        empty = unwritten(inputs.case, s.B, capacity(inputs.case), s.Hkv, s.D)
+        empty = unwritten_slots(inputs.case, s.B, capacity(inputs.case), s.Hkv, s.D)
         return Filled([self.backend.array(empty, inputs.dtype) for _ in range(2)])
 
-    def step(self, state: Filled, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+    def step(
+        self, state: Filled, query: Any, key: Any, value: Any, turn: StepContext
+    ) -> tuple[Any, Any]:
         rows = self.backend.torch.ops.llama.sdpa_with_kv_cache(
             query, key, value, *state.cache, state.count, key.shape[1], None, 0.0, True,
             turn.inputs.scale,
@@ -116,7 +118,9 @@ class CustomCache(FusedCache):
         s, kind = inputs.sizes, llama("custom_kv_cache:CustomKVCache")
         return Filled(kind(s.B, capacity(inputs.case), s.Hkv, s.D, key.dtype))
 
-    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+    ) -> tuple[Any, Any]:
         """As a layer of the llama model does."""
         torch, cache, first = self.backend.torch, state.cache, state.count
         positions = torch.arange(first, first + key.shape[1])
@@ -129,7 +133,7 @@ class CustomCache(FusedCache):
         )
         return rows, Filled(cache, first + len(positions))
 
-    def mask(self, cache: Any, positions: Any, turn: Turn) -> Any:
+    def mask(self, cache: Any, positions: Any, turn: StepContext) -> Any:
         """The mask (rows, slots), 0 or -inf, of the newest tokens, at these positions (rows,). None if
         the mask is causal."""
         if turn.chunk.tree is None and turn.inputs.case.option("left") is None:
@@ -186,14 +190,16 @@ class CustomRing(CustomCache):
             return "a chunk has at most as many tokens as the ring has slots"
         return super().unsupported(case)
 
-    def fill(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> Any:
+    def fill(self, state: Any, query: Any, key: Any, value: Any, turn: StepContext) -> Any:
         size = turn.inputs.case.option("left") + 1
         for first in range(0, key.shape[1], size):
             q, k, v = (array[:, first : first + size] for array in (query, key, value))
             state = self.step(state, q, k, v, turn)[1]
         return state
 
-    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+    ) -> tuple[Any, Any]:
         states, answers = list(state), []
         for n, sample in enumerate(turn.chunk.own):
             q, k, v = (array[n : n + 1] for array in (query, key, value))
@@ -201,7 +207,7 @@ class CustomRing(CustomCache):
             answers.append(rows)
         return self.concat(answers, 0), tuple(states)
 
-    def mask(self, cache: Any, positions: Any, turn: Turn) -> Any:
+    def mask(self, cache: Any, positions: Any, turn: StepContext) -> Any:
         return cache.create_causal_mask_for_ring_buffer(int(positions[0]), len(positions))
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
@@ -232,6 +238,6 @@ class SinkRing(CustomRing):
         made = partial(kind, s.Hkv, s.D, False, None, window, sink_size=1, dtype=key.dtype)
         return tuple(Filled(made()) for _ in range(s.B))
 
-    def mask(self, cache: Any, positions: Any, turn: Turn) -> Any:
+    def mask(self, cache: Any, positions: Any, turn: StepContext) -> Any:
         age = positions[:, None] - cache.cache_positions_manager.cache_positions
         return super().mask(cache, positions, turn).masked_fill(age >= cache.window_size, -np.inf)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._jax.engine import JaxEngine
-from attention_conformance.backends.caching import Projected, Turn
+from attention_conformance.backends.caching import Projected, StepContext
 from attention_conformance.backends.declared import SINGLE_FUSED, Declared
 from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
 from attention_conformance.backends.prepared import PreparedCall
@@ -143,7 +143,7 @@ class NnxDecode(Projected):
         return replace(state, projections=type(state.identities)(projections))
 
     def layer_step(
-        self, state: Decoding, query: Any, key: Any, value: Any, turn: Turn
+        self, state: Decoding, query: Any, key: Any, value: Any, turn: StepContext
     ) -> tuple[Any, Decoding]:
         case, rows = turn.inputs.case, []
         if not query.shape[1] == key.shape[1] == value.shape[1]:

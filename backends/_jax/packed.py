@@ -93,7 +93,10 @@ def put_back(numpy: Any, query: Any, answer: Any, query_places: Any) -> Any:
 
 def places(lengths: np.ndarray) -> np.ndarray:
     """Indices (B, longest) of the tokens of segments; padding has an index beyond all tokens."""
-    starts, steps = packed.summed(lengths), np.arange(max(int(lengths.max(initial=0)), 1))
+    starts, steps = (
+        packed.cumulative_lengths(lengths),
+        np.arange(max(int(lengths.max(initial=0)), 1)),
+    )
     there = steps < lengths[:, None]
     return np.where(there, starts[:-1, None] + steps, starts[-1]).astype(np.int32)
 

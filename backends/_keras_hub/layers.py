@@ -28,7 +28,7 @@ from attention_conformance.backends._keras.multi_head import (
     projecting,
     variables,
 )
-from attention_conformance.backends.caching import Projected, Turn, rolled_back
+from attention_conformance.backends.caching import Projected, StepContext, rolled_back
 from attention_conformance.backends.declared import SINGLE_EAGER, Declared
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.prepared import PreparedCall
@@ -39,7 +39,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import cached, rotary
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 from attention_conformance.suite.spec.operators.rotary import Rotation, scaling_parameters
-from attention_conformance.suite.spec.operators.scripts import capacity, unwritten
+from attention_conformance.suite.spec.operators.scripts import capacity, unwritten_slots
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
@@ -199,7 +199,7 @@ class CachedDecode(Projected):
         layer.build((s.B, None, width), (s.B, None, kv_width))
         same = np.eye(width).reshape(width, s.H, s.D)
         grouped = np.repeat(np.eye(kv_width).reshape(kv_width, s.Hkv, s.D), s.group, 1)
-        empty = unwritten(inputs.case, s.B, 2, capacity(inputs.case), s.H, s.D)
+        empty = unwritten_slots(inputs.case, s.B, 2, capacity(inputs.case), s.H, s.D)
         cache = ops.convert_to_tensor(empty, key.dtype)
         return Filled(layer, [same, grouped, grouped, same.reshape(s.H, s.D, width)], cache)
 
@@ -210,7 +210,7 @@ class CachedDecode(Projected):
         return state
 
     def layer_step(
-        self, state: Filled, query: Any, key: Any, value: Any, turn: Turn
+        self, state: Filled, query: Any, key: Any, value: Any, turn: StepContext
     ) -> tuple[Any, Filled]:
         ops, mask = self.backend.keras.ops, turn.mask(state.cache.shape[2])
         B, L, H, D = query.shape

@@ -11,7 +11,7 @@ from typing import Any
 
 from attention_conformance.backends._mlx.attention import FAST
 from attention_conformance.backends._mlx.engine import MlxEngine
-from attention_conformance.backends.caching import Scripted, Turn
+from attention_conformance.backends.caching import Scripted, StepContext
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.masks import feature_array
@@ -82,7 +82,9 @@ class LmCache(Scripted):
         size = [left + 1] if self.rotates and left is not None else []
         return size + ([paddings(inputs.case)[:, 0].tolist()] if "Batch" in self.kind else [])
 
-    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+    ) -> tuple[Any, Any]:
         import mlx.core as mx
         from mlx_lm.models.base import scaled_dot_product_attention
 
@@ -103,7 +105,7 @@ class LmCache(Scripted):
         )  # fmt: skip
         return rows, state
 
-    def mask(self, state: Any, tokens: Any, turn: Turn) -> Any:
+    def mask(self, state: Any, tokens: Any, turn: StepContext) -> Any:
         """The mask that the cache makes for new tokens (B, rows, H, D): an array, "causal" or None."""
         from mlx_lm.models.base import create_attention_mask
 
@@ -161,7 +163,7 @@ class LmChunked(LmCache):
         left = inputs.case.option("left")
         return [most_tokens(inputs.case) if left is None else left + 1]
 
-    def mask(self, state: Any, tokens: Any, turn: Turn) -> Any:
+    def mask(self, state: Any, tokens: Any, turn: StepContext) -> Any:
         state.maybe_trim_front()
         seen = turn.mask(turn.total)[:, None, :, state.start_position :]
         return self.backend.array(seen, None)

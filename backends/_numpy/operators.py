@@ -193,7 +193,7 @@ class ScaledCodes(ByDefinition):
         if "page_table" in pools:
             at = in_pages.slots(inputs)
             written = {
-                n: in_pages.put(case, pools[f"{n}_codes"], at, codes, quantized.axes_of(n))
+                n: in_pages.write_tokens(case, pools[f"{n}_codes"], at, codes, quantized.axes_of(n))
                 for n, codes in written.items()
             }
         return (output, *(y.astype(np.float64) for y in written.values())) if new else output
@@ -215,8 +215,8 @@ class NearestCodes(ByDefinition):
 def nearest(arrays: Values, name: str, code: Code) -> np.ndarray:
     """The codes of new keys or values."""
     x, zero = arrays[name], arrays.get(f"{name}_zero")
-    t = x / quantized.newest(arrays[f"{name}_scale"], x.shape[2])
-    t = t if zero is None else t + quantized.newest(zero, x.shape[2])
+    t = x / quantized.newest_scales(arrays[f"{name}_scale"], x.shape[2])
+    t = t if zero is None else t + quantized.newest_scales(zero, x.shape[2])
     return round_to(np.clip(t, -code.max, code.max), code)
 
 
@@ -240,10 +240,10 @@ class ProjectedKeys(ByDefinition):
     def values(self, x: Values, inputs: Inputs) -> Any:
         mask = x.pop("mask", None)
         x = with_new_tokens(x, inputs)
-        operands = latent.plain(from_numpy_pages(x, inputs), precise(inputs.dtype))
+        operands = latent.plain_operands(from_numpy_pages(x, inputs), precise(inputs.dtype))
         settings = {"scale": inputs.effective_scale, "fmt": inputs.dtype, **inputs.features}
         answer = definition(*operands, mask=mask, **settings)
-        pools = [x[name] for name in in_pages.stores(inputs.case)]
+        pools = [x[name] for name in in_pages.stored_pool_names(inputs.case)]
         return (*(answer if isinstance(answer, tuple) else (answer,)), *pools) if pools else answer
 
 

@@ -28,9 +28,9 @@ from attention_conformance.suite.spec.operators.scripts import (
     actions,
     capacity,
     most_tokens,
-    played,
+    play_script,
     rotation,
-    unwritten,
+    unwritten_slots,
 )
 from attention_conformance.suite.spec.operators.steps import Action, Chunk, Pick
 
@@ -129,7 +129,7 @@ class ScatterAttention(PastAttention):
     def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         slots, B = capacity(case), case.sizes.B
         positions = np.full((B, slots), -1)
-        for action, after in played(case):
+        for action, after in play_script(case):
             keys = positions
             if isinstance(action, Chunk):
                 own, places = after.newest(action)
@@ -154,9 +154,9 @@ class ScatterAttention(PastAttention):
         s, backend, arrays = inputs.sizes, self.backend, super().masks(inputs)
         slots = capacity(inputs.case)
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
-            empty = unwritten(inputs.case, s.B, s.Hkv, slots, size)
+            empty = unwritten_slots(inputs.case, s.B, s.Hkv, slots, size)
             arrays[name] = backend.array(empty, inputs.dtype)
-        for n, (action, contents) in enumerate(played(inputs.case)):
+        for n, (action, contents) in enumerate(play_script(inputs.case)):
             if not isinstance(action, Chunk):
                 continue
             own, places_of = contents.newest(action)

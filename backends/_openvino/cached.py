@@ -15,7 +15,7 @@ import numpy as np
 
 from attention_conformance.backends._openvino.attention import LOST
 from attention_conformance.backends._openvino.engine import OpenvinoEngine
-from attention_conformance.backends.caching import Scripted, Turn, rolled_back
+from attention_conformance.backends.caching import Scripted, StepContext, rolled_back
 from attention_conformance.backends.declared import Declared
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
@@ -117,7 +117,9 @@ class Stateful(Scripted):
         node = self.backend.nodes.create("ScaledDotProductAttention", operands, {"causal": False})
         return ov.Model([op.result(node)], writes, parameters)
 
-    def step(self, state: Request, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+    def step(
+        self, state: Request, query: Any, key: Any, value: Any, turn: StepContext
+    ) -> tuple[Any, Any]:
         inputs, backend = turn.inputs, self.backend
         mask = turn.mask(turn.total)[:, None]
         if inputs.bias is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.flex import Flex, uncompiled
 from attention_conformance.backends._transformers.attention import chosen_function, modeling
-from attention_conformance.backends.caching import Scripted, Turn
+from attention_conformance.backends.caching import Scripted, StepContext
 from attention_conformance.backends.declared import SINGLE_EAGER, Declared, DeclaredRounding
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall
@@ -93,7 +93,9 @@ class DynamicSdpa(Scripted):
 
         return DynamicCache(config=config)
 
-    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+    ) -> tuple[Any, Any]:
         from transformers import masking_utils
 
         cache, config, layer = state
@@ -125,11 +127,11 @@ class DynamicSdpa(Scripted):
         """The context in which a mask is made."""
         return nullcontext()
 
-    def more(self, turn: Turn, key: Any) -> dict[str, Any]:
+    def more(self, turn: StepContext, key: Any) -> dict[str, Any]:
         """More arguments of the attention function, for the keys that the cache returns."""
         return {}
 
-    def rotated(self, query: Any, key: Any, state: Any, turn: Turn) -> tuple[Any, Any]:
+    def rotated(self, query: Any, key: Any, state: Any, turn: StepContext) -> tuple[Any, Any]:
         """Query and key, rotated as in Mistral's model: positions begin at what the cache holds."""
         torch, home, (cache, config, _) = self.backend.torch, modeling("mistral"), state
         first, tree = cache.get_seq_length(), turn.chunk.tree
@@ -139,7 +141,7 @@ class DynamicSdpa(Scripted):
         pair: tuple[Any, Any] = home.apply_rotary_pos_emb(query, key, *embedding(query, positions))
         return pair
 
-    def of_tree(self, turn: Turn, key: Any) -> Any:
+    def of_tree(self, turn: StepContext, key: Any) -> Any:
         """The mask (B, 1, rows, keys) of a tree, 0 or -inf, for the keys that the cache returns.
 
         The masks of masking_utils are causal; a mask of rank 4 passes through them unchanged.
@@ -195,7 +197,7 @@ class DynamicFlex(DynamicSdpa):
         stance: AbstractContextManager[Any] = self.backend.torch.compiler.set_stance("force_eager")
         return stance
 
-    def more(self, turn: Turn, key: Any) -> dict[str, Any]:
+    def more(self, turn: StepContext, key: Any) -> dict[str, Any]:
         inputs, own = turn.inputs, list(turn.chunk.own)
         if inputs.bias is None:
             return {"softcap": inputs.case.option("softcap")}

@@ -23,8 +23,8 @@ from attention_conformance.suite.spec.operators.cached import CACHED, FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
     Contents,
     actions,
-    joined,
-    played,
+    concatenate_chunks,
+    play_script,
     rotation,
 )
 from attention_conformance.suite.spec.operators.steps import Action, Chunk, Crop, Keep, Pick, Reset
@@ -95,7 +95,7 @@ class TextbookCached(TextbookOperator):
     def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         """Each action, what the cache holds after it, and the positions (b, keys) of keys that a chunk
         sees. The chunk's tokens are the last keys. Negative positions are no keys."""
-        for action, contents in played(case):
+        for action, contents in play_script(case):
             yield action, contents, contents.positions
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
@@ -112,7 +112,7 @@ class TextbookCached(TextbookOperator):
                 answers += [] if rows is None else [(action, rows)]
             elif state is not None:
                 state = self.changed(state, action, n, x)
-        return joined(answers, self.ops.concat)
+        return concatenate_chunks(answers, self.ops.concat)
 
     def rotated(self, x: Any, n: int, rest: Arrays, inputs: Inputs) -> Any:
         """Queries or keys of the chunk that is action n, rotated by their positions; as they are without

@@ -24,7 +24,7 @@ from attention_conformance.suite.spec.operators import (
     quantized,
     quantized_write,
 )
-from attention_conformance.suite.spec.operators.in_pages import NEW, stores
+from attention_conformance.suite.spec.operators.in_pages import NEW, stored_pool_names
 from attention_conformance.suite.spec.operators.tiles import TILE
 
 
@@ -45,7 +45,7 @@ class TextbookLatent(TextbookOperator):
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         arrays, lse = x.copy(), "lse" in inputs.outputs
         mask, slots = arrays.pop("mask", None), arrays.pop("slots", None)
-        names = stores(inputs.case)
+        names = stored_pool_names(inputs.case)
         for name in names:
             arrays[name] = stored(self.ops, arrays[name], arrays[f"{NEW}{name}"], slots)
         tokens = unpaged(self.ops, arrays, inputs, slots)
@@ -235,7 +235,7 @@ class OverCodes(TextbookOperator):
         """The codes of new keys or values (B, Hkv, L, .)."""
         ops, code, x = self.ops, CODES[inputs.case.option("codes")], arrays[name]
         scale, zero = (
-            None if array is None else quantized.newest(array, x.shape[2])
+            None if array is None else quantized.newest_scales(array, x.shape[2])
             for array in (arrays[f"{name}_scale"], arrays.get(f"{name}_zero"))
         )
         x = ops.like(x, scale) / scale

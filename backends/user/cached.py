@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.binder import Binder, Parameter
-from attention_conformance.backends.caching import Scripted, Turn
+from attention_conformance.backends.caching import Scripted, StepContext
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.declared import Declared, UsageError
 from attention_conformance.backends.implementation import as_in_programs
@@ -36,7 +36,7 @@ class Beginning(OperatorCall):
 class Step(Beginning):
     """What is known of a step of a person's cache."""
 
-    turn: Turn
+    turn: StepContext
 
     def integers(self, numbers: Any) -> Any:
         """The framework's int32; None for None."""
@@ -181,7 +181,9 @@ class UserCached(Scripted, UserCallable):
         made, first = self.made(self.judged), Beginning(self.backend, inputs, key)
         return made, made.init(**self.initial.bind(first, inputs.needs))
 
-    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+    ) -> tuple[Any, Any]:
         made, own = state
         step = Step(self.backend, turn.inputs, key, turn)
         keywords = self.binder.bind(step, turn.inputs.needs)

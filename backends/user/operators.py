@@ -29,7 +29,7 @@ from attention_conformance.suite.spec.operators import (
     rotary,
 )
 from attention_conformance.suite.spec.operators import paged as paged_attention
-from attention_conformance.suite.spec.operators.in_pages import by_position
+from attention_conformance.suite.spec.operators.in_pages import with_mask_by_position
 from attention_conformance.suite.spec.operators.rotary import Rotation
 from attention_conformance.suite.spec.operators.tiles import TILE
 
@@ -322,7 +322,7 @@ class UserLatent(UserOperator):
     def given(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
         flagged, rest = OperatorCall(self.backend, inputs).flagged
         flagged = flagged and "causal" in names
-        shown = by_position(inputs)
+        shown = with_mask_by_position(inputs)
         if shown is not inputs and (flagged or inputs.dense_mask is None):
             shown = replace(shown, mask_array=None)  # the lengths say as much
         arrays = masked_arrays(self.backend, shown, rest if flagged else None)

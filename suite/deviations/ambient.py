@@ -13,7 +13,7 @@ from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, rank4
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
-from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel, Turn
+from attention_conformance.suite.deviations.kernels.rotary import RotaryCall, RotaryKernel
 
 
 class ErrorAware(Differentiable):
@@ -110,7 +110,7 @@ def output_from_shared_buffer(right: Kernel, call: Call) -> np.ndarray:
     return right.attend(right.final_scores(call), right.with_sink_values(buffer, call), call)
 
 
-def table_of_main_thread(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+def table_of_main_thread(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
     if current_thread() is main_thread():
         memory(right)["table"] = right.table(turn)
     return memory(right)["table"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.backends.caching import Turn
+from attention_conformance.backends.caching import StepContext
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.cached import (
     Array,
@@ -37,7 +37,7 @@ class CachedSharedForks(CachedKernel):
         cache.memory["fork_length"] = cache.total
 
     def step(
-        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: StepContext
     ) -> tuple[Rounded, Cache]:
         answer = super().step(state, query, key, value, turn)
         self.share(state, turn.chunk)

@@ -19,7 +19,7 @@ from attention_conformance.suite.deviations.kernels.quantized import (
 )
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.operators.quantized import KINDS
-from attention_conformance.suite.spec.operators.tiles import TILE, untiled
+from attention_conformance.suite.spec.operators.tiles import TILE, repeat_per_component
 
 ScaleChange = Callable[[np.ndarray], np.ndarray]
 """A function from the right scales to wrong ones of the same shape."""
@@ -75,10 +75,10 @@ TILED: dict[str, tuple[str, str, Callable[[np.ndarray, int], np.ndarray]]] = {
     "scale-of-the-first-tile": (
         "All tiles have the scale of the first tile.",
         "`scale[0]` of a token; every 128 components have a scale",
-        lambda scale, size: untiled(first_along(-1)(scale), size)),
+        lambda scale, size: repeat_per_component(first_along(-1)(scale), size)),
     "scale-of-the-next-tile": (
         "Every tile has the scale of the next tile.", "`scale[tile + 1]`, an index of tiles",
-        lambda scale, size: untiled(rolled_along(-1, -1)(scale), size)),
+        lambda scale, size: repeat_per_component(rolled_along(-1, -1)(scale), size)),
     "tiles-of-one-width": (
         "The width is divided into tiles of one width.",
         "`component * tiles // width`; a tile has 128 components, and the last one the rest",
@@ -93,7 +93,8 @@ TILED: dict[str, tuple[str, str, Callable[[np.ndarray, int], np.ndarray]]] = {
     "last-tile-forgotten": (
         "The components behind the last whole tile have the scale 1.",
         "`width // 128` tiles; round up",
-        lambda scale, size: np.where(np.arange(size) < size - size % TILE, untiled(scale, size), 1)),
+        lambda scale, size: np.where(np.arange(size) < size - size % TILE,
+            repeat_per_component(scale, size), 1)),
 }  # fmt: skip
 """Faulty functions from scales of tiles (..., tiles) and a size to scales of components (..., size), by
 the end of a deviation's name: sentence, hint and function."""

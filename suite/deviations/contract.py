@@ -11,7 +11,12 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.deviations.backend import OtherDeviceArray
-from attention_conformance.suite.deviations.deviation import call_count, deviation, memory, twins
+from attention_conformance.suite.deviations.deviation import (
+    call_count,
+    deviation,
+    memory,
+    twins,
+)
 from attention_conformance.suite.deviations.kernels.attention import Array, Call, Kernel, Online
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.deviations.nobody import UserKernel

@@ -94,7 +94,7 @@ def deviation(
     - `facts`: class attributes, such as those of the declaration
 
     If the condition `when` is false, the kernel is right. It is asked of the call of a step, and of the
-    inputs for `problem` and `answer`.
+    inputs for `problem` and `answer`. Raises AttributeError for a step that the class lacks.
     """
     bases = right if isinstance(right, tuple) else (right,)
     body: dict[str, Any] = {"__doc__": sentence, **(facts or {})}
@@ -121,6 +121,8 @@ def deviation(
     if problem is not None or answer is not None:
         body["prepare"] = prepare
     body |= {step: changed_step(step, change) for step, change in steps.items()}
+    for step in steps:
+        getattr(type(name, bases, {}), step)
     kernel: Any = type("".join(word.capitalize() for word in name.split("-")), bases, body)
     kernel.name = name
     return CATALOGUE.setdefault(kernel, Deviation(name, killed_by, sentence, hint, family, kernel))

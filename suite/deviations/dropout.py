@@ -7,7 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import call_count, deviation, memory, twins
+from attention_conformance.suite.deviations.deviation import (
+    call_count,
+    deviation,
+    memory,
+    twins,
+)
 from attention_conformance.suite.deviations.kernels.attention import Array, Call
 from attention_conformance.suite.deviations.kernels.dropout import Dropping
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel

@@ -170,7 +170,10 @@ def backward_of_stored_call(right: Differentiable, call: Call, *arguments: Any) 
 
 def backward_forgetting_keys(right: Differentiable, call: Call, *arguments: Any) -> dict[str, Any]:
     """The backward pass whose key gradient is 0 if it is not the first of its forward pass."""
-    gradients, queries = right.backward(call, *arguments), memory(right).setdefault("queries", [])
+    gradients, queries = (
+        right.backward(call, *arguments),
+        memory(right).setdefault("queries", []),
+    )
     if any(query is call.query for query in queries):
         gradients["key"] = np.zeros_like(gradients["key"])
     queries[:] = [*queries[-8:], call.query]

@@ -19,7 +19,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
     in_order,
-    masked,
+    mask_missing_keys,
     pools,
     read_entries,
     slots,
@@ -55,7 +55,7 @@ def store_in_page_before(
 
 def aligned_at_longest_sample(inputs: Inputs) -> Changes:
     """A dense mask, causal from the last key of the longest sample on."""
-    s, last_row = inputs.sizes, masked(inputs).attends[:, :, -1:]
+    s, last_row = inputs.sizes, mask_missing_keys(inputs).attends[:, :, -1:]
     if inputs.mask is None and inputs.case.option("alignment") in (None, "all"):
         return {}
     ahead = s.Lk - s.Lq + s.Lk - inputs.arrays["key_lengths"][:, None, None, None]

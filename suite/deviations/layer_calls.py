@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.deviation import deviation, memory, storing_argument
+from attention_conformance.suite.deviations.deviation import (
+    deviation,
+    memory,
+    storing_argument,
+)
 from attention_conformance.suite.deviations.kernels.holding import LayerHolding
 from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel

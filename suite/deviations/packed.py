@@ -8,7 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import accumulate, deviation, memory, twins
+from attention_conformance.suite.deviations.deviation import (
+    accumulate,
+    deviation,
+    memory,
+    twins,
+)
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, SegmentSlices
 from attention_conformance.suite.deviations.kernels.paged import PagedKernel
 from attention_conformance.suite.spec.inputs import Inputs

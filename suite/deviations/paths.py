@@ -14,7 +14,7 @@ from attention_conformance.suite.deviations.kernels.attention import Call, Kerne
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, SegmentSlices
-from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel, Turn
+from attention_conformance.suite.deviations.kernels.rotary import RotaryCall, RotaryKernel
 
 
 def causal_mask_after_first_tile(right: Differentiable, call: Call) -> np.ndarray:
@@ -37,7 +37,7 @@ def mask_cut_at_chunks(right: PackedKernel, pack: Pack, rows: slice, keys: slice
     return right.allowed(pack, rows, keys) & (j // 64 >= i[:, None] // 64)
 
 
-def pairs_at_powers_of_two(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
+def pairs_at_powers_of_two(right: RotaryKernel, turn: RotaryCall) -> tuple[slice, slice]:
     if turn.rotation.interleaved:
         return right.pairs(turn)
     count = turn.rotation.size // 2

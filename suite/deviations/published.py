@@ -16,7 +16,7 @@ from attention_conformance.suite.deviations.kernels.quantized import (
     QuantizedKernel,
     QuantizedWriteKernel,
 )
-from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel, Turn
+from attention_conformance.suite.deviations.kernels.rotary import RotaryCall, RotaryKernel
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 TILE = 32
@@ -73,7 +73,9 @@ def output_over_scaled_weights(right: QuantizedKernel, call: Coded) -> np.ndarra
     return np.asarray(right.output(call) / total)
 
 
-def frequencies_with_squared_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, object]:
+def frequencies_with_squared_factor(
+    right: RotaryKernel, turn: RotaryCall
+) -> tuple[np.ndarray, object]:
     theta, factor = right.frequencies(turn)
     return theta, factor * factor if turn.rotation.scaling.startswith("yarn") else factor
 

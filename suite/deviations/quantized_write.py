@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import Deviation, deviation, memory, twins
+from attention_conformance.suite.deviations.deviation import (
+    Deviation,
+    deviation,
+    memory,
+    twins,
+)
 from attention_conformance.suite.deviations.kernels.quantized import (
     Coded,
     QuantizedKernel,
@@ -21,7 +26,7 @@ from attention_conformance.suite.deviations.quantized import (
     has_integer_codes,
 )
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
-from attention_conformance.suite.spec.operators.quantized import newest
+from attention_conformance.suite.spec.operators.quantized import newest_scales
 from attention_conformance.suite.spec.operators.tiles import TILE
 
 
@@ -76,7 +81,7 @@ def writes_zero_points(call: Coded) -> bool:
 def codes_with_zero_unclipped(right: Writing, name: str, call: Coded) -> np.ndarray:
     quotient = right.quotient(right.tokens(name, call), right.new_scale(name, call), call)
     codes, zero = right.stored(right.clipped(quotient, call), call), right.zero_of(name, call)
-    return np.asarray((codes + newest(zero, codes.shape[2]) + 128) % 256 - 128)
+    return np.asarray((codes + newest_scales(zero, codes.shape[2]) + 128) % 256 - 128)
 
 
 row = partial(deviation, family="quantized", right=QuantizedWriteKernel)

@@ -13,38 +13,38 @@ from attention_conformance.references.rotary import frequencies
 from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.rotary import (
     RotaryByTable,
+    RotaryCall,
     RotaryKernel,
     RotaryTableCast,
-    Turn,
 )
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.operators.rotary import FAR, ORIGINAL_LENGTH
 
 
-def other_pairs(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
+def other_pairs(right: RotaryKernel, turn: RotaryCall) -> tuple[slice, slice]:
     size = turn.rotation.size
     if not turn.rotation.interleaved:
         return slice(0, size, 2), slice(1, size, 2)
     return slice(0, size // 2), slice(size // 2, size)
 
 
-def frequencies_in_dtype(right: RotaryTableCast, turn: Turn) -> tuple[np.ndarray, Any]:
+def frequencies_in_dtype(right: RotaryTableCast, turn: RotaryCall) -> tuple[np.ndarray, Any]:
     theta, factor = right.frequencies(turn)
     return round_to(theta, turn.fmt).astype(turn.work), factor
 
 
-def unscaled_theta(turn: Turn, base: float = 0.0, size: int = 0) -> np.ndarray:
+def unscaled_theta(turn: RotaryCall, base: float = 0.0, size: int = 0) -> np.ndarray:
     """The frequencies without scaling; `base` and `size` replace the case's."""
     exponent = np.arange(0, turn.rotation.size, 2) / (size or turn.rotation.size)
     return np.asarray((base or turn.rotation.base) ** -exponent)
 
 
 def variant_frequencies(
-    variant: str, faulty: Callable[[Turn], tuple[np.ndarray, Any]]
+    variant: str, faulty: Callable[[RotaryCall], tuple[np.ndarray, Any]]
 ) -> Callable[..., Any]:
     """The step `frequencies` that returns `faulty(turn)` for one variant of scaling, or for "none"."""
 
-    def frequencies(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+    def frequencies(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, Any]:
         if turn.rotation.scaling != variant:
             return right.frequencies(turn)
         theta, factor = faulty(turn)
@@ -53,75 +53,75 @@ def variant_frequencies(
     return frequencies
 
 
-def pairs_of_last_components(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
+def pairs_of_last_components(right: RotaryKernel, turn: RotaryCall) -> tuple[slice, slice]:
     first = turn.x.shape[-1] - turn.rotation.size
     slices = right.pairs(turn)
     return tuple(slice(s.start + first, s.stop + first, s.step) for s in slices)  # type: ignore[return-value]
 
 
 def angle_wrapped_if_far(
-    right: RotaryKernel, position: np.ndarray, theta: np.ndarray, turn: Turn
+    right: RotaryKernel, position: np.ndarray, theta: np.ndarray, turn: RotaryCall
 ) -> np.ndarray:
     angle = right.angle(position, theta, turn)
     full_turn = turn.work(round(2 * np.pi, 4))
     return np.where(angle > FAR / 2, angle % full_turn, angle)
 
 
-def rows_from_table_end(right: RotaryByTable, turn: Turn) -> np.ndarray:
+def rows_from_table_end(right: RotaryByTable, turn: RotaryCall) -> np.ndarray:
     rows = right.rows(turn)
     return np.where(rows < 0, rows + turn.entries, rows)
 
 
-def positions_halved_beyond_512(right: RotaryKernel, turn: Turn) -> np.ndarray:
+def positions_halved_beyond_512(right: RotaryKernel, turn: RotaryCall) -> np.ndarray:
     position = right.position(turn)
     return np.where(position > 512, 512 + (position - 512) / 2, position).astype(turn.work)
 
 
-def ntk_without_minimum(turn: Turn) -> tuple[np.ndarray, float]:
+def ntk_without_minimum(turn: RotaryCall) -> tuple[np.ndarray, float]:
     size, growth = turn.rotation.size, max(4.0 * turn.length / ORIGINAL_LENGTH - 3, 0.1)
     return unscaled_theta(turn, turn.rotation.base * growth ** (size / (size - 2))), 1.0
 
 
-def llama3_without_mixing(turn: Turn) -> tuple[np.ndarray, float]:
+def llama3_without_mixing(turn: RotaryCall) -> tuple[np.ndarray, float]:
     theta = unscaled_theta(turn)
     return np.where(ORIGINAL_LENGTH * theta / (2 * np.pi) < 1.0, theta / 4.0, theta), 1.0
 
 
-def yarn_ramp_reversed(turn: Turn) -> tuple[np.ndarray, float]:
+def yarn_ramp_reversed(turn: RotaryCall) -> tuple[np.ndarray, float]:
     reference, theta = frequencies(turn.rotation, turn.position), unscaled_theta(turn)
     return theta / 4.0 + theta - reference.theta, reference.attention
 
 
-def yarn_ramp_of_default_base(turn: Turn) -> tuple[np.ndarray, float]:
+def yarn_ramp_of_default_base(turn: RotaryCall) -> tuple[np.ndarray, float]:
     reference = frequencies(replace(turn.rotation, base=10000.0), turn.position)
     return unscaled_theta(turn) * reference.theta / unscaled_theta(
         turn, 10000.0
     ), reference.attention
 
 
-def llama3_mixed_reversed(turn: Turn) -> tuple[np.ndarray, float]:
+def llama3_mixed_reversed(turn: RotaryCall) -> tuple[np.ndarray, float]:
     mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled_theta(turn)
     is_between = (mixed > theta / 4.0) & (mixed < theta)
     return np.where(is_between, theta + theta / 4.0 - mixed, mixed), 1.0
 
 
-def longrope_short_factors(turn: Turn) -> tuple[np.ndarray, float]:
+def longrope_short_factors(turn: RotaryCall) -> tuple[np.ndarray, float]:
     reference = frequencies(turn.rotation, turn.position)
     return unscaled_theta(turn) / turn.rotation.short_factors(), reference.attention
 
 
-def table_with_yarn_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+def table_with_yarn_factor(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
     cosine, sine = right.table(turn)
     factor = turn.work(0.1 * np.log(4.0) + 1)
     return cosine * factor, sine * factor
 
 
-def frequencies_with_own_factor(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+def frequencies_with_own_factor(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, Any]:
     variant = replace(turn.rotation, scaling=turn.rotation.variant)
     return right.frequencies(replace(turn, rotation=variant))
 
 
-def frequencies_with_both_factors(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+def frequencies_with_both_factors(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, Any]:
     theta, factor = right.frequencies(turn)
     variant = replace(turn.rotation, scaling=turn.rotation.variant)
     if turn.rotation.scaling.endswith("-factor"):
@@ -129,7 +129,9 @@ def frequencies_with_both_factors(right: RotaryKernel, turn: Turn) -> tuple[np.n
     return theta, factor
 
 
-def frequencies_with_factor_inverted(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+def frequencies_with_factor_inverted(
+    right: RotaryKernel, turn: RotaryCall
+) -> tuple[np.ndarray, Any]:
     theta, factor = right.frequencies(turn)
     return theta, 1 / factor if turn.rotation.scaling == "yarn-mscale" else factor
 

@@ -34,7 +34,7 @@ def swap_heads_and_length(array: np.ndarray, prepared: PreparedCall) -> np.ndarr
     return array.swapaxes(1, 2) if prepared.axis_order == "blhd" else array
 
 
-def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
+def differentiable_arrays(prepared: PreparedCall, inputs: Inputs) -> list[str]:
     """The arrays by which a call can be differentiated: its operands and its parameters.
 
     Statistics of batch norm are left out. If query, key and value are one tensor, its name is "query".

@@ -15,7 +15,7 @@ def arrays_of(backend: Backend, prepared: PreparedCall) -> dict[str, Any]:
     return {name: a for name, a in prepared.arguments.items() if backend.is_array(a)}
 
 
-def watched(backend: Backend, arrays: Mapping[str, Any]) -> Callable[[], list[str]]:
+def change_detector(backend: Backend, arrays: Mapping[str, Any]) -> Callable[[], list[str]]:
     """A function that returns the names of the arrays that have changed since `watched` was called."""
     before = {name: backend.to_numpy(array).tobytes() for name, array in arrays.items()}
 
@@ -26,19 +26,21 @@ def watched(backend: Backend, arrays: Mapping[str, Any]) -> Callable[[], list[st
 
 
 @contextmanager
-def unchanged(backend: Backend, arrays: Mapping[str, Any], by: str) -> Iterator[None]:
+def require_unchanged(backend: Backend, arrays: Mapping[str, Any], by: str) -> Iterator[None]:
     """A context that raises Deviation "mutated-input" at its end if one of the framework's `arrays` has
     changed. The message begins with `by`, and names the array."""
-    changed = watched(backend, arrays)
+    changed = change_detector(backend, arrays)
     yield
     if names := changed():
         raise Deviation("mutated-input", f"{by} changed {names[0]}")
 
 
 @contextmanager
-def keeping_arguments(backend: Backend, prepared: PreparedCall, by: str) -> Iterator[None]:
+def require_unchanged_arguments(
+    backend: Backend, prepared: PreparedCall, by: str
+) -> Iterator[None]:
     """A context that raises Deviation "mutated-input" at its end if an argument of a call has changed.
     The message begins with `by`."""
     arrays = arrays_of(backend, prepared)
-    with unchanged(backend, {f"its argument {name}": a for name, a in arrays.items()}, by):
+    with require_unchanged(backend, {f"its argument {name}": a for name, a in arrays.items()}, by):
         yield

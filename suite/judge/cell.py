@@ -68,7 +68,7 @@ class Cell:
         """The values that are drawn for the case. Raises HarnessError if the case has none."""
         if not isinstance(self.case, Case):
             raise HarnessError(f"{self.case.id} has no values of its own")
-        return elections.aligned(draw(self.case, self.seed), self.implementation)
+        return elections.with_flag_mask(draw(self.case, self.seed), self.implementation)
 
     @cached_property
     def cotangent(self) -> np.ndarray:

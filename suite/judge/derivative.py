@@ -13,7 +13,7 @@ from attention_conformance.backends.protocol import Implementation, PreparedCall
 from attention_conformance.suite.judge import elections
 from attention_conformance.suite.judge.answer import (
     Answer,
-    names_of,
+    differentiable_arrays,
     read_array,
     swap_heads_and_length,
 )
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from attention_conformance.suite.judge.cell import Cell
 
 
-def asked_of(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, list[str]]:
+def differentiable_call(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, list[str]]:
     """The cell's call in a differentiable form, and the names of all arrays by which it can be
     differentiated."""
     inputs = cell.inputs if inputs is None else inputs
     cell.require(inputs)
     prepared = cell.implementation.differentiable(inputs)
-    return prepared, differentiated(cell.implementation, prepared, inputs)
+    return prepared, differentiable_names(cell.implementation, prepared, inputs)
 
 
-def differentiated(
+def differentiable_names(
     implementation: Implementation, prepared: PreparedCall, inputs: Inputs
 ) -> list[str]:
     """The names of all arrays by which a call of the implementation can be differentiated."""
     excluded = {"bias"} if implementation.missing(["gradient-of-bias"]) is not None else set()
-    return [name for name in names_of(prepared, inputs) if name not in excluded]
+    return [name for name in differentiable_arrays(prepared, inputs) if name not in excluded]
 
 
 def vjp(
@@ -63,9 +63,9 @@ def vjp(
     inputs = cell.inputs if inputs is None else inputs
     backend = cell.implementation.backend
     if prepared is None:
-        prepared, names = asked_of(cell, inputs)
+        prepared, names = differentiable_call(cell, inputs)
         wrt = names if wrt is None else wrt
-    wrt = names_of(prepared, inputs) if wrt is None else wrt
+    wrt = differentiable_arrays(prepared, inputs) if wrt is None else wrt
     values = cell.cotangent if cotangent is None else cotangent
     native = backend.memory.arranged(
         native_cotangent(values, inputs, prepared), inputs.dtype, arranged
@@ -205,7 +205,7 @@ def judge_tangent(cell: Cell, got: np.ndarray, tangents: Mapping[str, np.ndarray
 def jvp(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
     """The JVP of the output for `tangents`."""
     inputs, backend = cell.inputs, cell.implementation.backend
-    prepared, _ = asked_of(cell, inputs)
+    prepared, _ = differentiable_call(cell, inputs)
     native = {
         name: backend.array(np.ascontiguousarray(_as_argument(name, x, prepared)), inputs.dtype)
         for name, x in tangents.items()

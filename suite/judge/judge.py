@@ -106,14 +106,14 @@ def _guarded_verdict(cell: Cell, policy: Policy) -> Verdict:
         backend_lacks = not isinstance(cell.case, Case) or reason in backend.refusals.values()
         if backend_lacks or not policy.audit:
             return Verdict("unsupported", "", reason)
-    with leaks.quiet(), policy.limit():
+    with leaks.without_warnings(), policy.limit():
         settings = leaks.Settings(backend)
         try:
             verdict = _check_verdict(cell)
             verdict = verdict if reason is None else _audit_verdict(verdict, reason)
         finally:
             cell.changed_settings += settings.restore()
-            cell.background_errors += leaks.died()
+            cell.background_errors += leaks.background_errors()
     return leaks.fail_for_leaks(verdict, cell.changed_settings, cell.background_errors)
 
 

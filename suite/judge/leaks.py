@@ -31,7 +31,7 @@ LEAKED, DIED = "leaked-state", "raised"
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """A context without warnings: whether a warning is an error is no property of a kernel. Filters of
     warnings that are changed inside are restored."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -66,16 +66,16 @@ class Settings:
 
 
 @contextlib.contextmanager
-def undone(backend: Backend) -> Iterator[None]:
+def restored_settings(backend: Backend) -> Iterator[None]:
     """A context without warnings. Afterwards settings are restored, and recorded deaths are dropped:
     calls inside belong to no cell."""
-    with quiet():
+    with without_warnings():
         settings = Settings(backend)
         try:
             yield
         finally:
             settings.restore()
-            died()
+            background_errors()
 
 
 def _changes(name: str, before: Any, now: Any) -> list[str]:
@@ -109,7 +109,7 @@ _DIED: deque[str] = deque(maxlen=100)
 """The deaths (threads that died, destructors that raised) since `died` was last called, as text."""
 
 
-def watch() -> Callable[[], None]:
+def record_deaths() -> Callable[[], None]:
     """Record threads that die and destructors that raise, in place of Python's own reports of them.
     Returns the function that ends the recording."""
     hooks: tuple[Any, Any] = (threading.excepthook, sys.unraisablehook)
@@ -135,7 +135,7 @@ def record_death(event: str) -> None:
     _DIED.append(event)
 
 
-def died() -> list[str]:
+def background_errors() -> list[str]:
     """Remove and return the recorded deaths as text, each once, and a fork that returned from its call.
     Unless `watch` records, only such forks are found."""
     events = [_DIED.popleft() for _ in range(len(_DIED))]

@@ -54,13 +54,13 @@ _CACHE: Cache[dict[str, RoundingSamples]] = Cache(128)
 _DIRECTIONS: Cache[dict[str, np.ndarray]] = Cache(128)
 
 
-def forward_drawn(inputs: Inputs, u: Roundoffs) -> RoundingSamples:
+def forward_samples(inputs: Inputs, u: Roundoffs) -> RoundingSamples:
     """Samples of the output with random roundings of size `u`."""
     reference = references.find(inputs.operator).forward
     return _samples(inputs, "forward", lambda u: reference(inputs, u), u, ("output",))["output"]
 
 
-def gradients_drawn(
+def gradient_samples(
     inputs: Inputs, cotangent: np.ndarray, u: Roundoffs
 ) -> dict[str, RoundingSamples]:
     """Samples of the gradients for a cotangent of the output, with random roundings of size `u`."""
@@ -69,7 +69,7 @@ def gradients_drawn(
     return _samples(inputs, reference_key, lambda u: reference(inputs, cotangent, u), u)
 
 
-def directions(inputs: Inputs) -> dict[str, np.ndarray]:
+def scaling_directions(inputs: Inputs) -> dict[str, np.ndarray]:
     """The JVP of the output with each array as its own tangent, by array: the change of the output if
     the whole array is scaled."""
     reference = references.find(inputs.operator)
@@ -141,7 +141,7 @@ class ErrorAlong:
         return self.in_deviations / self.limit if self.in_deviations else 0.0
 
 
-class Spread:
+class ErrorStatistics:
     """The errors of one array over several draws of the inputs, compared with random errors."""
 
     def __init__(self, name: str) -> None:

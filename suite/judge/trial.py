@@ -49,7 +49,7 @@ def trial(
     `call_context` makes the context of the calls on a case. `suggestion` gives the end of the sentence
     about an error on a case. Settings that a call changed are restored, and reported by cells alone.
     """
-    with leaks.undone(implementation.backend):
+    with leaks.restored_settings(implementation.backend):
         try:
             settle(implementation, _cases(implementation), call_context)
             fit(implementation, call_context)

@@ -27,7 +27,7 @@ from attention_conformance.suite.measure.protocol import UnsupportedCall
 from attention_conformance.suite.measure.worker import implementations, pin, rate_of, rate_of_copy
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue.workloads import named
+from attention_conformance.suite.spec.catalogue.workloads import find_workloads
 from attention_conformance.suite.spec.operator import Work
 from attention_conformance.suite.spec.vocabulary import STATUSES
 
@@ -37,7 +37,7 @@ THREADS = "ATTENTION_THREADS"
 
 def ids(*workloads: str) -> list[str]:
     """The case ids of workloads in float32, as an asv parameter."""
-    return [workload.case().id for name in workloads for workload in named(name)]
+    return [workload.case().id for name in workloads for workload in find_workloads(name)]
 
 
 def version_of(cases: Sequence[str]) -> str:
@@ -247,7 +247,7 @@ def count_cells(backend: str) -> dict[str, int]:
 
 
 @lru_cache(maxsize=1)
-def loaded(backend: str) -> dict[str, Any]:
+def load_cell_calls(backend: str) -> dict[str, Any]:
     """The implementations of a backend by name. Threads and CPUs are fixed before the import."""
     pin(int(os.environ.get(THREADS, "1")))
     return implementations(backend, Options())[1]
@@ -261,19 +261,19 @@ def timed_call(
 
     Raises the errors of `resolved`, and RefusedTime if the answer is wrong or its time cannot be true.
     """
-    call = resolved(backend, case, implementation, direction)
+    call = find_call(backend, case, implementation, direction)
     call.prepare()
     call.sample()
     return call, call.judge()
 
 
-def resolved(backend: str, case: str, implementation: str, direction: str) -> TimedCall:
+def find_call(backend: str, case: str, implementation: str, direction: str) -> TimedCall:
     """The call with these names, not yet prepared.
 
     Raises NotImplementedError (asv: "no value") if the implementation declares the case unsupported,
     UsageError with the valid names for an unknown implementation, ValueError for an unknown case.
     """
-    by_name, parsed = loaded(backend), Case.parse(case)
+    by_name, parsed = load_cell_calls(backend), Case.parse(case)
     chosen = by_name.get(implementation)
     if chosen is None or chosen.operator is not parsed.operator:
         valid = ", ".join(n for n, i in by_name.items() if i.operator is parsed.operator)

@@ -18,8 +18,8 @@ from attention_conformance.suite.judge.answer import Answer
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.derivative import (
+    differentiable_arrays,
     judge_gradients,
-    names_of,
     native_cotangent,
     read_gradients,
     read_output,
@@ -29,7 +29,7 @@ from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.measure.clock import Rotation, clock_of
 from attention_conformance.suite.measure.function_facts import FunctionFacts
 from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall
-from attention_conformance.suite.measure.seen import Seen, digest_of
+from attention_conformance.suite.measure.seen import RecordedAnswers, digest_of
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.features import ARRAYS
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
@@ -101,7 +101,9 @@ class TimedCall:
     @property
     def wrt(self) -> list[str]:
         """The arrays whose gradients are timed."""
-        return [n for n in names_of(self.prepared, self.cell.inputs) if n not in UNTIMED]
+        return [
+            n for n in differentiable_arrays(self.prepared, self.cell.inputs) if n not in UNTIMED
+        ]
 
     @property
     def work(self) -> Work | None:
@@ -113,7 +115,7 @@ class TimedCall:
         """Make the arrays, call once, and warm up. Raises RefusedTime if the call raises."""
         self.prepared = self._prepare(self.implementation, self.cell.inputs)
         self.backend.profiler.sync(list(self.prepared.arguments.values()))
-        with leaks.quiet():
+        with leaks.without_warnings():
             step = self.backend.profiler.step
             self.step = self._attempt(lambda: step(self.prepared, self.direction, self.wrt))
             start = protocol.now()
@@ -125,7 +127,9 @@ class TimedCall:
             new_arguments = [self._arguments(inputs) for inputs in new_sets]
             calls = [call, *(self.step(arguments, cotangent) for arguments in new_arguments)]
             self.calls = Rotation(calls)
-            self.recorded = [Seen[Reading](self.cell.seed + n) for n in range(len(calls))]
+            self.recorded = [
+                RecordedAnswers[Reading](self.cell.seed + n) for n in range(len(calls))
+            ]
             seconds, _ = self._timed(self.calls)
             self.inner, settled, _ = protocol.warm(self._sample_seconds, seconds)
         return Preparation(first_call, self.inner, settled, self.work)
@@ -133,7 +137,7 @@ class TimedCall:
     def sample(self, inner: int | None = None) -> float:
         """Time one sample: seconds of one call, averaged over `inner` calls."""
         before = self.backend.profiler.compilations(self.prepared)
-        with leaks.quiet():
+        with leaks.without_warnings():
             seconds = self._sample_seconds(inner or self.inner)
         self.has_compiled |= before != self.backend.profiler.compilations(self.prepared)
         self.samples.append(seconds)
@@ -151,7 +155,7 @@ class TimedCall:
         - "lazy": the answer is computed as it is read
         - "stale": new inputs take much longer than known inputs
         """
-        with leaks.quiet():
+        with leaks.without_warnings():
             if self.has_compiled:
                 raise RefusedTime("compiled", "the framework compiled during a sample")
             self.record(self._judge_readings())
@@ -173,7 +177,7 @@ class TimedCall:
         sample = SystemRandom().sample(called, math.ceil(len(called) * protocol.JUDGED_SHARE))
         varying = [number for number in called if len(self.recorded[number].counts) > 1]
         measured = None
-        with leaks.quiet():
+        with leaks.without_warnings():
             for number in dict.fromkeys((*called[:1], *sample, *varying)):
                 self.cell.measured = Measured()
                 answers = self.recorded[number]
@@ -194,13 +198,13 @@ class TimedCall:
 
     def peak_bytes(self) -> int | None:
         """Peak bytes of a call as the framework counts them; None if the framework does not count."""
-        with leaks.quiet():
+        with leaks.without_warnings():
             return self.backend.profiler.peak_bytes(self.calls, self.prepared)
 
     def kernels(self) -> str:
         """The framework's names of the kernels that ran; "" if the framework does not name them."""
         try:
-            with leaks.quiet():
+            with leaks.without_warnings():
                 return self.backend.profiler.kernels(self.prepared)
         except Exception:
             return ""

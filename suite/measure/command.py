@@ -201,7 +201,7 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
 
 
 def _gate(options: BenchOptions) -> RunVerdict:
-    from attention_conformance.suite.measure.gate import Gate, GateError, sides, worst
+    from attention_conformance.suite.measure.gate import Gate, GateError, exit_code_of, sides
     from attention_conformance.suite.measure.verdict import of_bench
     from attention_conformance.suite.records.files import new_file
 
@@ -230,7 +230,7 @@ def _gate(options: BenchOptions) -> RunVerdict:
     if options.results:
         with new_file(options.results) as file:
             json.dump([asdict(outcome) for outcome in outcomes], file, indent=1)
-    return of_bench(worst(outcomes), options, outcomes=outcomes)
+    return of_bench(exit_code_of(outcomes), options, outcomes=outcomes)
 
 
 def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:

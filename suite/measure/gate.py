@@ -304,7 +304,7 @@ def lower_limits(log_ratios: Sequence[float], count: int, draws: int = RESAMPLES
     return np.partition(resamples, int(low), axis=1)[:, int(low)]
 
 
-def worst(outcomes: Sequence[GateOutcome]) -> int:
+def exit_code_of(outcomes: Sequence[GateOutcome]) -> int:
     """The exit code of several outcomes, the first that applies: WRONG, REGRESSION, NOISY if one outcome
     has the code; NOTHING if one is broken or none is OK; else OK."""
     codes = {outcome.code for outcome in outcomes}

@@ -10,7 +10,7 @@ from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.flags import number, option, whole_number
 from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.run.options import CELL_OPTIONS, Options, shared
-from attention_conformance.suite.spec.catalogue.workloads import QUICK, Workload, named
+from attention_conformance.suite.spec.catalogue.workloads import QUICK, Workload, find_workloads
 from attention_conformance.suite.spec.dtypes import dtype
 from attention_conformance.suite.spec.vocabulary import DIRECTIONS
 
@@ -94,7 +94,9 @@ class BenchOptions(Options):
         """The workloads that `workload` names (default: all), each once. Raises UsageError for an unknown
         name."""
         try:
-            workloads = [workload for text in self.workload or ("all",) for workload in named(text)]
+            workloads = [
+                workload for text in self.workload or ("all",) for workload in find_workloads(text)
+            ]
         except ValueError as error:
             raise UsageError(str(error)) from error
         return list({workload.name: workload for workload in workloads}.values())

@@ -124,7 +124,7 @@ class Measurement:
         return SpeedRecord(**values, samples=tuple(self.samples), status=status)
 
 
-def decoded(case: Case) -> int:
+def decoded_tokens(case: Case) -> int:
     """The number of tokens (batch size x queries) of a decoding step, which has fewer queries than keys;
     0 for other cases."""
     if case.sizes.Lq >= case.sizes.Lk:
@@ -175,7 +175,7 @@ def _time_group(
             "threads": options.threads or len(worker.cpus),
             "keys": case.sizes.Lk,
             "swept": workload.swept,
-            "tokens": decoded(case) if direction == "forward" else 0,
+            "tokens": decoded_tokens(case) if direction == "forward" else 0,
         }
         measurements.append(
             Measurement(worker, f"{backend}:{offer.name}", identity, seed=options.seed)

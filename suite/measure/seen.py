@@ -23,7 +23,7 @@ KEPT = 16
 """Greatest number of different answers whose values are kept. Of more answers a random sample is kept."""
 
 
-class Seen(Generic[T]):
+class RecordedAnswers(Generic[T]):
     """The recorded answers to one set of inputs: counts by digest, and the values of up to `KEPT`."""
 
     def __init__(self, seed: int) -> None:

@@ -35,7 +35,7 @@ class Server:
     def __init__(self, request: Fields) -> None:
         if request["cpus"]:
             os.sched_setaffinity(0, request["cpus"])
-        self.backend, self.implementations, self.function_facts = loaded(
+        self.backend, self.implementations, self.function_facts = load_implementations(
             request["backend"], msgspec.convert(request["options"], Options)
         )
         self.calls: dict[str, Any] = {}
@@ -136,11 +136,11 @@ def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
     """A backend and its implementations by name: the framework's, user functions, and compiled forms of
     both. Raises UsageError and BackendUnavailable.
     """
-    backend, by_name, _ = loaded(name, options)
+    backend, by_name, _ = load_implementations(name, options)
     return backend, by_name
 
 
-def loaded(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def load_implementations(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A backend, its implementations by name (see `implementations`), and the facts of user functions by
     name."""
     from attention_conformance.backends import registry

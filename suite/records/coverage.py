@@ -11,7 +11,7 @@ from functools import cached_property
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.spec.vocabulary import BROKEN, REFUSED, VALUES
 
-ENOUGH = 0.5
+MIN_JUDGED_SHARE = 0.5
 """A user function must answer this share of the cells that its signature and claims allow."""
 
 NOT_JUDGED_ENOUGH = 6
@@ -31,7 +31,7 @@ def percent(share: float) -> str:
     return f"{math.floor(share * 10000) / 100:.2f}%"
 
 
-def scored(passed: int, judged: int, cells: int) -> str:
+def score_text(passed: int, judged: int, cells: int) -> str:
     """A score with its coverage: "98.50% of the 200 of 483 cells that were judged"."""
     if not judged:
         return f"none of the {cells} cells was judged"
@@ -60,7 +60,7 @@ class Coverage:
     def score(self) -> str:
         """The score with its coverage."""
         passed = sum(cell.status == "pass" for cell in self.judged)
-        return scored(passed, len(self.judged), len(self.cells))
+        return score_text(passed, len(self.judged), len(self.cells))
 
     def values_shortfall(self, is_shard: bool) -> str:
         """A sentence if no cell of the check `values` was judged, else "".
@@ -81,11 +81,12 @@ class Coverage:
     def refusal_shortfall(self) -> str:
         """Sentences if refusals leave less than the share `ENOUGH` of the cells judged, else ""."""
         judged, refused = len(self.judged), len(self.refused)
-        if not refused or judged >= ENOUGH * (judged + refused):
+        if not refused or judged >= MIN_JUDGED_SHARE * (judged + refused):
             return ""
         return (
             f"It refused {refused} of the {judged + refused} cells that its signature and its claims "
-            f"allow, and {percent(ENOUGH)} must be judged. {self.claim_advice()}or say --allow-refusals."
+            f"allow, and {percent(MIN_JUDGED_SHARE)} must be judged. {self.claim_advice()}or say "
+            "--allow-refusals."
         )
 
     def claim_advice(self) -> str:

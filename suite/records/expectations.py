@@ -49,8 +49,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
-from attention_conformance.suite.records.files import regular
-from attention_conformance.suite.records.machine import cpu_is
+from attention_conformance.suite.records.files import require_regular_file
+from attention_conformance.suite.records.machine import cpu_has_flags
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.vocabulary import KINDS
 
@@ -115,7 +115,7 @@ class Expectation(ManifestEntry, frozen=True):
     def holds_for(self, versions: Mapping[str, str], device: str) -> bool:
         """True if the entry applies to these versions (by distribution name), this device and this
         CPU."""
-        if (self.device and device not in self.device) or not cpu_is(self.cpu):
+        if (self.device and device not in self.device) or not cpu_has_flags(self.cpu):
             return False
         for text in self.versions:
             requirement = Requirement(text)
@@ -183,7 +183,7 @@ def tables(path: Path) -> dict[str, list[Any]]:
     Raises ExpectationError if the file is not TOML or has other tables.
     """
     try:
-        if not regular(path).is_file():
+        if not require_regular_file(path).is_file():
             return {}
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

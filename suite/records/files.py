@@ -48,7 +48,7 @@ def remove_on_error(path: str | Path) -> Iterator[None]:
         ) from error
 
 
-def regular(path: Path) -> Path:
+def require_regular_file(path: Path) -> Path:
     """Return the path. Raises OSError for a device or a pipe, which may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError("expected a regular file or standard input, got a device or a pipe")

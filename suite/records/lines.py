@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TextIO, TypeVar
 
 import msgspec
 
-from attention_conformance.suite.records.files import new_file, regular
+from attention_conformance.suite.records.files import new_file, require_regular_file
 
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A count. The limit is that of 64-bit columns."""
@@ -302,7 +302,7 @@ def _lines(path: Path, first: bool = False) -> list[str]:
         if _is_standard_input(path):
             text = _standard_input()
         else:
-            with regular(path).open(encoding="utf-8-sig", errors="replace") as file:
+            with require_regular_file(path).open(encoding="utf-8-sig", errors="replace") as file:
                 text = file.readline() if first else file.read()
     except (OSError, ValueError) as error:
         raise NotARecordFile(f"{path}: cannot be read: {error}") from error

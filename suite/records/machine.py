@@ -106,6 +106,6 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(next(flags, "").split())
 
 
-def cpu_is(wanted: Iterable[str]) -> bool:
+def cpu_has_flags(wanted: Iterable[str]) -> bool:
     """True if the CPU has every flag, and lacks every flag that is written "!flag"."""
     return all((flag.removeprefix("!") in cpu_flags()) != flag.startswith("!") for flag in wanted)

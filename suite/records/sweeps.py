@@ -75,12 +75,12 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.jsonl"))
 
 
-def runs(folder: Path) -> list[Shards]:
+def runs_below(folder: Path) -> list[Shards]:
     """The runs below a folder. Raises RecordError for a file that belongs to no run and no search."""
     return shards(path for path in files(folder) if not searches.FILE_SCHEMA.accepts(path))
 
 
-def searched(folder: Path) -> list[SearchRun]:
+def load_searches(folder: Path) -> list[SearchRun]:
     """The searches below a folder. Raises RecordError."""
     return [searches.load(path) for path in files(folder) if searches.FILE_SCHEMA.accepts(path)]
 

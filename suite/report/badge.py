@@ -43,12 +43,12 @@ def badges(runs: Sequence[Run]) -> dict[str, str]:
     verdict = verdict_word(totals, [reason for run in runs for reason in _shortfalls(run)]).lower()
     share = percent(judged / cells) if cells else "0%"
     return {
-        "attention": picture(
+        "attention": badge_svg(
             "attention", f"{verdict}, {judged} of {cells} judged", COLOURS[verdict]
         ),
-        "right": picture("attention", verdict, COLOURS[verdict]),
-        "precision": picture("precision", precision(runs)),
-        "coverage": picture("coverage", f"{share} of {cells} cells"),
+        "right": badge_svg("attention", verdict, COLOURS[verdict]),
+        "precision": badge_svg("precision", precision(runs)),
+        "coverage": badge_svg("coverage", f"{share} of {cells} cells"),
     }
 
 
@@ -86,7 +86,7 @@ def write_badges(runs: Sequence[Run], path: Path | None, folder: Path | None) ->
             write_new(folder / f"{name}.svg", badge)
 
 
-def picture(label: str, text: str, colour: str = FACT) -> str:
+def badge_svg(label: str, text: str, colour: str = FACT) -> str:
     """The SVG of a badge: `label` in the left half, `text` in the right half."""
     from jinja2 import Environment, StrictUndefined
 

@@ -186,7 +186,7 @@ def report(args: argparse.Namespace) -> int:
     if args.format == SITE:
         from attention_conformance.suite.report import site
 
-        site.write(all_frames, CONFORMANCE.title, args.output)
+        site.write_site(all_frames, CONFORMANCE.title, args.output)
         return 0
     first_screen = {}
     if args.format == "html" and not args.table:
@@ -215,12 +215,12 @@ def _paths_by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
 @_guarded
 def diff(args: argparse.Namespace) -> int:
     """Run `diff`; returns the exit code."""
-    from attention_conformance.suite.report.diff import difference, new_failures
+    from attention_conformance.suite.report.diff import compare_paths, new_failures
     from attention_conformance.suite.report.render import render
 
     renames = dict(args.map)
     if len(renames) < len(args.map):
         raise RecordError("--map names the same old implementation twice; name it once")
-    tables = difference(args.old, args.new, renames, args.partial)
+    tables = compare_paths(args.old, args.new, renames, args.partial)
     render(tables, args.format, args.output, f"From {args.old} to {args.new}")
     return 1 if new_failures(tables["changes"]) else 0

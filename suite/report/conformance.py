@@ -112,7 +112,7 @@ CONFORMANCE = Table(
 )
 
 
-def widest(grades: Iterable[str]) -> str:
+def widest_grade(grades: Iterable[str]) -> str:
     """The widest grade. An unknown grade, of another version, counts as wider than all except "none"."""
     width = {"none": len(GRADES)} | {grade: n for n, grade in enumerate(GRADES) if grade != "none"}
     unknown = len(GRADES) - 0.5
@@ -121,7 +121,7 @@ def widest(grades: Iterable[str]) -> str:
 
 CLASSES: dict[str, Column] = {
     "numerics": distinct_texts("numerics"),
-    "grade": distinct_texts("grade", widest),
+    "grade": distinct_texts("grade", widest_grade),
 }
 """The numerics classes whose bounds were used, and the widest grade."""
 
@@ -249,9 +249,9 @@ KERNELS = Table(
 
 
 def _explained(cells: pd.DataFrame) -> pd.DataFrame:
-    from attention_conformance.suite.report.explanation import explained
+    from attention_conformance.suite.report.explanation import failure_table
 
-    return explained(cells)
+    return failure_table(cells)
 
 
 EXPLAINED = Table(

@@ -14,7 +14,7 @@ import pandas as pd
 
 from attention_conformance.suite.records.cells import KEY, CellRecord, Run, load
 from attention_conformance.suite.records.lines import RecordError
-from attention_conformance.suite.records.sweeps import Key, Shards, is_sweep, runs
+from attention_conformance.suite.records.sweeps import Key, Shards, is_sweep, runs_below
 from attention_conformance.suite.report.frames import cells
 from attention_conformance.suite.spec.vocabulary import BROKEN, GRADES, INVARIANCE_GRADES
 
@@ -109,7 +109,7 @@ class NothingInCommon(RecordError):
     """The two runs have no common cell, or the two sweeps no common run."""
 
 
-def difference(
+def compare_paths(
     old: Path, new: Path, renames: Mapping[str, str], partial: bool = False
 ) -> dict[str, pd.DataFrame]:
     """The tables of a comparison: `summary`, `changes`, `headers`, and `alone` if a sweep has runs
@@ -129,7 +129,9 @@ def difference(
     for key in common_keys:
         pair = before[key](), after[key]()
         try:
-            changes.append(compare(*(mapped(*pair, renames) if renames else pair)))
+            changes.append(
+                compare_runs(*(with_renamed_implementations(*pair, renames) if renames else pair))
+            )
         except UnknownImplementation:
             if key == common_keys[-1] and not changes:
                 raise
@@ -155,7 +157,7 @@ RunsByKey = dict[Key, Callable[[], Run]]
 def _runs_by_key(path: Path, partial: bool) -> RunsByKey:
     """The runs of a sweep, or the run of a file."""
     if is_sweep(path):
-        return {run.key: run.load for run in runs(path)}
+        return {run.key: run.load for run in runs_below(path)}
     run = load(path, partial)
     return {Shards(run.header, (path,)).key: lambda: run}
 
@@ -164,11 +166,11 @@ def _with_common_keys(before: RunsByKey, after: RunsByKey) -> tuple[RunsByKey, R
     """The runs, with equal keys for two single runs, and for sweeps that have one release each."""
     if len(before) == len(after) == 1:
         return dict(zip(after, before.values(), strict=True)), after
-    release_names = [{release for _, release, _ in runs} for runs in (before, after)]
+    release_names = [{release for _, release, _ in runs_below} for runs_below in (before, after)]
     if all(len(names) == 1 for names in release_names) and release_names[0] != release_names[1]:
         before, after = (
-            {(title, "", seed): run for (title, _, seed), run in runs.items()}
-            for runs in (before, after)
+            {(title, "", seed): run for (title, _, seed), run in runs_below.items()}
+            for runs_below in (before, after)
         )
     return before, after
 
@@ -178,7 +180,7 @@ def _key_text(key: Key) -> str:
     return " ".join([title, *filter(None, [release]), f"seed {seed}"])
 
 
-def compare(old: Run, new: Run) -> pd.DataFrame:
+def compare_runs(old: Run, new: Run) -> pd.DataFrame:
     """A row for every change of a cell, in the order of `CHANGES`; columns `COLUMNS`.
 
     Cells are matched by `key`. `message` is that of the new run, or of the old run if the cell is gone.
@@ -228,7 +230,7 @@ def _pairs(old: Run, new: Run) -> pd.DataFrame:
     return pairs.fillna(dict.fromkeys(texts, ""))
 
 
-def mapped(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run]:
+def with_renamed_implementations(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run]:
     """The two runs, with implementations of the old run renamed to those of the new run.
 
     `renames` maps "backend:name" or "name" of the old run to the same of the new run. Left out are cells

@@ -35,7 +35,7 @@ class Group:
     separation: str
 
 
-def groups(cells: pd.DataFrame) -> list[Group]:
+def failure_groups(cells: pd.DataFrame) -> list[Group]:
     """The groups of failing cells, in the order of `group_order`: groups that explain most come first."""
     broken = cells[cells["status"].isin(BROKEN)]
     if broken.empty:
@@ -69,10 +69,10 @@ def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
     return cells.loc[keys.sort_values([*keys], kind="stable").index]
 
 
-def explained(cells: pd.DataFrame) -> pd.DataFrame:
+def failure_table(cells: pd.DataFrame) -> pd.DataFrame:
     """A row per group: check, kind, implementation, failures, passes, separation, and the smallest case
     with its error ratio and message."""
-    table = pd.DataFrame(map(vars, groups(cells)), columns=[f.name for f in fields(Group)])
+    table = pd.DataFrame(map(vars, failure_groups(cells)), columns=[f.name for f in fields(Group)])
     smallest = cells.loc[[rows[0] for rows in table["cells"]], ["case", "error_ratio", "message"]]
     table["cells"] = [len(rows) for rows in table["cells"]]
     return table.rename(columns={"cells": "failures"}).join(smallest.reset_index(drop=True))

@@ -83,7 +83,7 @@ def provenance(headers: Iterable[Origin]) -> str:
     )
 
 
-def latest(cells: pd.DataFrame) -> pd.DataFrame:
+def newest_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells of the newest run of each implementation, with labels without sources.
 
     Runs of one list of cells, such as shards, count as one run: the newest record of each cell is taken.

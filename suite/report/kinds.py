@@ -57,7 +57,7 @@ def load_runs(paths: Iterable[Path], partial: bool = False) -> list[Run]:
     return [run.load(partial, partial) for run in shards(paths)]
 
 
-def frames_of(runs: Run | list[Run]) -> Frames:
+def conformance_frames(runs: Run | list[Run]) -> Frames:
     """The frames for tables of judged cells, and the headers of the runs by source."""
     from attention_conformance.suite.report import frames
 
@@ -74,7 +74,7 @@ CONFORMANCE = Kind(
     name="records of conformance",
     title="Attention conformance",
     accepts=cells.FILE_SCHEMA.accepts,
-    read=lambda paths, partial, baseline: frames_of(load_runs(paths, partial)),
+    read=lambda paths, partial, baseline: conformance_frames(load_runs(paths, partial)),
     tables=_by_name(
         conformance.RUNS, conformance.DIAGNOSES, conformance.OF_STATUSES, conformance.OF_OPERATORS,
         conformance.OF_UNSUPPORTED, conformance.CONFORMANCE, semantics.TOGETHER,
@@ -141,9 +141,9 @@ ASV = Kind(
 
 
 def _read_sweeps(paths: list[Path], partial: bool, baseline: str) -> Frames:
-    from attention_conformance.suite.report.swept import read
+    from attention_conformance.suite.report.swept import read_sweeps
 
-    return read(paths)
+    return read_sweeps(paths)
 
 
 SWEEPS = Kind(

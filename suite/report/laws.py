@@ -18,7 +18,7 @@ _UNITS_PER_SECOND = {"a_us": 1e6, "b_us": 1e6, "c_ns": 1e9}
 """The columns of the coefficients, with the number of their units in a second."""
 
 
-def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+def fit_law(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Non-negative coefficients (a, b, c) by least relative squares (Lawson and Hanson 1974).
 
     Relative errors make short lengths count as much as long ones.
@@ -29,7 +29,7 @@ def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     return coefficients / scales
 
 
-def law(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def predicted_seconds(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The seconds that the law T(L) gives for these lengths."""
     a, b, c = coefficients
     return a + b * lengths + c * lengths**2
@@ -49,17 +49,19 @@ def cost_law(swept: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         samples = [np.asarray(s, float) for s in block["samples"]]
         rng = np.random.default_rng(seed)
         fits = [
-            fit(lengths, np.array([np.median(rng.choice(s, len(s))) for s in samples]))
+            fit_law(lengths, np.array([np.median(rng.choice(s, len(s))) for s in samples]))
             for _ in range(RESAMPLED)
         ]
         medians = np.array([np.median(s) for s in samples])
-        best = fit(lengths, medians)
+        best = fit_law(lengths, medians)
         low, high = np.quantile(fits, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), axis=0)
         row = dict(zip(("implementation", "direction", "dtype"), key, strict=True))
         rows.append(row | {"lengths": len(lengths)})
         for n, (name, unit) in enumerate(_UNITS_PER_SECOND.items()):
             interval = {f"{name}_low": low[n] * unit, f"{name}_high": high[n] * unit}
             rows[-1] |= {name: best[n] * unit, **interval}
-        rows[-1]["worst_misfit"] = float(np.abs(law(best, lengths) / medians - 1).max())
+        rows[-1]["worst_misfit"] = float(
+            np.abs(predicted_seconds(best, lengths) / medians - 1).max()
+        )
     columns = ["implementation", "direction", "dtype", "lengths"]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)

@@ -27,7 +27,7 @@ from attention_conformance.suite.report.conformance import (
     UNSUPPORTED,
     failing_cells,
 )
-from attention_conformance.suite.report.frames import latest, provenance, repeated_cells
+from attention_conformance.suite.report.frames import newest_cells, provenance, repeated_cells
 from attention_conformance.suite.report.semantics import ELECTIONS, NOT_ASKED
 from attention_conformance.suite.report.table import distinct_texts, group_rows, value_counts
 from attention_conformance.suite.report.topics import ALL, TOPICS, topic_members
@@ -125,7 +125,7 @@ def overview(
         ),
         "rows": rows,
         "sentences": sentences(
-            latest(frames["cells"]) if newest is None else newest,
+            newest_cells(frames["cells"]) if newest is None else newest,
             frames["cells"],
             frames["diagnoses"],
         ),

@@ -16,7 +16,7 @@ from attention_conformance.suite.records.files import new_folder, remove_on_erro
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.speed import TIMED
 from attention_conformance.suite.report.frames import provenance
-from attention_conformance.suite.report.laws import LENGTHS, fit, law
+from attention_conformance.suite.report.laws import LENGTHS, fit_law, predicted_seconds
 from attention_conformance.suite.spec.vocabulary import VALUES
 
 MISSING = 'plots need matplotlib: pip install "attention-conformance[plots]"'
@@ -115,6 +115,10 @@ def _costs(block: pd.DataFrame, title: str, footer: str) -> Any:
         axis.plot(lengths, 1e3 * seconds, **_mark(number), linestyle="", label=label)
         if rows["keys"].nunique() >= LENGTHS:
             grid = np.geomspace(lengths.min(), lengths.max(), 60)
-            axis.plot(grid, 1e3 * law(fit(lengths, seconds), grid), color=f"C{number % 10}")
+            axis.plot(
+                grid,
+                1e3 * predicted_seconds(fit_law(lengths, seconds), grid),
+                color=f"C{number % 10}",
+            )
     figure.legend(loc="outside upper left", fontsize=5, frameon=False)
     return figure

@@ -15,7 +15,7 @@ import pandas as pd
 
 from attention_conformance.suite.records.files import new_folder, remove_on_error
 from attention_conformance.suite.records.lines import RecordError
-from attention_conformance.suite.report.frames import latest, newest_times
+from attention_conformance.suite.report.frames import newest_cells, newest_times
 from attention_conformance.suite.report.kinds import TABLES
 from attention_conformance.suite.report.overview import overview, sentences
 from attention_conformance.suite.report.render import as_html
@@ -33,7 +33,7 @@ TABLES_OF_ALL_RUNS = ("history", "changed")
 """The tables of all runs; other tables are of the newest run of each implementation."""
 
 
-def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
+def write_site(frames: Mapping[str, Any], title: str, folder: Path) -> None:
     """Write the pages of the frames (`suite.report.kinds`) into a new or empty folder.
 
     Raises FileExistsError if the folder is not empty, RecordError if no cell was judged.
@@ -42,13 +42,13 @@ def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
         raise RecordError("a site needs judged cells, and the records hold none")
     with remove_on_error(new_folder(folder)):
         (folder / FOLDER).mkdir()
-        for name, text in pages(frames, title):
+        for name, text in site_pages(frames, title):
             (folder / name).write_text(text, encoding="utf-8")
 
 
-def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
+def site_pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
     """The pages, each with its path in the folder."""
-    newest = {**frames, "cells": latest(frames["cells"])}
+    newest = {**frames, "cells": newest_cells(frames["cells"])}
     if "measurements" in frames:
         newest["measurements"] = newest_times(frames["measurements"])
     tables = {
@@ -60,13 +60,13 @@ def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
     rows = [{**row, "page": paths[row["label"]], "items": {}} for row in matrix["rows"]]
     index_tables = {name: tables[name] for name in INDEX_TABLES}
     yield "index.html", as_html(index_tables, title, {**matrix, "rows": rows})
-    newest_cells = dict(iter(newest["cells"].groupby("label", sort=False)))
+    newest_by_label = dict(iter(newest["cells"].groupby("label", sort=False)))
     cells_of_all_runs = dict(iter(frames["cells"].groupby("name", sort=False)))
     for row in matrix["rows"]:
         label, name = row["label"], row["name"]
         page_tables = {table: _rows_of(tables[table], {label, name}) for table in PAGE_TABLES}
         nonempty_tables = {table: rows for table, rows in page_tables.items() if not rows.empty}
-        lead = sentences(newest_cells[label], cells_of_all_runs[name], frames["diagnoses"])
+        lead = sentences(newest_by_label[label], cells_of_all_runs[name], frames["diagnoses"])
         first_screen = {**matrix, "rows": [row], "sentences": lead, "choices": [], "answers": []}
         yield paths[label], as_html(nonempty_tables, label, first_screen, "../index.html")
 

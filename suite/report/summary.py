@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.records.cells import CellRecord, Run
-from attention_conformance.suite.records.coverage import percent, scored, verdict_word
+from attention_conformance.suite.records.coverage import percent, score_text, verdict_word
 from attention_conformance.suite.records.findings import Contents, find_fulfilled, manifests
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
@@ -21,7 +21,7 @@ from attention_conformance.suite.report.conformance import (
     OF_STATUSES,
     OF_UNSUPPORTED,
     UNSUPPORTED,
-    widest,
+    widest_grade,
 )
 from attention_conformance.suite.report.semantics import BY_QUESTION, ELECTION, PROBES, by_dtype
 from attention_conformance.suite.spec.vocabulary import BROKEN, REFUSED, VALUES
@@ -48,7 +48,7 @@ def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
     names = {cell.name for cell in run.cells}
     of_name = f" of {names.pop()}" if len(names) == 1 else ""
     judged, broken = cells - totals[UNSUPPORTED], sum(totals[status] for status in BROKEN)
-    score = scored(totals["pass"], judged, cells)
+    score = score_text(totals["pass"], judged, cells)
     counts = [f"{totals[status]} {status}" for status in ("known", UNSUPPORTED) if totals[status]]
     others = f" ({', '.join(counts)})" if counts else ""
     word = verdict_word(totals, shortfalls)
@@ -58,7 +58,7 @@ def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
     return f"{word}: {totals['pass']} of {judged} judged cells{of_name} pass; score {score}{others}"
 
 
-def facts(cells: Sequence[CellRecord], unavailable: Mapping[str, str]) -> list[str]:
+def summary_lines(cells: Sequence[CellRecord], unavailable: Mapping[str, str]) -> list[str]:
     """Further lines of a summary: the precision that is reached, elections that differ from the
     framework's own attention, refusals, and known failures by finding. `unavailable` maps backends that
     could not be used to reasons."""
@@ -98,7 +98,7 @@ def statuses(run: Run) -> list[str]:
     if right:
         cells = [cell for name in right for cell in groups[name]]
         judged = sum(cell.status != UNSUPPORTED for cell in cells)
-        score = scored(judged, judged, len(cells))
+        score = score_text(judged, judged, len(cells))
         sentence = f"{len(right)} of {len(textbook)} textbook implementations are right"
         lines += ["", f"{sentence}; score {score}; -v shows each"]
     return lines
@@ -153,7 +153,7 @@ def reached_precision(cells: Sequence[CellRecord]) -> list[str]:
     if len(labels) > 1 or not errors or beyond or not all(error <= 1 for error in errors):
         return []
     graded = {
-        dtype: widest(_grade(cell) for cell in dtype_cells)
+        dtype: widest_grade(_grade(cell) for cell in dtype_cells)
         for dtype, dtype_cells in _cells_by(attrgetter("dtype"), outputs).items()
     }
     grades = ", ".join(f"{dtype} {grade}" for dtype, grade in graded.items() if grade)

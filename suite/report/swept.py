@@ -20,7 +20,7 @@ import pandas as pd
 
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.searches import FoundRecord, SearchHeader
-from attention_conformance.suite.records.sweeps import Shards, runs, searched, seed_of
+from attention_conformance.suite.records.sweeps import Shards, load_searches, runs_below, seed_of
 from attention_conformance.suite.report import frames
 
 CELLS = (
@@ -36,7 +36,7 @@ SEARCHED = ("backends", "implementations", "dtypes", "mode", "gradients", "versi
 FOUND = (*(f.name for f in fields(FoundRecord)), "seed")
 
 
-def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
+def read_sweeps(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
     """The frames of folders of sweeps, by name.
 
     Raises RecordError if nothing is recorded, a file is invalid, or a run is given twice.
@@ -44,7 +44,7 @@ def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
     run_rows: dict[object, tuple[object, ...]] = {}
     cells, searches, failures = [], [], []
     for folder in folders:
-        for run in runs(folder):
+        for run in runs_below(folder):
             if run.key in run_rows:
                 raise RecordError(
                     f"the run {' '.join(map(str, run.key))} is given twice, or its shards are of "
@@ -52,7 +52,7 @@ def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
                 )
             run_rows[run.key], run_cells = _run_rows(run)
             cells.append(run_cells)
-        for search in searched(folder):
+        for search in load_searches(folder):
             seed = seed_of(search.header)
             searches.append(_search_row(search.header) | {"seed": seed})
             failures += [asdict(record) | {"seed": seed} for record in search.records]

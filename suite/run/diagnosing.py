@@ -38,9 +38,9 @@ from attention_conformance.suite.records.diagnoses import (
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.run.process import limited, run_module
+from attention_conformance.suite.run.process import run_module, time_limit
 from attention_conformance.suite.run.script import NoScript, script
-from attention_conformance.suite.run.smaller import shrunk
+from attention_conformance.suite.run.smaller import smallest_failing
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.vocabulary import SEARCHED, VALUES
@@ -78,8 +78,8 @@ def diagnose_run(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -
     script of the smaller case is written into `folder`. Without a time limit of cells there is none here.
     Errors become notes of the report; only exceptions that end the process are raised."""
     try:
-        with limited(HANG_SECONDS if plan.options.cell_timeout else 0.0, "the diagnosis"):
-            return _diagnosed(plan, cells, folder)
+        with time_limit(HANG_SECONDS if plan.options.cell_timeout else 0.0, "the diagnosis"):
+            return _diagnose(plan, cells, folder)
     except (Exception, TimeOver) as error:
         return FailureReport(notes=(f"no diagnosis: {first_line(error)}",))
 
@@ -92,7 +92,7 @@ def diagnose_in_child(
         return NO_REPORT
     with TemporaryDirectory(prefix="attention-") as temporary:
         path = Path(temporary) / "cells"
-        path.write_bytes(pickle.dumps((sys.path, options, _few(cells), folder)))
+        path.write_bytes(pickle.dumps((sys.path, options, _failing_and_passing(cells), folder)))
         _, output = run_module([__name__, str(path)], Path.cwd(), {}, LOAD_SECONDS)
         try:
             return msgspec.json.decode(path.read_bytes(), type=FailureReport)
@@ -112,7 +112,7 @@ def _is_wrong_answer(cell: CellRecord) -> bool:
     return cell.status == "fail" and cell.kind not in NO_WRONG_ANSWER
 
 
-def _few(cells: Sequence[CellRecord]) -> list[CellRecord]:
+def _failing_and_passing(cells: Sequence[CellRecord]) -> list[CellRecord]:
     """The failing cells, then passing cells of `VALUES`, then those of other checks with failures. Of the
     passing cells of a check the first ones have all features that the failing cells share."""
     failing = [c for c in cells if _is_wrong_answer(c)]
@@ -126,11 +126,11 @@ def _few(cells: Sequence[CellRecord]) -> list[CellRecord]:
     return [*failing, *passing]
 
 
-def _diagnosed(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> FailureReport:
+def _diagnose(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> FailureReport:
     """The report of `diagnose_run`, which raises errors of the smaller case."""
     implementations = [i.optimized or i for i in plan.functions] or plan.implementations
     by_name = {(i.backend.name, i.name): i for i in implementations}
-    cells = [c for c in _few(cells) if (c.backend, c.implementation) in by_name]
+    cells = [c for c in _failing_and_passing(cells) if (c.backend, c.implementation) in by_name]
     counts = Counter((c.backend, c.implementation) for c in cells if _is_wrong_answer(c))
     diagnosed = [by_name[name] for name, _ in counts.most_common(MOST_IMPLEMENTATIONS)]
     if not diagnosed:
@@ -142,7 +142,7 @@ def _diagnosed(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> 
     for implementation in diagnosed:
         try:
             limit = (seconds - SHRINK_SECONDS) / len(diagnosed)
-            diagnoses += _of_one(plan, implementation, cells, limit)
+            diagnoses += _diagnose_implementation(plan, implementation, cells, limit)
         except ENDS:
             raise
         except Exception as error:
@@ -162,7 +162,7 @@ def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> lis
     ]
 
 
-def _of_one(
+def _diagnose_implementation(
     plan: Plan, implementation: Implementation, records: Sequence[CellRecord], seconds: float
 ) -> list[DiagnosisRecord]:
     """The diagnoses of one implementation from its records, within `seconds` of processor time."""
@@ -175,7 +175,7 @@ def _of_one(
     diagnoses = _advice_diagnoses(implementation, failing)
     if diagnoses:
         failing = [cell for cell in failing if not _advice_applies(cell, implementation)]
-    diagnoses += _of_state(plan, implementation, failing) or diagnose(
+    diagnoses += _state_diagnosis(plan, implementation, failing) or diagnose(
         implementation.backend, implementation, failing, passing, seconds
     )
     for diagnosis in diagnoses:
@@ -205,7 +205,7 @@ def _advice_applies(cell: Cell, implementation: Implementation) -> bool:
     return not {*implementation.advice[1]}.isdisjoint(cell.case.needs)
 
 
-def _of_state(
+def _state_diagnosis(
     plan: Plan, implementation: Implementation, failing: Sequence[Cell]
 ) -> list[Diagnosis]:
     """The diagnosis that answers depend on earlier calls: failing cells of `VALUES` pass if the file of
@@ -253,7 +253,7 @@ def _with_smaller_case(
     if not chosen_cells or not isinstance(chosen_cells[0].case, Case):
         return NO_REPORT
     cell, kind = chosen_cells[0], of_group[0].kind
-    policy = Policy(limit=partial(limited, plan.options.cell_timeout, "the cell"))
+    policy = Policy(limit=partial(time_limit, plan.options.cell_timeout, "the cell"))
     verdicts: dict[str, Verdict] = {}
 
     def fails(case: Case) -> bool:
@@ -263,7 +263,7 @@ def _with_smaller_case(
         verdicts[case.id] = judge(smaller, policy)
         return verdicts[case.id].status == "fail" and verdicts[case.id].kind == kind
 
-    case = shrunk(chosen_cells[0].case, fails)
+    case = smallest_failing(chosen_cells[0].case, fails)
     report = FailureReport(group=(cell.check.name, implementation.name, kind), smaller=case.id)
     verdict = verdicts.get(case.id)
     if folder is None or verdict is None:

@@ -24,7 +24,7 @@ from attention_conformance.suite.run.options import shared
 from attention_conformance.suite.run.process import run_module
 from attention_conformance.suite.spec.elections import ELECTION_CASES, QUESTIONS, Question
 
-Elected = Mapping[str, Mapping[str, Mapping[str, str]]]
+DeclaredAnswers = Mapping[str, Mapping[str, Mapping[str, str]]]
 """Answers by implementation ("torch:sdpa"), question, and short dtype name."""
 
 HEAD = """# Elections
@@ -45,7 +45,7 @@ An implementation that a question does not name leaves its answer to be observed
 """
 
 
-def declared(name: str) -> dict[str, dict[str, dict[str, str]]]:
+def declared_answers(name: str) -> dict[str, dict[str, dict[str, str]]]:
     """The answers that a backend's implementations declare. Raises the errors of `registry.load`."""
     elected: dict[str, dict[str, dict[str, str]]] = {}
     for implementation in registry.implementations(registry.load(name)):
@@ -58,12 +58,12 @@ def declared(name: str) -> dict[str, dict[str, dict[str, str]]]:
     return elected
 
 
-def page(elected: Elected) -> str:
+def page(elected: DeclaredAnswers) -> str:
     """The page in Markdown, with a section for each question."""
     return "\n".join([HEAD, *(section(question, elected) for question in QUESTIONS.values())])
 
 
-def section(question: Question, elected: Elected) -> str:
+def section(question: Question, elected: DeclaredAnswers) -> str:
     """A question in Markdown: its answers, and a table of the implementations that elect each answer."""
     answers = ", ".join(f"`{answer}`" for answer in question.options)
     lines = [f"## {question.name}\n", f"{question.text}: {answers}.\n"]
@@ -79,11 +79,13 @@ def section(question: Question, elected: Elected) -> str:
     return "\n".join(lines)
 
 
-def _electing(question: Question, answer: str, declared: Elected) -> dict[str, list[str]]:
+def _electing(
+    question: Question, answer: str, declared_answers: DeclaredAnswers
+) -> dict[str, list[str]]:
     """The names of the implementations that elect an answer, by backend. A name has dtypes if the
     implementation elects another answer in other dtypes."""
     electing: dict[str, list[str]] = {}
-    for implementation, questions in declared.items():
+    for implementation, questions in declared_answers.items():
         by_dtype = questions.get(question.name, {})
         dtypes = [name for name, elected in by_dtype.items() if elected == answer]
         if dtypes:
@@ -112,7 +114,7 @@ def add_elections_parser(commands: Any) -> None:
 def _elections(arguments: argparse.Namespace) -> int:
     try:
         if arguments.backend:
-            print(json.dumps(declared(arguments.backend)))
+            print(json.dumps(declared_answers(arguments.backend)))
         else:
             print(page(_declared_in_processes(registry.installed())), end="")
     except (UsageError, BackendUnavailable, BrokenFramework) as error:
@@ -121,7 +123,7 @@ def _elections(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _declared_in_processes(names: Iterable[str]) -> Elected:
+def _declared_in_processes(names: Iterable[str]) -> DeclaredAnswers:
     """The declared answers of several backends, each loaded in its own process. Raises UsageError if a
     process fails."""
     elected: dict[str, Any] = {}

@@ -33,7 +33,7 @@ from attention_conformance.suite.records import machine
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options, shared
-from attention_conformance.suite.run.process import limited
+from attention_conformance.suite.run.process import time_limit
 from attention_conformance.suite.spec.text import valid_names
 
 SECONDS = 8.0
@@ -99,7 +99,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 def _read(implementation: Implementation, name: str, options: Options) -> dict[str, str]:
     """The facts of an implementation by name. Raises TimeOver, with `name` in its message."""
-    with limited(options.cell_timeout, f"reading {name}"):
+    with time_limit(options.cell_timeout, f"reading {name}"):
         return facts.read(implementation, SECONDS)
 
 

@@ -34,7 +34,7 @@ from attention_conformance.suite.records.expectations import (
 )
 from attention_conformance.suite.run.isolation.remote import Remote, isolated
 from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.run.process import limited
+from attention_conformance.suite.run.process import time_limit
 from attention_conformance.suite.run.suggestions import suggestion
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.text import valid_names
@@ -120,7 +120,7 @@ def importing(options: Options) -> Iterator[None]:
     """The context in which frameworks and users' files are imported. Raises UsageError if that takes too
     long."""
     try:
-        with limited(options.start_timeout, "importing frameworks and kernels"):
+        with time_limit(options.start_timeout, "importing frameworks and kernels"):
             yield
     except TimeOver as error:
         longer = "; --start-timeout gives it longer" if error.kind == "timeout" else ""
@@ -152,7 +152,7 @@ def load_backend(
     notes: list[str] = []
     manifest_files: list[Path] = []
     for text, own_backend in zip(options.function, backends, strict=True):
-        with leaks.quiet(), importing(options):
+        with leaks.without_warnings(), importing(options):
             settings = leaks.Settings(own_backend)
             try:
                 traced: Implementation | None = None
@@ -240,7 +240,7 @@ def try_out(text: str, function: Implementation, seconds: float, on_death: OnDea
     @contextmanager
     def calling(case: Case) -> Iterator[None]:
         on_death(f"{subject} killed the process in its trial call on {case.id}")
-        with limited(seconds, f"its trial call on {case.id}"):
+        with time_limit(seconds, f"its trial call on {case.id}"):
             yield
         on_death("")
 

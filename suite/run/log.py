@@ -28,7 +28,7 @@ from attention_conformance.suite.run.suggestions import joint_suggestions, sugge
 from attention_conformance.suite.run.terminal import FAILED, Terminal
 from attention_conformance.suite.run.timing import time_functions
 from attention_conformance.suite.run.verdict import VerdictOutput, of_run
-from attention_conformance.suite.spec.catalogue.workloads import named
+from attention_conformance.suite.spec.catalogue.workloads import find_workloads
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import BROKEN
 
@@ -310,7 +310,7 @@ def checked_workloads(config: pytest.Config, options: Options) -> list[str]:
     workloads: list[str] = config.getoption(NAMES.destination("time"))
     try:
         for workload in workloads:
-            named(workload)
+            find_workloads(workload)
     except ValueError as error:
         raise pytest.UsageError(f"--time: {error}") from error
     if workloads and not options.function:

@@ -309,7 +309,7 @@ class Options(CommandOptions):
         names: list[str] = []
         for name in self.backend:
             if name == "all":
-                names += registry.together(registry.installed())
+                names += registry.judged_together(registry.installed())
             else:
                 names.append(registry.canonical(name))
         names = list(dict.fromkeys(names))

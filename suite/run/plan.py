@@ -32,11 +32,11 @@ from attention_conformance.suite.run.loading import (
     load_backends,
 )
 from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.run.process import limited
+from attention_conformance.suite.run.process import time_limit
 from attention_conformance.suite.run.recorded import record_key
 from attention_conformance.suite.run.steps import expected, inherited, overflow
 from attention_conformance.suite.run.suggestions import triton_hint
-from attention_conformance.suite.run.varied import varied
+from attention_conformance.suite.run.varied import cells_in_drawn_sizes
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import dtype
 
@@ -106,7 +106,9 @@ class Plan:
         names = {dtype(name).name for name in self.options.dtype}
         cells = [*check.cells(self.options.level, self.implementations, self.options.seed)]
         if self.options.untrusted and check.single_answer:
-            cells += varied([cell for cell in cells if cell.implementation in self.functions])
+            cells += cells_in_drawn_sizes(
+                [cell for cell in cells if cell.implementation in self.functions]
+            )
         return [
             cell
             for cell in cells
@@ -119,7 +121,7 @@ class Plan:
         loaded = self.of(cell.implementation)
         is_function = cell.implementation in self.functions
         seconds = self.options.cell_timeout if seconds is None else seconds
-        limit = partial(limited, seconds, "the cell")
+        limit = partial(time_limit, seconds, "the cell")
         steps: list[Step] = [partial(expected, loaded.expected_of(cell.implementation))]
         if is_function:
             steps.insert(0, overflow)

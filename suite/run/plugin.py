@@ -164,7 +164,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         gc.collect()
         if _is_dedicated(pyfuncitem.config):
             gc.freeze()  # pytest looks for cycles twice more
-        verdict = leaks.fail_for_leaks(verdict, [], leaks.died())
+        verdict = leaks.fail_for_leaks(verdict, [], leaks.background_errors())
     cell_record = record(cell, verdict)
     pyfuncitem.stash[RECORD] = cell_record
     _STATE["judged"] = count = _STATE.get("judged", 0) + 1
@@ -228,7 +228,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         _as_usage_error(options.check)
     _STATE["run"] = config.stash.get(RUN_LOG, None)
     if not _has_workers(config):
-        config.add_cleanup(leaks.watch())
+        config.add_cleanup(leaks.record_deaths())
 
 
 @pytest.hookimpl(tryfirst=True)

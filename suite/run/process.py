@@ -129,7 +129,7 @@ def place_in(stacks: str) -> str:
 
 
 @contextlib.contextmanager
-def limited(seconds: float, what: str) -> Iterator[None]:
+def time_limit(seconds: float, what: str) -> Iterator[None]:
     """A context that ends after `seconds`, 0 for never. Raises TimeOver, whose message names `what`."""
     if not seconds:
         yield

@@ -14,7 +14,7 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.sources import DIALECTS, Dialect
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.derivative import (
-    asked_of,
+    differentiable_call,
     elected_gradient,
     native_cotangent,
 )
@@ -33,7 +33,9 @@ def script(cell: Cell, verdict: Verdict) -> str:
     """The script that reproduces the verdict of a value or gradient cell. Raises NoScript."""
     inputs, backend = cell.inputs, cell.implementation.backend
     differentiates = "gradient" in cell.check.needs
-    prepared, gradients = asked_of(cell) if differentiates else (cell.prepare(inputs), [])
+    prepared, gradients = (
+        differentiable_call(cell) if differentiates else (cell.prepare(inputs), [])
+    )
     dialect = DIALECTS.get(backend.name)
     if dialect is None or not prepared.source:
         raise NoScript(f"{cell.implementation} has no source text of its call")

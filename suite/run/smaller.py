@@ -9,11 +9,11 @@ from attention_conformance.suite.spec.case import Case, Widths
 from attention_conformance.suite.spec.sizes import Sizes
 
 
-def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
+def smallest_failing(case: Case, fails: Callable[[Case], bool]) -> Case:
     """The smallest failing case that is reached from `case` by steps of `smaller` to failing cases."""
     passing: set[str] = set()
     while True:
-        for candidate in smaller(case):
+        for candidate in simpler_cases(case):
             if candidate.id in passing:
                 continue
             if fails(candidate):
@@ -24,7 +24,7 @@ def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
             return case
 
 
-def smaller(case: Case) -> Iterator[Case]:
+def simpler_cases(case: Case) -> Iterator[Case]:
     """Valid cases that are simpler than `case` in one respect, largest steps first: without the mask,
     with one part of the mask, with the default of an option or recipe, with smaller sizes."""
     fields = {
@@ -69,7 +69,7 @@ def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
             heads_widths = {s.H * s.Dv: new["h"] * new["v"], s.H * s.D: new["h"] * new["d"]}
             letters = {letter: new[letter] for letter in "bhgqkdv"}
             letters |= {x: heads_widths.get(width, new.get(x, 0)) for x, width in widths.items()}
-            letters = tied(letters, ties)
+            letters = with_equal_axes(letters, ties)
             yield {
                 "sizes": Sizes(*(letters[letter] for letter in "bhgqkdv")),
                 "widths": Widths(*(letters[x] for x in "xyzo")) if widths else None,
@@ -77,7 +77,7 @@ def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
             reduction //= 2
 
 
-def tied(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
+def with_equal_axes(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
     """Sizes by the letters of axes, where each of `ties` ("qk") is a set of letters that are made equal:
     to 1 if "1" is in the set, else to the letter that is first in `letters`."""
     groups: list[set[str]] = []

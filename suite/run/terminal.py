@@ -104,7 +104,7 @@ class Terminal:
         yield from Listing(run, log.nodes, log.options, most, verbose, log.report).explanation()
         yield from (
             "",
-            *summary.facts(run.cells, log.unavailable),
+            *summary.summary_lines(run.cells, log.unavailable),
             *([] if verbose else [summary.HIDDEN]),
         )
 
@@ -191,7 +191,7 @@ def groups(run: Run) -> list[Group]:
         return []
     from attention_conformance.suite.report import explanation, frames
 
-    return explanation.groups(frames.cells(run))
+    return explanation.failure_groups(frames.cells(run))
 
 
 Commands = Callable[[CellRecord], Mapping[str, str]]

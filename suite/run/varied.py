@@ -11,7 +11,7 @@ from attention_conformance.suite.spec.recipes import generator
 from attention_conformance.suite.spec.sizes import Sizes
 
 
-def varied(cells: Iterable[Cell]) -> Iterator[Cell]:
+def cells_in_drawn_sizes(cells: Iterable[Cell]) -> Iterator[Cell]:
     """For each supported cell of plain attention a cell in drawn sizes, or in the nearest sizes within
     claimed limits; none for a case that has no other sizes."""
     for cell in cells:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from attention_conformance.suite.run.smaller import tied, well_posed
+from attention_conformance.suite.run.smaller import well_posed, with_equal_axes
 from attention_conformance.suite.spec.case import Case, Widths
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.masks import Mask, parse_mask, part_features
@@ -79,10 +79,10 @@ def sizes_of(
     # The heads of most layers split one width.
     split_width = is_layer and not one_in(3, random)
     ties = (*operator.all_ties(options), *(("xyzo", "dv") if split_width else ()))
-    n = tied(n, ties)
+    n = with_equal_axes(n, ties)
     if n["q"] * n["k"] > most_pairs:
-        n = tied(n | dict.fromkeys("qk", int(most_pairs**0.5)), ties)
-    n = tied(n | {"x": n["h"] * n["d"]}, ties) if split_width else n
+        n = with_equal_axes(n | dict.fromkeys("qk", int(most_pairs**0.5)), ties)
+    n = with_equal_axes(n | {"x": n["h"] * n["d"]}, ties) if split_width else n
     widths = Widths(*(n[letter] for letter in "xyzo")) if is_layer else None
     return Sizes(*(n[letter] for letter in "bhgqkdv")), widths
 

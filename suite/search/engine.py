@@ -29,7 +29,7 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import Board
 from attention_conformance.suite.run.recorded import record
 from attention_conformance.suite.run.script import script
-from attention_conformance.suite.run.smaller import shrunk, well_posed
+from attention_conformance.suite.run.smaller import smallest_failing, well_posed
 from attention_conformance.suite.run.terminal import search_command
 from attention_conformance.suite.search import drawing
 from attention_conformance.suite.search.options import SearchOptions
@@ -151,7 +151,9 @@ class Search:
             first.times += 1
             return
         deadline = time.monotonic() + SHRINK_SECONDS
-        shrunk(failure.drawn, lambda x: time.monotonic() < deadline and self._fails(failure, x))
+        smallest_failing(
+            failure.drawn, lambda x: time.monotonic() < deadline and self._fails(failure, x)
+        )
         tell(self, failure)
 
     def _fails(self, failure: Failure, case: Case) -> bool:
@@ -175,7 +177,7 @@ def search(options: SearchOptions, board: Board | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     engine = Search(plan, options, board)
-    leaks.watch()  # this process ends with the search
+    leaks.record_deaths()  # this process ends with the search
     for case in cases:
         engine.judge_case(case)
     if not cases:

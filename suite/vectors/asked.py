@@ -10,7 +10,7 @@ import numpy as np
 from attention_conformance.backends.masks import rank4
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.judge.answer import names_of
+from attention_conformance.suite.judge.answer import differentiable_arrays
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
@@ -59,7 +59,7 @@ class StoredProblem:
             for name, axes in inputs.operator.outputs(self.case).items()
         }
         call = PreparedCall(lambda: None, dict(inputs.arrays))
-        for name in names_of(call, inputs) if self.differentiated else ():
+        for name in differentiable_arrays(call, inputs) if self.differentiated else ():
             shape, fmt = arrays[name].shape, type_of(inputs.dtype)
             answers[f"grad.{name}"] = Output(self.axes(name), shape, fmt)
         return answers

@@ -59,7 +59,7 @@ def contents(problem: StoredProblem) -> dict[str, np.ndarray]:
     last_bounds: dict[str, np.ndarray] = {}  # a class with an equal bound has no tensor of its own
     for numerics in NUMERICS:
         try:
-            bounded = expected(problem, Rounding(numerics))
+            bounded = expected_values(problem, Rounding(numerics))
         except HarnessError as error:
             raise VectorsError(
                 f"{problem.case.id} has no expected values here: {error}; --dtype leaves float64 out"
@@ -74,7 +74,7 @@ def contents(problem: StoredProblem) -> dict[str, np.ndarray]:
     return arrays
 
 
-def expected(problem: StoredProblem, rounding: Rounding) -> dict[str, Bounded]:
+def expected_values(problem: StoredProblem, rounding: Rounding) -> dict[str, Bounded]:
     """The expected outputs and gradients with their bounds, by the names of `StoredProblem.answers`."""
     inputs, cotangent = problem.inputs(), problem.cotangent()
     outputs = Oracle.forward(inputs, rounding).expected

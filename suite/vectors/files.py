@@ -13,7 +13,7 @@ import numpy as np
 import safetensors
 from safetensors import numpy as of_numpy
 
-from attention_conformance.suite.records.files import regular
+from attention_conformance.suite.records.files import require_regular_file
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, DType
 from attention_conformance.suite.vectors.options import Selection
 
@@ -73,7 +73,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 def read(path: Path, kind: type[T], advice: str) -> T:
     """The struct in a JSON file. Raises VectorsError, whose message ends with `advice`."""
     try:
-        return msgspec.json.decode(regular(path).read_bytes(), type=kind)
+        return msgspec.json.decode(require_regular_file(path).read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise VectorsError(f"{path} cannot be read: {error}; {advice}") from error
 
@@ -84,7 +84,10 @@ def read_index(folder: Path) -> Index:
     index = read(path, Index, anew)
     for entry in index.cases:
         file = folder / Path(entry.file).name
-        if file.name != entry.file or sha256(regular(file).read_bytes()) != entry.sha256:
+        if (
+            file.name != entry.file
+            or sha256(require_regular_file(file).read_bytes()) != entry.sha256
+        ):
             raise VectorsError(f"{file} differs from its name or digest in {path}; {anew}")
     if digest_of((entry.file, entry.sha256) for entry in index.cases) != index.digest:
         raise VectorsError(f"{path} was changed; {anew}")

@@ -95,7 +95,7 @@ def judge_answers(folder: Path, options: JudgeOptions) -> int:
         summary.verdict(run, reasons),
         *failure_lines(run, failures, *limits),
         "",
-        *summary.facts(run.cells, {}),
+        *summary.summary_lines(run.cells, {}),
         *([] if in_full else [summary.HIDDEN]),
         *(f"not judged enough: {text}" for text in reasons),
         sep="\n",

@@ -16,7 +16,7 @@ from attention_conformance.backends.declared import OF_BACKENDS
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
-from attention_conformance.suite.records.files import regular
+from attention_conformance.suite.records.files import require_regular_file
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DType
@@ -143,7 +143,7 @@ class Stored(Implementation):
             raise HarnessError(f"the vectors do not have this variation of {inputs.case.id}")
         path, answers, values = self.backend.files[problem.case.id], problem.answers(), {}
         try:
-            tensors = files.decoded(regular(path).read_bytes())
+            tensors = files.decoded(require_regular_file(path).read_bytes())
         except (OSError, VectorsError) as error:
             raise Deviation("type", f"{path.name} is no safetensors file: {error}") from error
         if "output" not in tensors or tensors.keys() - answers:

@@ -106,8 +106,8 @@ def first_sentence(options: Options) -> str:
     for check in in_order():
         records += [record(cell, judge(cell, plan.policy(cell))) for cell in plan.cells(check)]
         if any(one.status in BROKEN for one in records):
-            few = diagnosing._few(records)
-            said = of(partial(diagnosing._of_one, plan, function, few, UNLIMITED))
+            few = diagnosing._failing_and_passing(records)
+            said = of(partial(diagnosing._diagnose_implementation, plan, function, few, UNLIMITED))
             return f"{check.name}: {said}"
     return "right"
 

@@ -20,9 +20,9 @@ from attention_conformance.suite.deviations.kernels.norm_gradient import (
 )
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel
 from attention_conformance.suite.deviations.kernels.rotary import (
+    RotaryCall,
     RotaryKernel,
     RotaryTableCast,
-    Turn,
 )
 from attention_conformance.suite.deviations.kernels.single import BatchNormKernel, LayerNormKernel
 from attention_conformance.suite.spec.dtypes import DType, round_to
@@ -188,7 +188,7 @@ class PackedEager(PackedKernel):
 class RotaryByExponential(RotaryKernel):
     """Frequencies as exp(-e ln base), each step in float32."""
 
-    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+    def frequencies(self, turn: RotaryCall) -> tuple[np.ndarray, Any]:
         if turn.rotation.scaling != "none":
             return super().frequencies(turn)
         size = turn.rotation.size
@@ -201,7 +201,7 @@ class RotaryEager(RotaryTableCast):
 
     numerics = "eager"
 
-    def turned(self, turn: Turn) -> np.ndarray:
+    def turned(self, turn: RotaryCall) -> np.ndarray:
         size, (one, two) = turn.rotation.size, self.pairs(turn)
         cosine, sine = self.table(turn)
         x = turn.x.astype(turn.work)

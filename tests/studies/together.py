@@ -16,7 +16,7 @@ import pandas as pd
 
 from attention_conformance.suite.report.conformance import OF_OPERATORS
 from attention_conformance.suite.report.frames import provenance
-from attention_conformance.suite.report.kinds import frames_of, load_runs
+from attention_conformance.suite.report.kinds import conformance_frames, load_runs
 from attention_conformance.suite.report.render import as_markdown
 from attention_conformance.suite.report.semantics import TOGETHER
 from attention_conformance.suite.spec.operators import OPERATORS
@@ -67,7 +67,7 @@ def of_operator(cells: pd.DataFrame) -> pd.DataFrame:
 
 def page(paths: list[Path]) -> str:
     """The page in Markdown. Raises RecordError if a file is invalid."""
-    frames = frames_of(load_runs(paths, partial=True))
+    frames = conformance_frames(load_runs(paths, partial=True))
     cells = frames["cells"].sort_values(
         "operator", key=lambda names: names.map([*OPERATORS].index), kind="stable"
     )

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.backends.caching import Projected, Scripted, Turn
+from attention_conformance.backends.caching import Projected, Scripted, StepContext
 from attention_conformance.backends.declared import DeclaredRounding
 from attention_conformance.suite.deviations.kernels.attention import Call, DeclaredKernel, Kernel
-from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel
-from attention_conformance.suite.deviations.kernels.rotary import Turn as RotaryCall
+from attention_conformance.suite.deviations.kernels.rotary import RotaryCall, RotaryKernel
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Tree
@@ -23,7 +22,7 @@ from attention_conformance.suite.spec.operators.scripts import (
     capacity,
     has_documents,
     rotation,
-    unwritten,
+    unwritten_slots,
 )
 from attention_conformance.suite.spec.operators.steps import Chunk
 from attention_conformance.suite.spec.sizes import Sizes
@@ -120,7 +119,9 @@ class CachedKernel(DeclaredKernel, Scripted):
     def init(self, inputs: Inputs, key: Any) -> Cache:
         """An empty cache."""
         s, slots = inputs.sizes, self.slot_count(inputs)
-        keys, values = (unwritten(inputs.case, s.B, s.Hkv, slots, width) for width in (s.D, s.Dv))
+        keys, values = (
+            unwritten_slots(inputs.case, s.B, s.Hkv, slots, width) for width in (s.D, s.Dv)
+        )
         totals, padding = np.zeros((2, s.B), int)
         return Cache(keys, values, np.full((s.B, slots), -1), totals, padding, inputs)
 
@@ -132,7 +133,7 @@ class CachedKernel(DeclaredKernel, Scripted):
         return slots
 
     def step(
-        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: StepContext
     ) -> tuple[Rounded, Cache]:
         state.inputs = turn.inputs
         fmt, samples, cache = state.inputs.dtype, turn.chunk.samples, state
@@ -147,7 +148,7 @@ class CachedKernel(DeclaredKernel, Scripted):
             state.merge(cache, samples)
         return Rounded(round_to(rows, fmt), fmt), state
 
-    def left_padding(self, cache: Cache, turn: Turn) -> Array:
+    def left_padding(self, cache: Cache, turn: StepContext) -> Array:
         """The left padding (B,): that of the chunk for samples whose prompt begins with the chunk."""
         return np.where(cache.totals == 0, turn.padding, cache.padding)
 
@@ -388,7 +389,7 @@ class ProjectedKernel(Projected, CachedKernel):
         return signs
 
     def layer_step(
-        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: StepContext
     ) -> tuple[Rounded, Cache]:
         *input_signs, output_sign = state.signs
         q, k, v = (

@@ -20,9 +20,9 @@ from attention_conformance.suite.deviations.kernels.attention import Call
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.in_pages import masked, stores
+from attention_conformance.suite.spec.operators.in_pages import mask_missing_keys, stored_pool_names
 from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT, SERVED, split_causal
-from attention_conformance.suite.spec.operators.tiles import untiled
+from attention_conformance.suite.spec.operators.tiles import repeat_per_component
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -39,10 +39,10 @@ class LatentKernel(Differentiable):
         "nan-behind-last-key": "blocked",
     }
     rounding = DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False))
-    stores = ("keys", "average")
+    stored_pool_names = ("keys", "average")
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        inputs_with_mask = masked(inputs)
+        inputs_with_mask = mask_missing_keys(inputs)
         causal, mask = split_causal(inputs_with_mask.mask, inputs.form, inputs.sizes)
         fmt, lse = inputs.dtype, "lse" in inputs.outputs
 
@@ -63,7 +63,7 @@ class LatentKernel(Differentiable):
                     scores = self.final_scores(call)
                     answers.append(self.deliver_lse(self.log_sum_exp(scores, call), call))
             pools = self.after_store(arrays, inputs)
-            answers += [pools[name] for name in stores(inputs.case)]
+            answers += [pools[name] for name in stored_pool_names(inputs.case)]
             return tuple(answers) if len(answers) > 1 else answers[0]
 
         def vjp(
@@ -80,7 +80,7 @@ class LatentKernel(Differentiable):
 
     def after_store(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
         """The arrays after new tokens are stored in the pools; unchanged if the call stores none."""
-        if not stores(inputs.case):
+        if not stored_pool_names(inputs.case):
             return dict(arrays)
         values = with_new_tokens({name: x.values for name, x in arrays.items()}, inputs)
         return {name: Rounded(x, arrays[name].fmt) for name, x in values.items()}
@@ -113,7 +113,7 @@ class LatentKernel(Differentiable):
 
     def spread_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
         """The scales of tiles (B, Lk, tiles), repeated for every component (B, Lk, R)."""
-        return untiled(array, size)
+        return repeat_per_component(array, size)
 
     def narrowed(self, x: np.ndarray, kind: str, fmt: DType) -> np.ndarray:
         """`x`, rounded to the case's dtype if its `kind` is in `stores`."""
@@ -168,7 +168,7 @@ class AbsorbedKernel(LatentKernel):
     """Absorbed: queries and the average of latents are projected, and rounded to the case's dtype."""
 
     rounding = DeclaredRounding(absorbs=dict.fromkeys(DTYPES, True))
-    stores = ("queries", "average")
+    stored_pool_names = ("queries", "average")
 
     def absorbed(self, x: Arrays, fmt: DType) -> np.ndarray:
         """The queries projected to latents, (B, H, Lq, R)."""

@@ -20,7 +20,7 @@ from attention_conformance.suite.spec.operators.packed import (
     FEATURES,
     PACKED,
     allowed_pairs,
-    summed,
+    cumulative_lengths,
 )
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -82,7 +82,7 @@ class PackedKernel(DeclaredKernel):
         """The arrays of a call by name."""
         arguments = {n: self.backend.array(inputs.arrays[n], inputs.dtype) for n in OPERANDS}
         for name in BOUNDS:
-            arguments[name] = self.backend.array(summed(inputs.arrays[name]), None)
+            arguments[name] = self.backend.array(cumulative_lengths(inputs.arrays[name]), None)
         return arguments
 
     def constants(self, inputs: Inputs) -> tuple[Any, ...]:

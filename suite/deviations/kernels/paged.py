@@ -12,7 +12,7 @@ from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKe
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import slots_first
-from attention_conformance.suite.spec.operators.packed import summed
+from attention_conformance.suite.spec.operators.packed import cumulative_lengths
 from attention_conformance.suite.spec.operators.paged import (
     FEATURES,
     PAGED,
@@ -56,7 +56,7 @@ class PagedKernel(PackedKernel):
         slots = np.concatenate([np.zeros(0, int), *by_sample]).clip(0, P * S - 1)
         pools = self.pools(arrays, case)
         key, value = (x.reshape(P * S, *x.shape[2:])[slots] for x in pools)
-        key_bounds = summed([len(own_slots) for own_slots in by_sample])
+        key_bounds = cumulative_lengths([len(own_slots) for own_slots in by_sample])
         return Paged(
             arrays["query"], key, value, arrays["query_offsets"], key_bounds, case.option("alignment"),
             inputs.effective_scale, inputs.dtype, slots, case, pools,

@@ -16,18 +16,18 @@ from attention_conformance.suite.deviations.kernels.attention import DeclaredKer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import CODES, Code, DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.in_pages import put, slots_of
+from attention_conformance.suite.spec.operators.in_pages import slots_of, write_tokens
 from attention_conformance.suite.spec.operators.quantized import (
     FEATURES,
     KINDS,
     QUANTIZED,
     allowed,
     axes_of,
-    newest,
+    newest_scales,
 )
 from attention_conformance.suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
-from attention_conformance.suite.spec.operators.tiles import untiled
+from attention_conformance.suite.spec.operators.tiles import repeat_per_component
 from attention_conformance.suite.spec.sizes import Sizes
 
 
@@ -89,7 +89,7 @@ class Scales(DeclaredKernel):
 
     def spread_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
         """The scales of tiles (..., tiles), repeated for every component (..., size)."""
-        return untiled(array, size)
+        return repeat_per_component(array, size)
 
 
 class Writing(Scales):
@@ -99,12 +99,12 @@ class Writing(Scales):
         """The codes of the new keys or values."""
         x = self.quotient(self.tokens(name, call), self.new_scale(name, call), call)
         zero = self.zero_of(name, call)
-        x = x if zero is None else x + newest(zero, x.shape[2])
+        x = x if zero is None else x + newest_scales(zero, x.shape[2])
         return self.stored(self.clipped(x, call), call)
 
     def new_scale(self, name: str, call: Coded) -> np.ndarray:
         """The scales of the new tokens."""
-        return np.asarray(newest(self.scale_of(name, call), call.arrays[name].shape[2]))
+        return np.asarray(newest_scales(self.scale_of(name, call), call.arrays[name].shape[2]))
 
     def tokens(self, name: str, call: Coded) -> np.ndarray:
         """The new keys or values."""
@@ -157,7 +157,9 @@ class QuantizedKernel(Writing):
         new, axes = inputs.sizes.Lq, axes_of(name.partition("_")[0])
         table, counts = arrays["page_table"].values, arrays["key_lengths"].values
         slots = slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
-        return put(inputs.case, arrays[name].values, slots[:, -new:], codes[:, :, -new:], axes)
+        return write_tokens(
+            inputs.case, arrays[name].values, slots[:, -new:], codes[:, :, -new:], axes
+        )
 
     def from_pages(self, call: Coded, inputs: Inputs) -> Coded:
         """The call with tokens gathered from their pages."""

@@ -23,7 +23,7 @@ from attention_conformance.suite.spec.operators.rotary import (
 
 
 @dataclass(frozen=True)
-class Turn:
+class RotaryCall:
     """One call: rotate `x` (B, H, L, D) by the positions (L,) or (B, L) of its tokens.
 
     - `entries`: the number of positions in a table of sines and cosines
@@ -64,12 +64,12 @@ class RotaryKernel(DeclaredKernel):
         }
 
         def rotate(x: Rounded, position: Rounded, back: bool = False) -> Rounded:
-            turn = Turn(x.values, position.values, rotation, fmt, entries, back)
+            turn = RotaryCall(x.values, position.values, rotation, fmt, entries, back)
             return self.deliver(self.turned(turn), fmt)
 
         return rotation_call(rotate, arguments, (rotation, fmt.name, entries))
 
-    def turned(self, turn: Turn) -> np.ndarray:
+    def turned(self, turn: RotaryCall) -> np.ndarray:
         """`x` rotated, (B, H, L, D), not yet rounded."""
         first, second = self.pairs(turn)
         cosine, sine = self.table(turn)
@@ -81,7 +81,7 @@ class RotaryKernel(DeclaredKernel):
         )
         return out
 
-    def pairs(self, turn: Turn) -> tuple[slice, slice]:
+    def pairs(self, turn: RotaryCall) -> tuple[slice, slice]:
         """The places of the first and of the second components of all pairs."""
         size = turn.rotation.size
         if turn.rotation.interleaved:
@@ -89,28 +89,28 @@ class RotaryKernel(DeclaredKernel):
         return slice(0, size // 2), slice(size // 2, size)
 
     def rotated(
-        self, x1: np.ndarray, x2: np.ndarray, cosine: np.ndarray, sine: np.ndarray, turn: Turn
+        self, x1: np.ndarray, x2: np.ndarray, cosine: np.ndarray, sine: np.ndarray, turn: RotaryCall
     ) -> tuple[np.ndarray, np.ndarray]:
         """The first and the second components of all pairs, rotated."""
         return x1 * cosine - x2 * sine, x2 * cosine + x1 * sine
 
-    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+    def table(self, turn: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
         """The cosines and sines, broadcastable to (B, H, L, r / 2); r components are rotated."""
         theta, factor = self.frequencies(turn)
         angle = self.angle(self.position(turn), theta, turn)
         angle = angle if angle.ndim == 2 else angle[:, None]
         return np.cos(angle) * factor, np.sin(angle) * factor
 
-    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+    def frequencies(self, turn: RotaryCall) -> tuple[np.ndarray, Any]:
         """The frequencies (r / 2,), and the attention factor that multiplies sine and cosine."""
         reference = frequencies(turn.rotation, turn.position)
         return reference.theta.astype(turn.work), turn.work(reference.attention)
 
-    def position(self, turn: Turn) -> np.ndarray:
+    def position(self, turn: RotaryCall) -> np.ndarray:
         """The positions of the tokens in working precision."""
         return turn.position.astype(turn.work)
 
-    def angle(self, position: np.ndarray, theta: np.ndarray, turn: Turn) -> np.ndarray:
+    def angle(self, position: np.ndarray, theta: np.ndarray, turn: RotaryCall) -> np.ndarray:
         return position[..., None] * theta
 
     def deliver(self, out: np.ndarray, fmt: DType) -> Any:
@@ -122,7 +122,7 @@ class RotaryTableCast(RotaryKernel):
 
     numerics = "fused"
 
-    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+    def table(self, turn: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
         cosine, sine = super().table(turn)
         return tuple(round_to(x, turn.fmt).astype(turn.work) for x in (cosine, sine))  # type: ignore[return-value]
 
@@ -132,13 +132,13 @@ class RotaryByTable(RotaryKernel):
 
     features = FEATURES | {"position-table"}
 
-    def position(self, turn: Turn) -> np.ndarray:
+    def position(self, turn: RotaryCall) -> np.ndarray:
         rows = self.rows(turn)
         is_missing = (rows < 0) | (rows >= turn.entries) | (rows % 1 != 0)
         if is_missing.any():
             raise ValueError(f"a table of {turn.entries} positions has no {rows[is_missing][0]:g}")
         return rows.astype(turn.work)
 
-    def rows(self, turn: Turn) -> np.ndarray:
+    def rows(self, turn: RotaryCall) -> np.ndarray:
         """The row of each position."""
         return turn.position

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.suite.judge import answer
-from attention_conformance.suite.judge.arguments import arrays_of, watched
+from attention_conformance.suite.judge.arguments import arrays_of, change_detector
 from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
 from attention_conformance.suite.judge.verdict import Deviation
 from attention_conformance.suite.spec.case import Case
@@ -68,7 +68,7 @@ def _effect_symptoms(tool: Instrument, inputs: Inputs) -> Iterator[Symptom]:
     def values(native: object) -> np.ndarray:
         return np.array(answer.read(backend, native, inputs, prepared).arrays["output"])
 
-    changed_since = watched(backend, arrays_of(backend, prepared))
+    changed_since = change_detector(backend, arrays_of(backend, prepared))
     native = prepared()
     first = values(native)
     if changed_names := changed_since():

@@ -65,7 +65,7 @@ PAIRED = 64
 """The largest number of different answers of faults that are paired."""
 
 
-def explained(
+def explaining_faults(
     failing: Sequence[Cell],
     passing: Sequence[Cell],
     is_late: Callable[[], bool],

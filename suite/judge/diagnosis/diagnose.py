@@ -22,7 +22,7 @@ from attention_conformance.suite.judge.diagnosis.catalogue import (
     BESIDE,
     MORE,
     TRIED,
-    explained,
+    explaining_faults,
     wrong_outcomes,
 )
 from attention_conformance.suite.judge.diagnosis.conditions import sorted_by_likeness
@@ -79,7 +79,7 @@ def diagnose(
     `without` is the name of a fault that is left out of the catalogue. Settings that calls change are
     restored.
     """
-    with leaks.undone(backend):
+    with leaks.restored_settings(backend):
         others_fail = any(isinstance(cell.case, Case) for cell in failing)
         of_elections = list(election_diagnoses(failing, others_fail))
     comparable = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
@@ -98,16 +98,16 @@ def diagnose(
     passing = [*dict.fromkeys(passing)]
     begin = time.process_time()
     wrong, evidence_outcomes = tee(wrong_outcomes(failing))
-    with leaks.undone(backend):
+    with leaks.restored_settings(backend):
         is_late = deadline(CATALOGUE_SHARE * seconds)
-        by_catalogue = explained(failing, passing, is_late, without, wrong)
+        by_catalogue = explaining_faults(failing, passing, is_late, without, wrong)
     seconds_left = max((1 - CATALOGUE_SHARE) * seconds, seconds - (time.process_time() - begin))
     evidence = Evidence(islice(evidence_outcomes, len(cases)), comparable)
     by_probes = identify(backend, implementation, cases, seconds_left, evidence)
     # If outputs are wrong, wrong gradients and elections may be consequences, and are no diagnosis.
     minor = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     minor |= {ELECTION} if failing else set()
-    diagnoses = joined(by_catalogue, by_probes, bool(evidence.failing))
+    diagnoses = merge_diagnoses(by_catalogue, by_probes, bool(evidence.failing))
     is_explained = bool(diagnoses) and diagnoses[0].explains == diagnoses[0].tried
     diagnoses += [d for d in of_elections if not is_explained or NAN_ID in d.case]
     diagnoses.sort(key=lambda diagnosis: diagnosis.family in minor)
@@ -168,7 +168,7 @@ def returned_weights_diagnoses(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
             yield Diagnosis(text, hint, "softmax", "measured", count, count, 0, case)
 
 
-def joined(
+def merge_diagnoses(
     faults: Iterable[Diagnosis], measured: Iterable[Diagnosis], were_compared: bool = True
 ) -> list[Diagnosis]:
     """The diagnoses of both sources, those that explain most first.

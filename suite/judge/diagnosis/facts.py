@@ -47,7 +47,7 @@ def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]
     """
     tool = Instrument(implementation, seconds)
     facts: dict[str, str] = {}
-    with leaks.undone(implementation.backend):
+    with leaks.restored_settings(implementation.backend):
         if (plain := _case(tool)) is not None:
             list(precision.ask(tool, plain))  # sets `tool.unit`
         for name, fact in FACTS.items():

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.suite.judge.answer import swap_heads_and_length
-from attention_conformance.suite.judge.derivative import differentiated, native_cotangent
+from attention_conformance.suite.judge.derivative import differentiable_names, native_cotangent
 from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
 from attention_conformance.suite.judge.diagnosis.instrument import (
     Instrument,
@@ -147,7 +147,7 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
         if prepared is None:
             return None
         backend = tool.implementation.backend
-        names = differentiated(tool.implementation, prepared, inputs)
+        names = differentiable_names(tool.implementation, prepared, inputs)
         values = np.ascontiguousarray(native_cotangent(cotangent, inputs, prepared))
         _, native = backend.vjp(prepared, names, backend.array(values, inputs.dtype))
         arrays: dict[str, np.ndarray | None] = {}

@@ -64,7 +64,7 @@ def identify(
     tool = Instrument(implementation, seconds)
     explained_by: dict[str, tuple[Symptom, list[Case]]] = {}
     groups: dict[str, list[Case]] = {}
-    with leaks.undone(implementation.backend):
+    with leaks.restored_settings(implementation.backend):
         for case in sorted(cases, key=lambda case: (case.sizes.pairs, case.id)):
             small = tool.small_case(case)
             groups.setdefault(case.id if small is None else small.id, []).append(case)

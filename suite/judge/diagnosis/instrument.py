@@ -114,7 +114,7 @@ class Instrument:
         if factor != 1 and case.operator.is_default:
             inputs = inputs.replace(query=inputs.query * factor, key=inputs.key * factor)
         try:
-            return elections.aligned(inputs, self.implementation)
+            return elections.with_flag_mask(inputs, self.implementation)
         except ENDS:
             raise
         except Exception:

@@ -159,7 +159,7 @@ def alignment(inputs: Inputs, implementation: Implementation) -> str:
     return _elected_or(default, "causal-alignment", implementation, inputs.dtype)
 
 
-def aligned(inputs: Inputs, implementation: Implementation) -> Inputs:
+def with_flag_mask(inputs: Inputs, implementation: Implementation) -> Inputs:
     """The inputs whose mask is what the implementation's causal flag means: the bottom-right mask if that
     is elected; the mask as an array if the flag has another meaning, and arrays are supported."""
     elected_alignment = alignment(inputs, implementation)

@@ -12,7 +12,7 @@ from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.scripts import actions, freed_tokens
 from attention_conformance.suite.spec.operators.steps import Chunk, Crop
-from attention_conformance.suite.spec.operators.views import attended, views
+from attention_conformance.suite.spec.operators.views import attended_pairs, views
 
 FREED = (
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c3.2.back2.1.3",
@@ -49,7 +49,7 @@ def rows_without_freed(inputs: Inputs) -> np.ndarray:
     """True for the rows (B, Lq) that attend no token that leaves the cache, and whose chunk has no such
     token."""
     is_freed = freed_tokens(inputs.case)
-    rows = ~np.asarray((attended(inputs.case) & is_freed).any((2, 3)))
+    rows = ~np.asarray((attended_pairs(inputs.case) & is_freed).any((2, 3)))
     first_row = inputs.sizes.Lk - inputs.sizes.Lq
     for view in views(inputs.case):
         has_freed = is_freed[view.own_samples[:, None], first_row + view.rows].any()

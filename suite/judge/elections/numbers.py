@@ -180,9 +180,9 @@ def _probe_minus_one_behind_last_page(p: Probe) -> str:
 
 def _probe_nan_behind_last_key(p: Probe) -> str:
     inputs = _paged_inputs(p)
-    used_slots = in_pages.owned(inputs)
+    used_slots = in_pages.owned_slots(inputs)
     unused_slots = ~used_slots & used_slots.any(1, keepdims=True)
-    got = p.values(in_pages.filled(inputs, unused_slots, np.nan))
+    got = p.values(in_pages.fill_slots(inputs, unused_slots, np.nan))
     if got is None:
         raise Deviation("election", "a NaN behind the last key raised")
     if np.isnan(got).any():

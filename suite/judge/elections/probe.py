@@ -16,7 +16,7 @@ from attention_conformance.backends.protocol import (
 from attention_conformance.references.rounding import Bounded
 from attention_conformance.suite.judge import refusal
 from attention_conformance.suite.judge.answer import (
-    names_of,
+    differentiable_arrays,
     parts,
     swap_heads_and_length,
     vjp_of_lse,
@@ -211,7 +211,7 @@ class Probe:
         self.require(inputs)
         backend = self.implementation.backend
         prepared = self.implementation.differentiable(inputs)
-        names = names_of(prepared, inputs)
+        names = differentiable_arrays(prepared, inputs)
         wrt = [name for name in inputs.operands if name in names]
         values = np.ascontiguousarray(swap_heads_and_length(cotangent, prepared))
         native = backend.array(values, self.dtype)

@@ -81,7 +81,7 @@ class Host:
         """Import the user's file; returns the function and its own claims."""
         text, like, claims = self.start["function"], self.start["like"], self.start["claims"]
         if self.start["forbids_native"]:
-            claims = {**claims, "forbid": registry.own_attention(self.backend)}
+            claims = {**claims, "forbid": registry.native_attention(self.backend)}
         for name in self.start["hidden"]:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # imports of it raise
         function = registry.load_function(self.backend, text, claims)
@@ -116,7 +116,7 @@ class Host:
 
     def end(self) -> tuple[list[str], list[str]]:
         """Restore the settings, and begin the next cell; returns changes and background errors."""
-        changes, errors = self.settings_before.restore(), leaks.died()
+        changes, errors = self.settings_before.restore(), leaks.background_errors()
         self.begin()
         return changes, errors
 
@@ -257,8 +257,8 @@ def main() -> None:
     parent.set_inheritable(False)
     channel = wire.as_file(parent)
     start, _ = wire.receive(channel, (sys.maxsize, 0))
-    leaks.watch()
-    with leaks.quiet():
+    leaks.record_deaths()
+    with leaks.without_warnings():
         try:
             host = Host(pickle.loads(start))
         except BackendUnavailable as error:

@@ -89,7 +89,7 @@ def one_in(
     return tuple(chosen)
 
 
-def asked(*asks: Ask | str) -> Selection:
+def cases_of(*asks: Ask | str) -> Selection:
     """The cases of these lists and patterns of ids. A pattern has the dtypes of the row "promise" of
     `DTYPES_AT`."""
     patterns = tuple(ask for ask in asks if isinstance(ask, str))
@@ -129,7 +129,7 @@ def in_all_dtypes(kind: str, pattern: str) -> bool:
     return promise or part(pattern, "SIZES") in operator.asks.common_sizes
 
 
-def parsed(ids: Iterable[str]) -> tuple[Case, ...]:
+def parse_cases(ids: Iterable[str]) -> tuple[Case, ...]:
     """The cases with these ids, each once. Raises ValueError for an invalid id."""
     return tuple(Case.parse(text) for text in dict.fromkeys(ids))
 
@@ -147,17 +147,17 @@ compiled_gradient_cases = _pool_of_operators("compiled_gradients")
 """Cases for derivatives of compiled implementations."""
 
 
-def plain(*names: str) -> tuple[str, ...]:
+def plain_patterns(*names: str) -> tuple[str, ...]:
     """The ids, with {dt}, of the plain cases of these operators (`Asks.plain`)."""
     return tuple(OPERATORS[name].asks.plain for name in names)
 
 
-def in_pages() -> tuple[str, ...]:
+def paged_patterns() -> tuple[str, ...]:
     """The ids, with {dt}, of the cases with a page table, of all operators."""
     return tuple(pattern for operator in OPERATORS.values() for pattern in operator.asks.pages)
 
 
-def with_plain(
+def with_plain_cases(
     *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
 ) -> Selection:
     """The cases of `asked`, and from standard on the plain cases of operators that `asks` do not name.
@@ -171,11 +171,11 @@ def with_plain(
             text for ask in asks for text in ([ask] if isinstance(ask, str) else ask.patterns())
         )
         named_operators = {part(text, "OPERATOR") for text in texts}
-        patterns = [*plain(*(name for name in OPERATORS if name not in named_operators))]
+        patterns = [*plain_patterns(*(name for name in OPERATORS if name not in named_operators))]
         patterns += [text for operator in OPERATORS.values() for text in operator.asks.plain_kinds]
         return [text for text in patterns if keep(Case.parse(text.replace("{dt}", "f32")))]
 
-    return asked(*asks, Ask(plain_patterns, dtypes=dtypes, since="standard"))
+    return cases_of(*asks, Ask(plain_patterns, dtypes=dtypes, since="standard"))
 
 
 def has_axes(axes: str) -> Callable[[Case], bool]:

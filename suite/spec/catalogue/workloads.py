@@ -174,7 +174,7 @@ def sweep() -> tuple[Workload, ...]:
     )
 
 
-def named(text: str) -> tuple[Workload, ...]:
+def find_workloads(text: str) -> tuple[Workload, ...]:
     """The workloads for a text: a name, "all", "sweep", or the id of any case.
 
     Raises ValueError with the valid names.

@@ -13,7 +13,12 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.malformed.problem import Contained, Spoil, changed, malformed
 from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.operators.cached import CACHED
-from attention_conformance.suite.spec.operators.in_pages import TABLE, filled, pools, read_entries
+from attention_conformance.suite.spec.operators.in_pages import (
+    TABLE,
+    fill_slots,
+    pools,
+    read_entries,
+)
 from attention_conformance.suite.spec.operators.packed import PACKED
 from attention_conformance.suite.spec.operators.paged import PAGED
 from attention_conformance.suite.spec.operators.paged_write import PAGED_WRITE
@@ -160,7 +165,7 @@ def _by_sample(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]
     pages[named_pages[(named_pages >= 0) & (named_pages < len(pages))]] = True
     unnamed_slots = np.repeat(~pages[:, None], x.letters["s"], 1)
     rows = _rows_of(x, samples)
-    return (x, ~rows), (filled(spoilt, unnamed_slots, 50.0, 0.0), rows)
+    return (x, ~rows), (fill_slots(spoilt, unnamed_slots, 50.0, 0.0), rows)
 
 
 PAGES = (

@@ -73,7 +73,7 @@ from attention_conformance.suite.spec.operators.scripts import (
     is_ring,
     most_tokens,
     paddings,
-    played,
+    play_script,
     rotation,
     samples_differ,
 )
@@ -233,7 +233,7 @@ def validate(case: Case) -> None:
             "the last of them",
         )
         expect(not has_documents(case), "a script with padding has no other document")
-    longest = max(after.positions.shape[1] for _, after in played(case))
+    longest = max(after.positions.shape[1] for _, after in play_script(case))
     if is_ring(case):
         extra_slots = [
             action.count

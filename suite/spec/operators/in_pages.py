@@ -54,13 +54,13 @@ FREE = 2
 Draw = Callable[[Case, np.random.Generator, int], dict[str, np.ndarray]]
 
 
-def flat(case: Case) -> Case:
+def case_without_pages(case: Case) -> Case:
     """The case without pages, whose call stores no tokens in pools."""
     page_options = [
         option for option in (IN_PAGES, SHARED, LAYOUT) if case.operator.option(option.name)
     ]
     defaults = {option.name: option.default for option in page_options}
-    return case.with_options(**defaults, **({"writes": False} if stores(case) else {}))
+    return case.with_options(**defaults, **({"writes": False} if stored_pool_names(case) else {}))
 
 
 def is_pooled(array_axes: str) -> bool:
@@ -180,7 +180,11 @@ def draw_paged(
     with fewer keys has the last ones."""
     if case.option("page_size") is None:
         return draw(case, rng, seed)
-    arrays, array_axes, n = draw(flat(case), rng, seed), flat(case).axes, letters(case)
+    arrays, array_axes, n = (
+        draw(case_without_pages(case), rng, seed),
+        case_without_pages(case).axes,
+        letters(case),
+    )
     counts, (pages, shared) = lengths(case), page_counts(case)
     table = draw_table(pages, n, owned_pages(n["p"], rng), rng, shared)
     slot_ids = slots_of(table, counts, n["s"], case.sizes.Lk)
@@ -198,7 +202,7 @@ def draw_paged(
             pool = np.full((n["p"] * n["s"], *tokens.shape[2:]), large)
             pool[::2] *= -1 if large and not name.endswith("scale") else 1
             pool = pool_of(case, pool, array_axes[name])
-            arrays[name] = put(case, pool, written, array, array_axes[name])
+            arrays[name] = write_tokens(case, pool, written, array, array_axes[name])
     return {**arrays, "page_table": table.astype(np.float64), "key_lengths": counts.astype(float)}
 
 
@@ -268,7 +272,7 @@ def take_tokens(case: Case, pool: np.ndarray, ids: np.ndarray, array_axes: str) 
     return np.moveaxis(tokens, (0, 1), (array_axes.index("b"), array_axes.index("k")))
 
 
-def put(
+def write_tokens(
     case: Case, pool: np.ndarray, ids: np.ndarray, x: np.ndarray, array_axes: str
 ) -> np.ndarray:
     """A copy of a pool of the case, with tokens (axes `array_axes`) in the slots `ids` (B, Lk) that are
@@ -278,18 +282,25 @@ def put(
     return np.ascontiguousarray(slots_first(case, copy, array_axes))
 
 
-def stores(case: Case) -> tuple[str, ...]:
+def stored_pool_names(case: Case) -> tuple[str, ...]:
     """The names of the pools in which a call stores new tokens, in the order of its outputs."""
     names = (name.removesuffix("_output") for name in case.operator.outputs(case))
     return tuple(name for name in names if f"{NEW}{name}" in case.axes)
 
 
-def stored(inputs: Inputs) -> Inputs:
+def with_stored_tokens(inputs: Inputs) -> Inputs:
     """The inputs after new tokens are stored in their slots."""
-    case, names, array_axes = inputs.case, stores(inputs.case), flat(inputs.case).axes
+    case, names, array_axes = (
+        inputs.case,
+        stored_pool_names(inputs.case),
+        case_without_pages(inputs.case).axes,
+    )
     slot_ids = slots(inputs)[:, -inputs.sizes.Lq :]
     new_tokens = {name: inputs.arrays[f"{NEW}{name}"] for name in names}
-    pools = {n: put(case, inputs.arrays[n], slot_ids, new_tokens[n], array_axes[n]) for n in names}
+    pools = {
+        n: write_tokens(case, inputs.arrays[n], slot_ids, new_tokens[n], array_axes[n])
+        for n in names
+    }
     return inputs.replace(writes=False, **pools, **{f"{NEW}{name}": None for name in names})
 
 
@@ -308,7 +319,7 @@ def read_entries(inputs: Inputs) -> np.ndarray:
     return np.asarray(np.arange(n["t"]) * n["s"] < counts[:, None])
 
 
-def owned(inputs: Inputs) -> np.ndarray:
+def owned_slots(inputs: Inputs) -> np.ndarray:
     """Boolean (P, S): slots that hold a key of some sample."""
     n, table, counts = inputs.letters, *(inputs.arrays[name] for name in TABLE)
     is_owned = np.zeros((n["p"], n["s"]), bool)
@@ -317,7 +328,7 @@ def owned(inputs: Inputs) -> np.ndarray:
     return is_owned
 
 
-def filled(inputs: Inputs, slots: np.ndarray, value: Any, key_value: Any = None) -> Inputs:
+def fill_slots(inputs: Inputs, slots: np.ndarray, value: Any, key_value: Any = None) -> Inputs:
     """The inputs with another `value` in some slots (boolean (P, S)) of all pools, and with `key_value`
     in pools of keys, if given. Codes have NaN in place of infinity, and whole codes the largest code.
 
@@ -352,7 +363,7 @@ def refuse_malformed(
         raise ValueError(f"expected pages from 0 to {pages - 1}, got {read}")
 
 
-def masked(inputs: Inputs) -> Inputs:
+def mask_missing_keys(inputs: Inputs) -> Inputs:
     """The inputs with a mask for the keys of `gathered`, which hides places in front of the first key of
     a sample. The inputs are unchanged without pages, and if all samples have Lk keys."""
     counts = inputs.arrays.get("key_lengths")
@@ -363,9 +374,9 @@ def masked(inputs: Inputs) -> Inputs:
     return inputs.with_dense(mask_array=has_key if mask is None else mask & has_key)
 
 
-def by_position(inputs: Inputs) -> Inputs:
+def with_mask_by_position(inputs: Inputs) -> Inputs:
     """`masked` inputs, whose mask is shifted so that the first key of a sample has the index 0."""
-    masked_inputs = masked(inputs)
+    masked_inputs = mask_missing_keys(inputs)
     if masked_inputs is inputs or masked_inputs.mask_array is None:
         return masked_inputs
     hidden_count = (inputs.sizes.Lk - inputs.arrays["key_lengths"].astype(int))[:, None, None, None]
@@ -377,15 +388,15 @@ def by_position(inputs: Inputs) -> Inputs:
     return replace(masked_inputs, mask_array=mask_array)
 
 
-def gathered(inputs: Inputs) -> Inputs:
+def gather_tokens(inputs: Inputs) -> Inputs:
     """The inputs without pages, after new tokens are stored. The last key of every sample has the index
     Lk - 1."""
     if "page_table" not in inputs.arrays:
         return inputs
-    if stores(inputs.case):
-        inputs = stored(inputs)
-    slot_ids, inputs = slots(inputs), masked(inputs)
-    paged_case, case = inputs.case, flat(inputs.case)
+    if stored_pool_names(inputs.case):
+        inputs = with_stored_tokens(inputs)
+    slot_ids, inputs = slots(inputs), mask_missing_keys(inputs)
+    paged_case, case = inputs.case, case_without_pages(inputs.case)
     arrays = {
         name: take_tokens(paged_case, x, slot_ids, case.axes[name])
         if is_pooled(case.axes.get(name, ""))

@@ -62,7 +62,11 @@ from attention_conformance.suite.spec.operator import (
 from attention_conformance.suite.spec.operators import in_pages
 from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.layers import FACTORS, kernel
-from attention_conformance.suite.spec.operators.tiles import tile_counts, to_tiles, untiled
+from attention_conformance.suite.spec.operators.tiles import (
+    repeat_per_component,
+    tile_counts,
+    to_tiles,
+)
 from attention_conformance.suite.spec.recipes import add_offset, level, rising
 from attention_conformance.suite.spec.sizes import Sizes
 
@@ -131,9 +135,9 @@ def encoded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[st
     number of a tile takes the largest code, at most 448; a tile of zeros has the scale 1."""
     R, largest_code = latent.shape[-1], min(CODES[case.option("codes")].max, CODES["e4m3"].max)
     sizes = 0.5 + 1.5 * rng.random((*latent.shape[:2], case.letters["l"]))
-    scale = np.abs(to_tiles(latent * untiled(sizes, R))).max(-1) / largest_code
+    scale = np.abs(to_tiles(latent * repeat_per_component(sizes, R))).max(-1) / largest_code
     scale[scale == 0.0] = 1.0
-    codes = latent * untiled(sizes / scale, R)
+    codes = latent * repeat_per_component(sizes / scale, R)
     return {"latent_codes": np.clip(codes, -largest_code, largest_code), "latent_scale": scale}
 
 
@@ -142,7 +146,7 @@ def dequantized(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     if "latent" in arrays:
         return arrays["latent"]
     codes = arrays["latent_codes"]
-    return np.asarray(codes * untiled(arrays["latent_scale"], codes.shape[-1]))
+    return np.asarray(codes * repeat_per_component(arrays["latent_scale"], codes.shape[-1]))
 
 
 def selector(rng: np.random.Generator, among: int, R: int, H: int, size: int) -> np.ndarray:
@@ -219,7 +223,7 @@ def validate(case: Case) -> None:
         raise ValueError(f"{case.operator} needs sizes d, r and e of 1 or more: {case.id}")
 
 
-def plain(
+def plain_operands(
     arrays: Mapping[str, np.ndarray], precision: type[np.floating[Any]] = np.float64
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Query and key (B, H, L, D + E) and value (B, H, Lk, Dv) of the plain attention that gives the same

@@ -86,11 +86,11 @@ def token_of_lengths(pair: Lengths) -> str:
 
 def segments(case: Case) -> Iterator[tuple[slice, slice]]:
     """The query slice and key slice of each segment."""
-    edges = (pairwise(summed(part).tolist()) for part in case.option("segments"))
+    edges = (pairwise(cumulative_lengths(part).tolist()) for part in case.option("segments"))
     return ((slice(*rows), slice(*keys)) for rows, keys in zip(*edges, strict=True))
 
 
-def summed(part: Collection[int] | np.ndarray) -> np.ndarray:
+def cumulative_lengths(part: Collection[int] | np.ndarray) -> np.ndarray:
     """Cumulative lengths from 0 on, (B + 1,) int64: the start of each segment, and the final end."""
     return np.concatenate([[0], np.cumsum(np.asarray(part, np.int64))]).astype(np.int64)
 

@@ -85,7 +85,7 @@ def page_counts(case: Case) -> tuple[np.ndarray, int]:
     return -(-keys // size), shared
 
 
-def pool(case: Case) -> dict[str, int]:
+def pool_sizes(case: Case) -> dict[str, int]:
     """The numbers of pages, of slots and of entries of the table, by letter."""
     return in_pages.sizes_by_letter(*page_counts(case), case.option("page_size"))
 
@@ -171,7 +171,7 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    s, n = case.sizes, pool(case)
+    s, n = case.sizes, pool_sizes(case)
     query, *tokens = packed_operands(case, rng)
     table = draw_table(case, rng)
     arrays = {"query": query}
@@ -189,7 +189,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 def draw_table(case: Case, rng: np.random.Generator) -> np.ndarray:
     """A page table (B, T), with pages in random order, or ascending with the option `order`."""
-    n, (counts, shared) = pool(case), page_counts(case)
+    n, (counts, shared) = pool_sizes(case), page_counts(case)
     order = owned_pages(n["p"], rng)
     if case.option("order") == "ascending":
         order = np.sort(order)
@@ -348,7 +348,9 @@ PAGED = Operator(
         probe=PLAIN,
         well_formed=PLAIN.format(dt="f32"),
     ),
-    array_kinds=ArrayKinds(letters=pool, integers=("query_lengths", "key_lengths", "page_table")),
+    array_kinds=ArrayKinds(
+        letters=pool_sizes, integers=("query_lengths", "key_lengths", "page_table")
+    ),
     packing=Packing(completed=completed, choose=choose),
     work=work,
 )

@@ -48,7 +48,7 @@ from attention_conformance.suite.spec.operators.paged import (
     axes_of_pools,
     completed,
     draw_table,
-    pool,
+    pool_sizes,
     validate,
 )
 from attention_conformance.suite.spec.recipes import DRAWS
@@ -84,7 +84,7 @@ def outputs(case: Case) -> Axes:
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Unit normals everywhere, in the pools too, so that every change of a slot shows."""
-    s, n = case.sizes, pool(case)
+    s, n = case.sizes, pool_sizes(case)
     _, key, value = DRAWS[case.recipe](rng, Sizes(1, s.H, s.Hkv, 0, s.Lq, s.D, s.Dv), case.dtype)
     tokens = {name: x[0].transpose(1, 0, 2) for name, x in (("key", key), ("value", value))}
     shape = {"p": n["p"], "s": n["s"], "g": s.Hkv, "d": s.D, "v": s.Dv}
@@ -196,7 +196,7 @@ PAGED_WRITE = Operator(
     recipes=("normal", "tiny"),
     questions=Questions(well_formed=PLAIN.format(dt="f32")),
     array_kinds=ArrayKinds(
-        letters=pool, statistics=("value", "value_cache"), integers=("slot_mapping",)
+        letters=pool_sizes, statistics=("value", "value_cache"), integers=("slot_mapping",)
     ),
     has_keys=False,
     packing=Packing(completed=completed, choose=choose),

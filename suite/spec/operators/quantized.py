@@ -53,7 +53,12 @@ from attention_conformance.suite.spec.operators import in_pages
 from attention_conformance.suite.spec.operators.layers import FACTORS, PASSES
 from attention_conformance.suite.spec.operators.packed import allowed_pairs
 from attention_conformance.suite.spec.operators.quantized_cases import ASKS, IN_PAGES
-from attention_conformance.suite.spec.operators.tiles import TILES, tile_counts, to_tiles, untiled
+from attention_conformance.suite.spec.operators.tiles import (
+    TILES,
+    repeat_per_component,
+    tile_counts,
+    to_tiles,
+)
 from attention_conformance.suite.spec.recipes import DRAWS
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -114,7 +119,7 @@ def expand(array: np.ndarray, axes: str, to_axes: str, sizes: Mapping[str, int])
     """Scales or zero points with `axes` in a shape that broadcasts with arrays with `to_axes`. A
     number of a tile is repeated for its components. `sizes` are by letter."""
     if axes[-1:] == TILES[to_axes[-1]]:
-        return untiled(array, sizes[to_axes[-1]])
+        return repeat_per_component(array, sizes[to_axes[-1]])
     shape = iter(array.shape)
     return array.reshape([next(shape) if letter in axes else 1 for letter in to_axes])
 
@@ -127,7 +132,7 @@ def broadcast(inputs: Inputs, name: str) -> np.ndarray:
     return expand(inputs.arrays[name], inputs.axes(name), axes, inputs.letters)
 
 
-def argument(inputs: Inputs, name: str) -> np.ndarray:
+def scale_argument(inputs: Inputs, name: str) -> np.ndarray:
     """A scale or zero point as implementations get it: as `broadcast` returns it, but one number for each
     tile."""
     has_tiles = inputs.case.option("scales") == "pertile"
@@ -214,7 +219,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     return arrays | scales
 
 
-def newest(array: Any, tokens: int) -> Any:
+def newest_scales(array: Any, tokens: int) -> Any:
     """Scales or zero points of the last `tokens` tokens: the end of (., ., Lk, .), all of (., ., 1,
     .)."""
     return array[:, :, -tokens:] if array.shape[2] > 1 else array
@@ -233,7 +238,7 @@ def dequantized(inputs: Inputs, name: str) -> np.ndarray:
 def allowed(inputs: Inputs) -> np.ndarray | None:
     """The mask (1 or B, 1, Lq, Lk), with pages over the keys that `in_pages.gathered` returns; True
     attends. None if all pairs attend."""
-    page_mask, s = in_pages.masked(inputs).mask_array, inputs.sizes
+    page_mask, s = in_pages.mask_missing_keys(inputs).mask_array, inputs.sizes
     if inputs.case.option("alignment") == "all":
         return page_mask
     causal = allowed_pairs(s.Lq, s.Lk, "causalbr")[None, None]
@@ -242,7 +247,7 @@ def allowed(inputs: Inputs) -> np.ndarray | None:
 
 def work(inputs: Inputs, direction: str) -> Work:
     """2 P (D + Dv) operations for P pairs. Codes and scales of attended tokens are read once."""
-    s, gathered, mask = inputs.sizes, in_pages.gathered(inputs), allowed(inputs)
+    s, gathered, mask = inputs.sizes, in_pages.gather_tokens(inputs), allowed(inputs)
     attended = np.broadcast_to(True if mask is None else mask, (s.B, 1, s.Lq, s.Lk))
     pairs, share = s.H * int(attended.sum()), attended.any(2).mean()
     byte_count = s.B * s.H * s.Lq * s.Dv * inputs.dtype.itemsize

@@ -56,10 +56,10 @@ class Contents:
 
 def actions(case: Case) -> tuple[Action, ...]:
     """The actions that `played` returns with `lenient`, for scripts that may be invalid."""
-    return tuple(action for action, _ in played(case, lenient=True))
+    return tuple(action for action, _ in play_script(case, lenient=True))
 
 
-def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Contents], ...]:
+def play_script(case: Case, lenient: bool = False) -> tuple[tuple[Action, Contents], ...]:
     """Each action of a script, with the contents of the cache after it (read-only). Tokens that are in
     the cache before the script begins are a first chunk.
 
@@ -179,7 +179,7 @@ def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
     return out
 
 
-def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) -> Any:
+def concatenate_chunks(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) -> Any:
     """The rows of all chunks as one array, with samples along axis 0, and along `axis` the rows of each
     sample in the order of its chunks. `parts` has the rows of each chunk."""
     if all(chunk.samples is None for chunk, _ in parts):
@@ -194,12 +194,12 @@ def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) ->
 
 def most_tokens(case: Case) -> int:
     """The largest number of tokens that a sample has in the cache, if no window removes tokens."""
-    return max(after.positions.shape[1] for _, after in played(case, lenient=True))
+    return max(after.positions.shape[1] for _, after in play_script(case, lenient=True))
 
 
 def samples_differ(case: Case) -> bool:
     """True if an action is of some samples only, or if samples differ in their number of tokens."""
-    history = played(case, lenient=True)
+    history = play_script(case, lenient=True)
     some_step_alone = any(
         action.samples is not None and not isinstance(action, Pick) for action, _ in history
     )
@@ -239,7 +239,7 @@ def capacity(case: Case) -> int:
     return most_tokens(case) + SPARE if slots is None else slots
 
 
-def unwritten(case: Case, *shape: int) -> np.ndarray:
+def unwritten_slots(case: Case, *shape: int) -> np.ndarray:
     """An array for slots that no token was written into: large numbers of both signs."""
     return np.resize(case.dtype.large * np.array([1.0, -1.0, -1.0]), shape)
 
@@ -253,7 +253,7 @@ def freed_tokens(case: Case) -> np.ndarray:
     """Boolean (B, Lk): tokens that a rollback, a reset or `keep` removes from the cache."""
     s = case.sizes
     is_freed, earlier = np.zeros((s.B, s.Lk), bool), None
-    for action, after in played(case):
+    for action, after in play_script(case):
         if earlier is not None and not isinstance(action, Chunk | Pick):
             for cache, has_left in ((earlier, True), (after, False)):
                 sample, slot = np.nonzero(cache.positions >= 0)

@@ -29,6 +29,6 @@ def to_tiles(x: np.ndarray) -> np.ndarray:
     return padded.reshape(*x.shape[:-1], tiles, TILE)
 
 
-def untiled(array: np.ndarray, size: int) -> np.ndarray:
+def repeat_per_component(array: np.ndarray, size: int) -> np.ndarray:
     """A number of every tile (..., tiles) for every component (..., size)."""
     return np.repeat(array, TILE, -1)[..., :size]

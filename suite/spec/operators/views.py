@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.masks import Tree
-from attention_conformance.suite.spec.operators.scripts import played
+from attention_conformance.suite.spec.operators.scripts import play_script
 from attention_conformance.suite.spec.operators.steps import Chunk
 
 
@@ -76,7 +76,7 @@ class View:
 
 def views(case: Case) -> Iterator[View]:
     """Yields the view of each chunk with queries, in the order of the script."""
-    for action, contents in played(case):
+    for action, contents in play_script(case):
         if isinstance(action, Chunk) and action.asked:
             sample_ids = np.array(action.own)
             lengths = contents.lengths[sample_ids]
@@ -112,10 +112,10 @@ def allowed(
 def pairs(case: Case) -> np.ndarray:
     """Boolean (B, Lq, Lk): the row attends token k of some sample, its own or one whose history it has.
     Left padding attends no token."""
-    return np.asarray(attended(case).any(2))
+    return np.asarray(attended_pairs(case).any(2))
 
 
-def attended(case: Case) -> np.ndarray:
+def attended_pairs(case: Case) -> np.ndarray:
     """Boolean (B, Lq, B, Lk): row q of sample b attends token k of sample c."""
     s = case.sizes
     attended_pairs = np.zeros((s.B, s.Lq, s.B, s.Lk), bool)
