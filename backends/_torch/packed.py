@@ -163,10 +163,8 @@ class FlexPaged(Implementation):
         elections={"nan-behind-last-key": "leaks"},
     )
 
-    @property
-    def later(self) -> frozenset[str]:
-        """Float64 and float16: pages have no dtype, and `flex` asks the same operator in every dtype."""
-        return frozenset({"f64", "f16"})
+    # Pages have no dtype, and `flex` asks the same operator in every dtype.
+    later = frozenset({"f64", "f16"})
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)

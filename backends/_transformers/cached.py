@@ -25,7 +25,6 @@ from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import cached, packed
@@ -66,10 +65,10 @@ class DynamicSdpa(Scripted):
     def function(self) -> Any:
         return chosen_function(self.chosen)
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and "rotary" in case.needs and case.dtype.name == "f64":
+    def refusal(self, case: Case) -> str | None:
+        if "rotary" in case.needs and case.dtype.name == "f64":
             return "sine and cosine are float32, also in float64 calls"
-        return super().unsupported(case)
+        return None
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         """The cache, the configuration, and a layer."""
@@ -285,10 +284,9 @@ class PackedByPositions(Implementation):
     chosen = "sdpa"
     """The name of the attention function in configurations."""
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("alignment") == "all":
-            return "models that pack by positions are causal"
-        return super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        uncausal = case.option("alignment") == "all"
+        return "models that pack by positions are causal" if uncausal else None
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)

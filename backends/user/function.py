@@ -226,10 +226,10 @@ class UserFunction(UserCallable):
         adds, hides = self.binder.serving("bias"), self.binder.serving("mask")
         return not {*adds}.isdisjoint(hides) if adds else self.native.declared.merges_mask_into_bias
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and self.loses_window(case):
+    def refusal(self, case: Case) -> str | None:
+        if self.loses_window(case):
             return "the function has other windows, and no mask to pass them by"
-        return super().unsupported(case)
+        return None
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
         """The nearest supported case; instead of a window that is lost one with as many queries as
