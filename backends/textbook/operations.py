@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.declared import Declared, Numerics
 from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import NUMERICS
-
-Numerics = str | Mapping[str, str]
-"""A numerics class, or one per short dtype name."""
 
 
 @dataclass(frozen=True)
