@@ -80,7 +80,7 @@ class Host:
         """Import the user's file; returns the function and its own claims."""
         text, like, said = self.start["function"], self.start["like"], self.start["said"]
         if self.start["forbids_own"]:
-            said = {**said, "forbid": registry.own_attention(self.backend)}
+            said = {**said, "forbid": registry.attention_names(self.backend)}
         for name in self.start["hidden"]:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # imports of it raise
         function = registry.load_function(self.backend, text, said)
