@@ -166,20 +166,17 @@ class FlexPaged(Implementation):
     # Pages have no dtype, and `flex` asks the same operator in every dtype.
     later = frozenset({"f64", "f16"})
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.call(inputs)
-
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """Calls in which the first sample has freed the pages of the last one, or in which `batch_idx`
         names the samples, the last one first."""
         if inputs.sizes.B == 1:
             return {}
         return {
-            "erase": self.call(inputs, freed=True),
-            "batch_idx": self.call(inputs, turned=True),
+            "erase": self.prepare(inputs, freed=True),
+            "batch_idx": self.prepare(inputs, turned=True),
         }
 
-    def call(self, inputs: Inputs, freed: bool = False, turned: bool = False) -> PreparedCall:
+    def prepare(self, inputs: Inputs, freed: bool = False, turned: bool = False) -> PreparedCall:
         """The call of pages that were freed before, or of samples in turned order."""
         from torch.nn.attention.experimental._paged_attention import PagedAttention
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention

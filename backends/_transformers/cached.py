@@ -288,16 +288,15 @@ class PackedByPositions(Implementation):
         uncausal = case.option("alignment") == "all"
         return "models that pack by positions are causal" if uncausal else None
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.call(inputs)
-
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return {
-            "a mask of ones": self.call(inputs, lambda query: {"attention_mask": ones(query)}),
-            "an empty cache": self.call(inputs, lambda query: {"past_key_values": empty_cache()}),
+            "a mask of ones": self.prepare(inputs, lambda query: {"attention_mask": ones(query)}),
+            "an empty cache": self.prepare(
+                inputs, lambda query: {"past_key_values": empty_cache()}
+            ),
         }
 
-    def call(
+    def prepare(
         self, inputs: Inputs, more: Callable[[Any], dict[str, Any]] = lambda query: {}
     ) -> PreparedCall:
         """The call; `more(query)` are further arguments of create_causal_mask."""
