@@ -1,1 +1,9 @@
-"""One adapter per framework, the protocol they follow, a registry, and manifests of known failures."""
+"""Adapters of frameworks. The modules here are about four things:
+
+- what an implementation promises: `declared`, `limits`; of user code `claims`, `forbidden`
+- how a framework is called: `prepared`, `binder`, `masks`, `operators`, `in_pages`, `caching`, `sources`
+- the framework as an engine: `protocol`, `memory`, `compilers`, `profiler`, `arrays`, `threads`
+- what is called: `implementation`; rows of `kernel` and `layer`; `textbook` and `user` code
+
+`registry` finds them by name.
+"""

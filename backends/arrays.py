@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.backends.memory import Shape, view
 from attention_conformance.backends.prepared import set_to
-from attention_conformance.backends.protocol import Backend, Compilers, Memory, Profiler, needed
+from attention_conformance.backends.protocol import Backend, Memory, Profiler, needed
 from attention_conformance.backends.threads import threads_asked
 from attention_conformance.suite.spec.dtypes import DType
 
@@ -58,12 +58,6 @@ class NumpyArrays(Backend):
         return "cpu"
 
 
-class RuntimeCompilers(Compilers):
-    """No compilers: every call is a model that the runtime compiles."""
-
-    runs_models = True
-
-
 class RuntimeThreads(Profiler):
     """Calls run on `thread_count` threads of their backend."""
 
@@ -78,10 +72,10 @@ class RuntimeThreads(Profiler):
 
 
 class RuntimeArrays(NumpyArrays):
-    """A runtime that takes NumPy arrays. `thread_count` is the number of threads of a call, for runtimes
-    with `RuntimeThreads`."""
+    """A runtime that takes NumPy arrays, and makes every call a model. `thread_count` is the number of
+    threads of a call, for runtimes with `RuntimeThreads`."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.compilers = RuntimeCompilers(self)
+        self.compilers.runs_models = True
         self.thread_count = threads_asked()

@@ -114,7 +114,7 @@ class Binder(Generic[T]):
         unmet = any(p.default is p.empty and p.name not in named for p in others)
         if unmet or (len(places) < len(arrays) and inspect.Parameter.VAR_POSITIONAL not in kinds):
             raise TypeError(
-                f"{name}{signature} does not fit; expected {name}({shown(arrays, known)})"
+                f"{name}{signature} does not fit; expected {name}({signature_text(arrays, known)})"
                 f"{', any of the keywords' if known else ''}"
             )
         more = rest if inspect.Parameter.VAR_KEYWORD in kinds else ()
@@ -192,7 +192,7 @@ class Binder(Generic[T]):
         return tuple(dict.fromkeys([*self.arrays, *self.names, *sorted(self.taken)]))
 
 
-def shown(arrays: Iterable[str], keywords: Sequence[str]) -> str:
+def signature_text(arrays: Iterable[str], keywords: Sequence[str]) -> str:
     """Arrays and keywords as the text of a signature."""
     return ", ".join([*arrays, *(["*", *(f"{n}=..." for n in keywords)] if keywords else [])])
 

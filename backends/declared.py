@@ -19,6 +19,9 @@ from attention_conformance.suite.spec.vocabulary import INVARIANT, NUMERICS
 Election = str | Mapping[str, str]
 """An answer to an election question, or answers by short dtype name."""
 
+Numerics = str | Mapping[str, str]
+"""A numerics class, or classes by short dtype name."""
+
 SINGLE_EAGER, SINGLE_FUSED = (
     {"f64": "single", **dict.fromkeys(("f32", "bf16", "f16"), kind)} for kind in ("eager", "fused")
 )
@@ -236,7 +239,7 @@ class Declared:
     - `drop_in`: user code that replaces the framework's attention and must refuse malformed inputs
     """
 
-    numerics: str | Mapping[str, str] = "eager"
+    numerics: Numerics = "eager"
     features: frozenset[str] = frozenset()
     refusals: Mapping[str, str] = field(default_factory=_nothing)
     elections: Mapping[str, Election] = field(default_factory=_nothing)

@@ -141,8 +141,15 @@ class Implementation(ABC):
         """Forget compiled programs, and whatever else cells must not share."""
         return None
 
+    def refusal(self, case: Case) -> str | None:
+        """The reason why a case is beyond limits that no declaration describes, or None."""
+        return None
+
     def unsupported(self, case: AnyCase) -> str | None:
-        """The reason why a case is not supported, or None. Reads only declarations."""
+        """The reason why a case is not supported, or None. Reads only declarations, and `refusal`."""
+        refusal = self.refusal(case) if isinstance(case, Case) else None
+        if refusal is not None:
+            return refusal
         if case.dtype.name not in self.declared.dtypes:
             return f"dtype {case.dtype.long_name} is not supported"
         missing = self.missing(case.needs)
@@ -244,6 +251,6 @@ class FromRow(Implementation):
         later: frozenset[str] = self.row.later
         return later
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        refusal = self.row.unsupported(case) if isinstance(case, Case) else None
-        return refusal or super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        refusal: str | None = self.row.unsupported(case)
+        return refusal

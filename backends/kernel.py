@@ -35,15 +35,15 @@ def written_out(
     return plain.written_out(own.kernel.ways(names, inputs.default_scale))
 
 
-def shown(arguments: Mapping[str, Any]) -> str:
+def call_text(arguments: Mapping[str, Any]) -> str:
     """Arguments as in a call."""
     return ", ".join(
         f"{n}={getattr(value, '__name__', repr(value))}" for n, value in arguments.items()
     )
 
 
-def given(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """Arguments for inputs: functions stand for what they make of these."""
+def evaluated(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
+    """Arguments for inputs: functions stand for what they make of the inputs."""
     return {name: x(inputs) if callable(x) else x for name, x in arguments.items()}
 
 
@@ -182,6 +182,6 @@ class FrameworkFunction(FromRow):
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         plain = self.plain(inputs)
         return {
-            shown(way): partial(plain.function, **plain.arguments | given(way, inputs))
+            call_text(way): partial(plain.function, **plain.arguments | evaluated(way, inputs))
             for way in self.kernel.wrong
         }

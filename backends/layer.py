@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.implementation import FromRow, Implementation
-from attention_conformance.backends.kernel import shown
+from attention_conformance.backends.kernel import call_text
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
@@ -119,7 +119,7 @@ class FrameworkLayer(FromRow):
         return self.layer.paths(self, inputs)
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        return {shown(way): partial(self._answer, inputs, way) for way in self.layer.wrong}
+        return {call_text(way): partial(self._answer, inputs, way) for way in self.layer.wrong}
 
     def _answer(self, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
         """What a layer with these flags of the constructor answers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,9 @@ def split_native(
     for part in inputs.mask.parts if inputs.mask is not None else ():
         if inputs.form == "dense":
             rest.append(part)
-        elif causal and isinstance(part, Causal) and flag_means(part, inputs.form):
+        elif (
+            causal and isinstance(part, Causal) and (inputs.form == "flag" or not part.bottom_right)
+        ):
             flag = True
         elif window and isinstance(part, Window) and sliding is None:
             sliding = part
@@ -62,11 +64,6 @@ def split_native(
         else:
             rest.append(part)
     return Native(flag, sliding, padding, tuple(rest))
-
-
-def flag_means(part: Causal, form: str) -> bool:
-    """True if a causal flag expresses this part: in the form "flag", or if it is aligned top-left."""
-    return form == "flag" or not part.bottom_right
 
 
 def causal_alone(inputs: Inputs) -> bool:
@@ -103,18 +100,6 @@ def merged_bias(inputs: Inputs, rest: tuple[Mask, ...] | None = None) -> np.ndar
 def rank4(array: np.ndarray) -> np.ndarray:
     """A mask or bias with leading axes of size 1 up to rank 4."""
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
-
-
-def fewer_axes(arguments: Mapping[str, Any], name: str, least: int) -> dict[str, dict[str, Any]]:
-    """The argument `name` (a mask or bias) without leading axes of size 1, but with at least `least`
-    axes, by a description; {} if no axis can be removed."""
-    if name not in arguments:
-        return {}
-    shape = tuple(arguments[name].shape)
-    left = next((n for n, size in enumerate(shape) if size != 1), len(shape))
-    if (left := min(left, len(shape) - least)) < 1:
-        return {}
-    return {f"{name} of rank {len(shape) - left}": {name: arguments[name].reshape(shape[left:])}}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Arrays = dict[str, Any]
 """A framework's arrays by name."""
 
-GIVEN: Mapping[str, Callable[[Backend, Inputs], Arrays]] = {
+CALL_ARRAYS: Mapping[str, Callable[[Backend, Inputs], Arrays]] = {
     "cached": sequences,
     "latent": lambda backend, inputs: masked_arrays(backend, mask_missing_keys(inputs)),
     "merge": own_arrays,
@@ -39,7 +39,7 @@ class OperatorFunction(Implementation):
 
     def arguments(self, inputs: Inputs) -> Arrays:
         """The arrays of a call."""
-        return GIVEN[self.operator.name](self.backend, inputs)
+        return CALL_ARRAYS[self.operator.name](self.backend, inputs)
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         """The outputs for the arrays of a call. Inputs of equal sizes, dtype and options share a

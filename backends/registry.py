@@ -295,7 +295,7 @@ def example(backend: Backend) -> Implementation | None:
         return None
 
 
-def native_attention(backend: Backend) -> tuple[str, ...]:
+def attention_names(backend: Backend) -> tuple[str, ...]:
     """The places of the attention functions of a framework and its engine, the native one first, as
     `jax.nn.dot_product_attention`."""
     place = getattr(getattr(example(backend), "native", None), "function", None)

@@ -19,7 +19,7 @@ from attention_conformance.backends.limits import ANY
 from attention_conformance.backends.profiler import kernels_in
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
 from attention_conformance.backends.registry import UsageError
-from attention_conformance.backends.textbook import Textbook
+from attention_conformance.backends.textbook.layers import Textbook
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import Policy, judge

@@ -93,7 +93,7 @@ def test_an_operator_is_seen_whoever_calls_it(function: Callable[..., Any]) -> N
 def test_the_frameworks_own_attention_has_names(backend: str, name: tuple[str, ...]) -> None:
     if ":" not in backend:
         pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
-    assert registry.native_attention(registry.load(backend)) == name
+    assert registry.attention_names(registry.load(backend)) == name
 
 
 def of_flex(query: Any, key: Any, value: Any) -> Any:
@@ -121,7 +121,7 @@ def test_keras_has_the_attention_of_its_engine() -> None:
     pytest.importorskip("jax")
     program = (
         "from attention_conformance.backends import registry as r; "
-        "print(*r.own_attention(r.load('keras-jax')))"
+        "print(*r.attention_names(r.load('keras-jax')))"
     )
     # Another test of this process chose an engine.
     environment = {name: text for name, text in os.environ.items() if name != "KERAS_BACKEND"}

@@ -218,8 +218,8 @@ def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
     plan = planned(backend, mode="all")
     for implementation in plan.implementations:
         assert (implementation.optimized is None) == (implementation.mode == "compiled")
-    assert backend.compilers.quick().compilers.programs.options
-    assert not backend.compilers.programs.options
+    assert backend.compilers.quick().compilers.options
+    assert not backend.compilers.options
     assert Options(("jax",)).compiles_quickly
     for options in ({"mode": "compiled"}, {"optimized": True}, {"isolate": True}):
         assert not Options(("jax",), **options).compiles_quickly

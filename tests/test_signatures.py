@@ -11,7 +11,7 @@ import pytest
 from attention_conformance import UsageError, check_attention
 from attention_conformance.backends.registry import load as load_backend
 from attention_conformance.backends.registry import load_function
-from attention_conformance.backends.user.given import GIVEN, OPERAND_NAMES
+from attention_conformance.backends.user.names import KNOWN, OPERAND_NAMES
 from attention_conformance.judging import cells_of, plan_of
 from attention_conformance.report import Report
 from attention_conformance.suite.judge.judge import judge
@@ -203,7 +203,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "signatures.md").read_text(encoding
 
 def test_the_page_lists_every_name_and_claim() -> None:
     table = PAGE.partition("## Names")[2].partition("## What trial calls find")[0]
-    for names in (*OPERAND_NAMES.values(), *(row.every_name for row in GIVEN)):
+    for names in (*OPERAND_NAMES.values(), *(row.every_name for row in KNOWN)):
         assert re.search(
             rf"^\| `{names[0]}`.*\| {', '.join(f'`{n}`' for n in names)} \|$", table, re.M
         )

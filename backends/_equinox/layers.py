@@ -20,7 +20,6 @@ from attention_conformance.backends.masks import full, rank4
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 from attention_conformance.suite.spec.operators.norms import LAYER_NORM
@@ -199,12 +198,10 @@ class EquinoxRotary(Implementation):
         super().__init__(backend, name, declared)
         self.table, self.jit = table, jit
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("offset") + case.sizes.Lq > LONGEST:
-            return (
-                "equinox numbers the rows of a sequence from 0: a large position needs as many rows"
-            )
-        return super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        if case.option("offset") + case.sizes.Lq <= LONGEST:
+            return None
+        return "equinox numbers the rows of a sequence from 0: a large position needs as many rows"
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         import equinox

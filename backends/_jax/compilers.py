@@ -13,7 +13,6 @@ from typing import Any
 
 from attention_conformance.backends._jax import transforms
 from attention_conformance.backends._jax.programs import (
-    JitPrograms,
     Jitted,
     Static,
     by_operation,
@@ -47,12 +46,6 @@ class Ahead:
         if self.program is None:
             self.program = jax.jit(self.function).lower(arrays).compile()
         return self.program(arrays)
-
-
-def jitted(prepared: PreparedCall) -> PreparedCall:
-    """The call through its own `jax.jit`."""
-    function = Jitted(prepared.function)
-    return replace(prepared, function=function, compiled=function)
 
 
 AS_ROUNDED = {"xla_allow_excess_precision": False}
@@ -112,8 +105,11 @@ HANDED_OVER = (UserLayer, UserFunction)
 
 
 class JaxCompilers(Compilers):
-    """Forms of a call. What people hand over is asked through "jit", and all else without it. `programs`
-    are the jitted functions of the backend."""
+    """Forms of a call. What people hand over is asked through "jit", and all else without it.
+
+    - `options`: compiler options of XLA for all jitted functions of the backend
+    - `functions`: these functions, one for each implementation and static configuration
+    """
 
     backend: Any
     ambient = {"jit": "traced", "vmap": "mapped"}
@@ -121,7 +117,23 @@ class JaxCompilers(Compilers):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.programs = JitPrograms(DIALECTS["jax"].compiled["jit"])
+        self.options: Mapping[str, Any] = {}
+        self.functions: dict[tuple[str, str], Jitted] = {}
+
+    def jitted(
+        self, owner: str, prepared: PreparedCall, kind: type[Jitted] = Jitted
+    ) -> PreparedCall:
+        """The call through `jax.jit`; calls of the implementation `owner` with equal constants share a
+        function.
+
+        Raises ValueError if the call has no constants, since it would be compiled each time.
+        """
+        if prepared.constants is None:
+            raise ValueError(f"a call of {owner} names no constants, so it cannot share a program")
+        key = (owner, repr(prepared.constants))
+        function = self.functions.setdefault(key, kind(prepared.function, self.options))
+        text = DIALECTS["jax"].compiled["jit"]
+        return replace(prepared, function=function, compiled=function, through=text)
 
     def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
         """Numbers of 64 bits only in float64: people's own programs have none."""
@@ -143,7 +155,8 @@ class JaxCompilers(Compilers):
             return with_constants(Ahead, is_array, plain)
         if compiler == "vmap":
             plain = over_batch(jax.vmap, jax.numpy.moveaxis, is_array, plain, batch)
-        return jitted(plain)
+        function = Jitted(plain.function)
+        return replace(plain, function=function, compiled=function)
 
     def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         if compiler == "vmap":
@@ -151,9 +164,9 @@ class JaxCompilers(Compilers):
         return AHEAD if compiler == "aot" else {}
 
     def as_program(self, function: Implementation, prepared: PreparedCall) -> PreparedCall:
-        if not self.programs.options or prepared.constants is None:
+        if not self.options or prepared.constants is None:
             return prepared
-        program = self.programs.jitted(function.name, prepared, Traced)
+        program = self.jitted(function.name, prepared, Traced)
         return replace(program, compiled=None, through="")
 
     def quick(self) -> Backend | None:
@@ -161,5 +174,5 @@ class JaxCompilers(Compilers):
         if not options:
             return None
         backend: Any = type(self.backend)(self.backend.device)
-        backend.compilers.programs.options = options
+        backend.compilers.options = options
         return backend

@@ -98,7 +98,7 @@ class JaxEngine(Backend):
     def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
         """The call through `jax.jit`; calls of an implementation with equal constants
         share a function."""
-        return self.compilers.programs.jitted(owner.name, prepared)
+        return self.compilers.jitted(owner.name, prepared)
 
     @property
     def stepwise_dtypes(self) -> tuple[str, ...]:

@@ -68,6 +68,7 @@ class NnxDecode(Projected):
         elections={"nan-in-freed-slot": "blocked"},
     )
     axis_order = "blhd"
+    later = frozenset(ALL_BUT_FLOAT32)
     tells_dtype = True
     """Whether the cache is made with the layer's dtype."""
 
@@ -79,10 +80,6 @@ class NnxDecode(Projected):
         untold = copy(self)
         untold.tells_dtype = False
         return {"a cache without a dtype": untold.prepare(inputs)}
-
-    @property
-    def later(self) -> frozenset[str]:
-        return frozenset(ALL_BUT_FLOAT32)
 
     def init(self, inputs: Inputs, key: Any) -> Decoding:
         from flax import nnx

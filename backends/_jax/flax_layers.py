@@ -16,6 +16,7 @@ from attention_conformance.backends._jax.flax_modules import (
     nnx_module,
 )
 from attention_conformance.backends.declared import (
+    INTERSECTED,
     LAYER_FEATURES,
     LOWEST_IN_FLOAT32,
     SINGLE_FUSED,
@@ -211,13 +212,11 @@ LINEN = Layer(
 )
 """The layer with Linen's own products and softmax, with and without weights."""
 
-CAUSAL = {"causal-alignment": "top-left", "causal-with-mask": "intersect"}
-"""Answers about NNX's causal flag."""
 
 NNX_WEIGHTS = LINEN.but(
     name="flax-nnx-weights",
     make=partial(nnx_module, True),
-    declared=DECLARED.electing(CAUSAL | {"returned-weights": "before-dropout"}).but(
+    declared=DECLARED.electing(INTERSECTED | {"returned-weights": "before-dropout"}).but(
         numerics="stepwise", dropout="shared"
     ),
     arguments=partial(arguments, True),
@@ -238,7 +237,7 @@ NNX = NNX_WEIGHTS.but(
         }
     )
     # The softmax of jax.nn.dot_product_attention is float32.
-    .electing(CAUSAL | {"lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"}})
+    .electing(INTERSECTED | {"lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"}})
     .but(numerics=SINGLE_FUSED),
     paths=partial(paths, nnx_ways, True),
 )

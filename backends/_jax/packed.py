@@ -130,10 +130,9 @@ class RaggedReference(JaxPaged):
         elections={"nan-behind-last-key": "blocked"},
     )
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("alignment") == "all":
-            return "the function is always causal"
-        return super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        uncausal = case.option("alignment") == "all"
+        return "the function is always causal" if uncausal else None
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (

@@ -1,7 +1,8 @@
 """Programs of JAX: calls through `jax.jit`.
 
 JAX compiles a program for every function, shape and dtype. So calls share functions, one for each static
-configuration of an implementation (`JitPrograms`). Output, gradients and tangents are one program each.
+configuration of an implementation (`JaxCompilers.jitted`). Output, gradients and tangents are one program
+each.
 
 On a CPU programs may be compiled with reduced optimisation (`OPTIONS`), in a fifth of the time. The
 traced program, and XLA's operations and conversions, are the same; only fusions may differ. LLVM does not
@@ -192,31 +193,6 @@ class Jitted:
 def _place(prepared: PreparedCall) -> int | None:
     names = prepared.outputs
     return names.index("output") if len(names) > 1 else None
-
-
-class JitPrograms:
-    """The jitted functions of a backend: one for each implementation and static configuration.
-
-    `compiled` is the source text of a function through `jax.jit` (see `sources.Dialect`).
-    """
-
-    def __init__(self, compiled: str) -> None:
-        self.compiled = compiled
-        self.options: Mapping[str, Any] = {}
-        self.functions: dict[tuple[object, str], Jitted] = {}
-
-    def jitted(
-        self, owner: object, prepared: PreparedCall, kind: type[Jitted] = Jitted
-    ) -> PreparedCall:
-        """The call through `jax.jit`; calls of `owner` with equal constants share a function.
-
-        Raises ValueError if the call has no constants, since it would be compiled each time.
-        """
-        if prepared.constants is None:
-            raise ValueError(f"a call of {owner} names no constants, so it cannot share a program")
-        key = (owner, repr(prepared.constants))
-        function = self.functions.setdefault(key, kind(prepared.function, self.options))
-        return replace(prepared, function=function, compiled=function, through=self.compiled)
 
 
 def by_operation(prepared: PreparedCall) -> PreparedCall:

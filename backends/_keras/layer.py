@@ -21,6 +21,7 @@ from attention_conformance.backends.declared import (
     Declared,
     DeclaredRounding,
     Election,
+    Numerics,
 )
 from attention_conformance.backends.layer import SEED, FrameworkLayer, outputs
 from attention_conformance.backends.masks import LayerMasks
@@ -29,8 +30,6 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 NO_BIAS = "Keras' layers have no bias of the scores"
 
-Numerics = str | Mapping[str, str]
-"""A numerics class, or a class for each short dtype name."""
 
 INFERENCE_RATE = 0.3
 """The dropout rate of layers in inference, where dropout must have no effect."""

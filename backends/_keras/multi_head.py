@@ -12,7 +12,6 @@ import numpy as np
 from attention_conformance.backends._keras import models
 from attention_conformance.backends._keras.layer import (
     DECLARED,
-    Numerics,
     assigned,
     called,
     differentiable,
@@ -21,7 +20,14 @@ from attention_conformance.backends._keras.layer import (
     paths,
     settings,
 )
-from attention_conformance.backends.declared import SINGLE_FUSED, Declared, Election
+from attention_conformance.backends.declared import (
+    INTERSECTED,
+    LOWEST_IN_FLOAT32,
+    SINGLE_FUSED,
+    Declared,
+    Election,
+    Numerics,
+)
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import LayerMasks, full
 from attention_conformance.backends.prepared import PreparedCall
@@ -44,18 +50,14 @@ SCORES_NUMERICS: Mapping[str, Numerics] = {
 """Numerics classes of layers that return scores, by engine."""
 
 
-TORCH_EMPTY = {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked"}
-"""The mask becomes a bias of -0.7 max. In float16 (-45853) the bias does not absorb float32 scores."""
-
 BOTH = DECLARED.refusing(
     {
         "squeezed": "takes a batch",
         "average": "Keras returns the scores of every head",
     }
 ).electing(
-    {
-        "causal-alignment": "top-left",
-        "causal-with-mask": "intersect",
+    INTERSECTED
+    | {
         "mask-polarity": "attends",
         "nan-in-masked-key": "blocked",
         "nan-in-masked-value": "leaks",
@@ -102,15 +104,16 @@ PLAIN_NUMERICS: Mapping[str, Numerics] = {
     # keras.ops.dot_product_attention casts float64 to float32.
     "torch": SINGLE_FUSED,
     "jax": SINGLE_FUSED,
-    # einsum sums in float16.
+    # The softmax is float32 in every dtype; einsum sums in float16.
     "numpy": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
 }
 """Numerics classes of layers that call `keras.ops.dot_product_attention`, by engine."""
 
 PLAIN_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
+    # The mask becomes a bias of -0.7 max. In float16 (-45853) the bias does not absorb float32 scores.
     "torch": {
-        "fully-masked-row": TORCH_EMPTY,
-        "padded-sample": TORCH_EMPTY,
+        "fully-masked-row": LOWEST_IN_FLOAT32,
+        "padded-sample": LOWEST_IN_FLOAT32,
         "fully-masked-row-gradient": dict.fromkeys(("f64", "f32", "bf16"), "scores"),
         "nan-in-masked-key": "leaks",
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from attention_conformance.backends._keras.engine import KerasBackend
+from attention_conformance.backends._keras.multi_head import PLAIN_NUMERICS
 from attention_conformance.backends._keras.ops import KERAS_OPS
 from attention_conformance.backends.arrays import NumpyArrays
 from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
@@ -16,8 +17,7 @@ FORWARD = {"gradient": "Keras on NumPy has no automatic differentiation"}
 
 ON_NUMPY = KERAS_OPS.but(
     declared=KERAS_OPS.declared.but(
-        # The softmax is float32 in every dtype; einsum sums in float16.
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
+        numerics=PLAIN_NUMERICS["numpy"],
         elections=LOWEST_FILL
         | INTERSECTED
         | {

@@ -8,12 +8,12 @@ from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.ops import KERAS_OPS
 from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.kernels import SDPA
 from attention_conformance.backends.declared import (
     ADDED,
     INTERSECTED,
     LEAKING_GRADIENTS,
     LOWEST_IN_FLOAT32,
-    DeclaredRounding,
 )
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
@@ -23,11 +23,7 @@ ON_TORCH = KERAS_OPS.but(
         {"bias-with-mask": "on torch keras.ops allows a bias or a mask, not both"}
     ).but(
         numerics="fused",
-        # The exponential of torch's CPU flash kernel, which Keras calls.
-        rounding=DeclaredRounding(
-            exp_error={"bf16": 1.08e-4, "f16": 1.08e-4},
-            gradient_blocks={"bf16": (32, 512), "f16": (32, 512)},
-        ),
+        rounding=SDPA.declared.rounding,
         elections=ADDED
         | LEAKING_GRADIENTS
         | INTERSECTED

@@ -12,7 +12,6 @@ import numpy as np
 from attention_conformance.backends._keras import models
 from attention_conformance.backends._keras.layer import (
     DECLARED,
-    Numerics,
     asking,
     assigned,
     called,
@@ -23,7 +22,7 @@ from attention_conformance.backends._keras.layer import (
     settings,
 )
 from attention_conformance.backends._keras.multi_head import TENSORFLOW
-from attention_conformance.backends.declared import SINGLE_EAGER, Election
+from attention_conformance.backends.declared import SINGLE_EAGER, Election, Numerics
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import LayerMasks
 from attention_conformance.backends.prepared import PreparedCall

@@ -34,7 +34,6 @@ from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import cached, rotary
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
@@ -269,9 +268,8 @@ class HubRotary(Implementation):
         super().__init__(backend)
         self.layers: dict[Any, Any] = {}
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        reason = SCALED.get(case.option("scaling")) if isinstance(case, Case) else None
-        return reason or super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        return SCALED.get(case.option("scaling"))
 
     def layer(self, rotation: Rotation, dtype: str) -> Any:
         """The layer of a configuration."""

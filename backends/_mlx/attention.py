@@ -24,7 +24,6 @@ from attention_conformance.backends.masks import EFFECTIVE_SCALE, AttentionCall
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
 from attention_conformance.suite.spec.operators.rotary import FACTOR, FEATURES, ROTARY, Rotation
@@ -87,10 +86,9 @@ class FastRope(Implementation):
         },
     )
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("scaling") not in ("none", "linear"):
-            return "of the scaled variants MLX has only linear"
-        return super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        known = case.option("scaling") in ("none", "linear")
+        return None if known else "of the scaled variants MLX has only linear"
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         rope, s = self.backend.mlx.fast.rope, inputs.sizes

@@ -65,9 +65,12 @@ class LmCache(Scripted):
     def unsupported(self, case: AnyCase) -> str | None:
         if case.id.startswith("bad/cached/history-beyond-batch"):  # finding cache-filter-unchecked
             return "MLX reads memory behind the array, which holds something else at every call"
-        if isinstance(case, Case) and {"left-padding", "reset"} <= {*case.needs}:
-            return "a cache takes left padding when it is made, and trimming keeps it"
         return super().unsupported(case)
+
+    def refusal(self, case: Case) -> str | None:
+        if {"left-padding", "reset"} <= {*case.needs}:
+            return "a cache takes left padding when it is made, and trimming keeps it"
+        return None
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         from mlx_lm.models import cache

@@ -16,7 +16,6 @@ from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.masks import masked_arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT
 
@@ -36,10 +35,9 @@ class LmDeepseek(Implementation):
         elections=LOWEST_FILL,
     )
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.sizes.Lq > case.sizes.Lk:
-            return "every query has a token of its own, which is attended"
-        return super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        before = case.sizes.Lq > case.sizes.Lk
+        return "every query has a token of its own, which is attended" if before else None
 
     def layer(self, inputs: Inputs) -> Any:
         """The layer, with selecting projections."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from attention_conformance.backends.declared import (
 )
 from attention_conformance.backends.masks import dense_arguments
 from attention_conformance.backends.prepared import PreparedCall, attention_call
-from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.references.blocked import attention
 from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 from attention_conformance.suite.spec.features import FEATURES
@@ -48,28 +47,20 @@ class Definition(Implementation):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return rounded_call(self.backend, inputs, definition)
+        numbers = {name: x for name, x in inputs.features.items() if not FEATURES[name].axes}
+        settings = {"scale": inputs.scale, "fmt": inputs.dtype, **numbers}
+
+        def call(**arrays: Rounded | None) -> Any:
+            plain: dict[str, Any] = {
+                name: None if a is None else a.values for name, a in arrays.items()
+            }
+            with np.errstate(all="ignore"):
+                return as_outputs(definition(**plain, **settings), inputs)
+
+        return attention_call(call, dense_arguments(self.backend, inputs), inputs)
 
 
-def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any]) -> PreparedCall:
-    """A call of a NumPy `function(query, key, value, mask, bias, scale, fmt)`.
-
-    The function also gets the values of the features that are used, by name. It gets float64 arrays, and
-    must return numbers of `fmt`, (B, H, Lq, Dv), and with `lse` the log-sum-exp (B, H, Lq).
-    """
-    numbers = {name: x for name, x in inputs.features.items() if not FEATURES[name].axes}
-    settings = {"scale": inputs.scale, "fmt": inputs.dtype, **numbers}
-
-    def call(**arrays: Rounded | None) -> Any:
-        plain = {name: None if a is None else a.values for name, a in arrays.items()}
-        with np.errstate(all="ignore"):
-            out = function(**plain, **settings)
-        return given(out, inputs)
-
-    return attention_call(call, dense_arguments(backend, inputs), inputs)
-
-
-def given(out: Any, inputs: Inputs) -> Any:
+def as_outputs(out: Any, inputs: Inputs) -> Any:
     """What a function returns, an array or a tuple of arrays, as arrays of the outputs' dtypes."""
     if len(inputs.outputs) == 1:
         return Rounded(out, inputs.dtype)
@@ -77,16 +68,20 @@ def given(out: Any, inputs: Inputs) -> Any:
     return tuple(Rounded(x, fmt) for x, fmt in zip(out, fmts, strict=True))
 
 
+def precise(fmt: DType) -> type[np.floating[Any]]:
+    """float64, and extended precision for float64."""
+    return np.longdouble if fmt is DTYPES["f64"] else np.float64
+
+
 def definition(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, *, fmt: DType, lse: bool = False,
     mask: np.ndarray | None = None, bias: np.ndarray | None = None, scale: float | None = None,
     **features: Any,
 ) -> Any:  # fmt: skip
-    """The reference in float64 (extended precision for float64), rounded once to `fmt`."""
-    precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
+    """The reference in a `precise` type, rounded once to `fmt`."""
     used = {name: x for name, x in features.items() if x is not None}
     reference = attention(
-        query, key, value, mask=mask, bias=bias, scale=scale, features=used, precision=precision
+        query, key, value, mask=mask, bias=bias, scale=scale, features=used, precision=precise(fmt)
     )
     output = round_to(reference.output, fmt)
     return (output, round_to(reference.lse, fmt.widened)) if lse else output

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy.attention import definition, given
+from attention_conformance.backends._numpy.attention import as_outputs, definition, precise
 from attention_conformance.backends._numpy.engine import Rounded
 from attention_conformance.backends._numpy.rotary import complex_product
 from attention_conformance.backends.declared import Declared, DeclaredRounding
@@ -37,11 +37,6 @@ Values = dict[str, np.ndarray]
 NOTHING = {"gradient": "NumPy differentiates nothing"}
 
 
-def precise(fmt: DType) -> type[np.floating[Any]]:
-    """float64, and extended precision for float64."""
-    return np.longdouble if fmt is DTYPES["f64"] else np.float64
-
-
 class ByDefinition(OperatorFunction):
     """An operator by the definition of its outputs."""
 
@@ -51,7 +46,8 @@ class ByDefinition(OperatorFunction):
 
     def compute(self, x: dict[str, Rounded], inputs: Inputs) -> Any:
         with np.errstate(all="ignore"):
-            return given(self.values({n: array.values for n, array in x.items()}, inputs), inputs)
+            values = self.values({n: array.values for n, array in x.items()}, inputs)
+        return as_outputs(values, inputs)
 
 
 class SegmentBySegment(ByDefinition):

@@ -20,7 +20,6 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.cached import TextbookCached
 from attention_conformance.backends.textbook.rotary import tables
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
@@ -119,12 +118,12 @@ class ScatterAttention(PastAttention):
         .electing({"nan-in-freed-slot": "leaks", "beyond-capacity": "raises"})
     )
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and "ring" in case.needs:
+    def refusal(self, case: Case) -> str | None:
+        if "ring" in case.needs:
             asked = (one for one in actions(case) if isinstance(one, Chunk) and one.asked)
             if any(one.count + case.option("left") > capacity(case) for one in asked):
                 return "a chunk is written before it is attended: a ring has slots for it and the window"
-        return super().unsupported(case)
+        return None
 
     def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         slots, B = capacity(case), case.sizes.B
@@ -231,13 +230,13 @@ class PastGroupQuery(PastAttention):
         elections=PastAttention.declared.elections,
     )
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and "rotary" in case.needs:
+    def refusal(self, case: Case) -> str | None:
+        if "rotary" in case.needs:
             if case.sizes.D % 16:
                 return "a rotation is of a multiple of 16 components"
             if case.dtype.is_half:
                 return "sine and cosine are stored in the dtype of the case"
-        return super().unsupported(case)
+        return None
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         """Also `cosine` and `sine` (tokens, D / 2) of all positions."""

@@ -40,7 +40,6 @@ from attention_conformance.backends.memory import coded
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
 from attention_conformance.suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED
@@ -301,12 +300,11 @@ class CodedGroupQuery(Implementation):
         made = PreparedCall(call, coded(self.backend, inputs), inputs.outputs)
         return self.backend.recorded(made)
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("alignment") == "all":
-            s = case.sizes
-            if s.B > 1 and 1 < s.Lq < s.Lk:
-                return "with several samples and queries behind a cache the operator is causal"
-        return super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        s = case.sizes
+        if case.option("alignment") == "all" and s.B > 1 and 1 < s.Lq < s.Lk:
+            return "with several samples and queries behind a cache the operator is causal"
+        return None
 
 
 def in_bytes(codes: Symbol) -> Symbol:

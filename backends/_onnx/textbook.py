@@ -6,11 +6,18 @@ import numpy as np
 
 from attention_conformance.backends._onnx.engine import OnnxEngine
 from attention_conformance.backends._onnx.graph import concatenated
-from attention_conformance.backends.declared import ATTENTION_FEATURES, FILLED, NANS, Declared
+from attention_conformance.backends.declared import (
+    ATTENTION_FEATURES,
+    FILLED,
+    NANS,
+    Declared,
+    Numerics,
+)
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.textbook import Numerics, Operations, textbooks
+from attention_conformance.backends.textbook import textbooks
 from attention_conformance.backends.textbook.attention import TextbookAttention
+from attention_conformance.backends.textbook.operations import Operations
 
 
 class Eager(TextbookAttention):

@@ -63,17 +63,19 @@ class Sdpa(Implementation):
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, MalformedCase) and not self.fixed:
             return LOST
-        if isinstance(case, Case):
-            if case.sizes.Hkv not in (1, case.sizes.H):
-                return "the operator broadcasts heads: keys have as many heads as queries, or one"
-            if case.sizes.Lk == 0:
-                # Finding openvino-no-keys.
-                return "without keys the answer is uninitialised memory"
-            scale = case.option("scale")
-            exact = scale is None or float(round_to(np.array(scale), case.dtype)) == scale
-            if case.dtype.is_half and not exact:
-                return f"the scale has the dtype of the operands, which cannot hold {scale}"
         return super().unsupported(case)
+
+    def refusal(self, case: Case) -> str | None:
+        if case.sizes.Hkv not in (1, case.sizes.H):
+            return "the operator broadcasts heads: keys have as many heads as queries, or one"
+        if case.sizes.Lk == 0:
+            # Finding openvino-no-keys.
+            return "without keys the answer is uninitialised memory"
+        scale = case.option("scale")
+        exact = scale is None or float(round_to(np.array(scale), case.dtype)) == scale
+        if case.dtype.is_half and not exact:
+            return f"the scale has the dtype of the operands, which cannot hold {scale}"
+        return None
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         cached_request = self.backend.cached_request

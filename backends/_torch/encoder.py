@@ -20,12 +20,11 @@ from attention_conformance.backends._torch.modules import (
     settings,
 )
 from attention_conformance.backends._torch.norms import LAYER_NORM_ROUNDING
-from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.declared import Declared, Numerics
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import causal_alone
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.layers import PackedHeads, Textbook, layer_norm
-from attention_conformance.backends.textbook.operations import Numerics
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.encoder import ENCODER, FEATURES
 

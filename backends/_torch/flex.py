@@ -80,24 +80,21 @@ class Flex(Implementation):
         super().__init__(backend, declared=declared)
         self._block_masks: Cache[Any] = Cache(KEPT)
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.call(inputs)
-
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         calls: dict[str, PreparedCall] = {}
         if inputs.dense_mask is not None:
-            calls["create_mask"] = self.call(inputs, self._created)
-            calls["blocks of (16, 32)"] = self.call(inputs, blocks={"BLOCK_SIZE": (16, 32)})
+            calls["create_mask"] = self.prepare(inputs, self._created)
+            calls["blocks of (16, 32)"] = self.prepare(inputs, blocks={"BLOCK_SIZE": (16, 32)})
             full = {"separate_full_blocks": False}
-            calls["separate_full_blocks=False"] = self.call(inputs, blocks=full)
-            calls["create_mask of a score_mod"] = self.call(inputs, self._created_of_scores)
+            calls["separate_full_blocks=False"] = self.prepare(inputs, blocks=full)
+            calls["create_mask of a score_mod"] = self.prepare(inputs, self._created_of_scores)
         if inputs.feature("lse") and inputs.feature("sinks") is None:
-            calls["return_lse"] = self.call(inputs, more={"return_lse": True})
+            calls["return_lse"] = self.prepare(inputs, more={"return_lse": True})
         dense = inputs.dense_mask
         if dense is not None and rank4(dense).shape[0] == inputs.sizes.B > 1:
             first = {n: getattr(inputs, n)[:1] for n in ("key", "value")}
             same = {n: np.repeat(array, inputs.sizes.B, 0) for n, array in first.items()}
-            one = self.call(problem := inputs.replace(**same))
+            one = self.prepare(problem := inputs.replace(**same))
             own = {n: one.arguments[n][:1] for n in first}
             calls["keys of one sample"] = replace(
                 one, arguments=one.arguments | own, problem=problem
@@ -159,7 +156,7 @@ class Flex(Implementation):
 
         return self._created(score_mod, axes, shape)
 
-    def call(
+    def prepare(
         self,
         inputs: Inputs,
         rewritten: Callable[[Callable[..., Any], Axes, Shape], Callable[..., Any]] | None = None,
@@ -215,8 +212,10 @@ class Flex(Implementation):
 
         def ahead() -> None:
             if full is not None and not block_masks:
+                # Models also make a block mask once and pass it to every layer.
                 common = full.size <= SMALL and rewritten is None and blocks is None
-                block_masks.append(self._cached(shape, hidden if common else None, block_mask))
+                cached = self._block_masks.get
+                block_masks.append(cached((shape, hidden), block_mask) if common else block_mask())
 
         def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:
             traced = torch.compiler.is_compiling()
@@ -256,15 +255,6 @@ class Flex(Implementation):
             constants=(softcap, hidden),
             ahead=ahead,
         )
-
-    def _cached(
-        self, shape: tuple[int, ...], key: str | None, block_mask: Callable[[], Any]
-    ) -> Any:
-        """The block mask, from the cache if `key` is among the last keys; always made if `key` is None.
-
-        Models also make a block mask once and pass it to every layer.
-        """
-        return block_mask() if key is None else self._block_masks.get((shape, key), block_mask)
 
 
 def _mask_mod_of(allowed: Any) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from attention_conformance.backends.declared import (
     DeclaredRounding,
 )
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named, written_out
-from attention_conformance.backends.masks import IS_CAUSAL, SCALE, AttentionCall, fewer_axes
+from attention_conformance.backends.masks import IS_CAUSAL, SCALE, AttentionCall
 from attention_conformance.backends.prepared import PreparedCall, kernel_missing
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.spec.case import Case
@@ -71,6 +71,18 @@ def causal_biases(inputs: Inputs) -> dict[str, dict[str, Any]]:
     return {name: {"attn_mask": causal_bias, "is_causal": False}}
 
 
+def fewer_axes(arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`attn_mask` without leading axes of size 1, but with two axes at least, by a description; {} if no
+    axis can be removed. With one axis torch raises: the finding sdpa-mask-of-one-axis."""
+    if "attn_mask" not in arguments:
+        return {}
+    mask = arguments["attn_mask"]
+    outer = mask.shape[:-2]
+    ones = next((n for n, size in enumerate(outer) if size != 1), len(outer))
+    shape = mask.shape[ones:]
+    return {f"attn_mask of rank {len(shape)}": {"attn_mask": mask.reshape(shape)}} if ones else {}
+
+
 def upper_left(inputs: Inputs) -> Any:
     """A causal mask as an object of torch.nn.attention.bias."""
     from torch.nn.attention import bias
@@ -80,8 +92,7 @@ def upper_left(inputs: Inputs) -> Any:
 
 def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
     """Calls with other forms of masks, and with parameters written out."""
-    # One axis raises: the finding sdpa-mask-of-one-axis.
-    masks = causal_biases(inputs) | fewer_axes(plain.arguments, "attn_mask", 2)
+    masks = causal_biases(inputs) | fewer_axes(plain.arguments)
     ways = {"enable_gqa=True": {"enable_gqa": True}, **masks}
     return written_out(own, inputs, plain) | plain.written_out(ways)
 

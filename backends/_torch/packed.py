@@ -163,13 +163,8 @@ class FlexPaged(Implementation):
         elections={"nan-behind-last-key": "leaks"},
     )
 
-    @property
-    def later(self) -> frozenset[str]:
-        """Float64 and float16: pages have no dtype, and `flex` asks the same operator in every dtype."""
-        return frozenset({"f64", "f16"})
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.call(inputs)
+    # Pages have no dtype, and `flex` asks the same operator in every dtype.
+    later = frozenset({"f64", "f16"})
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """Calls in which the first sample has freed the pages of the last one, or in which `batch_idx`
@@ -177,11 +172,11 @@ class FlexPaged(Implementation):
         if inputs.sizes.B == 1:
             return {}
         return {
-            "erase": self.call(inputs, freed=True),
-            "batch_idx": self.call(inputs, turned=True),
+            "erase": self.prepare(inputs, freed=True),
+            "batch_idx": self.prepare(inputs, turned=True),
         }
 
-    def call(self, inputs: Inputs, freed: bool = False, turned: bool = False) -> PreparedCall:
+    def prepare(self, inputs: Inputs, freed: bool = False, turned: bool = False) -> PreparedCall:
         """The call of pages that were freed before, or of samples in turned order."""
         from torch.nn.attention.experimental._paged_attention import PagedAttention
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention

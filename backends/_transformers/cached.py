@@ -25,7 +25,6 @@ from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import cached, packed
@@ -66,10 +65,10 @@ class DynamicSdpa(Scripted):
     def function(self) -> Any:
         return chosen_function(self.chosen)
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and "rotary" in case.needs and case.dtype.name == "f64":
+    def refusal(self, case: Case) -> str | None:
+        if "rotary" in case.needs and case.dtype.name == "f64":
             return "sine and cosine are float32, also in float64 calls"
-        return super().unsupported(case)
+        return None
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         """The cache, the configuration, and a layer."""
@@ -287,21 +286,19 @@ class PackedByPositions(Implementation):
     chosen = "sdpa"
     """The name of the attention function in configurations."""
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("alignment") == "all":
-            return "models that pack by positions are causal"
-        return super().unsupported(case)
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.call(inputs)
+    def refusal(self, case: Case) -> str | None:
+        uncausal = case.option("alignment") == "all"
+        return "models that pack by positions are causal" if uncausal else None
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return {
-            "a mask of ones": self.call(inputs, lambda query: {"attention_mask": ones(query)}),
-            "an empty cache": self.call(inputs, lambda query: {"past_key_values": empty_cache()}),
+            "a mask of ones": self.prepare(inputs, lambda query: {"attention_mask": ones(query)}),
+            "an empty cache": self.prepare(
+                inputs, lambda query: {"past_key_values": empty_cache()}
+            ),
         }
 
-    def call(
+    def prepare(
         self, inputs: Inputs, more: Callable[[Any], dict[str, Any]] = lambda query: {}
     ) -> PreparedCall:
         """The call; `more(query)` are further arguments of create_causal_mask."""

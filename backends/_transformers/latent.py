@@ -25,7 +25,6 @@ from attention_conformance.backends.memory import own_arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT
@@ -53,10 +52,9 @@ class DeepseekV3(Implementation):
         rounding=DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False)),
     )
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.sizes.Lq > case.sizes.Lk:
-            return "every query has a token of its own, which is attended"
-        return super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        before = case.sizes.Lq > case.sizes.Lk
+        return "every query has a token of its own, which is attended" if before else None
 
     def layer(self, inputs: Inputs) -> Any:
         """The layer, with selecting projections."""
@@ -156,7 +154,6 @@ class DeepseekV2(DeepseekV3):
         )
         return torch.ones(shape, dtype=torch.complex64, device=query.device)
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.letters["e"] % 2:
-            return "the rotation has pairs of components"
-        return super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        odd = case.letters["e"] % 2
+        return "the rotation has pairs of components" if odd else super().refusal(case)

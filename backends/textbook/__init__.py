@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
+from attention_conformance.backends.declared import Numerics
 from attention_conformance.backends.protocol import Backend, Implementation
-from attention_conformance.backends.textbook.layers import Textbook
-from attention_conformance.backends.textbook.operations import (
-    Numerics,
-    Operations,
-    TextbookOperator,
-)
+from attention_conformance.backends.textbook.operations import Operations, TextbookOperator
 from attention_conformance.suite.spec.modules import classes_in
-
-__all__ = ["Numerics", "Operations", "Textbook", "textbooks"]
 
 
 def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Implementation]:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from attention_conformance.backends.declared import LOWEST_FILL, TEXTBOOK_FEATURES, Declared
 from attention_conformance.backends.masks import dense_arguments
 from attention_conformance.backends.prepared import PreparedCall, attention_call
@@ -22,11 +24,12 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 def attention(
     ops, query, key, value, mask, bias, scale,
-    softcap=None, logit_scale=None, sinks=None, alibi_slopes=None, lse=False,
+    softcap=None, logit_scale=None, sinks=None, alibi_slopes=None, lse=False, hidden=None,
 ):  # fmt: skip
     """The output (B, H, Lq, Dv), and with `lse` also the log-sum-exp (B, H, Lq).
 
-    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv).
+    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv). The scores of pairs that `mask` does
+    not allow are what `Operations.hide` says, and those of `hidden` pairs -inf.
     """
     if key.shape[1] != query.shape[1]:
         groups = query.shape[1] // key.shape[1]
@@ -48,6 +51,8 @@ def attention(
         scores = scores + ops.like(-ops.reshape(alibi_slopes, (-1, 1, 1)) * distance, scores)
     if mask is not None:
         scores = ops.hide(scores, mask)
+    if hidden is not None:
+        scores = ops.fill(scores, hidden, -np.inf)
     if sinks is None:
         weights = ops.softmax(scores)
     else:  # one more logit per head, with value 0

@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.declared import LAYER_FEATURES, Declared, DeclaredRounding
+from attention_conformance.backends.declared import (
+    LAYER_FEATURES,
+    Declared,
+    DeclaredRounding,
+    Numerics,
+)
 from attention_conformance.backends.masks import LayerMasks, full
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.textbook.operations import Numerics, TextbookOperator
+from attention_conformance.backends.textbook.operations import TextbookOperator
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.additive import ADDITIVE

@@ -6,18 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
-from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.declared import Declared, Numerics
 from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.suite.spec.dtypes import DTYPES
-from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import NUMERICS
-
-Numerics = str | Mapping[str, str]
-"""A numerics class, or one per short dtype name."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +92,3 @@ class TextbookOperator(OperatorFunction):
 
     def through(self, call: PreparedCall) -> PreparedCall:
         return self.ops.called(self, call)
-
-    def weighted(self, query: Any, key: Any, value: Any, hidden: Any, inputs: Inputs) -> Any:
-        """Plain attention of operands (..., L, D); `hidden` pairs have no weight."""
-        ops, n, softcap = self.ops, len(key.shape), inputs.case.option("softcap")
-        scale = ops.number(inputs.effective_scale, query)
-        scores = (query @ ops.permute_dims(key, (*range(n - 2), n - 1, n - 2))) * scale
-        if softcap is not None:
-            scores = ops.tanh(scores / ops.number(softcap, query)) * ops.number(softcap, query)
-        if hidden is not None:
-            scores = ops.fill(scores, hidden, -np.inf)
-        return ops.softmax(scores) @ value

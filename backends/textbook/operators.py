@@ -26,6 +26,7 @@ from attention_conformance.suite.spec.operators import (
 )
 from attention_conformance.suite.spec.operators.in_pages import NEW, stored_pool_names
 from attention_conformance.suite.spec.operators.tiles import TILE
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class TextbookLatent(TextbookOperator):
@@ -125,12 +126,15 @@ class TextbookPacked(TextbookOperator):
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         """Plain attention of (L, H, D) operands; `hidden` pairs have no weight."""
-        ops, query, key, value = self.ops, x["query"], x["key"], x["value"]
-        group = query.shape[1] // key.shape[1]
-        q, k, v = (ops.permute_dims(x, (1, 0, 2)) for x in (query, key, value))
-        if group > 1:
-            k, v = (ops.repeat(x, group, 0) for x in (k, v))
-        return ops.permute_dims(self.weighted(q, k, v, x["hidden"], inputs), (1, 0, 2))
+        ops = self.ops
+        q, k, v = (
+            ops.permute_dims(ops.reshape(x[name], (1, *x[name].shape)), (0, 2, 1, 3))
+            for name in OPERANDS
+        )
+        answer = attention(
+            ops, q, k, v, None, None, inputs.effective_scale, hidden=x["hidden"]
+        )  # (1, H, Lq, Dv)
+        return ops.permute_dims(answer, (0, 2, 1, 3))[0]
 
 
 def unpaged(
@@ -199,7 +203,10 @@ class TextbookPaged(TextbookOperator):
         taken = (ops.reshape(ops.take(pool, pages), (s.Lq, -1, *pool.shape[2:])) for pool in pools)
         k, v = (ops.permute_dims(slots, (0, 2, 1, 3)) for slots in taken)  # (Lq, Hkv, T S, .)
         q = ops.reshape(x["query"], (s.Lq, s.Hkv, s.group, s.D))
-        answer = self.weighted(q, k, v, x["hidden"], inputs)
+        answer = attention(
+            ops, q, k, v, None, None, inputs.effective_scale,
+            softcap=inputs.case.option("softcap"), hidden=x["hidden"],
+        )  # fmt: skip
         return ops.reshape(answer, (s.Lq, s.H, s.Dv))
 
 
@@ -267,10 +274,10 @@ class TextbookQuantized(OverCodes):
             for name in quantized.KINDS
             if name in rest
         }
-        key, value = (
-            self.by_head(self.scaled(n, rest | new, query), inputs) for n in quantized.KINDS
+        key, value = (self.scaled(name, rest | new, query) for name in quantized.KINDS)
+        output = attention(
+            self.ops, query, key, value, None, None, inputs.effective_scale, hidden=hidden
         )
-        output = self.weighted(query, key, value, hidden, inputs)
         if slots is not None:
             new = {n: self.put(given, n, codes, slots, inputs) for n, codes in new.items()}
         return (output, *new.values()) if new else output
@@ -298,11 +305,6 @@ class TextbookQuantized(OverCodes):
         if f"{name}_zero" in rest:
             codes = codes - ops.like(rest[f"{name}_zero"], scale)
         return ops.like(codes * scale, query)
-
-    def by_head(self, x: Any, inputs: Inputs) -> Any:
-        """Keys or values for every query head."""
-        group = inputs.sizes.group if x.shape[1] == inputs.sizes.Hkv else 1
-        return self.ops.repeat(x, group, 1) if group > 1 else x
 
 
 class TextbookQuantizedWrite(OverCodes):

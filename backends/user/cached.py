@@ -17,7 +17,7 @@ from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, own_attention
 from attention_conformance.backends.user.function import UserCallable
-from attention_conformance.backends.user.given import value_of
+from attention_conformance.backends.user.names import feature_argument
 from attention_conformance.backends.user.operators import OperatorCall, window
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw
@@ -85,7 +85,7 @@ STEP: tuple[Parameter[Step], ...] = (
         "left_padding", ("left-padding",),
         lambda step: None if step.option("padding") is None else step.integers(step.turn.padding),
     ),
-    *(Parameter(one.name, (one.word,), partial(value_of, one)) for one in CARRIED),
+    *(Parameter(one.name, (one.word,), partial(feature_argument, one)) for one in CARRIED),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
     Parameter("bias", ("bias", "bias-with-mask"), bias),
     Parameter("rotary_base", ("rotary",), lambda step: getattr(step.turned, "base", None)),

@@ -19,7 +19,7 @@ from attention_conformance.backends.binder import (
     UnreadableSignature,
     signature_of,
 )
-from attention_conformance.backends.user.given import OPERAND_NAMES
+from attention_conformance.backends.user.names import OPERAND_NAMES
 from attention_conformance.suite.spec.inputs import Inputs
 
 T = TypeVar("T")

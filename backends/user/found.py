@@ -94,7 +94,9 @@ class Seat:
     ) -> dict[str, np.ndarray]:
         """The values of those of the variables `names` that the projection has. Biases that the case
         lacks are zero."""
-        matrices = [matrix_of(role, parameters, case) for role in self.roles]
+        matrices = [
+            parameters[kernel_of(role)].reshape(sizes_of(role, case)) for role in self.roles
+        ]
         matrix = self._laid_out(np.concatenate(matrices, -1), case)
         biases = [
             parameters.get(f"{role}_bias", np.zeros(m.shape[1])).reshape(1, -1)
@@ -169,11 +171,6 @@ class Reading:
 def kernel_of(role: str) -> str:
     """The canonical name of a projection's matrix."""
     return "score_vector" if role == "score" else f"{role}_kernel"
-
-
-def matrix_of(role: str, parameters: Mapping[str, np.ndarray], case: Case) -> np.ndarray:
-    """A projection's matrix, (inputs, outputs)."""
-    return parameters[kernel_of(role)].reshape(sizes_of(role, case))
 
 
 def sizes_of(role: str, case: Case) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from attention_conformance.backends.prepared import PreparedCall, at_rate, atten
 from attention_conformance.backends.protocol import Backend, Implementation, own_attention, seeded
 from attention_conformance.backends.sources import function_source
 from attention_conformance.backends.user.construct import Maker
-from attention_conformance.backends.user.given import value_of
+from attention_conformance.backends.user.names import feature_argument
 from attention_conformance.backends.user.signature import Adapted, CallBinder, bind, called_by
 from attention_conformance.suite.spec.binding import ADDING, AXES, Binding, described
 from attention_conformance.suite.spec.case import Case
@@ -37,20 +37,6 @@ from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
-def given(feature: Feature, call: AttentionCall) -> Any:
-    """The argument of a call for a feature; None if the call does not need the feature.
-
-    - a mask: what the reduction of the feature makes of the part of the mask
-    - the log-sum-exp: True; the function then returns the pair of output and log-sum-exp, (B, H, Lq) or
-      (B, Lq, H) in the output's order
-    - others: the array or number
-    """
-    if feature.reduction.to == "mask":
-        part, sizes = getattr(call.native, feature.name), call.inputs.sizes
-        return None if part is None else feature.reduction.operand(part, sizes.Lq, sizes.Lk)
-    return value_of(feature, call)
-
-
 def extra(feature: Feature, own: Iterable[Parameter[AttentionCall]]) -> Parameter[AttentionCall]:
     """The parameter of a feature besides the parameters `own` of the native signature.
 
@@ -59,7 +45,7 @@ def extra(feature: Feature, own: Iterable[Parameter[AttentionCall]]) -> Paramete
     """
     words = (feature.word, feature.name) if feature.reduction.to == "mask" else (feature.word,)
     unless = next((parameter.name for parameter in own if feature.word in parameter.features), "")
-    return Parameter(feature.name, words, partial(given, feature), unless=unless)
+    return Parameter(feature.name, words, partial(feature_argument, feature), unless=unless)
 
 
 def binder_of(
@@ -226,10 +212,10 @@ class UserFunction(UserCallable):
         adds, hides = self.binder.serving("bias"), self.binder.serving("mask")
         return not {*adds}.isdisjoint(hides) if adds else self.native.declared.merges_mask_into_bias
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and self.loses_window(case):
+    def refusal(self, case: Case) -> str | None:
+        if self.loses_window(case):
             return "the function has other windows, and no mask to pass them by"
-        return super().unsupported(case)
+        return None
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
         """The nearest supported case; instead of a window that is lost one with as many queries as

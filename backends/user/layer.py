@@ -253,17 +253,12 @@ class UserLayer(Implementation):
                 "--allow-unused"
             )
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case):
-            if case.option("kind") not in (None, self.kind):
-                return f"the layer is judged like {self.kind}"
-            if case.option("training") and not self.trains:
-                return "the layer has no parameter training"
-            reason = self.unread.get(parameter_names(case))
-            reason = reason or self.facts.refusal(case)
-            if reason:
-                return reason
-        return super().unsupported(case)
+    def refusal(self, case: Case) -> str | None:
+        if case.option("kind") not in (None, self.kind):
+            return f"the layer is judged like {self.kind}"
+        if case.option("training") and not self.trains:
+            return "the layer has no parameter training"
+        return self.unread.get(parameter_names(case)) or self.facts.refusal(case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
         """The nearest supported case: in the form of the layer, without a mask that it does not take, and

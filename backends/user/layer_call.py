@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.masks import Call, LayerMasks, full
-from attention_conformance.backends.user.given import ROWS
+from attention_conformance.backends.user.names import ROWS
 from attention_conformance.backends.user.observing import MASKS, Facts
 from attention_conformance.suite.spec.case import Case, Widths
 

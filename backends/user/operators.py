@@ -11,7 +11,7 @@ import numpy as np
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.masks import Call, masked_arrays
 from attention_conformance.backends.memory import segmented
-from attention_conformance.backends.operators import GIVEN
+from attention_conformance.backends.operators import CALL_ARRAYS
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.suite.spec.case import Case
@@ -97,9 +97,9 @@ def code_of(call: OperatorCall) -> Any:
 class UserOperator(UserCallable):
     """A user's function that takes `arrays` by position, and keywords of `table`."""
 
-    def given(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
+    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a call: first those by position, then those of the keywords `names`."""
-        return GIVEN[self.operator.name](self.backend, inputs)
+        return CALL_ARRAYS[self.operator.name](self.backend, inputs)
 
     def answered(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """What the function returns."""
@@ -107,16 +107,16 @@ class UserOperator(UserCallable):
 
     def call_of(self, inputs: Inputs) -> PreparedCall:
         bound = self.binder.bind(OperatorCall(self.backend, inputs), inputs.needs)
-        given = self.given(inputs, bound)
-        places = [*given][: len(self.arrays)]
-        own = {name: value for name, value in bound.items() if name not in given}
+        passed = self.call_arrays(inputs, bound)
+        places = [*passed][: len(self.arrays)]
+        own = {name: value for name, value in bound.items() if name not in passed}
 
         def call(**arrays: Any) -> Any:
             placed = [arrays.pop(name) for name in places]
             return self.answered(placed, arrays | own)
 
         constants = tuple((name, repr(value)) for name, value in own.items())
-        return PreparedCall(call, given, inputs.outputs, constants=constants)
+        return PreparedCall(call, passed, inputs.outputs, constants=constants)
 
     def tried(self, case: str) -> tuple[Inputs, np.ndarray | None]:
         """The inputs of a case in a dtype of the function, and the function's answer; None if it raises,
@@ -145,7 +145,7 @@ class UserPacked(UserOperator):
     )
     features = packed.FEATURES | {"length-arrays"}
 
-    def given(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
+    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
         return segmented(self.backend, inputs, ("cu_seqlens_q", "cu_seqlens_k"), np.int32)
 
     def observed(self) -> dict[str, str]:
@@ -203,8 +203,8 @@ class UserPagedWrite(UserOperator):
 class UserOfCodes(UserOperator):
     """A function of codes."""
 
-    def given(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
-        arrays = super().given(inputs, names)
+    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
+        arrays = super().call_arrays(inputs, names)
         places = {name: arrays[name] for name in self.arrays}
         return places | {name: x for name, x in arrays.items() if name in names}
 
@@ -263,7 +263,7 @@ class UserRotation(UserOperator):
     )
     features = rotary.FEATURES | {"position-table"}
 
-    def given(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
+    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
         position = inputs.arrays["position"]
         kind = np.float32 if (position % 1).any() else np.int32
         return {
@@ -319,7 +319,7 @@ class UserLatent(UserOperator):
                 case = replace(case, mask=left)
         return super().unsupported(case)
 
-    def given(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
+    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
         flagged, rest = OperatorCall(self.backend, inputs).flagged
         flagged = flagged and "causal" in names
         shown = with_mask_by_position(inputs)

@@ -2,7 +2,7 @@
 whatever axes and outputs the function has.
 
 A parameter that has no name of the framework's own attention is bound by the table of
-`backends.user.given`, or by the claim `parameters`. What names do not tell, such as the order of axes, a
+`backends.user.names`, or by the claim `parameters`. What names do not tell, such as the order of axes, a
 trial call finds (`suite.judge.fitting`).
 """
 
@@ -20,14 +20,14 @@ from attention_conformance.backends.binder import (
     CALLED,
     Binder,
     Parameter,
-    shown,
     signature_of,
     signature_of_instances,
+    signature_text,
 )
 from attention_conformance.backends.declared import UsageError
 from attention_conformance.backends.masks import AttentionCall
 from attention_conformance.backends.protocol import Backend
-from attention_conformance.backends.user.given import (
+from attention_conformance.backends.user.names import (
     ROWS,
     dropping,
     is_neutral,
@@ -107,7 +107,7 @@ FLAGS = ("is_causal", "window", "window_left", "softcap")
 
 
 @dataclass(frozen=True)
-class Reading:
+class SignatureReading:
     """The parameters of a function, and the rows of a framework's attention.
 
     - `own`: the rows of the framework's attention; `known`: these and rows of features, by name
@@ -230,7 +230,7 @@ def bind(
     merges: bool = False,
 ) -> CallBinder:
     """The binder of a function, or of instances of a class, with parameters `own` of a framework's
-    attention, `more` parameters, and parameters that the names of `GIVEN` or the claim `parameters`
+    attention, `more` parameters, and parameters that the names of `KNOWN` or the claim `parameters`
     (`claimed`) tell.
 
     `masks` is what a parameter for a mask is given, "" for what the framework's own attention is given:
@@ -242,7 +242,7 @@ def bind(
     signature = (
         signature_of_instances(function) if isinstance(function, type) else signature_of(function)
     )
-    reading = Reading(signature, rows, known, claimed, masks, merges)
+    reading = SignatureReading(signature, rows, known, claimed, masks, merges)
     _check_claimed(reading)
     any_place = reading.has(inspect.Parameter.VAR_POSITIONAL) and not reading.operands
     if reading.missing or not (reading.operands or any_place):
@@ -266,7 +266,7 @@ def bind(
     )
 
 
-def _check_claimed(reading: Reading) -> None:
+def _check_claimed(reading: SignatureReading) -> None:
     """Raise UsageError for a claim of a parameter that the function does not have, or of a word that
     nothing is given for."""
     valid = [*dict.fromkeys((*OPERANDS, *ROWS, *reading.known))]
@@ -282,9 +282,9 @@ def _check_claimed(reading: Reading) -> None:
             )
 
 
-def _misfit(name: str, reading: Reading) -> str:
+def _misfit(name: str, reading: SignatureReading) -> str:
     """The message about a signature that does not fit."""
-    expected = f"{name}({shown(OPERANDS, [*reading.known])}), any of the keywords"
+    expected = f"{name}({signature_text(OPERANDS, [*reading.known])}), any of the keywords"
     ways = "".join(
         f"; nobody knows what {one!r} is given: give it a default, a name of docs/signatures.md, or "
         f'--parameter {one}=WORD or @claims(parameters={{"{one}": WORD}}), WORD one of '

@@ -81,7 +81,7 @@ class Host:
         """Import the user's file; returns the function and its own claims."""
         text, like, claims = self.start["function"], self.start["like"], self.start["claims"]
         if self.start["forbids_native"]:
-            claims = {**claims, "forbid": registry.native_attention(self.backend)}
+            claims = {**claims, "forbid": registry.attention_names(self.backend)}
         for name in self.start["hidden"]:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # imports of it raise
         function = registry.load_function(self.backend, text, claims)

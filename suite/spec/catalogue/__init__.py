@@ -160,12 +160,12 @@ def paged_patterns() -> tuple[str, ...]:
 def with_plain_cases(
     *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
 ) -> Selection:
-    """The cases of `asked`, and from standard on the plain cases of operators that `asks` do not name.
+    """The cases of `cases_of`, and from standard on the plain cases of operators that `asks` do not name.
 
     `dtypes` is the row of `DTYPES_AT` for the plain cases; only those for which `keep` is True are added.
     """
 
-    def plain_patterns() -> list[str]:
+    def patterns_of_unnamed() -> list[str]:
         """The plain patterns of operators that `asks` do not name, and of all further kinds."""
         texts = (
             text for ask in asks for text in ([ask] if isinstance(ask, str) else ask.patterns())
@@ -175,7 +175,7 @@ def with_plain_cases(
         patterns += [text for operator in OPERATORS.values() for text in operator.asks.plain_kinds]
         return [text for text in patterns if keep(Case.parse(text.replace("{dt}", "f32")))]
 
-    return cases_of(*asks, Ask(plain_patterns, dtypes=dtypes, since="standard"))
+    return cases_of(*asks, Ask(patterns_of_unnamed, dtypes=dtypes, since="standard"))
 
 
 def has_axes(axes: str) -> Callable[[Case], bool]:

@@ -45,7 +45,7 @@ class Chunk(IdWord):
     - `documents`: the numbers, within the chunk, of tokens that begin a document.
     - `tree`: the mask of the tokens if they are a tree.
     - `starts`, `before`: the index of the first token of each of the samples, and the number of tokens of
-      every sample without a query. Only `scripts.played` sets them.
+      every sample without a query. Only `scripts.play_script` sets them.
     """
 
     count: int
@@ -142,7 +142,7 @@ class Keep(IdWord):
 
     - `nodes`: one node for all samples, or a node for each sample of the tree; -1 for no node.
     - `paths`, `count`, `samples`: the nodes that each of the samples keeps, of the last `count` tokens.
-      Only `scripts.played` sets them.
+      Only `scripts.play_script` sets them.
     """
 
     nodes: tuple[int, ...]

@@ -26,8 +26,17 @@ if TYPE_CHECKING:
     from attention_conformance.backends.protocol import Backend
 
 
-def value_of(feature: Feature, call: Any) -> Any:
-    """The array or number of a feature for a call with a backend and inputs, or None."""
+def feature_argument(feature: Feature, call: Any) -> Any:
+    """The argument of a call for a feature; None if the call does not need the feature.
+
+    - a mask: what the reduction of the feature makes of the part of the mask, of a call with `native`
+    - the log-sum-exp: True; the function then returns the pair of output and log-sum-exp, (B, H, Lq) or
+      (B, Lq, H) in the output's order
+    - others: the array or number
+    """
+    if feature.reduction.to == "mask":
+        part, sizes = getattr(call.native, feature.name), call.inputs.sizes
+        return None if part is None else feature.reduction.operand(part, sizes.Lq, sizes.Lk)
     if feature.axes:
         return feature_array(call.backend, call.inputs, feature.name)
     return call.inputs.feature(feature.name) if feature.asked_by(call.inputs.case) else None
@@ -56,7 +65,7 @@ def dropping(backend: Backend, rate: float, default: Any) -> Any:
     return rate if default is not None else backend.compilers.dropping(rate)
 
 
-GIVEN: tuple[Parameter[AttentionCall], ...] = (
+KNOWN: tuple[Parameter[AttentionCall], ...] = (
     Parameter("attn_mask", names=("mask", "attention_mask")),
     Parameter("causal_mask"),
     Parameter("padding_mask"),
@@ -74,19 +83,19 @@ GIVEN: tuple[Parameter[AttentionCall], ...] = (
     ),
     Parameter("window_left", ("window", "native-window"), window_left, neutral=lambda call: -1),
     Parameter(
-        "softcap", ("softcap",), partial(value_of, FEATURES["softcap"]), names=("logits_soft_cap",),
-        neutral=lambda call: 0.0,
+        "softcap", ("softcap",), partial(feature_argument, FEATURES["softcap"]),
+        names=("logits_soft_cap",), neutral=lambda call: 0.0,
     ),
     Parameter(
-        "lse", ("lse",), partial(value_of, FEATURES["lse"]), names=("return_lse", "return_softmax_lse"),
-        neutral=lambda call: False,
+        "lse", ("lse",), partial(feature_argument, FEATURES["lse"]),
+        names=("return_lse", "return_softmax_lse"), neutral=lambda call: False,
     ),
     Parameter("module", neutral=module),
     Parameter("nothing"),
 )  # fmt: skip
 """What parameters are given besides query, key and value; `nothing` is None."""
 
-ROWS = {row.name: row for row in GIVEN}
+ROWS = {row.name: row for row in KNOWN}
 
 OPERAND_NAMES = {
     "query": ("query", "q", "queries"),
@@ -97,7 +106,7 @@ OPERAND_NAMES = {
 
 WORD_OF = {
     name: names[0]
-    for names in (*OPERAND_NAMES.values(), *(row.every_name for row in GIVEN))
+    for names in (*OPERAND_NAMES.values(), *(row.every_name for row in KNOWN))
     for name in names
 }
 """What a parameter of a name is given."""
