@@ -69,18 +69,6 @@ def test_a_function_with_one_workspace_claims_one_thread() -> None:
     assert "claim threads" not in verdict.message
 
 
-def test_automatic_mixed_precision_leaves_float64_alone() -> None:
-    failures = wrong(judged(plan("narrowed_float64", "ambient.py", dtype=("f64",)), "ambient"))
-    mode = "wrong in torch.autocast to bfloat16, torch.autocast to float16:"
-    assert any(mode in text for text in failures), failures
-
-
-def test_gradients_in_modes_are_judged() -> None:
-    name = "halved_gradient_in_deterministic_algorithms"
-    (failure,) = wrong(judged(plan(name, "ambient.py", dtype=("f32",)), "ambient_gradients"))
-    assert "wrong in deterministic algorithms: gradient of the key" in failure
-
-
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
@@ -186,11 +174,6 @@ def test_an_array_of_another_device_raises() -> None:
 
 
 DROPOUT = ("dropout", "dropout_off", "dropout_gradients", "dropout_mean")
-
-
-@pytest.mark.parametrize("name", ["not_rescaled", "never_drops", "drops_outputs"])
-def test_a_function_that_drops_wrongly_fails(name: str) -> None:
-    assert wrong(judged(plan(name, "dropping.py", dtype=("f32",)), "dropout"))
 
 
 def test_dropout_of_a_function_is_asked_where_it_takes_a_rate() -> None:

@@ -146,12 +146,6 @@ def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, 
     assert hint in str(error.value) or hint == listed
 
 
-def test_a_text_file_is_no_function(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("f")
-    with pytest.raises(UsageError, match="is no Python file"):
-        registry.load_object(f"{tmp_path / 'notes.txt'}:f", "function")
-
-
 def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:
     """Cases are asked without it, but for those of a check that is about it."""
     function, _ = registry.function_implementation(
@@ -166,26 +160,6 @@ def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:
     assert "sdpa/none/mha/f32/b1h1q1k1d1" in asked
     about_sinks = list(all_checks()["sink_equals_key"].cells("standard", [function]))
     assert all("sinks" in cell.case.needs for cell in about_sinks)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "said"),
-    [
-        ("constant", "no-gradient", "gradients of the query's gradient: the key got no gradient"),
-        ("of_leaves", "stale", "gradient of the value"),
-    ],
-)
-def test_a_backward_pass_that_is_wrong_in_models_alone_fails(
-    name: str, kind: str, said: str
-) -> None:
-    pytest.importorskip("torch")
-    path = f"tests.functions.backward:{name}"
-    function = registry.function_implementation(registry.load("torch"), path, {})[0]
-    case = find("sdpa/none/mha/f32/b4h4q4k4d4")
-    assert verdict_of(function, case, "gradients").status == "pass"
-    verdict = verdict_of(function, case, "gradient_passes")
-    assert (verdict.status, verdict.kind) == ("fail", kind)
-    assert said in verdict.message
 
 
 NEIGHBOUR = "def scale_of(query):\n    return query.shape[-1] ** -0.5\n"

@@ -1,5 +1,4 @@
-"""A person's class as it is: how it is made and called, which parameters it has, and twins that are
-wrong."""
+"""A person's class as it is: how it is made and called, and which parameters it has."""
 
 from __future__ import annotations
 
@@ -23,24 +22,19 @@ FUNCTIONS = Path(__file__).parent / "functions"
 MULTI_HEAD = "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12"
 ADDITIVE = "additive/none/mha/f32/b2h1q5k9d16v14/e12.10.14.14"
 
-TWINS = (
-    ("AdditiveAttention", "additive", "W_k = key; W_q = query; w_v = score",
-     "AdditiveWithoutTanh", "Additive scores have no tanh."),
-    ("CausalSelfAttention", "multi-head", "c_attn = query, key, value; c_proj = output",
-     "SeesTheNext", "A causal query sees the next key"),
-    ("Interleaved", "multi-head", "qkv = query, key, value (head by head); proj = output",
-     "ScaledByWidth", "Scores are divided by the root of the model's width"),
+FOUND = (
+    ("AdditiveAttention", "additive", "W_k = key; W_q = query; w_v = score"),
+    ("CausalSelfAttention", "multi-head", "c_attn = query, key, value; c_proj = output"),
+    ("Interleaved", "multi-head", "qkv = query, key, value (head by head); proj = output"),
     ("MultiHeadedAttention", "multi-head",
-     "linears.0 = query; linears.1 = key; linears.2 = value; linears.3 = output",
-     "SplitsRows", "Heads are split by a reshape to (B, H, L, D), without a transpose."),
+     "linears.0 = query; linears.1 = key; linears.2 = value; linears.3 = output"),
     ("JoinedHeads", "multi-head",
-     "W_q = query; W_k = key; W_v = value; no output projection: the suite adds one",
-     "JoinedRows", "Heads are split by a reshape to (B, H, L, D), without a transpose."),
+     "W_q = query; W_k = key; W_v = value; no output projection: the suite adds one"),
     ("Heads", "multi-head",
-     "heads.*.key = key; heads.*.query = query; heads.*.value = value; proj = output",
-     "HeadsTurned", ""),
+     "heads.*.key = key; heads.*.query = query; heads.*.value = value; proj = output"),
 )  # fmt: skip
-"""A right class, its operator and how its parameters are read; a wrong twin, and what is wrong."""
+"""A right class, its operator and how its parameters are read. What wrong twins are told is frozen
+(told-functions.txt)."""
 
 
 @pytest.fixture(scope="module")
@@ -57,28 +51,13 @@ def asked(report: Any) -> set[str]:
     return {*table["case"][table["status"].isin(["pass", "fail"])]}
 
 
-@pytest.mark.parametrize(("name", "like", "found"), [row[:3] for row in TWINS])
+@pytest.mark.parametrize(("name", "like", "found"), FOUND)
 def test_a_right_class_is_judged_by_value_and_passes(
     classes: Any, name: str, like: str, found: str
 ) -> None:
     report = judge_module(getattr(classes, name), like=like, checks=["values"], dtypes=["f32"])
     assert report.passed
     assert f"torch:{name}: parameters: {found}" in report.notes
-
-
-@pytest.mark.parametrize(("name", "like", "sentence"), [(r[3], r[1], r[4]) for r in TWINS])
-def test_its_wrong_twin_fails_and_is_told_why(
-    classes: Any, name: str, like: str, sentence: str
-) -> None:
-    report = judge_module(
-        getattr(classes, name), like=like, checks=["values"], dtypes=["f32"], raises=False
-    )
-    failed = report.table[report.table["status"] == "fail"]
-    assert {*failed["kind"]} <= {"value", "election"}
-    assert (failed["kind"] == "value").any()
-    assert not (report.table["status"] == "pass").any()
-    if sentence:
-        assert report.diagnoses["sentence"].iloc[0].startswith(sentence)
 
 
 def test_a_class_that_is_always_causal_is_asked_causal_cases_alone(classes: Any) -> None:
@@ -150,14 +129,6 @@ def test_a_keras_layer_is_built_by_its_first_call(tf_backend: Any, name: str, st
     assert "bfloat16" in str(layer.unsupported(Case.parse(ONE_HEAD.replace("f32", "bf16"))))
     joined = function_implementation(tf_backend, f"{KERAS}:{name}", {}, "multi-head")[0]
     assert verdict_of(joined, OWN.replace("h4q7k7d3", "h1q7k7d12")).status == status
-
-
-def test_a_layer_with_new_weights_in_every_call_is_wrong(tf_backend: Any) -> None:
-    layer = function_implementation(tf_backend, f"{KERAS}:MultiHeadAttention", {}, "multi-head")[0]
-    verdict = verdict_of(layer, OWN, "contract")
-    assert (verdict.status, verdict.kind) == ("fail", "not-deterministic")
-    assert verdict.message.startswith("a second call's output")
-    assert verdict_of(layer, OWN).status == "fail"
 
 
 FLAX = (
@@ -311,14 +282,6 @@ def test_a_constructor_is_given_what_its_names_say(
     assert Maker.of(space["made"], "made")(draw(Case.parse(case))) == given
 
 
-def test_sizes_of_heads_may_be_those_of_all_heads() -> None:
-    def made(d_k: int, d_v: int, heads: int) -> tuple[int, ...]:
-        return d_k, d_v, heads
-
-    inputs = draw(Case.parse(MULTI_HEAD))
-    assert Maker.of(made, "made", whole=True)(inputs) == (12, 12, 3)
-
-
 def test_a_config_has_the_names_of_the_list_and_no_others() -> None:
     config = Settings(draw(Case.parse(MULTI_HEAD)))
     assert (config.n_embd, config["n_head"], getattr(config, "flash", 7)) == (12, 3, 7)
@@ -332,11 +295,6 @@ def test_arrays_are_passed_in_the_order_of_their_names() -> None:
     assert order_of(["V", "K", "Q"]) == ["value", "key", "query"]
     assert order_of(["a", "b", "c"]) == ["query", "key", "value"]
     assert order_of(["hidden_states"]) == ["query"]
-
-
-def test_each_name_of_a_constructor_has_one_meaning() -> None:
-    names = [name for row in CONSTRUCTOR for name in row.every_name]
-    assert len(names) == len({*names})
 
 
 def test_the_page_lists_every_name() -> None:
