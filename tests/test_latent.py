@@ -1,5 +1,5 @@
-"""Promise: latent attention is plain attention over the keys and values that it projects, in both forms,
-forward and backward; each form has a bound of its own."""
+"""Promise: each form of latent attention has a bound of its own, and a person's function is asked what it
+takes. Honest kernels of both forms are second opinions of values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ from tests.plain import attention as plain_attention
 from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "latents.py"
-CASES = (
-    "latent/none/mha/f64/b2h3q4k9d8v6",
-    "latent/causalbr/mha/f64/b2h3q4k9d8v6/scale0.3",
-    "latent/causal+pad/mha/f64/b2h4q7k7d8/r7e3",
-)
 ONE_FORM = [False, True]
 
 
@@ -35,26 +30,6 @@ def by_keys(inputs: Inputs) -> np.ndarray:
     """Plain attention over the projected keys and values."""
     operands = plain(inputs.arrays)
     return plain_attention(*operands, mask=inputs.dense_mask, scale=inputs.effective_scale)
-
-
-@pytest.mark.parametrize("absorbs", ONE_FORM)
-@pytest.mark.parametrize("text", CASES)
-def test_the_reference_is_plain_attention_over_projected_keys(text: str, absorbs: bool) -> None:
-    inputs = draw(Case.parse(text))
-    expected = Oracle.forward(inputs, rounding(absorbs)).expected["output"]
-    assert expected.value.shape == inputs.output_shape("output")
-    assert np.allclose(expected.value.astype(float), by_keys(inputs), rtol=0, atol=1e-13)
-    assert (expected.error > 0).all()
-
-
-def test_the_log_sum_exp_is_that_of_plain_attention() -> None:
-    inputs = draw(Case.parse("latent/causal/mha/f64/b2h4q7k7d8/r32e8/lse"))
-    query, key, _ = plain(inputs.arrays)
-    scores = query @ key.swapaxes(-1, -2) / np.sqrt(16)
-    want = np.logaddexp.reduce(np.where(inputs.attends, scores, -np.inf), -1)
-    for absorbs in ONE_FORM:
-        got = Oracle.forward(inputs, rounding(absorbs)).expected["lse"].value
-        assert np.allclose(got.astype(float), want, rtol=0, atol=1e-13)
 
 
 def test_forms_have_other_bounds_and_an_undeclared_form_the_larger_one() -> None:

@@ -1,6 +1,6 @@
-"""Promise: paged attention is plain attention over the keys of a sample's pages, forward and backward.
-
-What no sample owns is drawn so that reading it shows. A person's function is judged."""
+"""Paged attention: what no sample owns is drawn so that reading it shows, pages have the sizes that a
+function claims, and a person's function is judged. Honest kernels and the frameworks' own are second
+opinions of the reference."""
 
 from __future__ import annotations
 
@@ -14,68 +14,19 @@ from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases as every_case
 from attention_conformance.suite.spec.catalogue import of_operator
-from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
-from attention_conformance.suite.spec.operators.packed import segments
+from attention_conformance.suite.spec.inputs import draw, draw_cotangent
 from attention_conformance.suite.spec.operators.paged import (
-    MIXED,
     PAGED,
     PLAIN,
     page_counts,
     pool,
     with_pages_of,
 )
-from tests.plain import attention as plain_attention
 from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
 STEP = PLAIN.replace("{dt}", "f64")
 SHARED = "paged/none/gqa2/f64/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal"
-CASES = (
-    STEP,
-    SHARED,
-    "paged/none/mqa/f64/b3h4q9k24d8v6/seg1.3.5x7.12.5/page3/scale0.3",
-    f"{MIXED}/causal/win3".replace("{dt}", "f64"),
-)
-
-
-def sample_by_sample(inputs: Inputs) -> np.ndarray:
-    """The answer (Lq, H, Dv): every key is looked up by itself, every pair is hidden by itself."""
-    case, size = inputs.case, inputs.case.option("page_size")
-    answers = []
-    for n, (rows, keys) in enumerate(segments(case)):
-        key, value = [], []
-        for j in range(keys.stop - keys.start):
-            page = int(inputs.arrays["page_table"][n, j // size])
-            at = (
-                (page, slice(None), j % size)
-                if case.option("layout") == "hnd"
-                else (page, j % size)
-            )
-            key.append(inputs.key[at])
-            value.append(inputs.value[at])
-        if rows.stop == rows.start:
-            continue
-        count, of = rows.stop - rows.start, len(key)
-        left = case.option("left")
-        shown = np.ones((count, of), bool)
-        for i in range(count if case.option("alignment") == "causal" else 0):
-            for j in range(of):
-                behind = i + of - count - j
-                shown[i, j] = 0 <= behind and (left is None or behind <= left)
-        k, v = (np.repeat(np.array(x), inputs.sizes.group, 1) for x in (key, value))
-        q, k, v = (x.transpose(1, 0, 2)[None] for x in (inputs.query[rows], k, v))
-        answer = plain_attention(q, k, v, mask=shown, scale=inputs.effective_scale)
-        answers.append(np.asarray(answer)[0].transpose(1, 0, 2))
-    return np.concatenate(answers)
-
-
-@pytest.mark.parametrize("text", CASES)
-def test_the_reference_is_plain_attention_over_the_keys_of_the_pages(text: str) -> None:
-    inputs = draw(Case.parse(text))
-    expected = Oracle.forward(inputs, Rounding("exact")).expected["output"]
-    assert expected.value.shape == inputs.output_shape("output")
-    assert np.allclose(expected.value.astype(float), sample_by_sample(inputs), rtol=0, atol=1e-13)
-    assert (expected.error > 0).all()
 
 
 def test_what_no_sample_owns_has_no_gradient_and_is_large() -> None:
