@@ -20,16 +20,12 @@ from attention_conformance.backends.profiler import kernels_in
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.backends.textbook import Textbook
-from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.judge import Policy, judge
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.inputs import draw
-from tests.processes import python
 from tests.runtimes import of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,14 +105,6 @@ def test_threads_are_set_and_set_back(name: str) -> None:
     assert count() == before
 
 
-def test_what_a_backend_lacks_is_not_audited() -> None:
-    pytest.importorskip("jax")
-    jax_nn = of(registry.load("jax"), "jax-nn")
-    cell = Cell(all_checks()["layouts"], find("sdpa/none/mha/f32/b2h3q33k65d8"), jax_nn)
-    verdict = judge(cell, Policy(audit=True))
-    assert (verdict.status, "lie in memory" in verdict.message) == ("unsupported", True)
-
-
 def test_a_forced_kernel_is_that_kernel_or_an_error() -> None:
     pytest.importorskip("torch")
     flash = of(registry.load("torch"), "sdpa-flash")
@@ -141,18 +129,6 @@ def test_one_keras_engine_a_process() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=clean
     ).stdout
     assert "Keras runs on jax in this process, torch was asked for" in out
-
-
-def test_a_framework_that_fails_to_import_says_why(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise OSError('libcudart is missing')\n")
-    program = (
-        "from attention_conformance.backends.registry import load\n"
-        "from attention_conformance.backends.protocol import BackendUnavailable\n"
-        "try:\n    load('torch')\n"
-        "except BackendUnavailable as error:\n    print('reason:', error)\n"
-    )
-    out = python("-c", program, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
-    assert "failed to import: OSError: libcudart is missing" in out.stdout, out.stderr
 
 
 def test_unknown_names_list_the_valid_ones() -> None:
@@ -180,13 +156,6 @@ def test_a_registered_function_is_not_called_for_what_it_states(
     registry.check_one_engine(["mine"])
 
 
-DIFFERENTIATED_TWICE = (
-    "sdpa/causal/mha/f64/b1h2q3k4d2",
-    "sdpa/bool.bhqk/mqa/f64/b2h2q3k4d2/dense",
-    "sdpa/none/mha/f64/b1h2q3k4d2/bias.bhqk/scale0.3",
-)
-
-
 def test_a_compiled_implementation_is_named_and_held_like_its_own() -> None:
     options = Options(backend=("torch",), mode="compiled", implementation=("sdpa-math",))
     pytest.importorskip("torch")
@@ -199,13 +168,6 @@ def test_a_compiled_implementation_is_named_and_held_like_its_own() -> None:
         assert implementation.declared.elections["fully-masked-row"] == "zeros"
     both = Plan.make(Options(backend=("torch",), mode="all", implementation=("sdpa-math",)))
     assert [i.mode for i in both.implementations] == ["eager"] + ["compiled"] * 4
-
-
-def test_unknown_modes_and_backends_without_compilers() -> None:
-    with pytest.raises(UsageError, match="unknown mode 'jitted'; valid: eager, compiled, all"):
-        Options(backend=("numpy",), mode="jitted").check()
-    with pytest.raises(UsageError, match="no implementation to judge"):
-        Plan.make(Options(backend=("numpy",), mode="compiled"))
 
 
 @pytest.mark.parametrize(

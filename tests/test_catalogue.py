@@ -26,7 +26,6 @@ from attention_conformance.suite.report import frames
 from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
 from attention_conformance.suite.run import diagnosing
 from attention_conformance.suite.spec.case import Case
-from tests.honest import HONEST
 from tests.rows import cell as recorded
 from tests.rows import run
 
@@ -35,7 +34,7 @@ CausalSeesNext, HeadsTiled, MaskInverted = (
     for name in ("causal-sees-next", "heads-tiled", "mask-inverted")
 )
 
-VALUES, POISON = (all_checks()[name] for name in ("values", "poison"))
+VALUES = all_checks()["values"]
 
 CASES = (
     "sdpa/causal/mha/f32/b2h3q7k7d8",
@@ -102,16 +101,6 @@ def test_a_passing_cell_contradicts() -> None:
     assert catalogue.explained(masked[:1], beside[1:], never) == []
 
 
-def test_a_right_answer_is_explained_by_nothing() -> None:
-    for implementation in made(Kernel, TiledOnline, *HONEST[:6]):
-        cells = [
-            Cell(VALUES, case, implementation)
-            for case in map(Case.parse, CASES)
-            if implementation.operator is case.operator and implementation.unsupported(case) is None
-        ]
-        assert catalogue.explained(cells, cells, never) == []
-
-
 def blank(masked: bool) -> type[Kernel]:
     """Attention without a scale that is NaN in all elements: of masked calls, or of all."""
 
@@ -130,12 +119,6 @@ def blank(masked: bool) -> type[Kernel]:
 def test_nan_beside_nan_explains_nothing() -> None:
     assert told(blank(masked=False)) == []
     assert {one.family for one in told(blank(masked=True))} == {"scale"}
-
-
-def test_time_over_says_nothing() -> None:
-    (implementation,) = made(MaskInverted)
-    failing, passing = split(implementation)
-    assert catalogue.explained(failing, passing, lambda: True) == []
 
 
 def test_measured_and_known_are_one_of_a_family() -> None:
@@ -186,17 +169,6 @@ def test_a_run_is_told_its_diagnoses_and_a_smaller_case() -> None:
     assert said.diagnoses[0].fault == "causal-sees-next"
     assert said.group == ("values", implementation.name, "value")
     assert Case.parse(said.smaller).sizes.Lq == 1
-
-
-def test_the_smaller_case_is_of_the_first_group() -> None:
-    (implementation,) = made(CausalSeesNext)
-    failing, _ = split(implementation)
-    empty = Cell(failing[0].check, Case.parse("sdpa/causal/mha/f32/b0h3q5k5d8"), implementation)
-    cells = [record_of(c, "fail") for c in failing]
-    cells.append(replace(record_of(empty, "fail"), kind="raised"))
-    said = diagnosing.diagnose_run(PlanByHand(implementation), cells, None)  # type: ignore[arg-type]
-    assert said.group == ("values", implementation.name, "value")
-    assert Case.parse(said.smaller).sizes.B == 1
 
 
 def test_an_exception_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,11 +53,6 @@ def test_voters_are_told_apart_by_answer_and_dtype() -> None:
     ]
 
 
-def test_an_unknown_backend_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["elections", "--backend=nobody"]) == 2
-    assert "unknown backend 'nobody'; valid: numpy, torch" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_page_is_that_of_today(capsys: pytest.CaptureFixture[str]) -> None:
     if missing := set(registered()) - set(installed()):

@@ -52,23 +52,3 @@ def test_garbage_of_other_peoples_tests_is_looked_for(
         env={"PYTHONPATH": str(ROOT)},
     )
     assert out.returncode == 0, out.stdout
-
-
-IMPORTED = """
-import atexit, os, pathlib, sys
-
-atexit.register(
-    lambda: pathlib.Path(os.environ["SAID"]).write_text(str("hypothesis" in sys.modules))
-)
-
-def pytest_unconfigure(config):
-    pathlib.Path(os.environ["SAID"]).write_text(str("hypothesis" in sys.modules))
-"""
-
-
-def test_hypothesis_is_not_imported_where_no_test_uses_it(tmp_path: Path) -> None:
-    pytest.importorskip("hypothesis")
-    (tmp_path / "says.py").write_text(IMPORTED)
-    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "SAID": str(tmp_path / "said")}
-    assert run(*FEW, "--backend=numpy", "-p", "says", env=env).returncode == 0
-    assert (tmp_path / "said").read_text() == "False"

@@ -354,10 +354,3 @@ def test_honest_variants_are_told_nothing() -> None:
         turns[operator.name] += 1
         mine = mine[turn:6:2]  # variants of an operator share its cases
         assert not identify(backend, implementation, mine, seconds=60), implementation
-
-
-def test_a_function_that_raises_says_nothing() -> None:
-    def broken(query, key, value):
-        raise RuntimeError("no")
-
-    assert not told(broken, PLAIN)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,7 +21,6 @@ from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 from attention_conformance.suite.spec.vocabulary import LEVELS
 from tests.processes import run
@@ -133,42 +129,6 @@ def test_what_a_program_hangs_on_has_a_program_of_its_own(
         with counted:
             prepared()
         assert counted.programs == 1
-
-
-def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> None:
-    """Smoke asks nothing in them, standard the cases of smoke, full everything. (Elections have cases of
-    their own, which smoke asks of few.)"""
-
-    def cells(level: str, name: str) -> dict[str, set[str]]:
-        """The cells of an implementation, by the dtype of their cases."""
-        one = of(backend, name)
-        ids: dict[str, set[str]] = {dtype: set() for dtype in DTYPES}
-        for check in all_checks().values():
-            for cell in check.cells(level, [one]) if check.name != "election" else ():
-                ids[cell.case.dtype.name].add(f"{check.name} {cell.case.id}")
-        return ids
-
-    def dtypes(level: str, name: str) -> set[str]:
-        return {dtype for dtype, ids in cells(level, name).items() if ids}
-
-    expected = {"eager": {"f32"}, "packed-heads": {"f32"}, "jax-nn": {"f64", "f32", "bf16"}}
-    flax = {
-        "flax-nnx-function": {"f32"},
-        "flax-nnx": {"f64", "f32", "bf16"},
-        "flax-linen": {*DTYPES},
-    }
-    if find_spec("flax") is not None:
-        expected |= flax
-    assert {name: dtypes("smoke", name) for name in expected} == expected
-    for name in expected:
-        assert dtypes("standard", name) == {*DTYPES}, name
-    with patch.object(type(of(backend, "jax-nn")), "later", frozenset()):
-        all_of = {level: cells(level, "jax-nn") for level in LEVELS}
-    asked = {level: cells(level, "jax-nn") for level in LEVELS}
-    assert not asked["smoke"]["f16"]
-    assert asked["standard"]["f16"] == all_of["smoke"]["f16"]
-    assert asked["full"] == all_of["full"]
-    assert asked["standard"]["f32"] == all_of["standard"]["f32"] > asked["smoke"]["f32"]
 
 
 def double(query: Any, flag: Any) -> Any:
@@ -293,41 +253,6 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
         step()
         assert {*seen} == {integers}
         assert len(seen) >= 5
-
-
-OF_OTHER_KINDS = {
-    "rotary": (lambda query, position: query, "rotary/none/mha/{}/b2h3q17k1d16"),
-    "merge": (lambda outputs, lse: outputs[0], "merge/none/mha/{}/b2h3q5k2d8"),
-    "packed": (
-        lambda query, key, value, cu_seqlens_q, cu_seqlens_k: query,
-        "packed/none/mha/{}/b2h2q5k12d8/seg2.3x5.7",
-    ),
-    "dot": (
-        lambda *, dtype: lambda query, key, value: value,
-        "dot/none/mha/{}/b2h1q5k9d8v6/e8.8.6.6",
-    ),
-}
-
-
-@pytest.mark.parametrize("like", OF_OTHER_KINDS)
-def test_functions_of_other_kinds_see_numbers_of_64_bits_in_float64_alone(
-    backend: Backend, like: str
-) -> None:
-    import jax
-
-    seen: list[str] = []
-    answers, text = OF_OTHER_KINDS[like]
-
-    @functools.wraps(answers)
-    def watched(*arguments: Any, **more: Any) -> Any:
-        seen.append(str(jax.numpy.arange(2).dtype))
-        return answers(*arguments, **more)
-
-    function, _ = registry.callable_implementation(backend, watched, "watched", {}, like)
-    for dtype, integers in (("f32", "int32"), ("f64", "int64")):
-        seen.clear()
-        function.prepare(draw(Case.parse(text.format(dtype))))()
-        assert {*seen} == {integers}
 
 
 @pytest.mark.parametrize("kind", [*registry.OWN.values(), UserFunction, UserLayer])

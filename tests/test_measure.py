@@ -38,7 +38,6 @@ from tests.twins import (
     Compiling,
     Queued,
     Twin,
-    WrongLayout,
     WrongNowAndThen,
     WrongWhileTimed,
 )
@@ -105,13 +104,6 @@ def test_a_sample_costs_at_most_one_percent_of_a_short_call() -> None:
     turns = Rotation([lambda: None] * protocol.SETS)
     spent = min(protocol.timed(turns, lambda out: None, 1000)[0] for _ in range(50))
     assert spent <= 0.01 * 50e-6
-
-
-def test_a_wrong_layout_is_refused() -> None:
-    """Where sizes coincide nothing but the values tells."""
-    with pytest.raises(RefusedTime) as refused:
-        judged(WrongLayout, case="sdpa/none/mha/f32/b2h17q17k17d16")
-    assert refused.value.kind == "value"
 
 
 @pytest.mark.parametrize(

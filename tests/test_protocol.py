@@ -19,7 +19,6 @@ from attention_conformance.backends.declared import (
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import (
     Backend,
-    Compilers,
     DeclarationError,
     Declared,
     DeclaredRounding,
@@ -106,14 +105,6 @@ def test_what_nobody_would_read_of_a_backend_is_an_error(name: str, value: Any, 
         mine()
 
 
-def test_what_was_declared_cannot_be_changed() -> None:
-    declared = Declared(elections={"no-keys": "zeros"})
-    with pytest.raises(AttributeError):
-        declared.numerics = "exact"  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        declared.elections["no-keys"] = "nan"  # type: ignore[index]
-
-
 def test_a_feature_that_nobody_declared_is_not_asked() -> None:
     sinks = find("sdpa/none/mha/f32/b2h3q17k23d8/sinks")
     old = told(features=ATTENTION_FEATURES)
@@ -185,38 +176,6 @@ def test_names_that_ids_and_command_lines_cannot_hold_are_refused(name: str) -> 
     Named.name = name
     with pytest.raises(DeclarationError, match="cannot be the name of a backend"):
         Named()
-
-
-@pytest.mark.parametrize(
-    ("words", "what"), [("timed", "timed compiler"), ("layers", "compiler of layers")]
-)
-@pytest.mark.parametrize(("names", "valid"), [(("ops", "jit"), "ops, jit"), ((), "none")])
-def test_a_compiler_that_the_backend_lacks_is_refused(
-    words: str, what: str, names: tuple[str, ...], valid: str
-) -> None:
-    hint = f"unknown {what} of numpy 'jut'; valid: {valid}$"
-    with pytest.raises(DeclarationError, match=hint):
-        Compilers(NumpyBackend(), names, **{words: ("jut",)})
-    assert getattr(Compilers(NumpyBackend(), names, **{words: names}), words) == names
-
-
-@pytest.mark.parametrize("name", ["a/b", "a\x1b[31m", 3])
-def test_names_given_later_are_refused_at_the_door(name: Any) -> None:
-    backend = Named()
-    backend.name_of = name
-    with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
-        registry.implementations(backend)
-
-
-class Named(NumpyBackend):
-    """A backend that names its implementation after it was made."""
-
-    name_of: Any = "definition"
-
-    def implementations(self) -> list[Implementation]:
-        implementation, *_ = super().implementations()
-        implementation.name = self.name_of
-        return [implementation]
 
 
 def rounded(*values: float) -> Rounded:

@@ -4,15 +4,12 @@ depends on them."""
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
@@ -30,7 +27,7 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
-from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import OPTIMIZED
 from tests.miniatures import Miniature, Miniatures
 from tests.runtimes import of
@@ -223,79 +220,3 @@ def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
     assert Options(("jax",)).compiles_quickly
     for options in ({"mode": "compiled"}, {"optimized": True}, {"isolate": True}):
         assert not Options(("jax",), **options).compiles_quickly
-
-
-def test_options_that_a_release_lacks_are_left_out() -> None:
-    pytest.importorskip("jax")
-    from attention_conformance.backends._jax import programs
-
-    with patch.dict(programs.OPTIONS, {"xla_no_such_option": 1}):
-        known = programs.known_options()
-    assert known == {**programs.OPTIONS}
-    assert "xla_backend_optimization_level" in known
-
-
-def operations(text: str) -> Counter[str]:
-    """What a program does, operation by operation, whether or not one stands in a fusion of its own."""
-    counts: Counter[str] = Counter()
-    for part in re.split(r"\n\n", text):
-        if part.startswith("%wrapped_"):
-            continue
-        part = re.sub(r" fusion\(.*calls=%wrapped_(\w+?)_computation\S*", r" \1(", part)
-        counts.update(name.replace("-", "_") for name in re.findall(r" = \S+ ([\w-]+)\(", part))
-    return counts
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("jax-nn", "sdpa/causal/gqa2/f32/b2h4q5k7d8"),
-        ("jax-nn", "sdpa/causal/gqa2/bf16/b2h4q5k7d8"),
-        ("packed-heads", "multi-head/pad/mha/bf16/b2h2q5k9d6/e12.10.14.12"),
-        ("textbook-merge", "merge/none/mha/f32/b2h3q5k2d8"),
-    ],
-)
-def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
-    """Products, conversions and all else, and so who rounds where; of gradients, too."""
-    from attention_conformance.backends._jax.programs import divided, known_options
-
-    inputs = draw(Case.parse(text))
-    prepared = of(backend, name).prepare(inputs)
-    arrays, static = divided(prepared.arguments)
-    function: Any = prepared.function
-    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
-        (function.forward, (arrays,), {"static": static})
-    ]
-    if inputs.operator.takes_masks:
-        _, backward = divided(prepared.arguments, 0 if len(prepared.outputs) > 1 else None)
-        cotangent = prepared.output(prepared.arguments)
-        calls.append((function._vjp, (arrays, cotangent), {"static": backward, "wrt": ("query",)}))
-    for program, arguments, static_ones in calls:
-        lowered = program.program.lower(*arguments, **static_ones)
-        full, quick = (
-            operations(lowered.compile(options).as_text()) for options in ({}, known_options())
-        )
-        assert full == quick
-
-
-def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> None:
-    from attention_conformance.backends._jax.profiler import Compilations
-
-    inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q6k7d8"))
-    cotangent = backend.array(draw_cotangent(inputs.case, 0), DTYPES["f32"])
-    count = Compilations()
-
-    def attempt(backend: Any) -> tuple[int, list[np.ndarray]]:
-        prepared = of(backend, "eager").prepare(inputs)
-        before = count.programs
-        output, gradients = backend.vjp(prepared, ("query", "key"), cotangent)
-        answers = [prepared(), output, *gradients.values()]
-        return count.programs - before, [np.asarray(a, np.float64) for a in answers]
-
-    hasty = backend.compilers.quick()
-    first, quick = attempt(hasty)
-    again, _ = attempt(hasty)
-    full, wanted = attempt(backend)
-    assert (first, again, full) == (2, 0, 2)
-    for one, other in zip(quick, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

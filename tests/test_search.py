@@ -103,18 +103,6 @@ def test_draws_reach_what_the_table_does() -> None:
     assert {s.heads for s in sizes} >= {"mha", "mqa", "gqa2", "gqa4"}
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        masks.Causal() | masks.Padding(),
-        masks.Causal() | masks.Padding() | masks.Prefix(3),
-        (masks.Prefix(2) | masks.Causal(bottom_right=True)) & masks.Padding(left=True),
-    ],
-)
-def test_alternatives_parse_back(mask: masks.Mask) -> None:
-    assert masks.parse_mask(mask.token) == mask
-
-
 def drawn(seed: int, examples: int) -> list[str]:
     return [*search("numpy", seed=seed, examples=examples, gradients=False, dtype=("f32",)).seen]
 

@@ -16,7 +16,7 @@ from attention_conformance.suite.records.searches import FoundRecord, SearchHead
 from attention_conformance.suite.report.diff import NothingInCommon, difference
 from attention_conformance.suite.report.kinds import SWEEPS, kind_of
 from attention_conformance.suite.report.swept import read
-from tests.rows import cell, header, run
+from tests.rows import cell, header
 
 ONE, TWO = "sdpa/none/mha/f32/b2h3q5k7d8", "sdpa/causal/mha/f32/b2h3q5k7d8"
 
@@ -68,24 +68,6 @@ def test_several_sweeps_are_read_together_and_none_twice(tmp_path: Path) -> None
         read([tmp_path / "empty"])
 
 
-def test_a_file_with_a_damaged_header_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = swept(tmp_path / "s", cell(ONE), seed=0)
-    (path,) = swept(tmp_path / "more", cell(ONE, seed=1), seed=1).iterdir()
-    (folder / "damaged.jsonl").write_text("x" + path.read_text())
-    assert main(["report", str(folder)]) == 2
-    assert f"{folder / 'damaged.jsonl'}: expected a result file" in capsys.readouterr().err
-
-
-def test_shards_of_different_versions_are_told(tmp_path: Path) -> None:
-    swept(tmp_path, cell(ONE), cell(TWO), parts=2)
-    first = next(tmp_path.glob("*1of2.jsonl"))
-    first.write_text(first.read_text().replace('"torch": "2.13.0"', '"torch": "2.12.0"'))
-    with pytest.raises(RecordError, match="its shards are of different versions"):
-        read([tmp_path])
-
-
 def test_differences_are_those_of_the_runs_that_both_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,18 +103,6 @@ def test_releases_are_compared_with_each_other(tmp_path: Path) -> None:
     assert difference(before, sweep / "b", {})["changes"].empty, (
         "the same release where there is one"
     )
-
-
-def test_a_sweep_is_compared_with_a_plain_run(tmp_path: Path) -> None:
-    options = {"backend": ["torch"], "level": "smoke", "mode": "eager", "seed": 0}
-    plain = run(cell(ONE), cell(TWO), options=options).save(tmp_path / "r.jsonl")
-    sweep = swept(tmp_path / "s", cell(ONE), cell(TWO))
-    assert difference(plain, sweep, {})["changes"].empty
-    worse = swept(tmp_path / "w", cell(ONE), cell(TWO, status="fail"))
-    assert main(["diff", str(plain), str(worse)]) == 1
-    assert main(["diff", str(worse), str(plain)]) == 0
-    flex = swept(tmp_path / "f", cell(ONE, "torch:flex", status="fail"))
-    assert main(["diff", str(plain), str(flex), "--map", "sdpa=flex"]) == 1
 
 
 def found(case: str, said: str = "element", **fields: Any) -> FoundRecord:

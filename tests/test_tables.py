@@ -7,8 +7,6 @@ import json
 import math
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -182,19 +180,3 @@ def test_tables_are_chosen_by_name() -> None:
     rare = {"cells", "changed", "distribution", "history", "largest", "operators", "together"}
     assert list(CONFORMANCE.of(of)) == [name for name in CONFORMANCE.tables if name not in rare]
     assert list(CONFORMANCE.of(of, ["failures", "statuses"])) == ["statuses", "failures"]
-
-
-def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has after a statement."""
-    code = f"import sys; {statement}; print(' '.join({{m.split('.')[0] for m in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_reports_load_no_framework_and_the_command_line_no_pandas() -> None:
-    frameworks = {"torch", "tensorflow", "jax", "keras", "pytest"}
-    modules = loaded_by("from attention_conformance.suite.report import frames, diff, render, laws")
-    assert "pandas" in modules
-    assert not modules & frameworks
-    commands = loaded_by("import attention_conformance.suite.report.commands")
-    assert not commands & (frameworks | {"pandas", "numpy"})
