@@ -39,13 +39,6 @@ def backend(request: pytest.FixtureRequest) -> Backend:
         pytest.skip(f"{request.param} is not installed: {error}")
 
 
-def test_masks_keep_their_type(backend: Backend) -> None:
-    for source in (np.array([[True, False]]), np.array([[1, 0]], np.int32)):
-        array = backend.array(source, None)
-        assert np.array_equal(backend.to_numpy(array), source)
-        assert backend.dtype_name(array).rpartition(".")[2] == str(source.dtype)
-
-
 def test_names_are_unique_and_the_plainest_case_is_supported(backend: Backend) -> None:
     implementations = backend.implementations()
     assert len({i.name for i in implementations}) == len(implementations)
@@ -78,16 +71,6 @@ def test_versions_of_a_plan_are_plain_strings(backend: Backend) -> None:
     options = Options((backend.name,))
     plan = Plan(options, [load_backend(backend, options)], {})
     assert all(type(text) is str for text in plan.versions.values())
-
-
-def test_what_a_backend_lacks_none_of_its_implementations_has(backend: Backend) -> None:
-    strided, threaded = backend.name in ("numpy", "torch"), backend.name == "torch"
-    lacking = {"strides": not strided, "threads": not threaded}
-    assert set(backend.refusals) == {feature for feature, missing in lacking.items() if missing}
-    for implementation in backend.implementations():
-        for feature, missing in lacking.items():
-            refused = missing or feature in implementation.declared.refusals
-            assert (implementation.missing((feature,)) is not None) == refused
 
 
 @pytest.mark.parametrize("name", ["torch", "tests.honest:honest"])

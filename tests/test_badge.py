@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records.cells import CellRecord
-from attention_conformance.suite.report.badge import COLOURS, FACT
+from attention_conformance.suite.report.badge import COLOURS
 from tests.rows import cell, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 5)]
@@ -85,12 +85,3 @@ def test_a_badge_needs_a_whole_run(
     assert main(["report", str(path), "--partial", f"--badge={badge}"]) == 2
     assert "a badge needs a whole run" in capsys.readouterr().err
     assert not badge.exists()
-
-
-def test_colours_keep_a_contrast_of_four_and_a_half() -> None:
-    def luminance(colour: str) -> float:
-        parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    assert min(1.05 / (luminance(colour) + 0.05) for colour in (*COLOURS.values(), FACT)) >= 4.5

@@ -12,7 +12,6 @@ from attention_conformance.backends import registry
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.judge.diagnosis import facts
 from attention_conformance.suite.records.facts import load
-from attention_conformance.suite.run.explain import table
 
 KERNELS = """
 import torch
@@ -161,11 +160,3 @@ def test_a_slow_function_ends_in_time(kernels: Path) -> None:
     found = facts.read(slow, 1)
     assert time.monotonic() - start < 5
     assert "not measured in time" in found.values()
-
-
-def test_rows_that_differ_are_marked() -> None:
-    lines = table({"a": {"scale": "1", "bias": "x " * 60}, "b": {"scale": "2", "bias": "x " * 60}})
-    assert [line[:1] for line in lines if line[2:7].strip()] == ["!", " "]
-    assert lines[1].split() == ["!", "scale", "1", "2"]
-    assert len(lines) > 3
-    assert all(line == line.rstrip() for line in lines)

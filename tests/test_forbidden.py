@@ -15,7 +15,6 @@ import pytest
 from attention_conformance.backends import registry
 from attention_conformance.backends.forbidden import watched
 from attention_conformance.backends.protocol import ForbiddenCall, UsageError
-from attention_conformance.suite.measure.worker import implementations
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -200,20 +199,7 @@ def test_the_cells_in_which_it_calls_fail(tmp_path: Path, isolate: bool) -> None
     assert {v.status for case, v in judged.items() if case not in few} == {"pass"}
 
 
-def test_what_is_asked_of_eager_calls(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(UsageError, match="--forbid is about eager calls"):
-        plan(tmp_path, "calls", mode="compiled", forbid=(OF_TORCH,))
-
-
 def test_layers_are_no_functions(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with pytest.raises(UsageError, match="forbid is a claim of functions, not of layers"):
         plan(tmp_path, "calls", like="multi-head", forbid=(OF_TORCH,))
-
-
-def test_a_timed_call_is_not_watched(tmp_path: Path) -> None:
-    path = tmp_path / "kernel.py"
-    path.write_text(f"{KERNELS}\ncalls.forbid = ('{OF_TORCH}',)\n")
-    _, timed = implementations("torch", Options(("torch",), function=(f"{path}:calls",)))
-    assert timed["calls"].called is timed["calls"].judged

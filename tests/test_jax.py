@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.claims import Claims
-from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 from attention_conformance.suite.spec.vocabulary import LEVELS
@@ -36,23 +33,6 @@ LAYER = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 @pytest.fixture(scope="module")
 def backend() -> Backend:
     return registry.load("jax")
-
-
-def test_returned_weights_are_called_without_numbers_of_64_bits(backend: Any) -> None:
-    import jax
-
-    seen = []
-
-    def attention(query: Any, key: Any, value: Any) -> Any:
-        seen.append(jax.config.jax_enable_x64)
-        weights = jax.nn.softmax(query @ key.mT * query.shape[-1] ** -0.5)
-        return weights @ value, weights
-
-    function = backend.function(attention, "attention", Claims())
-    function.rebind(Binding(axes="bhld", returns="weights"))
-    paths = function.paths(draw(Case.parse(PLAIN)))
-    assert paths["returned weights"]().shape == (2, 3, 5, 7)
-    assert seen == [False]
 
 
 class Counted:
@@ -163,30 +143,6 @@ def test_one_array_under_several_names_is_one_argument(backend: Backend) -> None
     moved = backend.jvp(own, {"query": tangent})
     parts = backend.jvp(apart, dict.fromkeys(("query", "key", "value"), tangent))
     assert np.abs(backend.to_numpy(moved) - backend.to_numpy(parts)).max() < 1e-12
-
-
-def test_a_call_operation_by_operation_is_no_program(backend: Backend, counted: Counted) -> None:
-    inputs = inputs_of("sdpa/none/mha/f32/b2h3q6k9d8")
-    eager = of(backend, "eager")
-    compiled = Compiled(eager, "ops")
-    with counted:
-        by_operation = compiled.prepare(inputs)()
-    assert counted.programs > 1
-    whole = np.asarray(eager.prepare(inputs)())
-    assert np.abs(np.asarray(by_operation) - whole).max() < 1e-6
-    assert compiled.prepare(inputs).compiled is None
-
-
-def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any) -> None:
-    """Ours are called through jit, what people hand over as it is."""
-    path = tmp_path / "mine.py"
-    path.write_text("def attention(query, key, value):\n    return value\n")
-    judged = registry.function_implementation(backend, f"{path}:attention", {"numerics": "eager"})[
-        0
-    ]
-    assert backend.compilers.of(judged) == ("jit", "aot", "vmap")
-    assert backend.compilers.of(of(backend, "eager")) == ("ops", "aot", "vmap")
-    assert backend.compilers.of(of(backend, "luong")) == ("ops",)
 
 
 def programs(*words: str, level: str = "smoke", minutes: int = 25) -> tuple[int, int]:

@@ -12,13 +12,13 @@ from attention_conformance.backends.registry import function_implementation, loa
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases
 from attention_conformance.suite.spec.inputs import draw
-from tests.runtimes import of, verdict_of
+from tests.runtimes import verdict_of
 
 PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 PADDED = "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 
 
-def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
+def test_a_flax_module_that_loads_its_parameters_is_judged(tmp_path: Path) -> None:
     pytest.importorskip("flax")
     path = tmp_path / "module.py"
     path.write_text(
@@ -53,21 +53,6 @@ def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
     crossed = draw(Case.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12"))
     with pytest.raises(RuntimeError, match="fast path was not taken"):
         fast.prepare(crossed)()
-
-
-def test_paths_name_what_is_wrong(torch_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = of(torch_backend, "nn-mha")
-    whole = type(layer).paths
-
-    def broken(self: Any, inputs: Any) -> Any:
-        other = inputs.replace(query=2 * inputs.query, key=2 * inputs.key, self_attention=False)
-        return {**whole(self, inputs), "doubled": self.prepare(other)}
-
-    monkeypatch.setattr(type(layer), "paths", broken)
-    verdict = verdict_of(layer, PLAIN, "paths")
-    assert verdict.status == "fail"
-    assert verdict.message.startswith("1 of ")
-    assert "paths (doubled): " in verdict.message
 
 
 def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:

@@ -110,14 +110,6 @@ def test_a_claim_takes_away_what_the_function_lacks(
     assert f"claims {claim}" in reasons
 
 
-def test_a_scale_beyond_the_claim_is_asked_within() -> None:
-    (function,) = plan("flash", "limited.py", claim=("scales=0.1,1",)).implementations
-    for scale, nearest in (("2.5", "1.0"), ("-0.2", "0.1")):
-        twin = function.nearest_supported(Case.parse(f"sdpa/none/mha/f32/b2h3q5k7d8/scale{scale}"))
-        assert twin is not None
-        assert twin.option("scale") == float(nearest)
-
-
 @pytest.mark.parametrize(
     ("backend", "function", "status", "message"),
     [
@@ -200,17 +192,6 @@ def test_a_kernel_that_needs_triton_is_told_its_backend(
     with pytest.raises(UsageError) as said:
         Plan.make(Options(("torch",), function=(f"{path}:flash",)))
     assert ("; --backend=triton runs Triton kernels on a CPU" in str(said.value)) == hint
-
-
-def test_the_trial_suggests_a_claim(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    path = tmp_path / "narrow.py"
-    path.write_text(
-        "def narrow(query, key, value):\n"
-        "    raise ValueError(f'head size must be 999, got {query.shape[-1]}')\n"
-    )
-    with pytest.raises(UsageError, match=r"must be 999, got \d+; claim head_sizes=999\?"):
-        Plan.make(Options(("torch",), function=(f"{path}:narrow",), level="smoke"))
 
 
 @pytest.mark.parametrize(

@@ -189,23 +189,6 @@ def test_an_isolated_class_is_read_in_the_right_way() -> None:
     assert verdict_of(layer, OWN).status == "pass", "a new child reads it in the same way"
 
 
-def test_an_isolated_class_may_take_masks_of_no_known_form(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    path = tmp_path / "masked.py"
-    path.write_text(
-        "from tests.functions.own_classes import MultiHeadedAttention\n"
-        "class Masked(MultiHeadedAttention):\n"
-        "    def forward(self, query, key, value, mask=None):\n"
-        "        if mask is not None:\n"
-        "            raise RuntimeError('expected a mask as a list')\n"
-        "        return super().forward(query, key, value)\n"
-    )
-    options = Options(("torch",), function=(f"{path}:Masked",), like="multi-head", untrusted=True)
-    plan = Plan.make(options)
-    assert any("its masks are of no form that the suite knows" in note for note in plan.notes)
-    assert verdict_of(plan.functions[0], OWN).status == "pass"
-
-
 def square(*names: str, order: str = "oi") -> dict[str, Variable]:
     """Variables (12, 12) with these names."""
     return {name: Variable((12, 12), order) for name in names}

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends._numpy.backend import NumpyBackend
 from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
@@ -69,23 +67,6 @@ def test_unknown_words_are_usage_errors_that_list_the_known(
 ) -> None:
     with pytest.raises(UsageError, match=hint):
         Declared(**declared)
-
-
-@pytest.mark.parametrize(
-    ("rounding", "hint"),
-    [
-        ({"exp_error": {"half": 1e-4}}, r"unknown dtype 'half'"),
-        ({"gradient_blocks": {"half": (1, 1)}}, r"unknown dtype 'half'"),
-        ({"narrow_biases": {"half": ("gain",)}}, r"unknown dtype 'half'"),
-        ({"narrow_biases": {"bf16": ("bias_output",)}}, r"unknown parameter 'bias_output'; valid"),
-        ({"narrow_reductions": ("half",)}, r"unknown dtype 'half'"),
-        ({"narrow_statistics": ("half",)}, r"unknown dtype 'half'"),
-        ({"truncates_matmul": ("half",)}, r"unknown dtype 'half'"),
-    ],
-)
-def test_unknown_words_of_roundings_are_usage_errors(rounding: dict[str, Any], hint: str) -> None:
-    with pytest.raises(UsageError, match=hint):
-        DeclaredRounding(**rounding)
 
 
 @pytest.mark.parametrize(
@@ -176,21 +157,6 @@ def test_names_that_ids_and_command_lines_cannot_hold_are_refused(name: str) -> 
     Named.name = name
     with pytest.raises(DeclarationError, match="cannot be the name of a backend"):
         Named()
-
-
-def rounded(*values: float) -> Rounded:
-    return Rounded(np.array(values), F32)
-
-
-def test_what_is_one_array_stays_one() -> None:
-    x, y, new = rounded(1), rounded(2), rounded(3)
-    own = PreparedCall(print, {"a": x, "key": x, "value": x, "mask": None}, operands={"query": "a"})
-    assert own.with_operands({"query": new}) == {"a": new, "key": new, "value": new, "mask": None}
-    assert own.with_operands({"query": new, "value": y}) == {
-        "a": new, "key": new, "value": y, "mask": None
-    }  # fmt: skip
-    cross = PreparedCall(print, {"query": x, "key": y, "bias": None, "mask": None})
-    assert cross.with_operands({"bias": new}) == cross.arguments | {"bias": new}
 
 
 @pytest.mark.parametrize("name", registry.registered())

@@ -20,7 +20,7 @@ from attention_conformance.suite.judge import elections, leaks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.judge.verdict import Deviation, Verdict
+from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.records.expectations import Manifest, load_named
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
@@ -161,17 +161,6 @@ def test_what_the_first_run_left_behind_or_what_died_in_it_fails_the_cell(tmp_pa
         verdict, calls = judged(True)
     assert (verdict.status, verdict.kind) == ("fail", "raised")
     assert "an object raised ValueError" in verdict.message
-
-
-def test_what_hangs_on_calls_and_no_compiler_is_not_asked_again() -> None:
-    for kind, again in (("not-deterministic", False), ("value", True)):
-
-        def wrong(cell: Cell, kind: str = kind) -> None:
-            cell.run()
-            raise Deviation(kind, "wrong")
-
-        verdict, calls = judged(check=Check("wrong", wrong, all_checks()["values"].cases))
-        assert (verdict.kind, calls) == (kind, [True, False][: 1 + again])
 
 
 def test_what_is_not_declared_is_observed_of_programs_as_people_compile_them() -> None:

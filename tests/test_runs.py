@@ -70,6 +70,12 @@ def test_what_a_kernel_does_to_its_process_is_in_its_records_alone(
     assert "-v" not in words or message in out.stdout
 
 
+def test_garbage_of_the_last_cell_is_in_its_record(tmp_path: Path) -> None:
+    out, loaded = judged("garbage", tmp_path / "r.jsonl", "-k", "b3h3q11k17d8/bias")
+    assert out.returncode == 1
+    assert statuses(loaded) == {RAISED}
+
+
 @pytest.mark.parametrize(
     ("act", "how"),
     [

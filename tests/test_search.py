@@ -20,7 +20,7 @@ from attention_conformance.suite.run import process
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.search import drawing
-from attention_conformance.suite.search.engine import POOL, Failure, Search
+from attention_conformance.suite.search.engine import POOL, Search
 from attention_conformance.suite.search.options import SearchOptions
 from attention_conformance.suite.spec import masks
 from attention_conformance.suite.spec.case import Case
@@ -40,11 +40,6 @@ def search(backend: str, **options: Any) -> Search:
     engine = Search(Plan.make(replace(chosen, seed=Options.seed)), chosen)
     engine.run()
     return engine
-
-
-def first_of(done: Search) -> Failure:
-    """The failure that a search found first."""
-    return next(iter(done.failures.values()))
 
 
 def draws(operator: Any, count: int, dtypes: Sequence[DType] = (*DTYPES.values(),)) -> list[Case]:
@@ -139,34 +134,6 @@ def test_a_planted_fault_of_gradients_is_found_and_shrunk() -> None:
     assert judge(first.cell).message == first.verdict.message
 
 
-def test_a_tail_beyond_a_block_is_found() -> None:
-    """The fault shows only where the keys do not fill the last block of 128."""
-    from attention_conformance.suite.deviations.backend import KernelBackend
-    from attention_conformance.suite.deviations.kernels.attention import Kernel
-
-    class LastTileShort(Kernel):
-        """Beyond a block of 128 keys the last key is dropped where the block is not full."""
-
-        def allowed(self, call: Any) -> np.ndarray | None:
-            allowed = super().allowed(call)
-            Lk = call.sizes.Lk
-            if Lk <= 128 or Lk % 128 == 0:
-                return allowed
-            kept = np.arange(Lk) < Lk - 1
-            return kept[None, None, None] if allowed is None else allowed & kept
-
-    options = SearchOptions(("numpy",), dtype=("f32",), examples=100, gradients=False)
-    plan = Plan.make(options)
-    short = tuple(KernelBackend("numpy", (LastTileShort,)).implementations())
-    plan = replace(plan, loaded=[replace(plan.loaded[0], implementations=short)])
-    done = Search(plan, options)
-    done.run()
-    case: Any = first_of(done).cell.case
-    sizes = case.sizes
-    assert 128 < sizes.Lk < 140
-    assert (sizes.B, sizes.H, sizes.Lq, sizes.D) == (1, 1, 1, 1)
-
-
 def test_what_is_known_is_not_found_again() -> None:
     """Neither in the cells an entry names, nor in cases of other sizes that fail alike."""
     entry = Expectation(
@@ -188,20 +155,6 @@ def test_what_is_known_is_not_found_again() -> None:
     named = Search(plan, options)
     named.judge_case(Case.parse(entry.case[0]))
     assert named.statuses == {"known": 1}
-
-
-@pytest.mark.parametrize("pattern", ["sdpa/*/bf16/*", "dot/*"])
-def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: str) -> None:
-    entry = Expectation(
-        ("left-padding-as-right",), ("*",), (pattern,), "value", ".", "c", "none found", ()
-    )
-    options = SearchOptions((MUTANTS,), implementation=entry.implementation)
-    plan = Plan.make(options)
-    plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
-    done = Search(plan, options)
-    done.judge_case(Case.parse("sdpa/padleft/mha/f32/b2h3q5k7d8/dense"))
-    assert done.statuses["like known"] == 0
-    assert done.statuses["fail"] > 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attention_conformance.suite.__main__ import main
-from attention_conformance.suite.run.smaller import shrunk, smaller, tied, well_posed
+from attention_conformance.suite.run.smaller import shrunk, smaller, well_posed
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases, gradient_cases
 from attention_conformance.suite.spec.operators import OPERATORS
@@ -57,17 +57,6 @@ def test_what_remains_is_what_the_failure_needs(
     assert shrunk(Case.parse(case), lambda x: bool(fails(x))).id == least
 
 
-def test_no_candidate_is_tried_twice() -> None:
-    tried: list[str] = []
-
-    def fails(case: Case) -> bool:
-        tried.append(case.id)
-        return case.sizes.Lk >= 33
-
-    shrunk(Case.parse(LARGE), fails)
-    assert len(tried) == len(set(tried)) < 60
-
-
 def test_the_first_script_is_saved_and_never_over_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,11 +95,3 @@ def test_cases_of_the_table_are_well_posed(operator: Any) -> None:
 )
 def test_rows_without_keys_that_nobody_elects_are_ill_posed(text: str) -> None:
     assert not well_posed(Case.parse(text))
-
-
-def test_ties_make_sizes_equal() -> None:
-    letters = dict(zip("bhgqkdv", (2, 6, 3, 5, 7, 8, 9), strict=True))
-    assert tied(letters, ()) == letters
-    assert tied(letters, ("1hg", "qk", "vk")) == letters | {
-        "h": 1, "g": 1, "k": 5, "v": 5,
-    }  # fmt: skip

@@ -17,7 +17,7 @@ from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.records import speed
 from attention_conformance.suite.records.cells import CellRecord
-from attention_conformance.suite.report import conformance, frames, semantics
+from attention_conformance.suite.report import frames, semantics
 from attention_conformance.suite.report.kinds import CONFORMANCE, SWEEPS, frames_of
 from attention_conformance.suite.spec.vocabulary import STATUSES
 from tests.rows import cell, frame, run, timed, timings
@@ -119,18 +119,6 @@ def test_the_accuracy_of_failures(broken: dict[str, Any], shown: str, tmp_path: 
     judged = run(cell(A, error_ratio=0.25, grade="exact"), cell(B, **broken))
     row = rows_of("accuracy", [str(judged.save(tmp_path / "run.jsonl"))], tmp_path)[1].split(" | ")
     assert " ".join([row[3], row[5], row[6], row[8]]) == shown
-
-
-@pytest.mark.parametrize(
-    ("grades", "widest"),
-    [
-        (("exact", "fused"), "fused"), (("single", "eager"), "single"), (("none", "single"), "none"),
-        (("of-tomorrow", "single"), "of-tomorrow"), (("of-tomorrow", "none"), "none"),
-        (("", "exact"), "exact"), (("", ""), ""),
-    ],
-)  # fmt: skip
-def test_the_grade_is_the_widest(grades: tuple[str, str], widest: str) -> None:
-    assert {conformance.widest(order) for order in (grades, grades[::-1])} == {widest}
 
 
 def test_every_check_of_invariance_is_in_the_table() -> None:
