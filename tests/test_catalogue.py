@@ -15,7 +15,7 @@ from attention_conformance.suite.deviations import all_faults
 from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.deviations.kernels.attention import Kernel, Online
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis import catalogue, diagnose
+from attention_conformance.suite.judge.diagnosis import catalogue
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.records import cells as records
@@ -119,25 +119,6 @@ def blank(masked: bool) -> type[Kernel]:
 def test_nan_beside_nan_explains_nothing() -> None:
     assert told(blank(masked=False)) == []
     assert {one.family for one in told(blank(masked=True))} == {"scale"}
-
-
-def test_measured_and_known_are_one_of_a_family() -> None:
-    known = Diagnosis("A.", "", "mask", "catalogue", 2, 2, 0, "x", fault="f")
-    measured = replace(known, sentence="B.", source="measured", fault="", picture="#")
-    other = replace(measured, sentence="C.", family="scale", explains=3, tried=4)
-    rare = replace(measured, sentence="D.", family="heads", explains=1)
-    found = diagnose.joined([known], [rare, other, measured])
-    assert found == [replace(known, picture="#"), other, rare]
-    once = replace(known, family="heads", explains=1)
-    assert diagnose.joined([once], [other]) == [other]
-    assert diagnose.joined([], [rare]) == [rare]
-    second = replace(known, sentence="E.", explains=1, tried=2, fault="g")
-    assert diagnose.joined([known, second], []) == [known, second]
-    wide = replace(other, contradicts=2, explains=4)
-    assert diagnose.joined([], [wide, rare]) == [rare]
-    assert diagnose.joined([], [wide]) == [wide]
-    again = replace(measured, sentence="A.", family="cached")
-    assert diagnose.joined([known], [again]) == [known]
 
 
 def record_of(cell: Cell, status: str) -> records.CellRecord:

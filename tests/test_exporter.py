@@ -54,19 +54,3 @@ def test_a_model_of_opset_23_has_the_operator_attention(monkeypatch: pytest.Monk
     exported("sdpa", "onnx-23", "sdpa/causal/mha/f32/b2h3q5k5d8")
     assert [o.version for o in models[0].opset_import if o.domain == ""] == [23]
     assert "Attention" in {node.op_type for node in models[0].graph.node}
-
-
-def test_who_has_the_compilers_and_declares_what_they_change() -> None:
-    backend = load("torch")
-    own = set(compilers.OPSETS)
-    having = {i.name for i in backend.implementations() if own & set(backend.compilers.of(i))}
-    assert having == {"eager", "sdpa"}
-    declared = backend.compilers.declared(implementation("sdpa"), "onnx")
-    assert declared.elections["causal-with-mask"] == "raises"
-    assert declared.numerics["f16"] == "eager"
-    assert "gradient" in backend.compilers.lacking(implementation("sdpa"), "onnx")
-
-
-def test_without_the_exporter_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilers, "find_spec", lambda name: None)
-    assert compilers.exporters() == ()

@@ -166,17 +166,6 @@ def test_what_is_taken_along_an_axis_is_taken_of_arrays_and_mask(letter: str, ax
     assert taken.letters[letter] == len(order)
 
 
-def test_rows_without_keys_and_the_arrays_they_touch() -> None:
-    x = draw(Case.parse("sdpa/bool.bhqk.empty/gqa2/f32/b3h4q6k5d8/dense"))
-    assert np.array_equal(x.fully_masked_rows, ~x.attends.any(-1))
-    assert x.has_empty_rows
-    assert np.array_equal(x.rows_along(x.fully_masked_rows, "bhqv")[..., 0], x.fully_masked_rows)
-    shared = x.fully_masked_rows.reshape(3, 2, 2, 6).any((2, 3))
-    assert np.array_equal(x.rows_along(x.fully_masked_rows, "bgkd")[:, :, 0, 0], shared)
-    sunk = draw(Case.parse("sdpa/bool.bhqk.empty/gqa2/f32/b3h4q6k5d8/sinks/dense"))
-    assert not sunk.has_empty_rows, "a sink takes the row"
-
-
 def test_exponentials_are_those_of_every_cpu() -> None:
     values = np.random.default_rng(0).standard_normal((40, 50))
     with mpmath.workdps(60):

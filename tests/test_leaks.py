@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pkgutil
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,18 +47,6 @@ def test_seeds_are_the_same_for_every_cell() -> None:
     assert len(set(drawn)) == 1
 
 
-def test_names_of_keras_layers_begin_anew_with_every_cell() -> None:
-    """TensorFlow keeps a kernel for every name of a variable, for ever."""
-    pytest.importorskip("keras")
-    backend: Any = registry.load("tf")
-
-    def name() -> str:
-        leaks.Settings(backend).restore()
-        return str(backend.keras.layers.Dense(2).name)
-
-    assert name() == name()
-
-
 def test_dropout_is_drawn_from_its_seed_whatever_was_drawn_before() -> None:
     torch = pytest.importorskip("torch")
     backend: Any = registry.load("torch")
@@ -89,19 +76,6 @@ def test_what_is_wrong_beside_a_leak_stays_the_kind() -> None:
     dead = leaks.fail_for_leaks(right, [], ["a thread died of ValueError: x"])
     assert (dead.status, dead.kind) == ("fail", "raised")
     assert leaks.fail_for_leaks(right, [], []) is right
-
-
-def test_nobody_hears_of_a_thread_that_was_told_to_exit() -> None:
-    end = leaks.watch()
-    try:
-        for act in (raising(SystemExit(0)), raising(ValueError("x"))):
-            thread = threading.Thread(target=act)
-            thread.start()
-            thread.join()
-    finally:
-        end()
-    assert leaks.died() == ["a thread died of ValueError: x"]
-    assert leaks.died() == []
 
 
 def raising(error: BaseException) -> Callable[[], object]:

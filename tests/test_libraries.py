@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -85,67 +84,11 @@ def test_two_bases_share_a_table_whatever_was_asked_before() -> None:
         assert (verdict.status, verdict.kind) == ("fail", "stale")
 
 
-def test_equinox_counts_rows_from_the_first_position() -> None:
-    rotary = of("equinox", "rotary")
-    inputs = draw(Case.parse(f"{ROTATION}/at255"))
-    (query,) = rotary.prepare(inputs).arguments.values()
-    assert query.shape == (2, 3, 17, 16)
-    with pytest.raises(ValueError, match="consecutive"):
-        rotary.prepare(inputs.replace(position=inputs.arrays["position"][::-1].copy()))
-
-
 def test_equinox_maps_over_masks() -> None:
     layer = of("equinox", "multi-head")
     paths = layer.paths(draw(Case.parse(LAYER)))
     assert {"operation by operation", "mask of every head", "inference in the call"} == {*paths}
     assert paths["mask of every head"].arguments["mask"].shape == (2, 2, 5, 9)
-
-
-@pytest.mark.parametrize(
-    ("name", "updates"),
-    [
-        ("cached-mha-plain", [None]),
-        ("cached-mha-updated", [0, 4]),
-        ("cached-mha-static", [0, 4, None]),
-    ],
-)
-def test_a_cache_is_filled_and_read(
-    name: str, updates: list[int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    implementation = of("keras-hub", name)
-    import keras_hub
-
-    kind: Any = keras_hub.layers.CachedMultiHeadAttention
-    seen: list[tuple[Any, Any]] = []
-    plain = kind.call
-
-    @wraps(plain)  # Keras reads the signature
-    def call(self: Any, query: Any, value: Any, key: Any = None, **rest: Any) -> Any:
-        seen.append((rest.get("cache_update_index"), rest.get("cache")))
-        return plain(self, query, value, key, **rest)
-
-    monkeypatch.setattr(kind, "call", call)
-    assert verdict_of(implementation, LAYER).status == "pass"
-    assert [index for index, _ in seen] == updates
-    for _, cache in seen if len(updates) > 1 else ():
-        assert cache.shape == (2, 2, 9, 2, 6)
-    if len(updates) == 3:
-        assert (implementation.backend.to_numpy(seen[-1][1]) != 0).all()
-
-
-def test_keras_hub_is_told_positions_or_where_they_begin() -> None:
-    inputs = draw(Case.parse(f"{ROTATION}/at255"))
-    one, other = (
-        of("keras-hub", name).prepare(inputs) for name in ("rotary", "rotary-start-index")
-    )
-    assert one.arguments["positions"].shape == (17,)
-    assert one.arguments["inputs"].shape == (2, 17, 3, 16)
-    assert other.arguments["start_index"] == 255
-    assert other.arguments["inputs"].shape == (2, 3, 17, 16)
-    with pytest.raises(ValueError, match="consecutive"):
-        of("keras-hub", "rotary-start-index").prepare(
-            inputs.replace(position=inputs.arrays["position"][::-1].copy())
-        )
 
 
 def test_a_statistic_that_an_optimizer_would_train_is_the_layers_failure(

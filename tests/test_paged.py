@@ -20,7 +20,6 @@ from attention_conformance.suite.spec.operators.paged import (
     PLAIN,
     page_counts,
     pool,
-    with_pages_of,
 )
 from tests.runtimes import of_person
 
@@ -82,24 +81,6 @@ def test_samples_are_chosen_and_the_pool_stays() -> None:
 def test_what_ids_cannot_mean_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Case.parse(f"paged/none/mha/f32/{text}")
-
-
-@pytest.mark.parametrize(
-    ("size", "text", "expected"),
-    [
-        (16, "seg1.3.5x7.12.5/causal", "b3h4q21k84d8/seg1.3.17x19.48.17/page16/causal"),
-        (16, "seg1.12.5x7.12.5/shared", "b3h4q66k84d8/seg1.48.17x19.48.17/page16/shared"),
-        (2, "seg1.3.5x7.12.5/causal", "b3h4q7k12d8/seg1.3.3x3.6.3/page2/causal"),
-        (1, "seg1.3.5x7.12.5/causal", "b3h4q6k7d8/seg1.3.2x2.3.2/page1/causal"),
-        (4, "seg1.3.5x7.12.5/page3/causal", "b3h4q10k31d8/seg1.3.6x9.16.6/causal"),
-    ],
-)
-def test_a_case_keeps_its_pages_in_another_size(size: int, text: str, expected: str) -> None:
-    queries = text.removeprefix("seg").partition("x")[0].split(".")
-    case = Case.parse(f"paged/none/gqa2/f32/b3h4q{sum(map(int, queries))}k24d8/{text}")
-    other = with_pages_of(case, size)
-    assert other.id == f"paged/none/gqa2/f32/{expected}" == Case.parse(other.id).id
-    assert page_counts(other)[0].tolist() == page_counts(case)[0].tolist()
 
 
 def test_a_claim_of_page_sizes_is_asked_in_pages_of_these_sizes() -> None:

@@ -14,15 +14,11 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import draw
-from attention_conformance.suite.spec.malformed import MALFORMED_CASES
 from attention_conformance.suite.spec.operators.rotary import (
     FACTOR,
-    FEATURES,
     ORIGINAL_LENGTH,
-    ROTARY,
     SCALINGS,
     Rotation,
-    scaling_parameters,
 )
 from tests.runtimes import verdict_of
 
@@ -76,24 +72,6 @@ def test_frequencies_by_hand(scaling: str, more: str) -> None:
         factor = GIVEN.get(scaling, factor)
         assert frequencies.theta[index] == pytest.approx(theta, rel=1e-12), index
         assert frequencies.attention == pytest.approx(factor, rel=1e-12)
-
-
-def test_models_say_scaling_as_configurations_do() -> None:
-    case = Case.parse(f"{PLAIN}/longrope")
-    told = scaling_parameters(Rotation.of(case, 16))
-    assert told is not None
-    assert told["rope_type"] == "longrope"
-    assert len(told["long_factor"]) == len(told["short_factor"]) == 8
-    assert scaling_parameters(Rotation.of(Case.parse(PLAIN), 16)) is None
-
-
-def test_what_is_bad_about_positions_needs_positions() -> None:
-    """So that an interface that takes none says so once, in its declaration."""
-    bad = {case.name: case.needs for case in MALFORMED_CASES if case.operator is ROTARY}
-    assert {name for name, needs in bad.items() if "positions" in needs} == bad.keys() - {
-        "odd-head-size"
-    }
-    assert "positions" in FEATURES
 
 
 @pytest.mark.parametrize(
