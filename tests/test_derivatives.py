@@ -13,6 +13,7 @@ from attention_conformance.references import outputs, sdpa
 from attention_conformance.references.rounding import NO_ROUNDING
 from attention_conformance.suite.judge.tolerance import roundoffs
 from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 from attention_conformance.suite.spec.recipes import generator
 
@@ -205,3 +206,26 @@ def test_products_that_take_subnormals_for_zero_keep_their_bound(text: str) -> N
         <= 1
     )
     assert ratio_of(got, sdpa.reference.vjp(inputs, cotangent, roundoffs("fused", fmt))) > 1
+
+
+def test_steps_that_are_stored_in_float16_keep_their_bound() -> None:
+    """Where values are near the smallest normal number, P dP and P (dP - D) lose most of their digits."""
+    case = Case.parse("sdpa/none/mha/f16/b1h4q8k127d8/bias.bhqk/tiny")
+    inputs, fmt, cotangent = draw(case), case.dtype, draw_cotangent(case)
+
+    def store(x: np.ndarray) -> np.ndarray:
+        return round_to(x, fmt)
+
+    assert inputs.bias is not None
+    scores = store(store(inputs.query @ inputs.key.swapaxes(-1, -2)) * inputs.effective_scale)
+    scores = store(scores + inputs.bias)
+    p = store(np.exp(store(scores - scores.max(-1, keepdims=True))))
+    p = store(p / store(p.sum(-1, keepdims=True)))
+    dP = store(cotangent @ inputs.value.swapaxes(-1, -2))
+    D = store(store(p * dP).sum(-1, keepdims=True))
+    got = {"bias": store(store(p * dP) - store(p * D))}
+    u = roundoffs("stepwise", fmt)
+    assert ratio_of(got, sdpa.reference.vjp(inputs, cotangent, u)) <= 1
+    # Nothing else explains it: a whole subnormal number is most of what is left.
+    exact = sdpa.reference.vjp(inputs, cotangent, NO_ROUNDING).arrays["bias"].value
+    assert np.abs(got["bias"] - exact).max() > fmt.smallest_subnormal / 2

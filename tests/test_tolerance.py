@@ -158,3 +158,51 @@ def test_errors_of_one_row_are_one_error() -> None:
         spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "eager", 1.9)
     with pytest.raises(Deviation, match="systematic"):
         spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "exact", 1.5)
+
+
+def in_float32(inputs: Inputs) -> np.ndarray:
+    """The output of float32 arithmetic with one sum after the other, rounded once to the case's dtype."""
+    q, k, v = (x.astype(np.float32) for x in (inputs.query, inputs.key, inputs.value))
+    products = q[..., :, None, :] * k[..., None, :, :]
+    scores = np.cumsum(products, -1)[..., -1] * np.float32(inputs.effective_scale)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out = (weights / weights.sum(-1, keepdims=True)) @ v
+    return round_to(out.astype(np.float64), inputs.dtype)
+
+
+def test_elements_whose_sums_round_as_much_as_the_dtype_leave_the_variance_model() -> None:
+    """Scores of 60000 have the unit 1/256 in float32. So the elements of a row share an error, larger
+    than the rounding to float16."""
+    for seed in range(40):
+        inputs = draw(Case.parse("sdpa/none/mha/f16/b1h1q5k14d63/scale1.0/staircase"), seed)
+        oracle(inputs).judge({"output": in_float32(inputs)})
+    deviation = oracle(
+        draw(Case.parse("sdpa/none/mha/f16/b1h1q5k14d8/scale1.0/staircase"))
+    ).outputs.deviation
+    assert deviation is not None
+    judged = deviation.any(-1)[0, 0].tolist()
+    assert judged == [True, False, False, True, False]  # scores near 0, -60000, 60000, 0, -60000
+
+
+def test_weights_below_float32_have_bounds_of_their_own() -> None:
+    """A sink takes nearly all of the softmax: what is left is a number of float64, and its error is
+    that of the distance from the sink, some 256 roundoffs."""
+    inputs = draw(Case.parse("sdpa/none/mha/f64/b1h1q2k1d1/sinks/offset"))
+    got = Oracle.forward(inputs, Rounding("exact")).expected["output"]
+    small = np.abs(got.value) < 1e-60
+    assert small.any()
+    relative = (got.error / np.abs(got.value.astype(np.float64)))[small]
+    assert (relative > 100 * DTYPES["f64"].unit_roundoff).all()
+
+
+def test_the_variance_of_a_small_weight_is_not_lost() -> None:
+    """Beside a sink a weight may be 1e-30, whose square is 0 in float32: what is left of the output has
+    the relative error of its score, not that of its last rounding alone."""
+    inputs = draw(Case.parse("sdpa/none/mha/bf16/b1h1q7k1d96/scale2.5/sinks"))
+    oracle = Oracle.forward(inputs, Rounding("eager"))
+    assert oracle.outputs.deviation is not None
+    size = np.abs(oracle.expected["output"].value)
+    small = (size > 0) & (size < 1e-25)
+    assert small.any()
+    relative = (oracle.outputs.deviation / np.where(size > 0, size, 1))[small]
+    assert (relative > 5 * DTYPES["bf16"].unit_roundoff).all()
