@@ -73,10 +73,7 @@ def test_random_scripts_are_valid() -> None:
         ("b2h4q9k9d8/c5.tree11.2", "after a tree stands keep, reset, or"),
         ("b2h4q9k9d8/c3.tree1121.back3.2", "after a tree stands keep, reset, or"),
         ("b2h4q9k9d8/c5.1.3/base100.0", "a base is that of a rotation"),
-        (
-            "b2h4q9k9d8/c5.tree1121/win3/room6",
-            "a ring has 7 slots",
-        ),
+        ("b2h4q9k9d8/c5.tree1121/win3/room6", "a ring has 7 slots"),
         ("b2h4q9k9d8/c5.2of0.tree11of1.keep10.2", "keep has a node of the tree"),
         ("b2h4q9k9d8/c5.tree11.resetof1.2", "after a tree stands keep, reset, or"),
         ("b2h4q9k9d8/c2.6of1.pick11.7of0.1of1/bias.1hqk", "a column for every position"),

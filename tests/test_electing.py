@@ -20,14 +20,7 @@ from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase
 from attention_conformance.suite.spec.operators import OPERATORS
 from tests.electing import native
 from tests.electing.kernel import Answers, completed
-from tests.electing.table import (
-    ATTENTION,
-    LAYER,
-    NOBODY,
-    Axes,
-    contradicted,
-    rows_of,
-)
+from tests.electing.table import ATTENTION, LAYER, NOBODY, Axes, contradicted, rows_of
 
 
 @dataclass(frozen=True)

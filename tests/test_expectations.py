@@ -9,12 +9,7 @@ import pytest
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.records import cells
 from attention_conformance.suite.records.cells import CellRecord
-from attention_conformance.suite.records.expectations import (
-    ExpectationError,
-    Manifest,
-    draft,
-    load,
-)
+from attention_conformance.suite.records.expectations import ExpectationError, Manifest, draft, load
 from attention_conformance.suite.records.findings import load_findings
 from tests.rows import cell, run
 

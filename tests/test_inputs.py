@@ -94,9 +94,7 @@ def test_every_bias_is_what_its_name_says() -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
-def test_arrays_outputs_and_cotangents_have_the_shapes_of_their_letters(
-    operator: Operator,
-) -> None:
+def test_arrays_outputs_and_cotangents_have_the_shapes_of_their_letters(operator: Operator) -> None:
     for case in of_operator(operator, catalogue.gradient_cases, "standard"):
         inputs, sizes = draw(case), case.letters
         for name in case.axes:

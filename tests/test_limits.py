@@ -58,8 +58,7 @@ def asked(function: Implementation, level: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("backend", "function"),
-    [("torch", "limited.py:flash"), ("jax", "of_jax.py:flash")],
+    ("backend", "function"), [("torch", "limited.py:flash"), ("jax", "of_jax.py:flash")]
 )
 def test_a_limited_kernel_is_asked_most_questions(backend: str, function: str) -> None:
     pytest.importorskip(backend)

@@ -107,12 +107,7 @@ def test_a_sample_costs_at_most_one_percent_of_a_short_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("twin", "backend"),
-    [
-        (Twin, NumpyBackend),
-        (Queued, Asynchronous),
-        (Twin, Compiling),
-    ],
+    ("twin", "backend"), [(Twin, NumpyBackend), (Queued, Asynchronous), (Twin, Compiling)]
 )
 def test_honest_twins_are_timed(twin: Any, backend: Any) -> None:
     assert 0 < judged(twin, backend) <= 1

@@ -16,12 +16,7 @@ from attention_conformance.suite.judge.verdict import Deviation
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw, draw_cotangent
-from attention_conformance.suite.spec.operators.in_pages import (
-    NEW,
-    TABLE,
-    slots,
-    stored,
-)
+from attention_conformance.suite.spec.operators.in_pages import NEW, TABLE, slots, stored
 
 PLAIN = "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12"
 CROSS = "packed/none/gqa2/f64/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr"

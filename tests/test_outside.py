@@ -59,9 +59,7 @@ PROJECTS = {
         ),
     ),
     "triton_flash": Project(
-        "triton",
-        {"test_kernel": PASSED, "test_deviations_are_red": PASSED},
-        (r"2 workers",),
+        "triton", {"test_kernel": PASSED, "test_deviations_are_red": PASSED}, (r"2 workers",)
     ),
 }
 

@@ -15,12 +15,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases as every_case
 from attention_conformance.suite.spec.catalogue import of_operator
 from attention_conformance.suite.spec.inputs import draw, draw_cotangent
-from attention_conformance.suite.spec.operators.paged import (
-    PAGED,
-    PLAIN,
-    page_counts,
-    pool,
-)
+from attention_conformance.suite.spec.operators.paged import PAGED, PLAIN, page_counts, pool
 from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"

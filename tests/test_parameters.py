@@ -6,13 +6,7 @@ import pytest
 
 from attention_conformance.backends import registry
 from tests.studies import parameters
-from tests.studies.parameters import (
-    defaults,
-    functions,
-    reason,
-    recorded,
-    unpassed,
-)
+from tests.studies.parameters import defaults, functions, reason, recorded, unpassed
 from tests.studies.subjects import REASONS, SUBJECTS
 
 RECORDED = recorded(parameters.PAGE.read_text(encoding="utf-8"))

@@ -9,11 +9,7 @@ import pytest
 
 from attention_conformance.backends import registry
 from attention_conformance.backends._numpy.backend import NumpyBackend
-from attention_conformance.backends.declared import (
-    ATTENTION_FEATURES,
-    LAYER_FEATURES,
-    checked_name,
-)
+from attention_conformance.backends.declared import ATTENTION_FEATURES, LAYER_FEATURES, checked_name
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import (
     Backend,

@@ -17,11 +17,7 @@ from attention_conformance.suite.spec.catalogue import of_operator
 from attention_conformance.suite.spec.dtypes import CODES, round_to
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators.in_pages import gathered
-from attention_conformance.suite.spec.operators.quantized import (
-    KINDS,
-    QUANTIZED,
-    broadcast,
-)
+from attention_conformance.suite.spec.operators.quantized import KINDS, QUANTIZED, broadcast
 from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
 FUNCTIONS = Path(__file__).parent / "functions" / "coding.py"

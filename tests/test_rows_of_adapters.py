@@ -135,10 +135,7 @@ RIGHT = [
         ("pallas-gpu-mha", "sdpa/causal/mha/f32/b1h2q32k48d6"),
         ("pallas-gpu-decode", "sdpa/pad/gqa2/f32/b2h4q1k64d8"),
         ("pallas-tpu-splash", "sdpa/causal/gqa2/bf16/b1h4q32k128d64"),
-        (
-            "pallas-gpu-paged",
-            "paged/none/gqa2/bf16/b2h4q2k65d16/seg1.1x49.16/page16/causal/cap2.0",
-        ),
+        ("pallas-gpu-paged", "paged/none/gqa2/bf16/b2h4q2k65d16/seg1.1x49.16/page16/causal/cap2.0"),
         ("ragged-reference", "paged/none/gqa2/bf16/b2h4q3k12d8/seg1.2x7.5/causal/win3"),
     ),
     *rows(
@@ -235,22 +232,11 @@ REFUSED = [
     *rows(
         ("executorch",),
         ("custom-ring-kv-cache", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3", "has a window"),
-        (
-            "custom-ring-kv-cache",
-            "cached/none/gqa2/f32/b2h4q9k9d8/c2.7/win0/room1",
-            "as the ring",
-        ),
-        (
-            "custom-kv-cache",
-            "cached/none/mha/f32/b3h2q8k20d8/c1.3.1.3/pad5.0.12",
-            "no samples",
-        ),
+        ("custom-ring-kv-cache", "cached/none/gqa2/f32/b2h4q9k9d8/c2.7/win0/room1", "as the ring"),
+        ("custom-kv-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.3.1.3/pad5.0.12", "no samples"),
         ("sdpa-with-kv-cache", LARGER, "no window"),
     ),
-    *rows(
-        ("jax",),
-        ("pallas-gpu-mha", "sdpa/causal/mha/f32/b1h2q32k16d8", "behind the keys"),
-    ),
+    *rows(("jax",), ("pallas-gpu-mha", "sdpa/causal/mha/f32/b1h2q32k16d8", "behind the keys")),
     *rows(
         ("torch",),
         ("ring-balanced", "sdpa/causal/mha/f32/b2h3q17k17d8", "multiples of 4"),
@@ -264,10 +250,7 @@ REFUSED = [
         ),
         ("rotary-start-index", "rotary/none/mha/f32/b2h3q17k1d16/gathered", "first position"),
     ),
-    *rows(
-        ("equinox",),
-        ("rotary", "rotary/none/mha/f32/b2h3q17k1d16/at1000000", "as many rows"),
-    ),
+    *rows(("equinox",), ("rotary", "rotary/none/mha/f32/b2h3q17k1d16/at1000000", "as many rows")),
 ]
 """A backend, an implementation, a case that it refuses, and a part of the reason."""
 

@@ -11,19 +11,10 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import asked
-from attention_conformance.suite.spec.covering import (
-    Row,
-    Tuple,
-    feasible,
-    pairs_of,
-)
+from attention_conformance.suite.spec.covering import Row, Tuple, feasible, pairs_of
 from attention_conformance.suite.spec.levels import Covering
 from attention_conformance.suite.spec.operator import Operator
-from attention_conformance.suite.spec.operators import (
-    OPERATORS,
-    WORDS,
-    sdpa_paths,
-)
+from attention_conformance.suite.spec.operators import OPERATORS, WORDS, sdpa_paths
 from attention_conformance.suite.spec.vocabulary import LEVELS
 
 PARTS = ("cases", "gradients", "compiled", "compiled_gradients")

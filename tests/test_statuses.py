@@ -10,11 +10,7 @@ import pytest
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import CHECKS, Check
 from attention_conformance.suite.judge.judge import Policy, judge
-from attention_conformance.suite.judge.verdict import (
-    HarnessError,
-    NotApplicable,
-    Verdict,
-)
+from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable, Verdict
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -28,10 +24,7 @@ MASKED = "sdpa/causal/mha/f32/b2h3q5k7d8"
 
 
 def judged(
-    kind: type[miniatures.Miniature],
-    check: Callable[[Cell], None],
-    case: str,
-    audit: bool = False,
+    kind: type[miniatures.Miniature], check: Callable[[Cell], None], case: str, audit: bool = False
 ) -> Verdict:
     implementation = miniatures.Miniatures("cpu", kind).implementations()[0]
     return judge(Cell(CHECKS[check], find(case), implementation), Policy(audit))

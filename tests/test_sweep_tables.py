@@ -114,11 +114,7 @@ def found(case: str, said: str = "element", **fields: Any) -> FoundRecord:
 def test_searches_are_counted_and_each_cause_is_listed_once(tmp_path: Path) -> None:
     asked = {"backend": ["torch"], "dtype": ["f32"], "mode": "eager", "gradients": True}
     small, large = "sdpa/none/mha/f32/b1h1q1k1d1", "sdpa/none/mha/f32/b1h1q1k1d10"
-    ways = {
-        0: [found(large, times=2)],
-        1: [found(small, times=3), found(large, "other")],
-        2: [],
-    }
+    ways = {0: [found(large, times=2)], 1: [found(small, times=3), found(large, "other")], 2: []}
     for seed, records in ways.items():
         header = SearchHeader(
             options=asked | {"seed": seed}, examples=5, statuses={"pass": 9, "fail": len(records)},

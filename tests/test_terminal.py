@@ -70,11 +70,7 @@ def failed(text: str) -> int:
 
 def test_the_verdict_comes_first_and_a_failure_is_shown_once(wrong: str) -> None:
     count = failed(wrong)
-    order = (
-        f"WRONG: {count} of ",
-        "Failures by group",
-        "-v, or",
-    )
+    order = (f"WRONG: {count} of ", "Failures by group", "-v, or")
     places = [wrong.index(text) for text in order]
     assert places == sorted(places)
     explained = wrong[places[1] : places[2]]
