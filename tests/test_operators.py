@@ -1,22 +1,43 @@
 """What references of other operators promise beyond values: gradients of what nobody attends, rows of
-empty parts, samples that are chosen. Honest kernels (`tests/honest`) are second opinions of values."""
+empty parts, samples that are chosen, frequencies, forms of latent attention, activations of encoders.
+Honest kernels (`tests/honest`) are second opinions of values. A person's function is asked what it
+takes."""
 
 from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.backends.registry import load
+from attention_conformance.backends.registry import function_implementation, load
+from attention_conformance.references import rotary
+from attention_conformance.references.primitives.activation import gelu, normal_distribution, relu
+from attention_conformance.references.rounding import Bounded
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.comparison import against_oracle
+from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.tolerance import roundoffs
 from attention_conformance.suite.judge.verdict import Deviation
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
-from attention_conformance.suite.spec.inputs import draw, draw_cotangent
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 from attention_conformance.suite.spec.operators.in_pages import NEW, TABLE, slots, stored
+from attention_conformance.suite.spec.operators.latent import AXES, plain
+from attention_conformance.suite.spec.operators.rotary import (
+    FACTOR,
+    ORIGINAL_LENGTH,
+    SCALINGS,
+    Rotation,
+)
+from tests.plain import attention as plain_attention
+from tests.runtimes import of_person, verdict_of
+from tests.test_own_layers import OWN
 
 PLAIN = "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12"
 CROSS = "packed/none/gqa2/f64/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr"
@@ -112,3 +133,220 @@ def test_new_tokens_are_stored_in_the_last_slots_of_their_samples() -> None:
     moved = {"new_latent": np.ones((2, 4, 16))}
     of_ones = Oracle.jvp(inputs, moved, Rounding("exact")).expected["output"].value
     assert np.isclose(float(of_ones.sum()), float(of_new["new_latent"].value.sum()))
+
+
+ROTARY = "rotary/none/mha/f64/b2h3q17k1d16"
+ROTATIONS = Path(__file__).parent / "functions" / "rotations.py"
+
+
+def by_hand(scaling: str, index: int, length: int, size: int = 16) -> tuple[float, float]:
+    """Frequency and factor of one pair, number by number."""
+    theta = 10000.0 ** (-2 * index / size)
+    if scaling == "linear":
+        return theta / FACTOR, 1.0
+    if scaling == "ntk" and length > ORIGINAL_LENGTH:
+        base = 10000.0 * (FACTOR * length / ORIGINAL_LENGTH - FACTOR + 1) ** (size / (size - 2))
+        return base ** (-2 * index / size), 1.0
+    if scaling == "llama3":
+        wavelength = 2 * math.pi / theta
+        if wavelength < ORIGINAL_LENGTH / 4:
+            return theta, 1.0
+        if wavelength > ORIGINAL_LENGTH:
+            return theta / FACTOR, 1.0
+        smooth = (ORIGINAL_LENGTH / wavelength - 1) / 3
+        return (1 - smooth) * theta / FACTOR + smooth * theta, 1.0
+    if scaling == "yarn":
+        # 32 turns and 1 turn within 256 tokens: dimensions 0.2 and 3.2, outwards 0 and 4.
+        ramp = min(index / 4, 1.0)
+        return theta / FACTOR * ramp + theta * (1 - ramp), 0.1 * math.log(FACTOR) + 1
+    if scaling == "longrope":
+        by = 1 + index / (2 if length > ORIGINAL_LENGTH else 8)
+        return theta / by, math.sqrt(1 + math.log(FACTOR) / math.log(ORIGINAL_LENGTH))
+    return theta, 1.0
+
+
+# mscale 1 and mscale_all_dim 0.5 with the factor 4; an attention_factor.
+GIVEN = {
+    "yarn-mscale": 1.1386294361119891 / 1.0693147180559945,
+    "yarn-factor": 0.75,
+    "longrope-factor": 0.75,
+}
+
+
+@pytest.mark.parametrize("more", ["", "/at4097"])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_frequencies_by_hand(scaling: str, more: str) -> None:
+    word = "" if scaling == "none" else f"/{scaling}"
+    inputs = draw(Case.parse(f"{ROTARY}{word}{more}"))
+    position = inputs.arrays["position"]
+    frequencies = rotary.frequencies(Rotation.of(inputs.case, 16), position)
+    for index in range(8):
+        theta, factor = by_hand(scaling.partition("-")[0], index, int(position.max()) + 1)
+        factor = GIVEN.get(scaling, factor)
+        assert frequencies.theta[index] == pytest.approx(theta, rel=1e-12), index
+        assert frequencies.attention == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("from_checked_table", {"negative": "pass", "beyond-table": "pass", "fractional": "pass"}),
+        ("from_table", {"negative": "fail", "beyond-table": "pass", "fractional": "pass"}),
+        ("rotate", dict.fromkeys(["negative", "beyond-table", "fractional"], "unsupported")),
+    ],
+)
+def test_a_table_refuses_positions_that_it_does_not_have(
+    name: str, refused: dict[str, str]
+) -> None:
+    judged, _ = function_implementation(
+        load("torch"), f"{ROTATIONS}:{name}", {"drop_in": True}, "rotary"
+    )
+    cells = all_checks()["bad_problem"].cells("smoke", [judged])
+    outcomes = {cell.case.name: judge(cell).status for cell in cells}  # type: ignore[union-attr]
+    assert {n: outcomes[f"position-{n}"] for n in refused} == refused
+    plain = verdict_of(judged, ROTARY.replace("f64", "f32"))
+    assert plain.status == "pass", plain.message
+
+
+LATENTS = Path(__file__).parent / "functions" / "latents.py"
+ONE_FORM = [False, True]
+
+
+def rounding(absorbs: bool | None, numerics: str = "exact") -> Rounding:
+    form = {} if absorbs is None else dict.fromkeys(DTYPES, absorbs)
+    return Rounding(numerics, declared=DeclaredRounding(absorbs=form))
+
+
+def by_keys(inputs: Inputs) -> np.ndarray:
+    """Plain attention over the projected keys and values."""
+    operands = plain(inputs.arrays)
+    return plain_attention(*operands, mask=inputs.dense_mask, scale=inputs.effective_scale)
+
+
+def test_forms_have_other_bounds_and_an_undeclared_form_the_larger_one() -> None:
+    for sizes, larger in (("d8v6/r32e8", 1), ("d64/r7e3", 0)):
+        inputs = draw(Case.parse(f"latent/none/mha/bf16/b2h3q4k9{sizes}"))
+        bounds = [Oracle.forward(inputs, rounding(absorbs)).bound() for absorbs in ONE_FORM]
+        assert np.median(bounds[larger] / bounds[1 - larger]) > 1.3, sizes
+        either = Oracle.forward(inputs, rounding(None)).bound()
+        assert np.array_equal(either, np.maximum(*bounds))
+    cotangent = draw_cotangent(inputs.case)
+    of = [
+        Oracle.vjp(inputs, cotangent, rounding(absorbs)).expected for absorbs in (False, True, None)
+    ]
+    for name in AXES:
+        assert np.array_equal(of[2][name].error, np.maximum(of[0][name].error, of[1][name].error))
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "f16", "f32"])
+def test_projections_that_select_have_the_bound_of_plain_attention(fmt: str) -> None:
+    """So a scale that is off by 1 % is seen in 16 bits."""
+    inputs = draw(Case.parse(f"latent/none/mha/{fmt}/b2h3q4k9d8v6/select/large"))
+    other = draw(Case.parse(f"sdpa/none/mha/{fmt}/b2h3q4k9d12v6"))
+    query, key, value = plain(inputs.arrays)
+    same = other.replace(query=query, key=key, value=value)
+    want = Oracle.forward(same, rounding(None)).expected["output"]
+    roughly = by_keys(inputs.replace(scale=1.01 * inputs.effective_scale))
+    for absorbs in ONE_FORM:
+        got = Oracle.forward(inputs, rounding(absorbs)).expected["output"]
+        assert np.allclose(got.value, want.value, rtol=0, atol=1e-12)
+        assert np.median(got.error / want.error) < 2.1
+        assert (np.abs(roughly - got.value) > got.error).any()
+
+
+def test_a_function_without_a_mask_is_passed_none() -> None:
+    verdicts = of_person(f"{LATENTS}:causal_alone", "latent", check="invariant_decode")
+    assert [verdict.status for _, verdict in verdicts] == ["pass"]
+
+
+@pytest.mark.parametrize(("name", "status"), [("absorbed", "pass"), ("unabsorbed", "unsupported")])
+def test_a_slot_behind_the_last_key_is_asked_of_functions_with_pages(
+    name: str, status: str
+) -> None:
+    found = of_person(f"{LATENTS}:{name}", "latent", check="election")
+    asked = [verdict for cell, verdict in found if "nan-behind-last-key" in cell.case.id]
+    assert {verdict.status for verdict in asked} == {status}
+
+
+CASES = (
+    "encoder/pad/mha/f64/b2h2q3k3d2/e4.4.4.5/self",
+    "encoder/pad/mha/f64/b2h2q3k3d2/e4.4.4.5/gelu/self",
+    "encoder/causal/mha/f64/b2h2q3k3d2/e4.4.4.5/pre/self",
+    "encoder/bool.bhqk/mha/f64/b1h3q4k4d2/e6.6.6.3/pre/gelu/self/dense",
+)
+
+ENCODERS = """
+class Right(nn.Module):
+    def __init__(self, query_width, heads, hidden_width, epsilon, norm_first=False):
+        super().__init__()
+        E, self.first = query_width, norm_first
+        self.attention = Loaded(E, heads)
+        self.up, self.down = nn.Linear(E, hidden_width), nn.Linear(hidden_width, E)
+        self.norms = nn.ModuleList(nn.LayerNorm(E, eps=epsilon) for _ in range(2))
+
+    def network(self, x):
+        return self.down(self.up(x).relu())
+
+    def forward(self, x, causal=False, valid=None):
+        one, two = self.norms
+        if self.first:
+            x = x + self.attention(one(x), causal, valid)
+            return x + self.network(two(x))
+        x = one(x + self.attention(x, causal, valid))
+        return two(x + self.network(x))
+
+    def load_attention(self, p):
+        self.attention.load_attention(p)
+        for layer, name in ((self.up, "linear1"), (self.down, "linear2")):
+            layer.weight.data, layer.bias.data = p[f"{name}_kernel"].T, p[f"{name}_bias"]
+        for norm, name in zip(self.norms, ("norm1", "norm2")):
+            norm.weight.data, norm.bias.data = p[f"{name}_gain"], p[f"{name}_offset"]
+
+class Wrong(Right):
+    def network(self, x):
+        return super().network(x) * 1.02
+"""
+
+
+def test_the_normal_distribution_is_right_to_the_last_digits() -> None:
+    x = np.linspace(-9, 9, 901)
+    want = np.array([math.erfc(-v / math.sqrt(2)) / 2 for v in x])
+    np.testing.assert_allclose(normal_distribution(x), want, rtol=0, atol=3e-15)
+    wide = normal_distribution(x.astype(np.longdouble))
+    np.testing.assert_allclose(wide.astype(float), want, rtol=0, atol=2e-16)
+
+
+def test_an_activation_knows_how_far_its_argument_may_be_off() -> None:
+    u = roundoffs("exact", DTYPES["f32"])
+    h = Bounded(np.array([-1.0, -0.1, 0.1, 2.0]), np.full(4, 0.2))
+    active, slope = relu(h, u)
+    assert active.value.tolist() == [0, 0, 0.1, 2]
+    assert slope.value.tolist() == [0, 0, 1, 1]
+    assert slope.error.tolist() == [0, 1, 1, 0]
+    active, slope = gelu(h, u)
+    for off in (-0.2, 0.2):
+        other, bent = gelu(Bounded.exact(h.value + off), u)
+        assert (np.abs(other.value - active.value) <= active.error).all()
+        assert (np.abs(bent.value - slope.value) <= slope.error).all()
+
+
+def test_a_persons_own_is_judged(torch_backend: Any, tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OWN + ENCODERS)
+
+    def own(name: str) -> Any:
+        return function_implementation(torch_backend, f"{path}:{name}", {}, "encoder")[0]
+
+    right, wrong = own("Right"), own("Wrong")
+    for text in (
+        "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+        "encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self",
+        "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/self",
+    ):
+        assert verdict_of(right, text).status == "pass"
+    text = "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self"
+    assert "no parameter activation" in verdict_of(right, text).message
+    assert verdict_of(wrong, CASES[2]).kind == "value"
+    assert right.factory.bind(draw(Case.parse(text)))["norm_first"] is False
+    text = "encoder/none/mha/f16/b2h4q7k7d3/e12.12.12.20/self"
+    assert "systematic" in verdict_of(wrong, text, "spread").message

@@ -1,12 +1,78 @@
-"""The page of what works together says what the records say, and leaves out what follows."""
+"""Studies: their pages and tables are what the cases, the records and the parameters say."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from attention_conformance.backends import registry
 from attention_conformance.suite.report.conformance import LARGEST, OF_OPERATORS
+from tests.processes import python
 from tests.rows import cell, frame, run
+from tests.studies import parameters
+from tests.studies.costs import PARTS
+from tests.studies.pairs import PAGE as PAIRS
+from tests.studies.pairs import arrays, covered, possible
+from tests.studies.pairs import page as page_of_pairs
+from tests.studies.parameters import defaults, functions, reason, recorded, unpassed
+from tests.studies.subjects import REASONS, SUBJECTS
 from tests.studies.together import page
+
+
+def test_the_page_is_written_from_the_cases() -> None:
+    assert PAIRS.read_text(encoding="utf-8") == page_of_pairs(), (
+        "run `python -m tests.studies.pairs`"
+    )
+
+
+def test_every_possible_pair_is_drawn_if_all_pairs_are() -> None:
+    whole = [(name, array) for name, drawn, array in arrays() if drawn in ("values", "gradients")]
+    assert {name for name, array in whole if covered(array, 2)[0] < possible(array)} == set()
+
+
+def test_the_table_has_every_operator_that_is_asked() -> None:
+    command = ["--backend=numpy", "--level=smoke", "--operator", "merge", "paged-write"]
+    done = python("-m", "tests.studies.costs", *command, check=True)
+    heads, _, *rows = [
+        [word.strip() for word in line.strip("|").split("|")]
+        for line in done.stdout.splitlines()
+        if line.startswith("|")
+    ]
+    assert heads == ["operator", "cells", *PARTS, "suite / calls"]
+    assert [row[0] for row in rows] == ["merge", "paged-write"]
+    for row in rows:
+        _, cells, calls, *others, share = row
+        assert int(cells) > 10
+        assert min(map(float, (calls, *others))) > 0
+        assert sum(map(float, others)) / float(calls) == pytest.approx(float(share), rel=1e-2)
+
+
+RECORDED = recorded(parameters.PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("backend", SUBJECTS)
+def test_each_parameter_is_passed_or_has_a_reason(backend: str) -> None:
+    if backend not in registry.installed():
+        pytest.skip(f"needs {', '.join(registry.modules(backend))}")
+    left = [
+        f"{name}({parameter})"
+        for subject in SUBJECTS[backend]
+        for name, function in functions(subject).items()
+        for parameter in unpassed(name, defaults(function), RECORDED.get(name, set()))
+        if not reason(name, parameter)
+    ]
+    assert not left, (
+        f"expected a case that passes each parameter, or a reason in tests/studies/subjects.py; got "
+        f"neither for {', '.join(left)}; pass them in a row, or add reasons, and run "
+        f"`python -m tests.studies.parameters {backend}`"
+    )
+
+
+def test_each_reason_stands_on_the_page() -> None:
+    page = parameters.PAGE.read_text(encoding="utf-8")
+    assert [why for why in REASONS.values() if f"| {why} |" not in page] == []
+
 
 CASE = "paged/none/mha/f32/b1h1q1k{}d8"
 WINDOW, SCALE = ("window",), ("scale",)
