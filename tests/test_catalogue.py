@@ -143,15 +143,6 @@ def told_of(implementation: Implementation, folder: Path | None = None) -> remar
     return diagnosing.diagnose_run(PlanByHand(implementation), cells, folder)  # type: ignore[arg-type]
 
 
-def test_a_run_is_told_its_diagnoses_and_a_smaller_case() -> None:
-    (implementation,) = made(CausalSeesNext)
-    said = told_of(implementation)
-    assert said.notes == ()
-    assert said.diagnoses[0].fault == "causal-sees-next"
-    assert said.group == ("values", implementation.name, "value")
-    assert Case.parse(said.smaller).sizes.Lq == 1
-
-
 def test_an_exception_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any) -> Any:
         raise RuntimeError("broken\ninside")

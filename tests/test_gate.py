@@ -97,12 +97,8 @@ def test_records_are_read_as_written(tmp_path: Path) -> None:
     )
     run = SpeedRun(SpeedHeader(), records)
     path = speed.save(tmp_path / "speed.jsonl", run)
-    right, refused = speed.load(path).records
-    assert (right, refused) == records
-    assert right.seconds == 0.02
-    assert right.share_of_gemm == pytest.approx(0.5)
-    assert right.share_of_copy == pytest.approx(0.05)
-    assert refused.seconds is None
+    assert speed.load(path).records == records
+    assert records[1].seconds is None
     with pytest.raises(FileExistsError):
         speed.writer(path, SpeedHeader())
 

@@ -229,15 +229,6 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
         assert (strides[-1] != 1) == (how in (*INNER, "scalar"))
 
 
-def test_samples_and_heads_that_differ_cannot_lie_in_one_place() -> None:
-    values = np.arange(8.0).reshape(2, 2, 2, 1)
-    for how in EXPANDED:
-        with pytest.raises(ValueError, match="must be equal"):
-            registry.load("numpy").memory.arranged(values, DTYPES["f32"], how)
-    with pytest.raises(KeyError, match="unknown arrangement"):
-        registry.load("numpy").memory.arranged(values, DTYPES["f32"], "backwards")
-
-
 @pytest.mark.parametrize("name", STRIDED)
 def test_a_shifted_array_lies_one_element_behind_a_multiple_of_16_bytes(name: str) -> None:
     array = strided_backend(name).memory.arranged(np.ones((2, 3)), DTYPES["f32"], "shifted")

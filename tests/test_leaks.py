@@ -23,7 +23,6 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.inputs import draw
-from attention_conformance.suite.spec.text import printable
 from tests import unruly
 from tests.miniatures import Miniatures
 from tests.runtimes import verdict_of
@@ -207,8 +206,3 @@ class Leaves(unruly.Unruly):
         prepared = super().prepare(inputs)
         prepared.function = lambda **arguments: unruly.ACTS["exits"]()
         return prepared
-
-
-def test_a_message_is_printable_wherever_it_comes_from() -> None:
-    assert printable("a\tb\nc\r\x1b\x7f\u202e\udc80é") == "a\tb\nc\\r\\x1b\\x7f\\u202e\\udc80é"
-    assert Verdict("fail", "raised", "\x1b[2J").message == "\\x1b[2J"

@@ -26,7 +26,7 @@ from attention_conformance.suite.measure.protocol import RefusedTime, Unsupporte
 from attention_conformance.suite.measure.run import Measurement
 from attention_conformance.suite.measure.seen import KEPT, Seen
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue.workloads import WORKLOADS, named, sweep
+from attention_conformance.suite.spec.catalogue.workloads import named
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators.sdpa import pairs as pairs_of_sdpa
 from tests.runtimes import of
@@ -242,18 +242,6 @@ def test_the_work_of_additive_attention() -> None:
     assert count is not None
     work = count(inputs, "forward")
     assert work.flops == 2 * 2 * (3 * 7 + 5 * 8) * 4 + 30 * (4 * 4 + 2 * 6)
-
-
-def test_workloads_are_cases_with_names() -> None:
-    assert len(WORKLOADS) >= 20
-    assert len({w.name for w in WORKLOADS}) == len(WORKLOADS)
-    for workload in (*WORKLOADS, *sweep()):
-        for dtype in ("f32", "bf16"):
-            case = workload.case(dtype)
-            assert Case.parse(case.id) == case
-    assert named("all") == WORKLOADS
-    with pytest.raises(ValueError, match="bert-base-512"):
-        named("bert")
 
 
 def test_a_sample_is_synchronised_call_by_call() -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.suite.report.conformance import LARGEST, OF_OPERATORS
 from tests.processes import python
-from tests.rows import cell, frame, run
+from tests.rows import cell, run
 from tests.studies import parameters
 from tests.studies.costs import PARTS
 from tests.studies.pairs import PAGE as PAIRS
@@ -96,12 +95,6 @@ def test_a_pair_has_a_row_only_where_its_entry_does_not_follow(tmp_path: Path) -
         )
     ]
     cells.append(cell(operator="packed", features=WINDOW, status="unsupported"))
-    assert OF_OPERATORS.of(frame(*cells))["seconds"].to_dict() == {
-        ("paged", "torch:one"): 2.0,
-        ("paged", "torch:two"): 2.0,
-        ("paged", "torch:three"): 2.0,
-        ("packed", "torch:sdpa"): 0.0,
-    }
     text = page([run(*cells).save(tmp_path / "records.jsonl")])
     lines = text.splitlines()
     assert '    pytest suite --backend=torch -k "packed/ or paged/" --results=torch.jsonl' in lines
@@ -116,38 +109,3 @@ def test_a_pair_has_a_row_only_where_its_entry_does_not_follow(tmp_path: Path) -
         "| softcap | right | refused |",
         "| window | right | wrong (1 of 2) |",
     ]
-
-
-def test_the_largest_ratios_are_those_of_right_answers_of_all_seeds() -> None:
-    cells = frame(
-        cell(CASE.format(1), error_ratio=0.25, numerics="fused", operator="paged"),
-        cell(
-            CASE.format(1),
-            "torch:flex",
-            error_ratio=0.5,
-            numerics="fused",
-            seed=1,
-            operator="paged",
-        ),
-        cell(
-            CASE.format(2),
-            error_ratio=3.0,
-            numerics="fused",
-            status="known",
-            kind="value",
-            operator="paged",
-        ),
-        cell(
-            CASE.format(1).replace("f32", "bf16"),
-            error_ratio=0.75,
-            numerics="eager",
-            operator="paged",
-        ),
-        cell(CASE.format(3), error_ratio=0.9, numerics="fused", check="paths", operator="paged"),
-    )
-    table = LARGEST.of(cells)
-    fused = {"implementations": 2, "seeds": 2, "cells": 2, "f32": 0.5}
-    assert table.loc[("paged", "torch", "fused")].drop("bf16").to_dict() == fused
-    eager = {"implementations": 1, "seeds": 1, "cells": 1, "bf16": 0.75}
-    assert table.loc[("paged", "torch", "eager")].drop("f32").to_dict() == eager
-    assert table[["f32", "bf16"]].isna().sum().tolist() == [1, 1]
