@@ -56,7 +56,7 @@ ELSEWHERE = {
     r"docs/vectors\.md:": "tests/test_vectors_judge.py runs the page as it stands",
     r".* --device=cuda": "needs a GPU",
     r"pytest -n 1$": "is said of other people's tests",
-    r"kubectl |(OF=40 )?sbatch ": "needs Kubernetes or Slurm; tests/test_scale.py holds its files",
+    r"kubectl |(OF=40 )?sbatch ": "needs Kubernetes or Slurm; tests/test_sweep_tables.py holds its files",
     r".* --cluster=(auto|ray://)": "needs a cluster",
     r"asv (run HEAD|run --config|continuous)": "builds environments from a package registry",
     r"asv (compare|publish --config)|.* build/releases/results": "reads what such a run leaves",

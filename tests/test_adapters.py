@@ -24,7 +24,7 @@ from attention_conformance.backends.masks import LayerMasks
 from attention_conformance.backends.prepared import NoKernel, kernel_missing
 from attention_conformance.backends.profiler import kernels_in
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
-from attention_conformance.backends.registry import UsageError, function_implementation, load
+from attention_conformance.backends.registry import UsageError, load
 from attention_conformance.backends.textbook import Textbook
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
@@ -33,7 +33,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases, find
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.test_malformed import ARGUMENTS
-from tests.runtimes import of, verdict_of
+from tests.runtimes import loaded, of, user_function, verdict_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -176,8 +176,7 @@ def test_a_compiled_implementation_is_named_and_held_like_its_own() -> None:
 def test_the_kernels_say_what_ran_in_a_compiled_call(
     name: str, compiler: str, expected: str
 ) -> None:
-    pytest.importorskip({"tf": "tensorflow"}.get(name, name))
-    backend = registry.load(name)
+    backend = loaded(name)
     compiled = Compiled(backend.implementations()[0], compiler)
     prepared = compiled.prepare(draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8"), 0))
     prepared()
@@ -225,7 +224,7 @@ def test_a_flax_module_that_loads_its_parameters_is_judged(tmp_path: Path) -> No
         "        self.variables = {'params': {n: {'kernel': p[f'{g}_kernel'], 'bias': p[f'{g}_bias']}\n"
         "                                     for n, g in names.items()}}\n"
     )
-    layer = function_implementation(load("jax"), f"{path}:Bound", {}, "multi-head")[0]
+    layer = user_function(f"{path}:Bound", "multi-head", "jax")
     assert verdict_of(layer, PADDED).status == "pass"
     cross = "multi-head/bool.bhqk/mha/f32/b2h3q5k9d4/e12.12.12.12/head/dense"
     assert verdict_of(layer, cross).message == "the layer has no parameter return_weights"

@@ -7,21 +7,19 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.backends.registry import function_implementation, load
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.elections.modes import modes_of
 from attention_conformance.suite.judge.verdict import Deviation, Verdict
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
-from tests.runtimes import verdict_of
+from tests.runtimes import user_function, verdict_of
 from tests.test_claims import CLAIMED, judged, plan, wrong
 
 
 def in_modes(name: str, case: str, check: str = "ambient", **said: Any) -> Verdict:
     """The verdict on a function of `tests/functions/ambient.py` with these claims."""
-    place = f"{CLAIMED / 'ambient.py'}:{name}"
-    function, _ = function_implementation(load("torch"), place, said)
-    return verdict_of(function, Case.parse(case), check)
+    implementation = user_function(f"{CLAIMED / 'ambient.py'}:{name}", **said)
+    return verdict_of(implementation, Case.parse(case), check)
 
 
 PADDED = "sdpa/pad/mha/{}/b2h3q17k23d8"

@@ -16,7 +16,6 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.registry import (
     UsageError,
     callable_implementation,
-    function_implementation,
     load,
 )
 from attention_conformance.suite.judge.cell import Cell
@@ -31,7 +30,7 @@ from attention_conformance.suite.spec.operators.paged import PAGED, PLAIN, page_
 from attention_conformance.suite.spec.operators.scripts import capacity, most_tokens
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.test_caching import tokens
-from tests.runtimes import of_person
+from tests.runtimes import loaded, of, of_person, user_function
 
 GROWN = "cached/none/mha/f64/b3h2q8k20d8"
 
@@ -154,13 +153,6 @@ def test_a_persons_cache_of_samples_that_step_alone_and_of_trees() -> None:
     assert not can & {"window", "left-padding", "softcap", "alibi-slopes", "reorder", "bias"}
 
 
-@pytest.mark.parametrize("name", ["Slots", "slots"])
-def test_a_cache_in_place_is_a_class_or_an_object(name: str) -> None:
-    found = statuses(name)
-    assert set(found.values()) == {"pass", "unsupported"}
-    assert needs(found, "pass") == {"grouped-heads", "reset"}
-
-
 def test_a_drop_in_refuses_samples_that_do_not_exist() -> None:
     place, claims = f"{CACHES}:Growing", {"drop_in": True}
     judged = of_person(place, "cached", claims, check="bad_problem")
@@ -173,16 +165,16 @@ def test_a_drop_in_refuses_samples_that_do_not_exist() -> None:
 
 
 def test_what_a_cache_lacks_is_said() -> None:
-    judged, _ = function_implementation(load("torch"), f"{CACHES}:Slots", {}, "cached")
+    judged = user_function(f"{CACHES}:Slots", "cached")
     case = Case.parse("cached/none/mha/f32/b3h2q8k20d8/c3.pick200.1.4")
     assert judged.unsupported(case) == "the cache has no method reorder"
     ring = Case.parse("cached/none/mha/f32/b3h2q8k20d8/c8/win3/room8")
     assert judged.missing(["ring"]) == "init takes a capacity and no window"
     assert judged.unsupported(ring) == "the function has no parameter window"
     with pytest.raises(UsageError, match="Stepless has no step; expected both as methods"):
-        function_implementation(load("torch"), f"{CACHES}:Stepless", {}, "cached")
+        user_function(f"{CACHES}:Stepless", "cached")
     with pytest.raises(UsageError, match="no cache is judged with numpy"):
-        function_implementation(load("numpy"), f"{CACHES}:Slots", {}, "cached")
+        user_function(f"{CACHES}:Slots", "cached", "numpy")
 
 
 DECODING = "cached/none/gqa2/f32/b2h4q1k9d8/c1"
@@ -190,10 +182,9 @@ DECODING = "cached/none/gqa2/f32/b2h4q1k9d8/c1"
 
 def implementation(name: str) -> Implementation:
     """An implementation of torch, or a cache of `CACHES`."""
-    backend = load("torch")
-    named = (i for i in backend.implementations() if i.name == name)
-    found = next(named, None)
-    return found or function_implementation(backend, f"{CACHES}:{name}", {}, "cached")[0]
+    if name == "textbook-cached":
+        return of(loaded("torch"), name)
+    return user_function(f"{CACHES}:{name}", "cached")
 
 
 @pytest.mark.parametrize("name", ["textbook-cached", "Growing", "Slots"])
@@ -299,7 +290,7 @@ def test_a_claim_of_page_sizes_is_asked_in_pages_of_these_sizes() -> None:
     assert len(judged) >= sum(not features & {*cell.case.needs} for cell, _ in free) > 0
     assert "fail" in {verdict.status for _, verdict in broken}
     with pytest.raises(UsageError, match="page_sizes are whole numbers from 1 on"):
-        function_implementation(load("torch"), f"{PAGES}:sixteen", {"page_sizes": (0,)}, "paged")
+        user_function(f"{PAGES}:sixteen", "paged", page_sizes=(0,))
 
 
 def test_a_drop_in_refuses_tables_and_lengths_that_name_nothing() -> None:

@@ -12,6 +12,7 @@ from attention_conformance.backends import registry
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.judge.diagnosis import facts
 from attention_conformance.suite.records.facts import load
+from tests.runtimes import user_function
 
 KERNELS = """
 import torch
@@ -78,9 +79,7 @@ def test_a_wrong_function_is_read(kernels: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_failed_regression_is_no_fact(kernels: Path) -> None:
-    backend = registry.load("torch")
-    function, _ = registry.function_implementation(backend, f"{kernels}:unlike", {})
-    read = facts.read(function, 60)
+    read = facts.read(user_function(f"{kernels}:unlike"), 60)
     assert read["scale"] == "not read: scores are no linear function of q.k"
     assert read["bias"] == "not read: scores are no linear function of q.k and the bias"
     assert read["softmax"] == "over the keys, rows sum to 1"
@@ -154,8 +153,7 @@ def test_wrong_arguments_are_said(
 
 
 def test_a_slow_function_ends_in_time(kernels: Path) -> None:
-    torch = registry.load("torch")
-    slow, _ = registry.function_implementation(torch, f"{kernels}:sleeps", {})
+    slow = user_function(f"{kernels}:sleeps")
     start = time.monotonic()
     found = facts.read(slow, 1)
     assert time.monotonic() - start < 5

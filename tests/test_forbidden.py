@@ -18,6 +18,7 @@ from attention_conformance.backends.protocol import ForbiddenCall, UsageError
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.dtypes import DTYPES
+from tests import runtimes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -90,9 +91,7 @@ def test_an_operator_is_seen_whoever_calls_it(function: Callable[..., Any]) -> N
     ],
 )  # fmt: skip
 def test_the_frameworks_own_attention_has_names(backend: str, name: tuple[str, ...]) -> None:
-    if ":" not in backend:
-        pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
-    assert registry.own_attention(registry.load(backend)) == name
+    assert registry.own_attention(runtimes.loaded(backend)) == name
 
 
 def of_flex(query: Any, key: Any, value: Any) -> Any:

@@ -27,6 +27,7 @@ from attention_conformance.suite.run.steps import overflowing
 from attention_conformance.suite.spec.catalogue import find
 from tests.functions.own_attention import torch_own
 from tests.processes import run
+from tests.runtimes import needs
 from tests.test_runs import ISOLATED
 
 FUNCTIONS = Path(__file__).parent / "functions"
@@ -53,7 +54,7 @@ def judged(of: Plan, check: str, case: str) -> Any:
 
 
 def plan(name: str, file: str = "own_attention.py", backend: str = "torch", **more: Any) -> Plan:
-    pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
+    needs(backend)
     return Plan.make(Options((backend,), function=(f"{FUNCTIONS / file}:{name}",), **more))
 
 

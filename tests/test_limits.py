@@ -22,6 +22,7 @@ from attention_conformance.suite.run.suggestions import suggestion, suggestions
 from attention_conformance.suite.spec.case import Case, parse_sizes
 from attention_conformance.suite.spec.vocabulary import REFUSED
 from tests.rows import cell
+from tests.runtimes import user_function
 from tests.test_claims import CLAIMED, judged, plan, wrong
 
 SIZES = ("head_sizes=64,128", "lengths_multiple_of=16")
@@ -64,10 +65,7 @@ def test_a_limited_kernel_is_asked_most_questions(backend: str, function: str) -
     pytest.importorskip(backend)
     path = f"{CLAIMED / function}"
     within = {"head_sizes": (64, 128), "lengths_multiple_of": 16}
-    loaded = registry.load(backend)
-    free, limited = (
-        registry.function_implementation(loaded, path, claims)[0] for claims in ({}, within)
-    )
+    free, limited = (user_function(path, "", backend, **claims) for claims in ({}, within))
     for level in ("smoke", "standard"):
         assert asked(limited, level) > 0.95 * asked(free, level)
 
@@ -123,7 +121,7 @@ def test_an_operation_without_a_derivative_is_asked_for_answers_alone(
 ) -> None:
     pytest.importorskip(backend)
     path = f"{CLAIMED / function}"
-    implementation = registry.function_implementation(registry.load(backend), path, {})[0]
+    implementation = user_function(path, "", backend)
     case = Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")
     checks = all_checks()
     assert judge(Cell(checks["values"], case, implementation)).status == "pass"

@@ -36,7 +36,7 @@ from attention_conformance.suite.spec.operators.rotary import (
     Rotation,
 )
 from tests.plain import attention as plain_attention
-from tests.runtimes import of_person, verdict_of
+from tests.runtimes import of_person, user_function, verdict_of
 from tests.test_own_layers import OWN
 
 PLAIN = "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12"
@@ -198,9 +198,7 @@ def test_frequencies_by_hand(scaling: str, more: str) -> None:
 def test_a_table_refuses_positions_that_it_does_not_have(
     name: str, refused: dict[str, str]
 ) -> None:
-    judged, _ = function_implementation(
-        load("torch"), f"{ROTATIONS}:{name}", {"drop_in": True}, "rotary"
-    )
+    judged = user_function(f"{ROTATIONS}:{name}", "rotary", drop_in=True)
     cells = all_checks()["bad_problem"].cells("smoke", [judged])
     outcomes = {cell.case.name: judge(cell).status for cell in cells}  # type: ignore[union-attr]
     assert {n: outcomes[f"position-{n}"] for n in refused} == refused

@@ -5,7 +5,6 @@ window alone; ExecuTorch's ring is asked with windows."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
@@ -13,30 +12,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from attention_conformance.backends import registry
-from attention_conformance.backends.protocol import BackendUnavailable
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw
-from tests.runtimes import crossed, judged, of
+from tests.runtimes import crossed, judged, loaded, of
 
 RING = "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8"
 LARGER = "cached/none/gqa2/f32/b2h4q9k9d8/c3.6/win2/room4"
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 SCATTER = "tensor-scatter-24"
 RUNTIMES = ("onnxruntime", "onnx-reference")
-
-
-@cache
-def loaded(name: str) -> Any:
-    """The backend; the test is skipped where its modules are missing or its engine is another one."""
-    for module in registry.modules(name):
-        pytest.importorskip(module)
-    try:
-        return registry.load(name)
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
 
 
 def rows(names: Iterable[str], *of_names: tuple[str, ...]) -> list[tuple[str, ...]]:

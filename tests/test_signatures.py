@@ -23,6 +23,7 @@ from attention_conformance.suite.spec import claims
 from attention_conformance.suite.spec.binding import AXES
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.claims import MASKS
+from tests import runtimes
 from tests.signatures.rows import ROWS, Row
 
 CHECKS = ("values", "gradients", "paths", "contract", "mask_layouts")
@@ -32,7 +33,7 @@ def asked(
     row: Row, path: Path, claims: tuple[str, ...]
 ) -> tuple[Any, tuple[str, ...], dict[str, str]]:
     """A function, the checks of a small part of smoke, and what is claimed."""
-    pytest.importorskip({"tf": "tensorflow"}.get(row.backend, row.backend))
+    runtimes.needs(row.backend)
     function = load_function(load_backend(row.backend), f"{path}:{row.name}", {})
     said = {"dtypes": "f32,f16"} | dict(claim.split("=") for claim in claims)
     if row.backend != "torch":  # programs are compiled for every shape
