@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pytest
 
-from attention_conformance.backends.protocol import Backend, Implementation
-from attention_conformance.backends.registry import function_implementation, load
+from attention_conformance.backends.protocol import Backend, BackendUnavailable, Implementation
+from attention_conformance.backends.registry import function_implementation, load, modules
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
@@ -21,6 +23,26 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 def of(backend: Backend, name: str) -> Implementation:
     """The implementation that is called so."""
     return next(i for i in backend.implementations() if i.name == name)
+
+
+def needs(backend: str) -> None:
+    """Skips the test where a module of the backend is not installed."""
+    for module in modules(backend):
+        pytest.importorskip(module)
+
+
+def loaded(name: str) -> Backend:
+    """The backend; the test is skipped where its modules are missing or its engine is another one."""
+    needs(name)
+    try:
+        return load(name)
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+def user_function(place: Path | str, like: str = "", backend: str = "torch", **said: Any) -> Any:
+    """A person's function "FILE.py:NAME", with what is claimed of it."""
+    return function_implementation(loaded(backend), str(place), said, like)[0]
 
 
 def verdict_of(
@@ -41,8 +63,7 @@ def of_person(
     check: str = "values",
 ) -> Iterator[tuple[Cell, Verdict]]:  # fmt: skip
     """The cells of a check for a person's function in PyTorch, with their verdicts."""
-    function, _ = function_implementation(load("torch"), place, said, like)
-    for cell in all_checks()[check].cells(level, [function]):
+    for cell in all_checks()[check].cells(level, [user_function(place, like, **said)]):
         yield cell, judge(cell)
 
 

@@ -1,5 +1,5 @@
-"""Adapters: values cross exactly, layouts are what they are called, functions are inspected, and a
-forced kernel is that kernel or an error."""
+"""Adapters: values cross exactly, layouts are what they are called, functions are inspected, a forced
+kernel is that kernel or an error, and what a framework refuses is refused by it alone."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
+from attention_conformance.backends._torch.kernels import FLASH
 from attention_conformance.backends.compilers import Compiled
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.limits import ANY
+from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.prepared import NoKernel, kernel_missing
 from attention_conformance.backends.profiler import kernels_in
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
-from attention_conformance.backends.registry import UsageError
+from attention_conformance.backends.registry import UsageError, load
 from attention_conformance.backends.textbook.layers import Textbook
-from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.judge import Policy, judge
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.catalogue import cases, find
 from attention_conformance.suite.spec.inputs import draw
-from tests.processes import python
-from tests.runtimes import of
+from attention_conformance.suite.test_malformed import ARGUMENTS
+from tests.runtimes import loaded, of, user_function, verdict_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,13 +44,6 @@ def backend(request: pytest.FixtureRequest) -> Backend:
         return registry.load(request.param)
     except BackendUnavailable as error:
         pytest.skip(f"{request.param} is not installed: {error}")
-
-
-def test_masks_keep_their_type(backend: Backend) -> None:
-    for source in (np.array([[True, False]]), np.array([[1, 0]], np.int32)):
-        array = backend.array(source, None)
-        assert np.array_equal(backend.to_numpy(array), source)
-        assert backend.dtype_name(array).rpartition(".")[2] == str(source.dtype)
 
 
 def test_names_are_unique_and_the_plainest_case_is_supported(backend: Backend) -> None:
@@ -84,16 +80,6 @@ def test_versions_of_a_plan_are_plain_strings(backend: Backend) -> None:
     assert all(type(text) is str for text in plan.versions.values())
 
 
-def test_what_a_backend_lacks_none_of_its_implementations_has(backend: Backend) -> None:
-    strided, threaded = backend.name in ("numpy", "torch"), backend.name == "torch"
-    lacking = {"strides": not strided, "threads": not threaded}
-    assert set(backend.refusals) == {feature for feature, missing in lacking.items() if missing}
-    for implementation in backend.implementations():
-        for feature, missing in lacking.items():
-            refused = missing or feature in implementation.declared.refusals
-            assert (implementation.missing((feature,)) is not None) == refused
-
-
 @pytest.mark.parametrize("name", ["torch", "tests.honest:honest"])
 def test_threads_are_set_and_set_back(name: str) -> None:
     if name == "torch":
@@ -107,14 +93,6 @@ def test_threads_are_set_and_set_back(name: str) -> None:
     with backend.profiler.threads(before + 2):
         assert count() == before + 2
     assert count() == before
-
-
-def test_what_a_backend_lacks_is_not_audited() -> None:
-    pytest.importorskip("jax")
-    jax_nn = of(registry.load("jax"), "jax-nn")
-    cell = Cell(all_checks()["layouts"], find("sdpa/none/mha/f32/b2h3q33k65d8"), jax_nn)
-    verdict = judge(cell, Policy(audit=True))
-    assert (verdict.status, "lie in memory" in verdict.message) == ("unsupported", True)
 
 
 def test_a_forced_kernel_is_that_kernel_or_an_error() -> None:
@@ -143,18 +121,6 @@ def test_one_keras_engine_a_process() -> None:
     assert "Keras runs on jax in this process, torch was asked for" in out
 
 
-def test_a_framework_that_fails_to_import_says_why(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise OSError('libcudart is missing')\n")
-    program = (
-        "from attention_conformance.backends.registry import load\n"
-        "from attention_conformance.backends.protocol import BackendUnavailable\n"
-        "try:\n    load('torch')\n"
-        "except BackendUnavailable as error:\n    print('reason:', error)\n"
-    )
-    out = python("-c", program, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
-    assert "failed to import: OSError: libcudart is missing" in out.stdout, out.stderr
-
-
 def test_unknown_names_list_the_valid_ones() -> None:
     with pytest.raises(
         UsageError,
@@ -180,13 +146,6 @@ def test_a_registered_function_is_not_called_for_what_it_states(
     registry.check_one_engine(["mine"])
 
 
-DIFFERENTIATED_TWICE = (
-    "sdpa/causal/mha/f64/b1h2q3k4d2",
-    "sdpa/bool.bhqk/mqa/f64/b2h2q3k4d2/dense",
-    "sdpa/none/mha/f64/b1h2q3k4d2/bias.bhqk/scale0.3",
-)
-
-
 def test_a_compiled_implementation_is_named_and_held_like_its_own() -> None:
     options = Options(backend=("torch",), mode="compiled", implementation=("sdpa-math",))
     pytest.importorskip("torch")
@@ -199,13 +158,6 @@ def test_a_compiled_implementation_is_named_and_held_like_its_own() -> None:
         assert implementation.declared.elections["fully-masked-row"] == "zeros"
     both = Plan.make(Options(backend=("torch",), mode="all", implementation=("sdpa-math",)))
     assert [i.mode for i in both.implementations] == ["eager"] + ["compiled"] * 4
-
-
-def test_unknown_modes_and_backends_without_compilers() -> None:
-    with pytest.raises(UsageError, match="unknown mode 'jitted'; valid: eager, compiled, all"):
-        Options(backend=("numpy",), mode="jitted").check()
-    with pytest.raises(UsageError, match="no implementation to judge"):
-        Plan.make(Options(backend=("numpy",), mode="compiled"))
 
 
 @pytest.mark.parametrize(
@@ -224,8 +176,7 @@ def test_unknown_modes_and_backends_without_compilers() -> None:
 def test_the_kernels_say_what_ran_in_a_compiled_call(
     name: str, compiler: str, expected: str
 ) -> None:
-    pytest.importorskip({"tf": "tensorflow"}.get(name, name))
-    backend = registry.load(name)
+    backend = loaded(name)
     compiled = Compiled(backend.implementations()[0], compiler)
     prepared = compiled.prepare(draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8"), 0))
     prepared()
@@ -252,3 +203,107 @@ def test_the_kernels_of_torch_are_named() -> None:
     assert seen["sdpa-flash"] == "_scaled_dot_product_flash_attention_for_cpu"
     assert seen["sdpa-math"] == "_scaled_dot_product_attention_math"
     assert seen["eager"] == "bmm, matmul"
+
+
+PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+PADDED = "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+
+
+def test_a_flax_module_that_loads_its_parameters_is_judged(tmp_path: Path) -> None:
+    pytest.importorskip("flax")
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import flax.linen as nn\n"
+        "class Bound:\n"
+        "    def __init__(self, query_width, heads, dtype):\n"
+        "        self.module = nn.MultiHeadDotProductAttention(heads, dtype=dtype)\n"
+        "    def __call__(self, query, key, value, mask=None):\n"
+        "        return self.module.apply(self.variables, query, key, value, mask=mask)\n"
+        "    def load_attention(self, p):\n"
+        "        names = {'query': 'query', 'key': 'key', 'value': 'value', 'out': 'output'}\n"
+        "        self.variables = {'params': {n: {'kernel': p[f'{g}_kernel'], 'bias': p[f'{g}_bias']}\n"
+        "                                     for n, g in names.items()}}\n"
+    )
+    layer = user_function(f"{path}:Bound", "multi-head", "jax")
+    assert verdict_of(layer, PADDED).status == "pass"
+    cross = "multi-head/bool.bhqk/mha/f32/b2h3q5k9d4/e12.12.12.12/head/dense"
+    assert verdict_of(layer, cross).message == "the layer has no parameter return_weights"
+
+
+def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
+    from attention_conformance.backends._torch.modules import witnessed
+
+    by_name = {i.name: i for i in torch_backend.implementations()}
+    fast, slow = by_name["nn-mha-fast"], by_name["nn-mha"]
+    candidates = [c for c in cases("standard") if c.operator is fast.operator]
+    supported = [c for c in candidates if fast.unsupported(c) is None]
+    assert len(supported) > 20
+    for case in supported:
+        assert witnessed(fast.prepare(draw(case)))[1], case.id
+        assert not witnessed(slow.prepare(draw(case)))[1], case.id
+    crossed = draw(Case.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12"))
+    with pytest.raises(RuntimeError, match="fast path was not taken"):
+        fast.prepare(crossed)()
+
+
+def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:
+    x = draw(Case.parse("dot/pad+causal+padempty/mha/f32/b9h1q35k3d6/e6.6.6.6"))
+    taken = LayerMasks.of(x)
+    assert taken.causal
+    assert taken.rest is None
+    assert x.mask is not None
+    first, _, second = (part.dense(x.sizes) for part in x.mask.parts)
+    assert taken.valid is not None
+    assert (taken.valid == (first & second)[:, 0, 0]).all()
+    assert not taken.valid[-1].any()
+
+
+def test_a_rank_that_raises_names_itself_and_serves_again(torch_backend: Any) -> None:
+    ring = of(torch_backend, "ring").ranks  # type: ignore[attr-defined]
+    whole = torch_backend.torch.zeros(1, 1, 4, 4)
+    work = {"cotangent": None, "balanced": False, "rotation": "allgather", "settings": {}}
+    with pytest.raises(RuntimeError, match=r"rank 0: RuntimeError: .*same head size"):
+        ring.call(work | {"operands": (whole, whole, whole[..., :2])})
+    assert len(ring.call(work | {"operands": (whole, whole, whole)})) == 2
+    processes = [process for process, _ in ring.processes]
+    ring.end()
+    assert not any(process.poll() is None for process in processes)
+
+
+def test_a_missing_kernel_is_no_failure() -> None:
+    with pytest.raises(NoKernel, match="No available"), kernel_missing("No avail"):
+        raise RuntimeError("No available kernel. Aborting execution.")
+    with pytest.raises(RuntimeError, match="something else"), kernel_missing("No avail"):
+        raise RuntimeError("something else")
+
+
+@pytest.mark.parametrize(("error", "status"), [(NoKernel, "unsupported"), (RuntimeError, "fail")])
+def test_the_case_is_unsupported(error: type[Exception], status: str) -> None:
+    def without_kernel(*operands: Any, **arguments: Any) -> Any:
+        raise error("no kernel")
+
+    flash = FrameworkFunction(load("torch"), FLASH.but(function=without_kernel))
+    verdict = verdict_of(flash, "sdpa/none/mha/f32/b2h3q5k7d8")
+    assert (verdict.status, "no kernel" in verdict.message) == (status, True)
+
+
+@pytest.mark.parametrize("backend", ["torch", "tf", "jax"])
+def test_frameworks_refuse(backend: str) -> None:
+    """The innermost frame of every exception is outside this project, or the call of what is compiled."""
+    count = 0
+    for implementation in load(backend).implementations():
+        for case in map(Case.parse, ARGUMENTS):
+            if case.operator is not implementation.operator or implementation.unsupported(case):
+                continue
+            for name, call in implementation.refused(draw(case)).items():
+                with pytest.raises(Exception) as error:  # noqa: PT011
+                    call()
+                slips = NameError, AttributeError, KeyError
+                assert not isinstance(error.value, slips), (implementation.name, name)
+                innermost = traceback.extract_tb(error.value.__traceback__)[-1]
+                # What is compiled has no frame: the call itself is the innermost one.
+                compiled = innermost.name == "<lambda>" and error.type is RuntimeError
+                theirs = "site-packages" in innermost.filename or compiled
+                assert theirs, (implementation.name, name, error.value)
+                count += 1
+    assert count >= 8

@@ -15,7 +15,7 @@ from attention_conformance.suite.deviations import all_faults
 from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.deviations.kernels.attention import Kernel, Online
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis import catalogue, diagnose
+from attention_conformance.suite.judge.diagnosis import catalogue
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.records import cells as records
@@ -26,7 +26,6 @@ from attention_conformance.suite.report import frames
 from attention_conformance.suite.report.kinds import CONFORMANCE, conformance_frames
 from attention_conformance.suite.run import diagnosing
 from attention_conformance.suite.spec.case import Case
-from tests.honest import HONEST
 from tests.rows import cell as recorded
 from tests.rows import run
 
@@ -35,7 +34,7 @@ CausalSeesNext, HeadsTiled, MaskInverted = (
     for name in ("causal-sees-next", "heads-tiled", "mask-inverted")
 )
 
-VALUES, POISON = (all_checks()[name] for name in ("values", "poison"))
+VALUES = all_checks()["values"]
 
 CASES = (
     "sdpa/causal/mha/f32/b2h3q7k7d8",
@@ -102,16 +101,6 @@ def test_a_passing_cell_contradicts() -> None:
     assert catalogue.explaining_faults(masked[:1], beside[1:], never) == []
 
 
-def test_a_right_answer_is_explained_by_nothing() -> None:
-    for implementation in made(Kernel, TiledOnline, *HONEST[:6]):
-        cells = [
-            Cell(VALUES, case, implementation)
-            for case in map(Case.parse, CASES)
-            if implementation.operator is case.operator and implementation.unsupported(case) is None
-        ]
-        assert catalogue.explaining_faults(cells, cells, never) == []
-
-
 def blank(masked: bool) -> type[Kernel]:
     """Attention without a scale that is NaN in all elements: of masked calls, or of all."""
 
@@ -130,31 +119,6 @@ def blank(masked: bool) -> type[Kernel]:
 def test_nan_beside_nan_explains_nothing() -> None:
     assert told(blank(masked=False)) == []
     assert {one.family for one in told(blank(masked=True))} == {"scale"}
-
-
-def test_time_over_says_nothing() -> None:
-    (implementation,) = made(MaskInverted)
-    failing, passing = split(implementation)
-    assert catalogue.explaining_faults(failing, passing, lambda: True) == []
-
-
-def test_measured_and_known_are_one_of_a_family() -> None:
-    known = Diagnosis("A.", "", "mask", "catalogue", 2, 2, 0, "x", fault="f")
-    measured = replace(known, sentence="B.", source="measured", fault="", picture="#")
-    other = replace(measured, sentence="C.", family="scale", explains=3, tried=4)
-    rare = replace(measured, sentence="D.", family="heads", explains=1)
-    found = diagnose.merge_diagnoses([known], [rare, other, measured])
-    assert found == [replace(known, picture="#"), other, rare]
-    once = replace(known, family="heads", explains=1)
-    assert diagnose.merge_diagnoses([once], [other]) == [other]
-    assert diagnose.merge_diagnoses([], [rare]) == [rare]
-    second = replace(known, sentence="E.", explains=1, tried=2, fault="g")
-    assert diagnose.merge_diagnoses([known, second], []) == [known, second]
-    wide = replace(other, contradicts=2, explains=4)
-    assert diagnose.merge_diagnoses([], [wide, rare]) == [rare]
-    assert diagnose.merge_diagnoses([], [wide]) == [wide]
-    again = replace(measured, sentence="A.", family="cached")
-    assert diagnose.merge_diagnoses([known], [again]) == [known]
 
 
 def record_of(cell: Cell, status: str) -> records.CellRecord:
@@ -177,26 +141,6 @@ def told_of(implementation: Implementation, folder: Path | None = None) -> remar
     failing, passing = split(implementation)
     cells = [record_of(c, "fail") for c in failing] + [record_of(c, "pass") for c in passing]
     return diagnosing.diagnose_run(PlanByHand(implementation), cells, folder)  # type: ignore[arg-type]
-
-
-def test_a_run_is_told_its_diagnoses_and_a_smaller_case() -> None:
-    (implementation,) = made(CausalSeesNext)
-    said = told_of(implementation)
-    assert said.notes == ()
-    assert said.diagnoses[0].fault == "causal-sees-next"
-    assert said.group == ("values", implementation.name, "value")
-    assert Case.parse(said.smaller).sizes.Lq == 1
-
-
-def test_the_smaller_case_is_of_the_first_group() -> None:
-    (implementation,) = made(CausalSeesNext)
-    failing, _ = split(implementation)
-    empty = Cell(failing[0].check, Case.parse("sdpa/causal/mha/f32/b0h3q5k5d8"), implementation)
-    cells = [record_of(c, "fail") for c in failing]
-    cells.append(replace(record_of(empty, "fail"), kind="raised"))
-    said = diagnosing.diagnose_run(PlanByHand(implementation), cells, None)  # type: ignore[arg-type]
-    assert said.group == ("values", implementation.name, "value")
-    assert Case.parse(said.smaller).sizes.B == 1
 
 
 def test_an_exception_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,16 +6,15 @@ import argparse
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attention_conformance.suite.__main__ import main
-from attention_conformance.suite.flags import CommandOptions, Flag, flags
+from attention_conformance.suite.flags import flags
 from attention_conformance.suite.report import SITE
-from attention_conformance.suite.run.options import OUTSIDE, Options, shared
+from attention_conformance.suite.run.options import OUTSIDE, Options
 from attention_conformance.suite.spec.text import UNREAD
 from tests.rows import cell, run
 
@@ -247,25 +246,3 @@ def test_a_value_that_no_option_takes(
     with pytest.raises(SystemExit):
         parser.parse_args([word])
     assert said in capsys.readouterr().err
-
-
-def test_options_say_their_defaults_once(capsys: pytest.CaptureFixture[str]) -> None:
-    @dataclass(frozen=True)
-    class Few(CommandOptions):
-        level: str = shared("level", default="smoke", checked=True)
-        backend: str = shared("backend", many=False)
-        case: tuple[str, ...] = shared("case", help="this one")
-
-    parser = argparse.ArgumentParser(prog="x")
-    Few.declare(parser.add_argument)
-    read = parser.parse_args(["--backend=numpy", "--case=a", "--case=b"])
-    assert vars(read) == {"level": "smoke", "backend": "numpy", "case": ["a", "b"]}
-    assert "(default smoke)" in parser.format_help()
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--level=no-level"])
-    assert "smoke, standard, full" in capsys.readouterr().err.replace("'", "")
-    spoken = Flag("the last one by default", default="x").arguments
-    assert spoken["help"] == "the last one by default"
-    assert Flag("so many", default=1.5).arguments["help"] == "so many (default 1.5)"
-    for name, option in (flags(Options) | OUTSIDE).items():
-        assert option.arguments["help"].count("default") <= 1, name

@@ -1,5 +1,5 @@
-"""Derivatives of every operator: gradients and tangents against central differences of the definition in
-extended precision, against each other, and against their own chain computed in float32."""
+"""Derivatives of every operator: tangents against central differences of the definition in extended
+precision, gradients against tangents, and both against their own chain computed in float32."""
 
 from __future__ import annotations
 
@@ -119,24 +119,6 @@ def slope(inputs: Inputs, direction: dict[str, np.ndarray], empty_rows: str) -> 
 
 
 @pytest.mark.parametrize(("text", "empty_rows"), ROWS)
-def test_gradients_are_central_differences(text: str, empty_rows: str) -> None:
-    inputs = draw(Case.parse(text))
-    cotangent = draw_cotangent(inputs.case)
-    gradients = references.find(inputs.operator).vjp(inputs, cotangent, NO_ROUNDING, empty_rows)
-    assert set(gradients.arrays) >= set(differentiable(inputs))
-    rng = np.random.default_rng(0)
-    for name in differentiable(inputs):
-        got, array = gradients.arrays[name], inputs.arrays[name]
-        assert got.shape == array.shape, name
-        assert not got.error.any(), name
-        for at in map(tuple, rng.permutation(np.argwhere(np.isfinite(array)))[:6]):
-            unit = np.zeros(array.shape)
-            unit[at] = 1.0
-            want = (slope(inputs, {name: unit}, empty_rows) * cotangent).sum()
-            assert abs(want - got.value[at]) < 1e-10 * max(1, abs(want)), (name, at)
-
-
-@pytest.mark.parametrize(("text", "empty_rows"), ROWS)
 def test_tangents_are_central_differences(text: str, empty_rows: str) -> None:
     """As all arrays move together, and each of them alone."""
     inputs = draw(Case.parse(text))
@@ -164,24 +146,6 @@ def test_tangents_are_the_other_side_of_gradients(text: str, empty_rows: str) ->
     right = sum(part.sum() for part in parts)
     assert abs(left - right) < 1e-16 * sum(np.abs(part).sum() for part in parts)
     assert np.array_equal(gradients.keys, tangent.keys)
-
-
-@pytest.mark.parametrize("dt", ["f32", "bf16"])
-@pytest.mark.parametrize("text", CASES)
-def test_bounds_grow_with_the_class(text: str, dt: str) -> None:
-    """Who rounds more is allowed more, element by element, in every gradient and in the tangent."""
-    inputs = draw(Case.parse(text.replace("f64", dt)))
-    reference, cotangent = references.find(inputs.operator), draw_cotangent(inputs.case)
-    before: dict[str, np.ndarray] = {}
-    for numerics in ("exact", "fused", "eager", "stepwise", "working"):
-        u = roundoffs(numerics, inputs.dtype)
-        arrays = dict(reference.vjp(inputs, cotangent, u).arrays)
-        arrays |= reference.jvp(inputs, directions(inputs), u).arrays
-        for name, array in arrays.items():
-            assert (array.error >= 0).all(), (name, numerics)
-            assert array.error.any(), (name, numerics)
-            assert (array.error >= before.get(name, 0.0)).all(), (name, numerics)
-            before[name] = array.error
 
 
 @pytest.mark.parametrize("text", CASES)

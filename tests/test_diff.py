@@ -16,7 +16,6 @@ from attention_conformance.suite.report.diff import (
     NothingInCommon,
     UnknownImplementation,
     compare_runs,
-    header_changes,
     new_failures,
     summary,
     with_renamed_implementations,
@@ -104,14 +103,6 @@ def test_the_changes_of_what_was_observed(
     assert "; ".join(texts) == said
 
 
-def test_a_change_has_the_fields_of_both_cells() -> None:
-    old, new = cell(error_ratio=0.1), cell(status="fail", error_ratio=8.0, message="far")
-    (row,) = compare_runs(run(old), run(new)).to_dict("records")
-    assert (row["old_status"], row["new_status"], row["message"]) == ("pass", "fail", "far")
-    assert (row["old_ratio"], row["new_ratio"], row["seed"]) == (0.1, 8.0, 0)
-    assert (row["backend"], row["implementation"], row["check"]) == ("torch", "sdpa", "values")
-
-
 @pytest.mark.parametrize("part", ["mode", "device", "check", "backend", "implementation"])
 def test_cells_are_matched_by_their_whole_key(part: str) -> None:
     moved = cell(status="fail", **{part: "other"})  # type: ignore[arg-type]
@@ -191,20 +182,6 @@ def test_names_that_cannot_be_mapped(renames: dict[str, str], says: str) -> None
     new = run(*names("torch:flash"), source="new.jsonl")
     with pytest.raises(UnknownImplementation, match=says):
         with_renamed_implementations(old, new, renames)
-
-
-def test_header_changes_name_versions_options_and_commit() -> None:
-    old = run(SAME, options={"level": "smoke", "seed": 0}, started="then")
-    new = run(
-        SAME, versions={"torch": "2.14.0", "jax": "0.11"}, options={"level": "full", "seed": 0},
-        commit="def5678", started="now",
-    )  # fmt: skip
-    assert header_changes(old, new).set_index("field").T.to_dict("list") == {
-        "commit": ["abc1234", "def5678"],
-        "versions.torch": ["2.13.0", "2.14.0"],
-        "versions.jax": ["", "0.11"],
-        "options.level": ["smoke", "full"],
-    }
 
 
 def test_the_command_exits_with_one_on_new_failures_only(

@@ -1,4 +1,5 @@
-"""Doors for other projects: prefixed options, a plugin that costs nothing, names that others have."""
+"""Doors: every way of calling `pytest suite`, what a wrong one is told, and parts of a run. For other
+projects: prefixed options, a plugin that costs nothing, names that others have."""
 
 from __future__ import annotations
 
@@ -9,7 +10,172 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.catalogue import find
 from tests.processes import ROOT, Done, python, run
+from tests.test_shown import options_of_pytest
+
+ONE_FILE = "suite/test_extremes.py"
+
+FEW = ("--backend=numpy", "--level=smoke", "--implementation=definition", "--dtype=f32")
+"""A whole run of one implementation."""
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
+    results = tmp_path_factory.mktemp("smoke") / "numpy.jsonl"
+    return run("suite", *FEW, f"--results={results}"), results
+
+
+def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: ignore[no-untyped-def]
+    out, results = smoke
+    assert out.returncode == 0, out.stdout[-3000:]
+    loaded = records.load(results)
+    assert set(loaded.totals) == {"pass", "unsupported"}
+    assert loaded.totals["pass"] > 100
+    assert loaded.header.partial, "some implementations and dtypes were left out"
+    assert loaded.header.cells == len(loaded.cells)
+    assert loaded.header.digest == records.digest(c.key for c in loaded.cells)
+    assert loaded.header.versions["numpy"]
+    measured = [c for c in loaded.cells if c.check == "values"]
+    assert all(
+        c.error_ratio is not None and c.error_ratio <= 1 for c in measured if c.status == "pass"
+    )
+    for cell in loaded.cells:
+        case = find(cell.case)
+        assert (cell.operator, cell.features) == (case.operator.name, case.needs)
+    assert {c.question for c in loaded.cells if c.check == "election"} >= {"fully-masked-row"}
+    assert "grouped-heads" in {name for c in measured for name in c.features}
+
+
+def test_results_are_never_overwritten(smoke) -> None:  # type: ignore[no-untyped-def]
+    _, results = smoke
+    before = results.read_bytes()
+    out = run(ONE_FILE, "--backend=numpy", f"--results={results}")
+    assert out.returncode == 4
+    assert "nothing is overwritten" in out.stderr
+    assert results.read_bytes() == before
+
+
+USAGE = [
+    ([], "choose what to judge with --backend=NAME; installed here: numpy"),
+    (["--backend=caffe"], "unknown backend 'caffe'; valid: numpy, torch, tf, jax"),
+    (["--backend=numpy", "--level=huge"], "valid: smoke, standard, full"),
+    (["--backend=numpy", "--dtype=f8"], "valid: f64 (float64)"),
+    (["--backend=numpy", "--implementation=flash"], "valid: numpy:definition"),
+    (["--backend=numpy", "--shard=3/2"], "expected --shard=i/n"),
+    (["--backend=numpy", "--shard=1/" + "1" * 5000], "expected --shard=i/n"),
+    (["--backend=numpy", "--numerics=exact"], "none is given"),
+    (["--backend=numpy", "--backend=torch", "--function=x.py:f"], "exactly one --backend"),
+    (["--backend=tf", "--backend=keras-jax"], "KERAS_BACKEND is process-global"),
+    (["--backend=numpy", "--function=nowhere.py:f"], "there is no file nowhere.py"),
+    (["--backend=no.such.module:x"], "importing no.such.module failed"),
+    (["--backend=tests.miniatures:ONE"], "has no 'ONE'"),
+    (["--backend=numpy", "--device=tpu"], "unknown device 'tpu'; valid: cpu, cuda"),
+    (["--backend=numpy", "--device=cuda"], "is judged on cpu only, not on cuda"),
+]
+
+
+@pytest.mark.parametrize(("words", "hint"), USAGE)
+def test_usage_errors_list_what_would_be_right(words: list[str], hint: str) -> None:
+    """Options as pytest reads them, in this process."""
+    with pytest.raises(UsageError) as error:
+        planned(words)
+    assert hint in str(error.value)
+
+
+def planned(words: list[str]) -> Plan:
+    options = options_of_pytest(words)
+    options.check()
+    return Plan.make(options)
+
+
+def test_shards_merge_to_the_whole_run(smoke, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    _, whole = smoke
+    parts = []
+    for shard in ("1/2", "2/2"):
+        path = tmp_path / f"{shard[0]}.jsonl"
+        words = (*FEW, f"--shard={shard}", f"--results={path}")
+        assert run("suite", *words).returncode == 0
+        parts.append(records.load(path))
+    merged = records.merge(parts)
+    assert {c.key for c in merged.cells} == {c.key for c in records.load(whole).cells}
+    assert min(len(p.cells) for p in parts) > 20
+    with pytest.raises(records.IncompleteShards):
+        records.merge(parts[:1])
+
+
+def test_xdist_gives_the_same_records(smoke, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    _, whole = smoke
+    path = tmp_path / "parallel.jsonl"
+    files = ("suite/test_values.py", "suite/test_elections.py")
+    out = run(*files, *FEW, "-n", "2", f"--results={path}")
+    assert out.returncode == 0, out.stdout[-2000:]
+    one, other = records.load(whole), records.load(path)
+
+    def verdicts(loaded: records.Run) -> dict:
+        asked = (c for c in loaded.cells if c.check in ("values", "election"))
+        return {c.key: (c.status, c.message, c.error_ratio) for c in asked}
+
+    assert len(other.cells) == len(verdicts(other))
+    assert verdicts(one) == verdicts(other)
+    assert one.header.digest == other.header.digest
+
+
+def test_a_failing_test_is_no_cell_though_its_id_looks_like_one(tmp_path: Path) -> None:
+    own = tmp_path / "test_own.py"
+    own.write_text(
+        "import pytest\n\n\n@pytest.mark.parametrize('name', ['torch:eager/none/mha/f32/empty'])\n"
+        "def test_own(name):\n    assert not name\n"
+    )
+    out = run(ONE_FILE, str(own), "--backend=numpy", "--level=smoke")
+    assert out.returncode == 1, out.stdout + out.stderr
+    assert "RIGHT: 14 of 14 judged cells" in out.stdout
+    assert "1 failed, 14 passed" in out.stdout
+
+
+def test_stale_expectations_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "odd_adapter.py").write_text(
+        "from pathlib import Path\n"
+        "from attention_conformance.backends._numpy.backend import NumpyBackend\n"
+        "class Mine(NumpyBackend):\n"
+        "    name = 'mine'\n"
+        "    expectations = Path(__file__).with_name('mine.toml')\n"
+        "backend = Mine()\n"
+    )
+    entry = (
+        "[[expect]]\nimplementation = ['definition']\ncheck = ['values']\ncase = ['sdpa/diagonal/*']\n"
+        "kind = 'value'\nmessage = 'x'\ncause = 'y'\nissue = 'none found'\nversions = ['numpy>=1']\n"
+    )
+
+    (tmp_path / "mine.toml").write_text(entry)
+    out = run(
+        "suite/test_values.py", "-k=f32/b1h1q1k1d1", "--level=smoke", "--backend=odd_adapter:backend",
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    assert out.returncode != 0
+    assert "matches no cell of the catalogue" in out.stdout + out.stderr
+
+
+def test_a_part_of_a_run_without_cells_is_green_and_says_so(tmp_path: Path) -> None:
+    results = tmp_path / "part.jsonl"
+    words = ("--backend=numpy", "--level=smoke", "--shard=3/100000", f"--results={results}")
+    out = run(ONE_FILE, *words, "-n", "1")
+    assert out.returncode == 0, out.stdout
+    loaded = records.load(results)
+    assert loaded.complete
+    assert not loaded.cells
+    assert f"part 3/100000 of the {loaded.header.cells} cells holds none" in out.stdout
+
+
+def test_a_part_of_a_run_in_which_everything_is_refused_does_not_pass() -> None:
+    words = ("--backend=tests.miniatures:refuses", "--level=smoke", "--shard=1/2")
+    out = run(ONE_FILE, *words)
+    assert out.returncode == 1
+    assert "no cell passed: the run fails" in out.stdout
+
 
 OWN_OPTIONS = """
 def pytest_addoption(parser):

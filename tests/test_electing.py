@@ -1,10 +1,13 @@
 """Promise: a right kernel is green whatever it elects, observed or promised, and red if it is held to
-another answer than it gives."""
+another answer than it gives. Answers that nobody gives fail, each alone or together. The page of
+elections says what the questions are, and what implementations declare."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,21 +16,23 @@ from attention_conformance.backends import registry
 from attention_conformance.backends.claims import read_elections
 from attention_conformance.backends.declared import LOWEST_IN_FLOAT32
 from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.registry import UsageError, installed, modules, registered
+from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.run.elections import (
+    DeclaredAnswers,
+    declared_answers,
+    page,
+    section,
+)
 from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase
 from attention_conformance.suite.spec.operators import OPERATORS
 from tests.electing import native
 from tests.electing.kernel import Answers, completed
-from tests.electing.table import (
-    ATTENTION,
-    LAYER,
-    NOBODY,
-    Axes,
-    contradicted,
-    rows_of,
-)
+from tests.electing.table import ATTENTION, LAYER, NOBODY, Axes, contradicted, rows_of
+from tests.test_claims import judged, plan, wrong
 
 
 @dataclass(frozen=True)
@@ -174,3 +179,134 @@ def test_every_answer_at_smoke(name: str) -> None:
 def test_every_two_answers_at_standard(name: str) -> None:
     kind = KINDS[name]
     expect_right(kind, rows_of(kind.axes), "standard")
+
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "data" / "elections.md").read_text(
+    encoding="utf-8"
+)
+
+
+def rows(text: str, question: str, backend: str) -> list[str]:
+    """The rows of a backend below a question."""
+    block = text.split(f"## {question}\n")[1].split("\n## ")[0]
+    return [line for line in block.splitlines() if f"| {backend} |" in line]
+
+
+def test_every_question_is_there_with_its_answers() -> None:
+    assert PAGE.startswith(page({}).split("## ")[0])
+    for question in QUESTIONS.values():
+        assert section(question, {}) in PAGE
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_answers_are_those_declared(name: str) -> None:
+    if not all(importlib.util.find_spec(module) for module in modules(name)):
+        pytest.skip(f"needs {name}")
+    text = page(declared_answers(name))
+    assert any(rows(text, question, name) for question in QUESTIONS)
+    for question in QUESTIONS:
+        assert rows(text, question, name) == rows(PAGE, question, name)
+
+
+def test_voters_are_told_apart_by_answer_and_dtype() -> None:
+    elected: DeclaredAnswers = {
+        "a:one": {"nan-in-query": {"f32": "nan", "f16": "zeros"}},
+        "a:two": {"nan-in-query": {"f32": "nan", "f16": "nan"}},
+        "b:one": {"no-keys": {"f32": "zeros"}},
+    }
+    assert section(QUESTIONS["nan-in-query"], elected).splitlines()[4:] == [
+        "| answer | backend | implementations |",
+        "|---|---|---|",
+        "| nan | a | `one` (f32), `two` |",
+        "| zeros | a | `one` (f16) |",
+    ]
+
+
+@pytest.mark.slow
+def test_the_page_is_that_of_today(capsys: pytest.CaptureFixture[str]) -> None:
+    if missing := set(registered()) - set(installed()):
+        pytest.skip(f"needs {', '.join(sorted(missing))}")
+    assert main(["elections"]) == 0
+    assert capsys.readouterr().out == PAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "message"),
+    [
+        ("flag_ignored", "mask_beside_flag", "the causal flag is silently ignored"),
+        ("mask_ignored", "mask_beside_flag", "the boolean mask is silently ignored"),
+        ("rows_of_two_kinds", "forms_of_empty_rows", "fully-masked-row is zeros, minus-inf-row is"),
+        ("nan_gradients", "gradient_of_finite_rows", "a finite fully masked row has NaN gradients"),
+        ("other_dtype", "one_answer_in_all_dtypes", "is zeros in bf16 and nan in"),
+    ],
+)
+def test_what_nobody_elects_fails(name: str, check: str, message: str) -> None:
+    failures = wrong(judged(plan(name, "faulty.py"), check))
+    assert any(message in text and "--elect" in text for text in failures), failures
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "message"),
+    [
+        ("empty_is_42", "election", "fully masked rows are neither zeros, nor NaN"),
+        (
+            "lse_of_empty_is_zero",
+            "lse_of_empty_rows",
+            "lse-of-empty-row is zero, fully-masked-row is",
+        ),
+    ],
+)
+def test_an_answer_that_nobody_gives_fails(name: str, check: str, message: str) -> None:
+    failures = wrong(judged(plan(name, "faulty.py", dtype=("f32",)), check))
+    assert any(message in text for text in failures), failures
+
+
+def test_a_penalty_that_hides_nothing_in_empty_rows_is_an_answer() -> None:
+    verdicts = judged(plan("penalised_lightly", "faulty.py", dtype=("f32",)), "election")
+    assert not wrong(verdicts)
+    observed = {cell.case.id: verdict.measured.observed for cell, verdict in verdicts}
+    assert observed["elect/fully-masked-row/f32"] == "unmasked"
+    assert observed["elect/fully-masked-row-gradient/f32"] == "scores"
+
+
+def test_a_drop_in_is_free_where_frameworks_answer_by_accident() -> None:
+    of = plan("healthy_stand_in", "faulty.py", dtype=("f32", "bf16"), drop_in=True)
+    verdicts = judged(of, "election")
+    assert not wrong(verdicts)
+    answers = {cell.case.id: verdict.measured for cell, verdict in verdicts}
+    leak = answers["elect/nan-in-masked-value/f32"]
+    assert (leak.observed, leak.native) == ("blocked", "leaks")
+
+
+def test_bits_that_vary_are_claimed() -> None:
+    bits = ("contract", "stateless", "invariant_rerun")
+    failing = judged(plan("varying", "faulty.py", dtype=("f32",)), *bits)
+    assert "not-deterministic" in {verdict.kind for _, verdict in failing}
+    claimed = plan("varying", "faulty.py", dtype=("f32",), claim=("deterministic=False",))
+    assert not wrong(judged(claimed, *bits))
+
+
+def test_bits_that_are_promised_are_held() -> None:
+    plain = plan("order_of_sums_by_batch", "faulty.py", dtype=("f32",))
+    assert not wrong(judged(plain, "invariant_batch", "invariant_rerun"))
+    claim = ("bitwise=batch,rows",)
+    held = plan("order_of_sums_by_batch", "faulty.py", dtype=("f32",), claim=claim)
+    (failing,) = wrong(judged(held, "invariant_batch", "invariant_rerun"))
+    assert "alone and in a batch of 3, promised bit by bit: element" in failing
+
+
+def test_bits_that_are_promised_beside_padding_are_held() -> None:
+    claim = ("bitwise=padding",)
+    held = plan("order_of_sums_by_place", "faulty.py", dtype=("f32",), claim=claim)
+    ((_, verdict),) = judged(held, "invariant_padding")
+    assert (verdict.status, verdict.measured.observed) == ("pass", "bitwise")
+    plain = plan("order_of_sums_by_padding", "faulty.py", dtype=("f32",))
+    assert not wrong(judged(plain, "invariant_padding"))
+    held = plan("order_of_sums_by_padding", "faulty.py", dtype=("f32",), claim=claim)
+    (failing,) = wrong(judged(held, "invariant_padding"))
+    assert "22 keys padded to 28 and padded to 34, promised bit by bit: element" in failing
+
+
+def test_an_unknown_promise_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="unknown invariance 'size'; valid: rerun, batch"):
+        plan("order_of_sums_by_batch", "faulty.py", claim=("bitwise=size",))

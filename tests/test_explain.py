@@ -12,7 +12,7 @@ from attention_conformance.backends import registry
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.judge.diagnosis import facts
 from attention_conformance.suite.records.facts import load
-from attention_conformance.suite.run.explain import table
+from tests.runtimes import user_function
 
 KERNELS = """
 import torch
@@ -79,9 +79,7 @@ def test_a_wrong_function_is_read(kernels: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_failed_regression_is_no_fact(kernels: Path) -> None:
-    backend = registry.load("torch")
-    function, _ = registry.function_implementation(backend, f"{kernels}:unlike", {})
-    read = facts.read(function, 60)
+    read = facts.read(user_function(f"{kernels}:unlike"), 60)
     assert read["scale"] == "not read: scores are no linear function of q.k"
     assert read["bias"] == "not read: scores are no linear function of q.k and the bias"
     assert read["softmax"] == "over the keys, rows sum to 1"
@@ -155,17 +153,8 @@ def test_wrong_arguments_are_said(
 
 
 def test_a_slow_function_ends_in_time(kernels: Path) -> None:
-    torch = registry.load("torch")
-    slow, _ = registry.function_implementation(torch, f"{kernels}:sleeps", {})
+    slow = user_function(f"{kernels}:sleeps")
     start = time.monotonic()
     found = facts.read(slow, 1)
     assert time.monotonic() - start < 5
     assert "not measured in time" in found.values()
-
-
-def test_rows_that_differ_are_marked() -> None:
-    lines = table({"a": {"scale": "1", "bias": "x " * 60}, "b": {"scale": "2", "bias": "x " * 60}})
-    assert [line[:1] for line in lines if line[2:7].strip()] == ["!", " "]
-    assert lines[1].split() == ["!", "scale", "1", "2"]
-    assert len(lines) > 3
-    assert all(line == line.rstrip() for line in lines)

@@ -43,17 +43,6 @@ def test_facts_tell_cases_apart_and_are_plain() -> None:
         assert told.setdefault(identity, case.id) == case.id
 
 
-def test_the_facts_of_a_case() -> None:
-    case = Case.parse("sdpa/pad+win4.0/mqa/f32/b2h3q17k23d8v12/bias.inf/cap5.0/onehot/dense")
-    sizes = {"B": 2, "H": 3, "Hkv": 1, "Lq": 17, "Lk": 23, "D": 8, "Dv": 12}
-    assert list(case.facts)[:7] == list(sizes)
-    assert case.facts == sizes | {
-        "heads": "mqa", "mask": "pad+win4.0", "bias": "inf", "scale": None, "softcap": 5.0,
-        "sinks": False, "lse": False, "alibi_slopes": False, "logit_scale": False, "rate": 0.0,
-        "training": False, "recipe": "onehot", "axis_order": "bhld", "form": "dense",
-    }  # fmt: skip
-
-
 SIZES = (1, 5, 7, 31)
 LONG = (33, 47, 65, 129)
 DTYPES = ("f16", "bf16", "f32", "f64")

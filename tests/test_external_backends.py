@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 import tomli_w
 
-from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Declared, Implementation, Limits
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.judge import elections
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.judge.verdict import NotApplicable, Verdict
+from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.catalogue import find
-from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.vocabulary import BROKEN
 from tests.processes import run
 from tests.shown import ROOT
@@ -131,21 +128,6 @@ def test_limits_are_declared_for_each_dtype(adapter: Path) -> None:
         "declares scales from 0 to 1, and 2.5 is none of them",
         None,
     ]
-
-
-def test_probes_ask_unsupported(adapter: Path) -> None:
-    own: Any = plan(adapter).implementations[0]
-
-    class Picky(FrameworkFunction):
-        def unsupported(self, case: Any) -> str | None:
-            return "no masks at all on Tuesdays" if case.needs else super().unsupported(case)
-
-        def missing(self, features: Any) -> str | None:
-            return "no masks at all on Tuesdays" if [*features] else None
-
-    picky = Picky(own.backend, own.kernel)
-    with pytest.raises(NotApplicable, match="Tuesdays"):
-        elections.observe("fully-masked-row", picky, DTYPES["f32"])
 
 
 def test_a_problem_that_the_adapter_cannot_convert_was_not_asked(adapter: Path) -> None:

@@ -15,10 +15,10 @@ import pytest
 from attention_conformance.backends import registry
 from attention_conformance.backends.forbidden import watched
 from attention_conformance.backends.protocol import ForbiddenCall, UsageError
-from attention_conformance.suite.measure.worker import implementations
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.dtypes import DTYPES
+from tests import runtimes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -91,9 +91,7 @@ def test_an_operator_is_seen_whoever_calls_it(function: Callable[..., Any]) -> N
     ],
 )  # fmt: skip
 def test_the_frameworks_own_attention_has_names(backend: str, name: tuple[str, ...]) -> None:
-    if ":" not in backend:
-        pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
-    assert registry.attention_names(registry.load(backend)) == name
+    assert registry.attention_names(runtimes.loaded(backend)) == name
 
 
 def of_flex(query: Any, key: Any, value: Any) -> Any:
@@ -121,7 +119,7 @@ def test_keras_has_the_attention_of_its_engine() -> None:
     pytest.importorskip("jax")
     program = (
         "from attention_conformance.backends import registry as r; "
-        "print(*r.attention_names(r.load('keras-jax')))"
+        "print(*r.own_attention(r.load('keras-jax')))"
     )
     # Another test of this process chose an engine.
     environment = {name: text for name, text in os.environ.items() if name != "KERAS_BACKEND"}
@@ -200,20 +198,7 @@ def test_the_cells_in_which_it_calls_fail(tmp_path: Path, isolate: bool) -> None
     assert {v.status for case, v in judged.items() if case not in few} == {"pass"}
 
 
-def test_what_is_asked_of_eager_calls(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(UsageError, match="--forbid is about eager calls"):
-        plan(tmp_path, "calls", mode="compiled", forbid=(OF_TORCH,))
-
-
 def test_layers_are_no_functions(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with pytest.raises(UsageError, match="forbid is a claim of functions, not of layers"):
         plan(tmp_path, "calls", like="multi-head", forbid=(OF_TORCH,))
-
-
-def test_a_timed_call_is_not_watched(tmp_path: Path) -> None:
-    path = tmp_path / "kernel.py"
-    path.write_text(f"{KERNELS}\ncalls.forbid = ('{OF_TORCH}',)\n")
-    _, timed = implementations("torch", Options(("torch",), function=(f"{path}:calls",)))
-    assert timed["calls"].called is timed["calls"].judged

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.backends import registry
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.backends.sources import function_source
 from attention_conformance.suite.checks import all_checks
@@ -14,7 +13,7 @@ from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from tests.processes import python
-from tests.runtimes import verdict_of
+from tests.runtimes import user_function, verdict_of
 
 KERNELS = """
 import torch
@@ -77,10 +76,7 @@ def kernels(tmp_path: Path) -> Path:
 
 
 def judged(kernels: Path, name: str, case: str, check: str = "values") -> Verdict:
-    implementation = registry.function_implementation(
-        registry.load("torch"), f"{kernels}:{name}", {}
-    )[0]
-    return verdict_of(implementation, case, check)
+    return verdict_of(user_function(f"{kernels}:{name}"), case, check)
 
 
 def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels: Path) -> None:
@@ -90,9 +86,7 @@ def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels:
     assert verdict.status == "fail"
     assert verdict.message.startswith("1 of 1 paths (dropout_p=0.0)")
     assert judged(kernels, "plain", case, "paths").status == "unsupported"
-    path = f"{kernels}:zeros_where_told"
-    function = registry.function_implementation(registry.load("torch"), path, {})[0]
-    assert not function.remarks
+    assert not user_function(f"{kernels}:zeros_where_told").remarks
 
 
 @pytest.mark.parametrize(
@@ -141,51 +135,23 @@ def test_a_users_function_is_judged(
 )
 def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, hint: str) -> None:
     with pytest.raises(UsageError) as error:
-        registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", {})
+        user_function(f"{kernels}:{name}")
     listed = "it has " + ", ".join(sorted(str(error.value).partition("it has ")[2].split(", ")))
     assert hint in str(error.value) or hint == listed
 
 
-def test_a_text_file_is_no_function(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("f")
-    with pytest.raises(UsageError, match="is no Python file"):
-        registry.load_object(f"{tmp_path / 'notes.txt'}:f", "function")
-
-
 def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:
     """Cases are asked without it, but for those of a check that is about it."""
-    function, _ = registry.function_implementation(
-        registry.load("torch"), "tests/functions/of_torch.py:textbook", {}, ""
-    )
+    textbook = user_function("tests/functions/of_torch.py:textbook")
     text = "sdpa/none/gqa2/f32/b2h6q17k23d8/scale0.0/cap2.0"
-    assert "softcap" in (function.unsupported(Case.parse(text)) or "")
-    twin = function.nearest_supported(Case.parse(text))
+    assert "softcap" in (textbook.unsupported(Case.parse(text)) or "")
+    twin = textbook.nearest_supported(Case.parse(text))
     assert twin is not None
     assert twin.id == "sdpa/none/mha/f32/b2h6q17k23d8/scale0.0"
-    asked = {cell.case.id for cell in all_checks()["values"].cells("standard", [function])}
+    asked = {cell.case.id for cell in all_checks()["values"].cells("standard", [textbook])}
     assert "sdpa/none/mha/f32/b1h1q1k1d1" in asked
-    about_sinks = list(all_checks()["sink_equals_key"].cells("standard", [function]))
+    about_sinks = list(all_checks()["sink_equals_key"].cells("standard", [textbook]))
     assert all("sinks" in cell.case.needs for cell in about_sinks)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "said"),
-    [
-        ("constant", "no-gradient", "gradients of the query's gradient: the key got no gradient"),
-        ("of_leaves", "stale", "gradient of the value"),
-    ],
-)
-def test_a_backward_pass_that_is_wrong_in_models_alone_fails(
-    name: str, kind: str, said: str
-) -> None:
-    pytest.importorskip("torch")
-    path = f"tests.functions.backward:{name}"
-    function = registry.function_implementation(registry.load("torch"), path, {})[0]
-    case = find("sdpa/none/mha/f32/b4h4q4k4d4")
-    assert verdict_of(function, case, "gradients").status == "pass"
-    verdict = verdict_of(function, case, "gradient_passes")
-    assert (verdict.status, verdict.kind) == ("fail", kind)
-    assert said in verdict.message
 
 
 NEIGHBOUR = "def scale_of(query):\n    return query.shape[-1] ** -0.5\n"
@@ -211,11 +177,10 @@ def test_a_file_imports_its_neighbours(tmp_path: Path, package: bool) -> None:
     (folder / "flash.py").write_text(KERNEL.format(line=line, late=late))
     if package:
         (folder / "__init__.py").write_text("")
-    path = f"{folder / 'flash.py'}:flash"
-    function = registry.function_implementation(registry.load("torch"), path, {})[0]
+    flash = user_function(f"{folder / 'flash.py'}:flash")
     case = find("sdpa/none/mha/f32/b2h3q17k23d8")
-    assert verdict_of(function, case).status == "pass"
-    source = function_source(function.judged, "flash")
+    assert verdict_of(flash, case).status == "pass"
+    source = function_source(flash.judged, "flash")
     script = f"{source}\nimport torch\nprint(function(*torch.ones(3, 1, 1, 2, 4)).sum().item())"
     out = python("-P", "-c", script, cwd=tmp_path)
     assert out.stdout.strip() == "8.0", out.stderr
@@ -228,9 +193,8 @@ def test_neighbours_of_one_name_are_judged_in_two_runs(tmp_path: Path) -> None:
         (tmp_path / folder / "scales_of_two.py").write_text(NEIGHBOUR)
         text = KERNEL.format(line="import scales_of_two", late="scales_of_two")
         (tmp_path / folder / "flash.py").write_text(text)
-    backend = registry.load("torch")
     old, new = (f"{tmp_path / folder / 'flash.py'}:flash" for folder in ("old", "new"))
     for _ in range(2):
-        registry.function_implementation(backend, old, {})
+        user_function(old)
     with pytest.raises(UsageError, match="judge the two in two runs"):
-        registry.function_implementation(backend, new, {})
+        user_function(new)

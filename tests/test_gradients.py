@@ -1,5 +1,5 @@
-"""The gradients of plain attention with hidden slots, rows without keys and sinks
-(`tests/test_derivatives.py` has what holds of every operator)."""
+"""Bounds of gradients with what implementations declare, gradients of rows without keys, and statistics
+that training leaves (`tests/test_derivatives.py` has what holds of every operator)."""
 
 from __future__ import annotations
 
@@ -9,37 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attention_conformance import references
+from attention_conformance.backends.layer import STEPS, trained
 from attention_conformance.references import sdpa
 from attention_conformance.references.outputs import EMPTY_ROW_GRADIENTS, Outputs
-from attention_conformance.references.rounding import NO_ROUNDING
+from attention_conformance.references.rounding import NO_ROUNDING, Bounded
 from attention_conformance.suite.judge.tolerance import roundoffs
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 
 OPERANDS = ("query", "key", "value")
 
 
 def values(outputs: Outputs) -> dict[str, np.ndarray]:
     return {name: array.value for name, array in outputs.arrays.items()}
-
-
-def test_what_is_hidden_and_rows_without_keys() -> None:
-    case = Case.parse("sdpa/padempty/mha/f32/b2h2q3k4d2")
-    inputs, cotangent = draw(case), draw_cotangent(case)
-    u = roundoffs("exact", case.dtype)
-    clean = sdpa.reference.vjp(inputs, cotangent, u)
-    for name in OPERANDS:
-        assert (clean.arrays[name].value[-1] == 0).all()
-    poisoned = inputs.key.copy()
-    poisoned[-1] = np.nan
-    dirty = sdpa.reference.vjp(inputs.replace(key=poisoned), cotangent, u)
-    for name in OPERANDS:
-        for part in ("value", "error"):
-            one, other = (getattr(x.arrays[name], part) for x in (clean, dirty))
-            np.testing.assert_array_equal(one, other)
-    shared = sdpa.reference.vjp(inputs, cotangent, u, "uniform").arrays["value"].value[-1]
-    want = cotangent[-1].sum(-2, keepdims=True) / 4
-    np.testing.assert_array_max_ulp(shared, np.broadcast_to(want, (2, 4, 2)), 4)
 
 
 @pytest.mark.parametrize("empty_rows", EMPTY_ROW_GRADIENTS)
@@ -71,27 +54,6 @@ def _score_gradient(inputs: Inputs, cotangent: np.ndarray) -> np.ndarray:
     return (received - received.mean(-1, keepdims=True)) / inputs.sizes.Lk
 
 
-@pytest.mark.parametrize("empty_rows", EMPTY_ROW_GRADIENTS)
-def test_a_row_without_keys_and_with_a_sink_takes_no_gradient(empty_rows: str) -> None:
-    case = Case.parse("sdpa/padempty/mha/f32/b2h2q3k4d2/sinks")
-    inputs, u = draw(case), roundoffs("exact", case.dtype)
-    assert inputs.feature("sinks") is not None
-    inputs = inputs.replace(sinks=np.array([0.5, -np.inf]))
-    alone = np.zeros((2, 2, 3, 2))
-    alone[-1] = draw_cotangent(case)[-1]
-    gradients = values(sdpa.reference.vjp(inputs, alone, u, empty_rows))
-    for name in OPERANDS:
-        assert not gradients[name][:, 0].any()
-    assert not gradients["sinks"].any()
-    assert gradients["value"][-1, 1].any() == (empty_rows != "zeros")
-    tangents = draw_tangents(case, ("query", "key", "value", "sinks"))
-    moved = sdpa.reference.jvp(inputs, tangents, u, empty_rows)
-    assert not moved.arrays["output"].value[-1, 0].any()
-    assert moved.arrays["output"].value[-1, 1].any() == (empty_rows != "zeros")
-    assert np.array_equal(moved.keys == 0, ~inputs.attends.any(-1))
-    assert np.array_equal(moved.empty[-1], [[False] * 3, [True] * 3])
-
-
 def test_declared_roundings_widen_the_gradients_they_speak_of() -> None:
     case = Case.parse("sdpa/none/gqa2/bf16/b2h4q6k6d4/bias.qk/sinks")
     inputs, cotangent = draw(case), draw_cotangent(case)
@@ -107,3 +69,72 @@ def test_declared_roundings_widen_the_gradients_they_speak_of() -> None:
     assert wider(exp_error=1e-4) == {"query", "key", "value", "bias", "sinks"}
     assert wider(gradient_blocks=(2, 2)) == {"query", "key", "value"}
     assert wider(reduction=plain.output) == {"key", "value", "bias", "sinks"}
+
+
+def test_what_a_norm_declares_widens_its_bounds() -> None:
+    inputs = draw(Case.parse("layer-norm/none/mha/bf16/b4h1q3k3d8/e8.8.8.8/self"))
+    u, cotangent = roundoffs("exact", inputs.dtype), draw_cotangent(inputs.case)
+    reference = references.find(inputs.operator)
+
+    def bounds(**declared: Any) -> dict[str, Bounded]:
+        arrays = dict(reference.vjp(inputs, cotangent, replace(u, **declared)).arrays)
+        moving = {"query": inputs.key, "gain": inputs.arrays["offset"]}
+        return arrays | reference.jvp(inputs, moving, replace(u, **declared)).arrays
+
+    def wider(**declared: Any) -> set[str]:
+        plain = bounds()
+        return {n for n, x in bounds(**declared).items() if (x.error > plain[n].error).all()}
+
+    assert wider(narrow_statistics=True) == {"query", "gain", "output"}
+    assert wider(narrow_biases=("gain", "offset")) == {"gain", "offset"}
+    assert wider(reduction=u.output) == {"query", "gain", "offset", "output"}
+    forward = (reference.forward(inputs, x) for x in (u, replace(u, narrow_statistics=True)))
+    one, other = (outputs.arrays["output"].error for outputs in forward)
+    assert np.array_equal(one, other)
+
+
+def test_what_a_projection_declares_widens_its_bounds() -> None:
+    inputs = draw(Case.parse("multi-head/none/mha/bf16/b2h3q5k9d4/e12.12.12.12"))
+    u, cotangent = roundoffs("exact", inputs.dtype), draw_cotangent(inputs.case)
+
+    def bounds(**declared: Any) -> dict[str, Bounded]:
+        return (
+            references.find(inputs.operator).vjp(inputs, cotangent, replace(u, **declared)).arrays
+        )
+
+    plain, narrow = bounds(), bounds(narrow_biases=("key_bias", "output_bias"))
+    changed = {n for n, x in narrow.items() if not np.array_equal(x.error, plain[n].error)}
+    assert changed == {"key_bias", "output_bias"}
+
+
+def test_statistics_do_not_move() -> None:
+    inputs = draw(Case.parse("batch-norm/none/mha/f32/b2h1q3k3d5/e5.5.5.5/self"))
+    with pytest.raises(ValueError, match="mean is a constant of batch-norm"):
+        references.find(inputs.operator).jvp(inputs, {"mean": inputs.arrays["mean"]}, NO_ROUNDING)
+
+
+def bounded(inputs: Inputs, numerics: str = "exact") -> dict[str, Bounded]:
+    """What the layer returns, in float64 or wider, with the bounds of a class."""
+    u = roundoffs(numerics, inputs.dtype)
+    return references.find(inputs.operator).forward(inputs, u).arrays
+
+
+def test_statistics_that_training_leaves_are_known_up_to_their_roundings() -> None:
+    """Averages that are added up token by token in float32 answer within the bound, and not within that
+    of statistics that are given."""
+    x = draw(Case.parse("batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self"))
+    exact = trained(x, shares := (1.0, 0.5))
+    tokens = x.query.reshape(-1, 64).astype(np.float32)
+    mean = variance = np.zeros(64, np.float32)
+    for factor, share in zip(STEPS, np.float32(shares), strict=True):
+        batch = np.float32(factor) * tokens
+        own = batch.cumsum(0)[-1] / np.float32(len(batch))
+        spread = np.square(batch - own).cumsum(0)[-1] / np.float32(len(batch))
+        mean = (1 - share) * mean + share * own
+        variance = (1 - share) * variance + share * spread
+    got = bounded(x.replace(mean=mean, variance=variance))["output"].value
+    want, constant = bounded(exact)["output"], bounded(exact.replace(averaged=None))["output"]
+    error = np.abs(got - want.value)
+    assert (error <= want.error).all()
+    assert (error > constant.error).any()
+    assert (want.error < 1e-3).all()

@@ -81,10 +81,6 @@ def key_misread(query, key, value):
     return plain(query, key.transpose(1, 2).reshape(key.shape), value)
 
 
-def key_normalised(query, key, value, attn_mask=None):
-    return plain(query, torch.nn.functional.normalize(key, dim=-1), value, attn_mask)
-
-
 def hidden_in_float16(query, key, value, attn_mask=None):
     scores = query @ key.mT * query.shape[-1] ** -0.5
     if attn_mask is not None:
@@ -131,11 +127,11 @@ def in_blocks(weigh, divides=True):
     return weighed(weights)
 
 
-def turned(query, position, *, frequency=2, angles="halves", pairs="halves", to=None):
-    """A rotation by base^(-frequency i / D), whose angles and pairs are halves or neighbours."""
+def turned(query, position, *, angles="halves", pairs="halves", to=None):
+    """A rotation by base^(-2i / D), whose angles and pairs are halves or neighbours."""
     D = query.shape[-1]
     wide = torch.promote_types(query.dtype, torch.float32) if to is None else to
-    theta = 1e4 ** (-frequency * torch.arange(D // 2).double() / D)
+    theta = 1e4 ** (-2 * torch.arange(D // 2).double() / D)
     angle = position[..., None].to(wide) * theta.to(wide)
     angle = angle[:, None] if angle.ndim == 3 else angle
     angle = torch.cat([angle] * 2, -1) if angles == "halves" else angle.repeat_interleave(2, -1)
@@ -233,7 +229,6 @@ def poisoned(places):
         (scale_ignored, SCALED, "expected 0.3 = the given scale", "`scale` is not used"),
         (bias_reversed, BIASED, "The bias is reversed along the keys", ""),
         (key_misread, PLAIN, "Heads and rows of key are interleaved", ""),
-        (key_normalised, BIASED, "Scores take key divided by the length", ""),
         (misread.grouped(lambda x, H: x.flip(1).repeat_interleave(H // x.shape[1], 1)), GROUPED,
          "heads are in reverse order", ""),
         (narrow(torch.bfloat16, "query", "key"), PLAIN, "or their scores, are rounded to bfloat16", ""),
@@ -264,7 +259,6 @@ def poisoned(places):
         (poisoned(lambda empty: empty.any()), PLAIN, "comes back in the gradient of the query.", ""),
         (rotated(pairs="neighbours"), f"{ROTARY}/interleaved",
          "Angles belong to halves i and i + D/2, and neighbours", ""),
-        (rotated(frequency=4), ROTARY, "The frequencies are base^(-4i/D)", ""),
     ],
 )  # fmt: skip
 def test_what_is_computed_instead_is_named(
@@ -354,10 +348,3 @@ def test_honest_variants_are_told_nothing() -> None:
         turns[operator.name] += 1
         mine = mine[turn:6:2]  # variants of an operator share its cases
         assert not identify(backend, implementation, mine, seconds=60), implementation
-
-
-def test_a_function_that_raises_says_nothing() -> None:
-    def broken(query, key, value):
-        raise RuntimeError("no")
-
-    assert not told(broken, PLAIN)

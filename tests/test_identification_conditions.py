@@ -81,20 +81,3 @@ def test_what_passing_cells_contradict_without_a_property_falls_behind() -> None
     one, *_ = told(function, *ids)
     assert "the scale" in one.sentence.lower()
     assert (one.explains, one.tried, one.contradicts) == (3, 3, 2)
-
-
-def test_a_known_fault_of_some_sizes_is_said_of_these_alone() -> None:
-    def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, sinks=None):
-        if sinks is None or key.shape[-2] % 64 == 0:
-            return of_torch.textbook(query, key, value, attn_mask, is_causal, scale)
-        scores = query @ key.mT * query.shape[-1] ** -0.5
-        sunk = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
-        return torch.softmax(torch.cat([scores, sunk], -1), -1)[..., :-1] @ value
-
-    tiled = ("q5k64", "q7k64", "q9k64", "q64k64", "q3k128", "q2k192")
-    sizes = (*tiled, "q5k65", "q7k63", "q33k33", "q3k127", "q64k5")
-    cells = split(attention, *(f"sdpa/none/mha/f32/b2h3{one}d8/sinks" for one in sizes))
-    assert [len(part) for part in cells] == [6, 5]
-    implementation = cells[0][0].implementation
-    found, *_ = diagnose(implementation.backend, implementation, *cells)
-    assert found.sentence == "Only where 64 divides the number of keys: sinks have no effect."

@@ -1,7 +1,9 @@
-"""Inputs: values are exact in their dtype and the same everywhere; a variation changes what it names, and
-nothing else."""
+"""Inputs: values are exact in their dtype and the same everywhere; a variation changes what it names,
+and nothing else; an array lies in memory as its arrangement says."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attention_conformance.backends import registry
+from attention_conformance.backends.memory import EXPANDED, INNER
 from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.case import Case, Widths
 from attention_conformance.suite.spec.catalogue import of_operator
@@ -19,7 +23,7 @@ from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.operators.sdpa import SDPA
 from attention_conformance.suite.spec.recipes import exponentials
 from attention_conformance.suite.spec.sizes import Sizes
-from attention_conformance.suite.spec.vocabulary import BIASES
+from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, BIASES
 
 S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
 
@@ -94,9 +98,7 @@ def test_every_bias_is_what_its_name_says() -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
-def test_arrays_outputs_and_cotangents_have_the_shapes_of_their_letters(
-    operator: Operator,
-) -> None:
+def test_arrays_outputs_and_cotangents_have_the_shapes_of_their_letters(operator: Operator) -> None:
     for case in of_operator(operator, catalogue.gradient_cases, "standard"):
         inputs, sizes = draw(case), case.letters
         for name in case.axes:
@@ -166,20 +168,76 @@ def test_what_is_taken_along_an_axis_is_taken_of_arrays_and_mask(letter: str, ax
     assert taken.letters[letter] == len(order)
 
 
-def test_rows_without_keys_and_the_arrays_they_touch() -> None:
-    x = draw(Case.parse("sdpa/bool.bhqk.empty/gqa2/f32/b3h4q6k5d8/dense"))
-    assert np.array_equal(x.fully_masked_rows, ~x.attends.any(-1))
-    assert x.has_empty_rows
-    assert np.array_equal(x.rows_along(x.fully_masked_rows, "bhqv")[..., 0], x.fully_masked_rows)
-    shared = x.fully_masked_rows.reshape(3, 2, 2, 6).any((2, 3))
-    assert np.array_equal(x.rows_along(x.fully_masked_rows, "bgkd")[:, :, 0, 0], shared)
-    sunk = draw(Case.parse("sdpa/bool.bhqk.empty/gqa2/f32/b3h4q6k5d8/sinks/dense"))
-    assert not sunk.has_empty_rows, "a sink takes the row"
-
-
 def test_exponentials_are_those_of_every_cpu() -> None:
     values = np.random.default_rng(0).standard_normal((40, 50))
     with mpmath.workdps(60):
         expected = [float(mpmath.exp(mpmath.mpf(value))) for value in values.ravel().tolist()]
     assert exponentials(values).ravel().tolist() == expected
     assert exponentials(np.zeros((0, 3))).shape == (0, 3)
+
+
+STRIDED = ["numpy", "torch", "tests.honest:honest"]
+
+
+def strided_backend(name: str) -> Any:
+    """The backend; skips the test without its framework."""
+    if name == "torch":
+        pytest.importorskip("torch")
+    return registry.load(name)
+
+
+def strides_of(array: Any) -> tuple[int, ...]:
+    """Strides in elements."""
+    if hasattr(array, "stride"):
+        return tuple(array.stride())
+    return tuple(step // array.values.itemsize for step in array.values.strides)
+
+
+@pytest.mark.parametrize("name", STRIDED)
+@pytest.mark.parametrize("how", ARRANGEMENTS)
+def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> None:
+    backend = strided_backend(name)
+    values = draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")).query
+    values = values[:, :, :1] if how == "odd-strides" else values
+    if how in EXPANDED:
+        for axis in EXPANDED[how]:
+            values = np.broadcast_to(values.take([0], axis), values.shape)
+    for source, to in ((values, DTYPES["f32"]), (values > 0, None)):
+        array = backend.memory.arranged(source, to, how)
+        assert np.array_equal(backend.to_numpy(array), source)
+        strides = strides_of(array)
+        want = {
+            "contiguous": (120, 40, 8, 1),
+            "reversed": (1, 2, 6, 30),
+            "transposed": (120, 40, 1, 5),
+            "inner-stride": (240, 80, 16, 2),
+            "offset": (825, 275, 11, 1),
+            "components": (360, 120, 24, 1),
+            "cache": (192, 64, 8, 1),
+            "more-heads": (200, 40, 8, 1),
+            "fused": (360, 8, 72, 1),
+            "fused-heads": (360, 24, 72, 1),
+            "shifted": (120, 40, 8, 1),
+            "negative": (120, 40, 8 if name == "torch" else -8, 1),
+            "expanded-rows": (24, 8, 0, 1),
+            "expanded": (0, 40, 8, 1),
+            "expanded-heads": (40, 0, 8, 1),
+            "scalar": (0, 0, 0, 0),
+            "odd-strides": (24, 8, 7, 1),
+        }[how]
+        assert strides == want
+        assert (strides[-1] != 1) == (how in (*INNER, "scalar"))
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_a_shifted_array_lies_one_element_behind_a_multiple_of_16_bytes(name: str) -> None:
+    array = strided_backend(name).memory.arranged(np.ones((2, 3)), DTYPES["f32"], "shifted")
+    address = array.data_ptr() if name == "torch" else array.values.ctypes.data
+    assert address % 16 == (4 if name == "torch" else 8)
+
+
+def test_a_negative_view_of_torch_holds_the_negative_numbers() -> None:
+    memory = strided_backend("torch").memory
+    array = memory.arranged(np.ones((2, 3)), DTYPES["bf16"], "negative")
+    assert array.is_neg()
+    assert not memory.arranged(np.ones((2, 3), bool), None, "negative").is_neg()

@@ -34,7 +34,15 @@ from tests.enclosed import TRIED, enclosed, left_open
 from tests.isolated import drawn
 from tests.processes import run
 
-CHECKS = ("values", "contract", "ambient", "gradient_passes", "elections")
+CHECKS = (
+    "values",
+    "contract",
+    "ambient",
+    "gradient_passes",
+    "elections",
+    "layouts",
+    "registration",
+)
 
 
 def of(path: Path, *words: str) -> dict[Any, records.CellRecord]:
@@ -55,6 +63,8 @@ RIGHT, WRONG = "tests/isolated.py:attend", "tests/isolated.py:attend_wrongly"
         ("tests.isolated:backend", RIGHT, {""}),
         ("tests.isolated:backend", WRONG, {"", "value", "raised", "mutated-input", "type"}),
         ("torch", "tests/functions/faulty.py:other_dtype", {"", "non-finite"}),
+        ("torch", "tests/functions/limited.py:contiguous", {"", "value"}),
+        ("torch", "tests/functions/operators.py:writes", {"", "registration"}),
         ("torch --like=multi-head", "tests/diagnosed/layers.py:ScaledByWholeWidth", {"", "value"}),
         ("torch --like=cached", "tests/functions/caching.py:NoFuture", {"", "value"}),
     ],
@@ -171,64 +181,6 @@ def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
     }
     assert {"prepare", "refusing", "paths", "refused", "broken_rules"} <= made
     assert made <= vars(RemoteCalls).keys()
-
-
-STRIDED = """
-import torch
-
-
-def of_memory(x):
-    return x.as_strided(x.shape, torch.empty(x.shape).stride())
-
-
-def flash(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    operands = [READ for x in (query, key, value)]
-    return torch.nn.functional.scaled_dot_product_attention(
-        *operands, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-    ).transpose(1, 2).contiguous().transpose(1, 2)
-"""
-
-
-@pytest.mark.parametrize("read", ["x", "of_memory(x)"])
-def test_operands_lie_in_the_childs_memory_as_they_are_asked(tmp_path: Path, read: str) -> None:
-    """A function that reads operands without their strides fails in the same cells, with the same words;
-    one whose outputs have other strides is right."""
-    pytest.importorskip("torch")
-    path = tmp_path / "strided.py"
-    path.write_text(STRIDED.replace("READ", read))
-    plain, isolated = (
-        [
-            (cell.case.id, verdict.status, verdict.message)
-            for name in ("layouts", "negative_layouts", "gradient_layouts")
-            for cell in made.cells(all_checks()[name])
-            for verdict in [judge(cell, made.policy(cell))]
-        ]
-        for made in (
-            Plan.make(
-                Options(
-                    ("torch",), function=(f"{path}:flash",), level="smoke", dtype=("f32",),
-                    inherit_known="no", isolate=isolate,
-                )
-            )
-            for isolate in (False, True)
-        )
-    )  # fmt: skip
-    assert isolated == plain
-    statuses = {status for _, status, _ in plain}
-    assert statuses >= ({"pass"} if read == "x" else {"fail"})
-    assert "fail" not in statuses or read != "x"
-
-
-@pytest.mark.parametrize(("name", "says"), [("differentiable", ""), ("writes", "test_schema")])
-def test_a_registered_operator_is_asked_its_rules_in_the_child(name: str, says: str) -> None:
-    pytest.importorskip("torch")
-    path = f"tests/functions/operators.py:{name}"
-    made = Plan.make(Options(("torch",), function=(path,), level="smoke", isolate=True))
-    verdicts = [judge(cell, made.policy(cell)) for cell in made.cells(all_checks()["registration"])]
-    made.functions[0].backend.link.close()  # type: ignore[attr-defined]
-    assert {v.kind for v in verdicts} == ({"registration"} if says else {""})
-    assert len(verdicts) == 2
-    assert all(says in v.message for v in verdicts)
 
 
 def plan(function: str, isolate: bool = True, claim: tuple[str, ...] = ()) -> Plan:

@@ -1,31 +1,31 @@
-"""JAX's programs: one a call, shared by calls that differ in nothing a program depends on."""
+"""JAX's programs: one a call, shared by calls that differ in nothing a program depends on. Users'
+functions as programs: which calls are programs, and that no verdict depends on them."""
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.claims import Claims
-from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.spec.binding import Binding
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.levels import AS_CALLED
 from attention_conformance.suite.spec.vocabulary import LEVELS
 from tests.processes import run
 from tests.runtimes import of
@@ -40,23 +40,6 @@ LAYER = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 @pytest.fixture(scope="module")
 def backend() -> Backend:
     return registry.load("jax")
-
-
-def test_returned_weights_are_called_without_numbers_of_64_bits(backend: Any) -> None:
-    import jax
-
-    seen = []
-
-    def attention(query: Any, key: Any, value: Any) -> Any:
-        seen.append(jax.config.jax_enable_x64)
-        weights = jax.nn.softmax(query @ key.mT * query.shape[-1] ** -0.5)
-        return weights @ value, weights
-
-    function = backend.function(attention, "attention", Claims())
-    function.rebind(Binding(axes="bhld", returns="weights"))
-    paths = function.paths(draw(Case.parse(PLAIN)))
-    assert paths["returned weights"]().shape == (2, 3, 5, 7)
-    assert seen == [False]
 
 
 class Counted:
@@ -135,42 +118,6 @@ def test_what_a_program_hangs_on_has_a_program_of_its_own(
         assert counted.programs == 1
 
 
-def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> None:
-    """Smoke asks nothing in them, standard the cases of smoke, full everything. (Elections have cases of
-    their own, which smoke asks of few.)"""
-
-    def cells(level: str, name: str) -> dict[str, set[str]]:
-        """The cells of an implementation, by the dtype of their cases."""
-        one = of(backend, name)
-        ids: dict[str, set[str]] = {dtype: set() for dtype in DTYPES}
-        for check in all_checks().values():
-            for cell in check.cells(level, [one]) if check.name != "election" else ():
-                ids[cell.case.dtype.name].add(f"{check.name} {cell.case.id}")
-        return ids
-
-    def dtypes(level: str, name: str) -> set[str]:
-        return {dtype for dtype, ids in cells(level, name).items() if ids}
-
-    expected = {"eager": {"f32"}, "packed-heads": {"f32"}, "jax-nn": {"f64", "f32", "bf16"}}
-    flax = {
-        "flax-nnx-function": {"f32"},
-        "flax-nnx": {"f64", "f32", "bf16"},
-        "flax-linen": {*DTYPES},
-    }
-    if find_spec("flax") is not None:
-        expected |= flax
-    assert {name: dtypes("smoke", name) for name in expected} == expected
-    for name in expected:
-        assert dtypes("standard", name) == {*DTYPES}, name
-    with patch.object(type(of(backend, "jax-nn")), "later", frozenset()):
-        all_of = {level: cells(level, "jax-nn") for level in LEVELS}
-    asked = {level: cells(level, "jax-nn") for level in LEVELS}
-    assert not asked["smoke"]["f16"]
-    assert asked["standard"]["f16"] == all_of["smoke"]["f16"]
-    assert asked["full"] == all_of["full"]
-    assert asked["standard"]["f32"] == all_of["standard"]["f32"] > asked["smoke"]["f32"]
-
-
 def double(query: Any, flag: Any) -> Any:
     return query * 2.0 if flag is True else query
 
@@ -205,34 +152,10 @@ def test_one_array_under_several_names_is_one_argument(backend: Backend) -> None
     assert np.abs(backend.to_numpy(moved) - backend.to_numpy(parts)).max() < 1e-12
 
 
-def test_a_call_operation_by_operation_is_no_program(backend: Backend, counted: Counted) -> None:
-    inputs = inputs_of("sdpa/none/mha/f32/b2h3q6k9d8")
-    eager = of(backend, "eager")
-    compiled = Compiled(eager, "ops")
-    with counted:
-        by_operation = compiled.prepare(inputs)()
-    assert counted.programs > 1
-    whole = np.asarray(eager.prepare(inputs)())
-    assert np.abs(np.asarray(by_operation) - whole).max() < 1e-6
-    assert compiled.prepare(inputs).compiled is None
-
-
-def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any) -> None:
-    """Ours are called through jit, what people hand over as it is."""
-    path = tmp_path / "mine.py"
-    path.write_text("def attention(query, key, value):\n    return value\n")
-    judged = registry.function_implementation(backend, f"{path}:attention", {"numerics": "eager"})[
-        0
-    ]
-    assert backend.compilers.of(judged) == ("jit", "aot", "vmap")
-    assert backend.compilers.of(of(backend, "eager")) == ("ops", "aot", "vmap")
-    assert backend.compilers.of(of(backend, "luong")) == ("ops",)
-
-
-def programs(*words: str, level: str = "smoke", minutes: int = 25) -> tuple[int, int]:
+def programs(*words: str, level: str = "smoke") -> tuple[int, int]:
     """How many programs a green run of a level asks of XLA, and how many cells pass."""
     asked = ("suite", "-p", "tests.programs", "--backend=jax", f"--level={level}", *words)
-    out = run(*asked, timeout=60 * minutes)
+    out = run(*asked, timeout=4800)
     assert out.returncode == 0, out.stdout[-3000:]
     count, passed = (
         int(re.findall(pattern, out.stdout)[0]) for pattern in (r"programs: (\d+)", r"(\d+) passed")
@@ -248,17 +171,12 @@ def test_a_call_is_one_program() -> None:
 
 
 @pytest.mark.slow
-def test_smoke_has_a_budget_of_programs() -> None:
-    """Programs are nearly all the time of JAX. Those that are found in the cache count, too."""
-    count, _ = programs()
-    assert 0 < count <= 800
-
-
-@pytest.mark.slow
-def test_standard_has_a_budget_of_programs() -> None:
-    """Programs that JAX had to forget, and compiles once more, count again."""
-    count, _ = programs(level="standard", minutes=80)
-    assert 0 < count <= 4000
+@pytest.mark.parametrize(("level", "budget"), [("smoke", 800), ("standard", 4000)])
+def test_a_level_has_a_budget_of_programs(level: str, budget: int) -> None:
+    """Programs are nearly all the time of JAX. Those that are found in the cache count, too, and those
+    that JAX had to forget, and compiles once more, count again."""
+    count, _ = programs(level=level)
+    assert 0 < count <= budget
 
 
 def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> None:
@@ -295,41 +213,6 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
         assert len(seen) >= 5
 
 
-OF_OTHER_KINDS = {
-    "rotary": (lambda query, position: query, "rotary/none/mha/{}/b2h3q17k1d16"),
-    "merge": (lambda outputs, lse: outputs[0], "merge/none/mha/{}/b2h3q5k2d8"),
-    "packed": (
-        lambda query, key, value, cu_seqlens_q, cu_seqlens_k: query,
-        "packed/none/mha/{}/b2h2q5k12d8/seg2.3x5.7",
-    ),
-    "dot": (
-        lambda *, dtype: lambda query, key, value: value,
-        "dot/none/mha/{}/b2h1q5k9d8v6/e8.8.6.6",
-    ),
-}
-
-
-@pytest.mark.parametrize("like", OF_OTHER_KINDS)
-def test_functions_of_other_kinds_see_numbers_of_64_bits_in_float64_alone(
-    backend: Backend, like: str
-) -> None:
-    import jax
-
-    seen: list[str] = []
-    answers, text = OF_OTHER_KINDS[like]
-
-    @functools.wraps(answers)
-    def watched(*arguments: Any, **more: Any) -> Any:
-        seen.append(str(jax.numpy.arange(2).dtype))
-        return answers(*arguments, **more)
-
-    function, _ = registry.callable_implementation(backend, watched, "watched", {}, like)
-    for dtype, integers in (("f32", "int32"), ("f64", "int64")):
-        seen.clear()
-        function.prepare(draw(Case.parse(text.format(dtype))))()
-        assert {*seen} == {integers}
-
-
 @pytest.mark.parametrize("kind", [*registry.OWN.values(), UserFunction, UserLayer])
 def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
     prepare = getattr(kind, "scripted", kind.prepare)
@@ -343,3 +226,144 @@ def test_kernels_in_pallas_wait_for_full(backend: Backend) -> None:
     assert asked["smoke"] == asked["standard"] == 0
     assert asked["full"] > 10
     assert backend.compilers.of(kernel) == ()
+
+
+FUNCTIONS = """
+from functools import lru_cache
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+calls = []
+
+def right(query, key, value, is_causal=False):
+    calls.append(type(query).__name__)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * query.shape[-1] ** -0.5
+    if is_causal:
+        scores = jnp.where(mask_of(*scores.shape[-2:]), scores, -jnp.inf)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
+
+@lru_cache
+def mask_of(rows, columns):
+    return jnp.tri(rows, columns, dtype=bool)
+
+def wrong(query, key, value, is_causal=False):
+    return right(query * 1.1, key, value, is_causal)
+
+def branching(query, key, value, is_causal=False):
+    return right(query, key, value, is_causal) if (query > 0).any() else value
+
+def in_numpy(query, key, value, is_causal=False):
+    answer = right(query, key, value, is_causal)
+    return np.asarray(answer) if is_causal else answer
+
+def refusing(query, key, value, is_causal=False):
+    if is_causal:
+        raise NotImplementedError("is_causal is not supported")
+    return right(query, key, value)
+
+stored = {}
+
+def forgetful(query, key, value, is_causal=False):
+    stored.setdefault(key.shape, key)
+    return right(query, stored[key.shape], value, is_causal)
+
+def overflowing(query, key, value, is_causal=False):
+    far = right(query * 300, key * 300, value, is_causal)
+    return far * 0 + right(query, key, value, is_causal)
+"""
+
+CAUSALS = ("sdpa/causal/mha/f32/b2h3q5k7d8", "sdpa/causal/mha/f32/b3h2q5k7d8")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("functions") / "functions_of_jax.py"
+    path.write_text(FUNCTIONS)
+    return path
+
+
+def planned(path: Path, name: str, **options: Any) -> Plan:
+    return Plan.make(Options(backend=("jax",), function=(f"{path}:{name}",), **options))
+
+
+def judged(plan: Plan, *cases: str, check: str = "values") -> list[Verdict]:
+    (function,) = plan.functions
+    cells = [Cell(all_checks()[check], Case.parse(case), function) for case in cases]
+    return [judge(cell, plan.policy(cell)) for cell in cells]
+
+
+def calls_of(function: Any) -> list[str]:
+    """What the function was called with, from now on: the kinds of arrays."""
+    calls: list[str] = function.called.__globals__["calls"]
+    calls.clear()
+    return calls
+
+
+def test_a_function_is_traced_once_and_not_called_again(path: Path) -> None:
+    plan = planned(path, "right")
+    (function,) = plan.functions
+    assert function.optimized is not None
+    traced = calls_of(function)
+    assert judged(plan, PLAIN)[0].status == "pass"
+    assert len(traced) == 1
+    assert "Tracer" in traced[0]
+    plain = calls_of(function.optimized)  # elections called the function
+    for check, count in (("values", 1), ("gradients", 2)):
+        assert judged(plan, PLAIN, check=check)[0].status == "pass"
+        assert (len(traced), plain) == (count, [])
+
+
+def test_checks_of_calls_and_a_share_of_values_call_the_function(path: Path) -> None:
+    plan = planned(path, "right")
+    (function,) = plan.functions
+    plain = calls_of(function.optimized)
+    for check in ("stateless", "gradient_contract"):
+        assert AS_CALLED[check] == 1
+        assert judged(plan, PLAIN, check=check)[0].status == "pass"
+        assert plain
+        plain.clear()
+    contract = list(all_checks()["contract"].cells("standard", [function]))
+    share = sum(cell.asks_optimized for cell in contract) / len(contract)
+    assert 0.5 / AS_CALLED["contract"] < share < 2 / AS_CALLED["contract"]
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "causal"),
+    [
+        ("wrong", "fail", "fail"),
+        ("branching", "pass", "pass"),
+        ("in_numpy", "pass", "fail"),
+        ("refusing", "pass", "unsupported"),
+    ],
+)
+def test_verdicts_are_the_functions(path: Path, name: str, plain: str, causal: str) -> None:
+    """Of every cell, and as without programs; a mask that is kept is no tracer."""
+    plans = [planned(path, name), planned(path, name, optimized=True)]
+    assert [plan.functions[0].optimized is None for plan in plans] == [False, True]
+    for check in ("values", "gradients"):
+        quick, full = (judged(plan, PLAIN, *CAUSALS, check=check) for plan in plans)
+        assert [v.status for v in quick] == [plain, causal, causal], quick
+        assert [(v.status, v.kind, v.message) for v in quick] == [
+            (v.status, v.kind, v.message) for v in full
+        ]
+
+
+def test_what_a_program_stored_is_no_part_of_the_verdict(path: Path) -> None:
+    """The function that answers from an earlier call fails for its answer, and names no tracer."""
+    (verdict,) = judged(planned(path, "forgetful"), PLAIN, check="stateless")
+    assert (verdict.status, "Tracer" in verdict.message) == ("fail", False), verdict
+
+
+def test_programs_round_where_operations_do(path: Path) -> None:
+    """Scores beyond float16 are infinite in a program, too."""
+    (function,) = planned(path, "overflowing").functions
+    cell = Cell(all_checks()["values"], Case.parse(PLAIN.replace("f32", "f16")), function)
+    assert not cell.asks_optimized
+    assert "nan" in str(cell.prepare(cell.inputs)())
+
+
+def test_promises_about_calls_or_bits_need_the_function(path: Path) -> None:
+    for claim in ("bitwise=batch", "forbid=jax.nn.dot_product_attention"):
+        (function,) = planned(path, "right", claim=(claim,)).functions
+        assert function.optimized is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pkgutil
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.inputs import draw
-from attention_conformance.suite.spec.text import printable
 from tests import unruly
 from tests.miniatures import Miniatures
 from tests.runtimes import verdict_of
@@ -46,18 +44,6 @@ def test_seeds_are_the_same_for_every_cell() -> None:
     for act in (draws, unruly.reseed, draws):
         assert acting(act).status == "pass"
     assert len(set(drawn)) == 1
-
-
-def test_names_of_keras_layers_begin_anew_with_every_cell() -> None:
-    """TensorFlow keeps a kernel for every name of a variable, for ever."""
-    pytest.importorskip("keras")
-    backend: Any = registry.load("tf")
-
-    def name() -> str:
-        leaks.Settings(backend).restore()
-        return str(backend.keras.layers.Dense(2).name)
-
-    assert name() == name()
 
 
 def test_dropout_is_drawn_from_its_seed_whatever_was_drawn_before() -> None:
@@ -89,19 +75,6 @@ def test_what_is_wrong_beside_a_leak_stays_the_kind() -> None:
     dead = leaks.fail_for_leaks(right, [], ["a thread died of ValueError: x"])
     assert (dead.status, dead.kind) == ("fail", "raised")
     assert leaks.fail_for_leaks(right, [], []) is right
-
-
-def test_nobody_hears_of_a_thread_that_was_told_to_exit() -> None:
-    end = leaks.record_deaths()
-    try:
-        for act in (raising(SystemExit(0)), raising(ValueError("x"))):
-            thread = threading.Thread(target=act)
-            thread.start()
-            thread.join()
-    finally:
-        end()
-    assert leaks.background_errors() == ["a thread died of ValueError: x"]
-    assert leaks.background_errors() == []
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -233,8 +206,3 @@ class Leaves(unruly.Unruly):
         prepared = super().prepare(inputs)
         prepared.function = lambda **arguments: unruly.ACTS["exits"]()
         return prepared
-
-
-def test_a_message_is_printable_wherever_it_comes_from() -> None:
-    assert printable("a\tb\nc\r\x1b\x7f\u202e\udc80é") == "a\tb\nc\\r\\x1b\\x7f\\u202e\\udc80é"
-    assert Verdict("fail", "raised", "\x1b[2J").message == "\\x1b[2J"

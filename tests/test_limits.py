@@ -22,6 +22,7 @@ from attention_conformance.suite.run.suggestions import suggestion, suggestions
 from attention_conformance.suite.spec.case import Case, parse_sizes
 from attention_conformance.suite.spec.vocabulary import REFUSED
 from tests.rows import cell
+from tests.runtimes import user_function
 from tests.test_claims import CLAIMED, judged, plan, wrong
 
 SIZES = ("head_sizes=64,128", "lengths_multiple_of=16")
@@ -58,17 +59,13 @@ def asked(function: Implementation, level: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("backend", "function"),
-    [("torch", "limited.py:flash"), ("jax", "of_jax.py:flash")],
+    ("backend", "function"), [("torch", "limited.py:flash"), ("jax", "of_jax.py:flash")]
 )
 def test_a_limited_kernel_is_asked_most_questions(backend: str, function: str) -> None:
     pytest.importorskip(backend)
     path = f"{CLAIMED / function}"
     within = {"head_sizes": (64, 128), "lengths_multiple_of": 16}
-    loaded = registry.load(backend)
-    free, limited = (
-        registry.function_implementation(loaded, path, claims)[0] for claims in ({}, within)
-    )
+    free, limited = (user_function(path, "", backend, **claims) for claims in ({}, within))
     for level in ("smoke", "standard"):
         assert asked(limited, level) > 0.95 * asked(free, level)
 
@@ -110,14 +107,6 @@ def test_a_claim_takes_away_what_the_function_lacks(
     assert f"claims {claim}" in reasons
 
 
-def test_a_scale_beyond_the_claim_is_asked_within() -> None:
-    (function,) = plan("flash", "limited.py", claim=("scales=0.1,1",)).implementations
-    for scale, nearest in (("2.5", "1.0"), ("-0.2", "0.1")):
-        twin = function.nearest_supported(Case.parse(f"sdpa/none/mha/f32/b2h3q5k7d8/scale{scale}"))
-        assert twin is not None
-        assert twin.option("scale") == float(nearest)
-
-
 @pytest.mark.parametrize(
     ("backend", "function", "status", "message"),
     [
@@ -132,7 +121,7 @@ def test_an_operation_without_a_derivative_is_asked_for_answers_alone(
 ) -> None:
     pytest.importorskip(backend)
     path = f"{CLAIMED / function}"
-    implementation = registry.function_implementation(registry.load(backend), path, {})[0]
+    implementation = user_function(path, "", backend)
     case = Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")
     checks = all_checks()
     assert judge(Cell(checks["values"], case, implementation)).status == "pass"
@@ -200,17 +189,6 @@ def test_a_kernel_that_needs_triton_is_told_its_backend(
     with pytest.raises(UsageError) as said:
         Plan.make(Options(("torch",), function=(f"{path}:flash",)))
     assert ("; --backend=triton runs Triton kernels on a CPU" in str(said.value)) == hint
-
-
-def test_the_trial_suggests_a_claim(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    path = tmp_path / "narrow.py"
-    path.write_text(
-        "def narrow(query, key, value):\n"
-        "    raise ValueError(f'head size must be 999, got {query.shape[-1]}')\n"
-    )
-    with pytest.raises(UsageError, match=r"must be 999, got \d+; claim head_sizes=999\?"):
-        Plan.make(Options(("torch",), function=(f"{path}:narrow",), level="smoke"))
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.backends.binder import arguments
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.registry import UsageError, function_implementation
-from attention_conformance.backends.user.layer import FACTORY, UserLayer
-from attention_conformance.suite.__main__ import main
+from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.inputs import draw
 from tests.runtimes import verdict_of
 
 FUNCTIONS = Path(__file__).parent / "functions"
@@ -68,17 +65,6 @@ class Loaded(Free):
         self.qkv.bias.data = torch.cat([p[f"{n}_bias"].reshape(-1) for n in names])
         self.out.weight.data = p["output_kernel"].reshape(E, E).T
         self.out.bias.data = p["output_bias"]
-
-class Scaled(Loaded):
-    """sqrt(d_model) instead of sqrt(d_head)."""
-    def __init__(self, query_width, heads):
-        super().__init__(query_width, heads)
-    def forward(self, x, causal=False, valid=None):
-        with torch.no_grad():
-            self.qkv.weight[: x.shape[-1]] /= self.heads**0.5
-            out = super().forward(x, causal, valid)
-            self.qkv.weight[: x.shape[-1]] *= self.heads**0.5
-        return out
 
 class Leaky(Free):
     """The causal flag is lost where keys are padded."""
@@ -153,18 +139,11 @@ class Normalising(Loaded):
         for name, norm in zip(("query", "key"), self.norms):
             norm.weight.data = p[f"{name}_gain"]
 
-    def normed(self, norm, x):
-        return norm(x)
-
     def projected(self, x):
         q, k, v = super().projected(x)
         if self.norms:
-            q, k = (self.normed(norm, t) for norm, t in zip(self.norms, (q, k)))
+            q, k = (norm(t) for norm, t in zip(self.norms, (q, k)))
         return q, k, v
-
-class Rms(Normalising):
-    def normed(self, norm, x):
-        return nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
 
 class Norm(nn.Module):
     def __init__(self, query_width, epsilon=1e-5):
@@ -177,12 +156,6 @@ class Norm(nn.Module):
 
     def forward(self, x):
         return self.norm(x)
-
-class Unrooted(Norm):
-    def forward(self, x):
-        centred = x - x.mean(-1, keepdim=True)
-        deviation = centred.square().mean(-1, keepdim=True).sqrt() + self.epsilon
-        return centred / deviation * self.norm.weight + self.norm.bias
 
 class Tuned(Loaded):
     # The attributes are called like claims, or nearly so, and claim nothing.
@@ -208,10 +181,6 @@ class MasksByHead(Loaded):
             shown = [mask[:, n if mask.shape[1] > 1 else 0] for n in range(self.heads)]
             s = s.masked_fill(~torch.stack(shown, 1), -torch.inf)
         return self.out((s.softmax(-1) @ v).transpose(1, 2).reshape(B, L, E))
-
-class Turned(Free):
-    def forward(self, x, causal=False, valid=None):
-        return super().forward(x, causal, valid).transpose(1, 2)
 '''
 
 
@@ -223,7 +192,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def user_layer(backend: Any, own: Path, name: str) -> Any:
-    like = "layer-norm" if name in ("Norm", "Unrooted") else "multi-head"
+    like = "layer-norm" if name == "Norm" else "multi-head"
     return function_implementation(backend, f"{own}:{name}", {}, like)[0]
 
 
@@ -232,7 +201,6 @@ def user_layer(backend: Any, own: Path, name: str) -> Any:
     [
         ("Loaded", "values", PLAIN, "pass", ""),
         ("Loaded", "values", PADDED, "pass", ""),
-        ("Scaled", "values", PLAIN, "fail", "value"),
         # A layer with parameters of its own is judged by what needs none.
         ("Free", "values", PLAIN, "unsupported", "takes no parameters"),
         ("Free", "batch_independence", PLAIN, "unsupported", ""),
@@ -254,15 +222,9 @@ def user_layer(backend: Any, own: Path, name: str) -> Any:
         ("Loaded", "dropout", DROPPED, "unsupported", ""),
         ("Normalising", "values", PLAIN, "pass", ""),
         ("Normalising", "values", NORMALISED, "pass", ""),
-        ("Rms", "values", PLAIN, "pass", ""),
-        ("Rms", "values", NORMALISED, "fail", ""),
         ("Loaded", "values", NORMALISED, "unsupported", ""),
-        # What adds epsilon beside the root, and not below it, is no norm.
         ("Norm", "values", NORM, "pass", ""),
-        ("Unrooted", "values", NORM, "fail", ""),
-        ("Unrooted", "contract", NORM, "pass", ""),
         ("Tuned", "values", PLAIN, "pass", ""),
-        ("Turned", "contract", PLAIN, "fail", "shape"),
         ("MasksByHead", "election", POLARITY, "pass", ""),
     ],
 )
@@ -322,21 +284,6 @@ def test_knobs_and_attributes_of_a_layer_are_its_own(torch_backend: Any, own: Pa
     layer = user_layer(torch_backend, own, "Tuned")
     assert layer.remarks == ("never passed, so that the default is judged: block",)
     assert layer.declared.limits == Limits()
-
-
-def test_encoders_alone_are_told_of_their_network(torch_backend: Any, own: Path) -> None:
-    told = arguments(FACTORY, draw(Case.parse(PLAIN)))
-    assert not {"hidden_width", "norm_first", "activation"} & set(told)
-
-
-def test_a_layer_that_there_is_not_is_a_usage_error(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["--backend=torch", f"--function={own}:Norm", "--like=layer-nrom"]
-    assert main(["search", *asked]) == 2
-    said = capsys.readouterr().err
-    assert "unknown layer 'layer-nrom'; valid: " in said
-    assert "layer-norm" in said
 
 
 def test_a_layer_is_told_what_it_names_and_which_parameter_adds_cells() -> None:

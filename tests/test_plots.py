@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,45 +69,6 @@ def test_the_front_names_what_none_beats_in_time_and_precision(tmp_path: Path) -
     assert "nearer: torch:fast, torch:exact" in axis.get_xlabel()
     (line,) = (line for line in axis.lines if line.get_drawstyle() == "steps-post")
     assert line.get_ydata().tolist() == [0.5, 0.1]
-
-
-def test_pictures_of_forty_implementations_can_be_read() -> None:
-    """Nothing is cut off, and no text lies on another one."""
-    draw = random.Random(0)
-    names = [f"a-rather-long-name-of-a-kernel-{n}" for n in range(40)]
-    backends = dict(zip(names, ("torch", "tf", "jax", "keras-torch") * 10, strict=True))
-    entries = [
-        record(name, draw.uniform(1e-3, 1), backend=backend, error_ratio=draw.uniform(1e-3, 1))
-        for name, backend in backends.items()
-    ]
-    swept = [
-        replace(one, backend=backend)
-        for name, backend in backends.items()
-        for one in sweep(name, lambda n: 1e-9 * n * n)
-    ]
-    runs = [run(*entries, *swept)]
-    cells = [
-        cell(implementation=f"{b}:{n}", error_ratio=draw.random()) for n, b in backends.items()
-    ]
-    frames = {"measurements": measurements(runs), "timed": {"a": runs[0].header}}
-    drawn = dict(plots.pictures(frames | conformance_frames(run_of_cells(*cells))))
-    assert len(drawn) == 4
-    for figure in drawn.values():
-        figure.draw_without_rendering()
-        whole = figure.bbox
-        (axis,) = figure.axes
-        low, high = axis.get_ylim()
-        ticks = [t for t in axis.get_yticklabels() if low <= t.get_position()[1] <= high]
-        texts = [*axis.texts, *ticks, figure._supxlabel]
-        texts += [text for legend in figure.legends for text in legend.get_texts()]
-        texts = [text for text in texts if text.get_text()]
-        boxes = [text.get_window_extent().padded(-0.5) for text in texts]
-        assert len(boxes) >= 40
-        for number, box in enumerate(boxes):
-            assert whole.x0 <= box.x0 < box.x1 <= whole.x1
-            assert whole.y0 <= box.y0 < box.y1 <= whole.y1
-            beside = [n for n, other in enumerate(boxes[:number]) if box.overlaps(other)]
-            assert not beside, (texts[number], texts[beside[0]])
 
 
 @pytest.mark.parametrize("absent", [{"flops": 0.0, "error_ratio": 0.0}, {"error_ratio": None}])

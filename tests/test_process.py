@@ -1,8 +1,10 @@
-"""Processes: children end at their limit, and say where they stood."""
+"""Processes: children end at their limit, and say where they stood. What a call leaves of its process is
+restored and said, and what the process lacks is one sentence."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +14,9 @@ import pytest
 
 from attention_conformance.backends.protocol import TimeOver
 from attention_conformance.suite.run import process
+from tests.processes import ROOT, python, run
+from tests.test_runs import FEW, ISOLATED, judged, usage
+from tests.unruly import LEAKS
 
 PARENT = """
 import os, subprocess, sys, time
@@ -85,3 +90,84 @@ def test_a_limit_ends_what_waits() -> None:
 )
 def test_every_end_of_a_process_has_words(code: int, said: str) -> None:
     assert said in process.how_it_ended(code)
+
+
+def test_a_setting_of_the_process_is_restored_and_held_against_the_call(tmp_path: Path) -> None:
+    """All implementations run in one process: what one leaves would be held against the next one."""
+    out, loaded = judged("leaks", tmp_path / "r.jsonl")
+    assert out.returncode == 1, out.stdout + out.stderr
+    assert {c.implementation for c in loaded.cells} == {*LEAKS}
+    for cell in loaded.cells:
+        if "k9" in cell.case:
+            assert cell.status == "pass", cell.message
+        else:
+            kind = "raised" if cell.implementation == "fork" else "leaked-state"
+            assert (cell.status, cell.kind) == ("fail", kind), cell.implementation
+            assert LEAKS[cell.implementation][1] in cell.message
+    assert loaded.complete
+    assert "Traceback" not in out.stdout + out.stderr
+
+
+def test_what_a_module_leaves_is_said_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "leaky.py"
+    path.write_text(
+        "import sys, warnings\n"
+        "import torch\n"
+        "sys.setrecursionlimit(150)\n"
+        "sys.path[:] = []\n"
+        "warnings.simplefilter('error')\n"
+        "attention = torch.nn.functional.scaled_dot_product_attention\n"
+    )
+    out = run(
+        *FEW, "--backend=torch", f"--function={path}:attention", "-k", "q17k9d8", "--no-header"
+    )
+    assert out.returncode == 0, out.stdout + out.stderr
+    said = " ".join(out.stdout.split())
+    assert f"importing {path}:attention left the recursion limit at 150, it was 1000" in said
+    assert "left the import path" in said
+
+
+def test_records_that_cannot_be_written_end_a_run_in_one_sentence(tmp_path: Path) -> None:
+    for number, (size, words) in enumerate([(0, ()), (3000, ()), (3000, ISOLATED)]):
+        path = tmp_path / f"{number}.jsonl"
+        program = (
+            f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
+            "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+        )
+        asked = ("-q", "-s", "-p", "no:cacheprovider", *FEW, *words, "--backend=numpy")
+        out = python("-B", "-c", program, *asked, f"--results={path}")
+        said = out.stdout + out.stderr
+        assert out.returncode == pytest.ExitCode.INTERRUPTED, said
+        assert f"{path} cannot be written to: File too large; make room" in said
+        assert "Traceback" not in said
+        assert "INTERNALERROR" not in said
+
+
+def test_a_python_without_assertions_is_refused() -> None:
+    out = run(*FEW, "--backend=numpy", env={"PYTHONOPTIMIZE": "1"})
+    assert out.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "expected a Python that executes assertions" in usage(out)
+    assert "Traceback" not in out.stdout + out.stderr
+
+
+def test_what_holds_the_end_of_a_run_is_ended_and_named(tmp_path: Path) -> None:
+    (tmp_path / "holds.py").write_text(
+        "import atexit, threading\n"
+        "from attention_conformance.suite.run import process\n"
+        "from tests.unruly import Miniatures, unruly\n"
+        "process.EXIT_SECONDS = 1.0\n"
+        "def hold():\n"
+        "    threading.Event().wait(600)\n"
+        "def act():\n"
+        "    atexit.register(hold)\n"
+        "    threading.Thread(target=hold).start()\n"
+        "def backend(device): return Miniatures(device, unruly(act))\n"
+    )
+    out = run(
+        *FEW, "--backend=holds:backend", "-k", "b3h3q11k17d8/bias",
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert out.returncode == 0, out.stdout + out.stderr
+    assert "held the process for" in out.stderr
+    assert "in hold (holds.py:" in out.stderr or "in wait (threading.py:" in out.stderr

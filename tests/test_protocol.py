@@ -5,21 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends._numpy.backend import NumpyBackend
-from attention_conformance.backends.declared import (
-    ATTENTION_FEATURES,
-    LAYER_FEATURES,
-    checked_name,
-)
+from attention_conformance.backends.declared import ATTENTION_FEATURES, LAYER_FEATURES, checked_name
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import (
     Backend,
-    Compilers,
     DeclarationError,
     Declared,
     DeclaredRounding,
@@ -73,23 +66,6 @@ def test_unknown_words_are_usage_errors_that_list_the_known(
 
 
 @pytest.mark.parametrize(
-    ("rounding", "hint"),
-    [
-        ({"exp_error": {"half": 1e-4}}, r"unknown dtype 'half'"),
-        ({"gradient_blocks": {"half": (1, 1)}}, r"unknown dtype 'half'"),
-        ({"narrow_biases": {"half": ("gain",)}}, r"unknown dtype 'half'"),
-        ({"narrow_biases": {"bf16": ("bias_output",)}}, r"unknown parameter 'bias_output'; valid"),
-        ({"narrow_reductions": ("half",)}, r"unknown dtype 'half'"),
-        ({"narrow_statistics": ("half",)}, r"unknown dtype 'half'"),
-        ({"truncates_matmul": ("half",)}, r"unknown dtype 'half'"),
-    ],
-)
-def test_unknown_words_of_roundings_are_usage_errors(rounding: dict[str, Any], hint: str) -> None:
-    with pytest.raises(UsageError, match=hint):
-        DeclaredRounding(**rounding)
-
-
-@pytest.mark.parametrize(
     ("name", "value", "hint"),
     [
         ("compilers", ("fast",), r"Mine.compilers .* set self.compilers to a Compilers in"),
@@ -104,14 +80,6 @@ def test_what_nobody_would_read_of_a_backend_is_an_error(name: str, value: Any, 
     mine = type("Mine", (NumpyBackend,), {name: value})
     with pytest.raises(DeclarationError, match=hint):
         mine()
-
-
-def test_what_was_declared_cannot_be_changed() -> None:
-    declared = Declared(elections={"no-keys": "zeros"})
-    with pytest.raises(AttributeError):
-        declared.numerics = "exact"  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        declared.elections["no-keys"] = "nan"  # type: ignore[index]
 
 
 def test_a_feature_that_nobody_declared_is_not_asked() -> None:
@@ -185,53 +153,6 @@ def test_names_that_ids_and_command_lines_cannot_hold_are_refused(name: str) -> 
     Named.name = name
     with pytest.raises(DeclarationError, match="cannot be the name of a backend"):
         Named()
-
-
-@pytest.mark.parametrize(
-    ("words", "what"), [("timed", "timed compiler"), ("layers", "compiler of layers")]
-)
-@pytest.mark.parametrize(("names", "valid"), [(("ops", "jit"), "ops, jit"), ((), "none")])
-def test_a_compiler_that_the_backend_lacks_is_refused(
-    words: str, what: str, names: tuple[str, ...], valid: str
-) -> None:
-    hint = f"unknown {what} of numpy 'jut'; valid: {valid}$"
-    with pytest.raises(DeclarationError, match=hint):
-        Compilers(NumpyBackend(), names, **{words: ("jut",)})
-    assert getattr(Compilers(NumpyBackend(), names, **{words: names}), words) == names
-
-
-@pytest.mark.parametrize("name", ["a/b", "a\x1b[31m", 3])
-def test_names_given_later_are_refused_at_the_door(name: Any) -> None:
-    backend = Named()
-    backend.name_of = name
-    with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
-        registry.implementations(backend)
-
-
-class Named(NumpyBackend):
-    """A backend that names its implementation after it was made."""
-
-    name_of: Any = "definition"
-
-    def implementations(self) -> list[Implementation]:
-        implementation, *_ = super().implementations()
-        implementation.name = self.name_of
-        return [implementation]
-
-
-def rounded(*values: float) -> Rounded:
-    return Rounded(np.array(values), F32)
-
-
-def test_what_is_one_array_stays_one() -> None:
-    x, y, new = rounded(1), rounded(2), rounded(3)
-    own = PreparedCall(print, {"a": x, "key": x, "value": x, "mask": None}, operands={"query": "a"})
-    assert own.with_operands({"query": new}) == {"a": new, "key": new, "value": new, "mask": None}
-    assert own.with_operands({"query": new, "value": y}) == {
-        "a": new, "key": new, "value": y, "mask": None
-    }  # fmt: skip
-    cross = PreparedCall(print, {"query": x, "key": y, "bias": None, "mask": None})
-    assert cross.with_operands({"bias": new}) == cross.arguments | {"bias": new}
 
 
 @pytest.mark.parametrize("name", registry.registered())

@@ -1,39 +1,46 @@
-"""Programs that are compiled quickly: which cells have them, that they say the same, and that no verdict
-depends on them."""
+"""Promise: no verdict depends on programs of another cell. Programs that are compiled quickly: which
+cells have them, that they say the same, and that no verdict depends on them."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
+from attention_conformance.backends._numpy.backend import NumpyBackend
+from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.protocol import Backend, Compilers, Implementation
+from attention_conformance.backends.protocol import (
+    Backend,
+    Compilers,
+    DeclarationError,
+    Implementation,
+)
+from attention_conformance.backends.registry import load
 from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.judge import elections, leaks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.judge.verdict import Deviation, Verdict
+from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.records.expectations import Manifest, load_named
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
-from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import OPTIMIZED
 from tests.miniatures import Miniature, Miniatures
-from tests.runtimes import of
+from tests.runtimes import of, verdict_of
 
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 
@@ -166,17 +173,6 @@ def test_what_the_first_run_left_behind_or_what_died_in_it_fails_the_cell(tmp_pa
     assert "an object raised ValueError" in verdict.message
 
 
-def test_what_hangs_on_calls_and_no_compiler_is_not_asked_again() -> None:
-    for kind, again in (("not-deterministic", False), ("value", True)):
-
-        def wrong(cell: Cell, kind: str = kind) -> None:
-            cell.run()
-            raise Deviation(kind, "wrong")
-
-        verdict, calls = judged(check=Check("wrong", wrong, all_checks()["values"].cases))
-        assert (verdict.kind, calls) == (kind, [True, False][: 1 + again])
-
-
 def test_what_is_not_declared_is_observed_of_programs_as_people_compile_them() -> None:
     for declared, quick in ({}, False), ({"fully-masked-row": "zeros"}, True):
         backend = Hasty()
@@ -225,77 +221,96 @@ def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
         assert not Options(("jax",), **options).compiles_quickly
 
 
-def test_options_that_a_release_lacks_are_left_out() -> None:
-    pytest.importorskip("jax")
-    from attention_conformance.backends._jax import programs
+CASE = "sdpa/none/mha/f32/b2h3q11k9d6"
+ALIKE = "sdpa/none/mha/f32/b2h3q11k9d6/large"  # other values
 
-    with patch.dict(programs.OPTIONS, {"xla_no_such_option": 1}):
-        known = programs.known_options()
-    assert known == {**programs.OPTIONS}
-    assert "xla_backend_optimization_level" in known
+Function = Callable[..., Any]
 
 
-def operations(text: str) -> Counter[str]:
-    """What a program does, operation by operation, whether or not one stands in a fusion of its own."""
-    counts: Counter[str] = Counter()
-    for part in re.split(r"\n\n", text):
-        if part.startswith("%wrapped_"):
-            continue
-        part = re.sub(r" fusion\(.*calls=%wrapped_(\w+?)_computation\S*", r" \1(", part)
-        counts.update(name.replace("-", "_") for name in re.findall(r" = \S+ ([\w-]+)\(", part))
-    return counts
+class CompilingBackend(NumpyBackend):
+    """NumPy with a compiler: `make` turns a function into a program, and every one is counted."""
+
+    name = "compiling"
+
+    def __init__(self, make: Callable[[Function], Function] = lambda function: function) -> None:
+        super().__init__()
+        self.make, self.count = make, 0
+        self.compilers = Once(self, ("once",))
+
+    def implementations(self) -> list[Implementation]:
+        return [Kernel(self)]
+
+
+class Once(Compilers):
+    """Makes programs as its backend does, and counts them."""
+
+    backend: CompilingBackend
+
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        self.backend.count += 1
+        program = self.backend.make(prepared.function)
+        return replace(prepared, function=program, compiled=program)
+
+
+def stale_query(function: Function) -> Function:
+    """A program into which the query of its first call was compiled."""
+    first: dict[str, Any] = {}
+
+    def program(**arguments: Any) -> Any:
+        return function(**arguments | {"query": first.setdefault("query", arguments["query"])})
+
+    return program
+
+
+def cold(function: Function) -> Function:
+    """A program whose first answer is wrong."""
+    calls: list[Mapping[str, Any]] = []
+
+    def program(**arguments: Any) -> Any:
+        calls.append(arguments)
+        late = arguments if len(calls) > 1 else arguments | {"value": arguments["key"]}
+        return function(**late)
+
+    return program
+
+
+def compiled(backend: CompilingBackend) -> Compiled:
+    return Compiled(backend.implementations()[0], "once")
+
+
+def verdicts_of(implementation: Implementation, *pairs: tuple[str, str]) -> list[Verdict]:
+    return [
+        judge(Cell(all_checks()[check], Case.parse(case), implementation, seed=0))
+        for check, case in pairs
+    ]
+
+
+@pytest.mark.parametrize("make", [stale_query, cold])
+def test_verdicts_are_those_of_the_cell_alone(make: Callable[[Function], Function]) -> None:
+    pairs = [
+        ("values", CASE), ("values", ALIKE), ("compiled_lengths", CASE), ("compiled_again", CASE),
+        ("values", ALIKE), ("compiled_again", CASE), ("values", CASE),
+    ]  # fmt: skip
+    together = verdicts_of(compiled(CompilingBackend(make)), *pairs)
+    alone = [verdicts_of(compiled(CompilingBackend(make)), one)[0] for one in pairs]
+    assert [replace(v, seconds=0) for v in together] == [replace(v, seconds=0) for v in alone]
+    assert together[3].status == "fail"
+
+
+def test_only_the_compiled_have_the_sign_in_their_names() -> None:
+    inner = CompilingBackend().implementations()[0]
+    with pytest.raises(DeclarationError, match="'once@more' cannot be the name of a compiler"):
+        Compiled(inner, "once@more")
+    with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
+        type(inner)(inner.backend, "a@b")
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("jax-nn", "sdpa/causal/gqa2/f32/b2h4q5k7d8"),
-        ("jax-nn", "sdpa/causal/gqa2/bf16/b2h4q5k7d8"),
-        ("packed-heads", "multi-head/pad/mha/bf16/b2h2q5k9d6/e12.10.14.12"),
-        ("textbook-merge", "merge/none/mha/f32/b2h3q5k2d8"),
-    ],
+    "token", [f.option.write(True) for f in FEATURES.values() if f.option and (f.axes or f.outputs)]
 )
-def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
-    """Products, conversions and all else, and so who rounds where; of gradients, too."""
-    from attention_conformance.backends._jax.programs import divided, known_options
-
-    inputs = draw(Case.parse(text))
-    prepared = of(backend, name).prepare(inputs)
-    arrays, static = divided(prepared.arguments)
-    function: Any = prepared.function
-    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
-        (function.forward, (arrays,), {"static": static})
-    ]
-    if inputs.operator.takes_masks:
-        _, backward = divided(prepared.arguments, 0 if len(prepared.outputs) > 1 else None)
-        cotangent = prepared.output(prepared.arguments)
-        calls.append((function._vjp, (arrays, cotangent), {"static": backward, "wrt": ("query",)}))
-    for program, arguments, static_ones in calls:
-        lowered = program.program.lower(*arguments, **static_ones)
-        full, quick = (
-            operations(lowered.compile(options).as_text()) for options in ({}, known_options())
-        )
-        assert full == quick
-
-
-def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> None:
-    from attention_conformance.backends._jax.profiler import Compilations
-
-    inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q6k7d8"))
-    cotangent = backend.array(draw_cotangent(inputs.case, 0), DTYPES["f32"])
-    count = Compilations()
-
-    def attempt(backend: Any) -> tuple[int, list[np.ndarray]]:
-        prepared = of(backend, "eager").prepare(inputs)
-        before = count.programs
-        output, gradients = backend.vjp(prepared, ("query", "key"), cotangent)
-        answers = [prepared(), output, *gradients.values()]
-        return count.programs - before, [np.asarray(a, np.float64) for a in answers]
-
-    hasty = backend.compilers.quick()
-    first, quick = attempt(hasty)
-    again, _ = attempt(hasty)
-    full, wanted = attempt(backend)
-    assert (first, again, full) == (2, 0, 2)
-    for one, other in zip(quick, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+def test_a_twin_for_rewrites_refuses_what_it_does_not_compute(token: str) -> None:
+    pytest.importorskip("torch")
+    (twin,) = load("torch").compilers.implementations()
+    assert verdict_of(twin, CASE).status == "pass"
+    case = Case.parse(f"{CASE}/{token}")
+    assert verdict_of(twin, case).status == "unsupported"

@@ -95,11 +95,7 @@ def test_the_action_judges_a_function(name: str, code: int, word: str, tmp_path:
 
 def test_the_action_judges_a_function_that_nobody_trusts(tmp_path: Path) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
-    inputs = {
-        "untrusted": "true",
-        "seed": "77",
-        "forbid": "torch.tanh,torch.erf",
-    }
+    inputs = {"untrusted": "true", "seed": "77", "forbid": "torch.tanh,torch.erf"}
     code, _ = acted(
         tmp_path, backend="torch", function="kernels.py:launches", arguments=FEW, **inputs
     )

@@ -13,8 +13,6 @@ from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.report import DATA_FORMATS, FORMATS, SITE
 from attention_conformance.suite.report.kinds import (
     CONFORMANCE,
-    KINDS,
-    TABLES,
     conformance_frames,
     load_runs,
 )
@@ -112,12 +110,6 @@ def test_no_text_in_csv_is_taken_for_a_formula(tmp_path: Path) -> None:
         "'=1+1", "'+cmd", "'-2+3", "'@sum", "'\tx", "-", "-0.5", "plain", ""
     ]  # fmt: skip
     assert back["'=figure"].tolist() == ["-0.5", *[""] * 8]
-
-
-def test_every_table_belongs_to_one_kind_of_results() -> None:
-    assert len(TABLES) == sum(len(kind.tables) for kind in KINDS)
-    for kind in KINDS:
-        assert all(table.name == name for name, table in kind.tables.items())
 
 
 @pytest.mark.parametrize("operator", ["sdpa", "of another version"])

@@ -220,17 +220,6 @@ def test_asv_measures_releases_in_environments_of_their_own(
     assert "is not overwritten" in capsys.readouterr().err
 
 
-def test_asv_needs_a_checkout(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attention_conformance.suite.measure.releases.ROOT", tmp_path)
-    assert main(["releases", str(tmp_path / "made")]) == 2
-    assert f"asv needs a checkout of this project with its git history, got {tmp_path}" in (
-        capsys.readouterr().err
-    )
-    assert not (tmp_path / "made").exists()
-
-
 def test_locks_pin_everything_but_the_framework_alike() -> None:
     kept = {
         frozenset(

@@ -1,38 +1,28 @@
-"""Promise: adapters do what they declare: values cross exactly, rows are right, refusals say why, and the
-faults of the manifests are seen."""
+"""Promise: adapters do what they declare: values cross exactly, rows are right, refusals say why, and
+the faults of the manifests are seen. In MLX one word is one mask, and a cache that is cut holds its
+window alone; ExecuTorch's ring is asked with windows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from attention_conformance.backends import registry
-from attention_conformance.backends.protocol import BackendUnavailable
 from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.dtypes import DTYPES
-from tests.runtimes import crossed, judged, of
+from attention_conformance.suite.spec.inputs import draw
+from tests.runtimes import crossed, judged, loaded, of
 
 RING = "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8"
 LARGER = "cached/none/gqa2/f32/b2h4q9k9d8/c3.6/win2/room4"
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 SCATTER = "tensor-scatter-24"
 RUNTIMES = ("onnxruntime", "onnx-reference")
-
-
-@cache
-def loaded(name: str) -> Any:
-    """The backend; the test is skipped where its modules are missing or its engine is another one."""
-    for module in registry.modules(name):
-        pytest.importorskip(module)
-    try:
-        return registry.load(name)
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
 
 
 def rows(names: Iterable[str], *of_names: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -135,10 +125,7 @@ RIGHT = [
         ("pallas-gpu-mha", "sdpa/causal/mha/f32/b1h2q32k48d6"),
         ("pallas-gpu-decode", "sdpa/pad/gqa2/f32/b2h4q1k64d8"),
         ("pallas-tpu-splash", "sdpa/causal/gqa2/bf16/b1h4q32k128d64"),
-        (
-            "pallas-gpu-paged",
-            "paged/none/gqa2/bf16/b2h4q2k65d16/seg1.1x49.16/page16/causal/cap2.0",
-        ),
+        ("pallas-gpu-paged", "paged/none/gqa2/bf16/b2h4q2k65d16/seg1.1x49.16/page16/causal/cap2.0"),
         ("ragged-reference", "paged/none/gqa2/bf16/b2h4q3k12d8/seg1.2x7.5/causal/win3"),
     ),
     *rows(
@@ -235,22 +222,12 @@ REFUSED = [
     *rows(
         ("executorch",),
         ("custom-ring-kv-cache", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3", "has a window"),
-        (
-            "custom-ring-kv-cache",
-            "cached/none/gqa2/f32/b2h4q9k9d8/c2.7/win0/room1",
-            "as the ring",
-        ),
-        (
-            "custom-kv-cache",
-            "cached/none/mha/f32/b3h2q8k20d8/c1.3.1.3/pad5.0.12",
-            "no samples",
-        ),
+        ("custom-ring-kv-cache", "cached/none/gqa2/f32/b2h4q9k9d8/c2.7/win0/room1", "as the ring"),
+        ("custom-kv-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.3.1.3/pad5.0.12", "no samples"),
+        ("custom-kv-cache", "bad/cached/key-value-heads-differ/f32", "end the process"),
         ("sdpa-with-kv-cache", LARGER, "no window"),
     ),
-    *rows(
-        ("jax",),
-        ("pallas-gpu-mha", "sdpa/causal/mha/f32/b1h2q32k16d8", "behind the keys"),
-    ),
+    *rows(("jax",), ("pallas-gpu-mha", "sdpa/causal/mha/f32/b1h2q32k16d8", "behind the keys")),
     *rows(
         ("torch",),
         ("ring-balanced", "sdpa/causal/mha/f32/b2h3q17k17d8", "multiples of 4"),
@@ -264,10 +241,7 @@ REFUSED = [
         ),
         ("rotary-start-index", "rotary/none/mha/f32/b2h3q17k1d16/gathered", "first position"),
     ),
-    *rows(
-        ("equinox",),
-        ("rotary", "rotary/none/mha/f32/b2h3q17k1d16/at1000000", "as many rows"),
-    ),
+    *rows(("equinox",), ("rotary", "rotary/none/mha/f32/b2h3q17k1d16/at1000000", "as many rows")),
 ]
 """A backend, an implementation, a case that it refuses, and a part of the reason."""
 
@@ -309,4 +283,58 @@ def test_what_cannot_be_said_is_refused(row: tuple[str, ...]) -> None:
     backend, name, text, reason = row
     if name.startswith("lm-") and find_spec("mlx_lm") is None:
         pytest.skip("needs mlx-lm")
-    assert reason in str(of(loaded(backend), name).unsupported(Case.parse(text)))
+    assert reason in str(of(loaded(backend), name).unsupported(find(text)))
+
+
+def test_the_word_causal_stands_for_one_mask() -> None:
+    """It is bottom-right, and takes the place of every other mask."""
+    masks = {
+        "sdpa/causalbr/mha/f32/b2h3q5k7d8": "causal",
+        "sdpa/causal/mha/f32/b2h3q7k7d8": "causal",
+        "sdpa/causal/mha/f32/b2h3q5k7d8": (5, 7),
+        "sdpa/causalbr/mha/f32/b2h3q5k7d8/dense": (5, 7),
+        "sdpa/causalbr+pad/mha/f32/b2h3q5k7d8": (2, 1, 5, 7),
+        "sdpa/causalbr/mha/f32/b2h3q5k7d8/bias.1hqk": (1, 3, 5, 7),
+    }
+    for text, want in masks.items():
+        mask = of(loaded("mlx"), "fast-attention").prepare(draw(Case.parse(text))).arguments["mask"]
+        assert (mask if isinstance(mask, str) else tuple(mask.shape)) == want, text
+
+
+@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
+def test_a_chunked_cache_holds_its_window_alone() -> None:
+    from mlx_lm.models.cache import ChunkedKVCache
+
+    cut, kept = list[int](), ChunkedKVCache.update_and_fetch
+
+    def update(cache: Any, keys: Any, values: Any) -> Any:
+        cut.append(cache.start_position)
+        return kept(cache, keys, values)
+
+    with patch.object(ChunkedKVCache, "update_and_fetch", update):
+        prepared = of(loaded("mlx"), "lm-chunked-cache").prepare(draw(Case.parse(RING)))
+        prepared.function(**prepared.arguments)
+    assert cut == [0, 8, 9, 14, 15]  # 12, 13, 18 and 19 tokens, of which four stay
+
+
+def test_a_ring_has_as_many_slots_as_two_windows_have_keys() -> None:
+    ring = of(loaded("executorch"), "custom-ring-kv-cache")
+    inputs = draw(Case.parse(LARGER))
+    state = ring.init(inputs, ring.backend.array(inputs.key, inputs.dtype))
+    assert [one.cache.k_cache.shape[1] for one in state] == [6, 6]
+
+
+def test_the_first_token_keeps_its_slot() -> None:
+    ring = of(loaded("executorch"), "attention-sink-kv-cache")
+    made, init = list[Any](), ring.init
+
+    def kept(*arguments: Any) -> Any:
+        made.append(init(*arguments))
+        return made[-1]
+
+    with patch.object(ring, "init", kept):
+        ring.prepare(draw(Case.parse(RING)))()
+    ((first, *_),) = made
+    assert first.cache.cache_positions_manager.cache_positions.tolist() == [
+        0, 17, 18, 19, 12, 13, 14, 15, 16,
+    ]  # fmt: skip

@@ -70,6 +70,12 @@ def test_what_a_kernel_does_to_its_process_is_in_its_records_alone(
     assert "-v" not in words or message in out.stdout
 
 
+def test_garbage_of_the_last_cell_is_in_its_record(tmp_path: Path) -> None:
+    out, loaded = judged("garbage", tmp_path / "r.jsonl", "-k", "b3h3q11k17d8/bias")
+    assert out.returncode == 1
+    assert statuses(loaded) == {RAISED}
+
+
 @pytest.mark.parametrize(
     ("act", "how"),
     [
@@ -196,45 +202,6 @@ def test_a_path_of_results_is_opened_first_and_stays_where_it_is(tmp_path: Path)
         assert f"--results={place}" in usage(out)
 
 
-REPEATS = """
-import pytest
-from _pytest.runner import runtestprotocol
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item, nextitem):
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for again in range(2):
-        for report in runtestprotocol(item, nextitem=nextitem, log=False):
-            if again == 0 and report.when == "call" and report.failed:
-                report.outcome = "rerun"
-            item.ihook.pytest_runtest_logreport(report=report)
-    return True
-"""
-
-
-def test_a_cell_that_is_judged_again_keeps_its_worst_verdict(tmp_path: Path) -> None:
-    (tmp_path / "repeats.py").write_text(REPEATS)
-    (tmp_path / "flaky.py").write_text(
-        "from tests.unruly import Miniatures, unruly\n"
-        "calls = []\n"
-        "def act():\n"
-        "    calls.append(1)\n"
-        "    if len(calls) % 2: raise ValueError('sometimes')\n"
-        "def backend(device): return Miniatures(device, unruly(act))\n"
-    )
-    path = tmp_path / "r.jsonl"
-    out = run(
-        "-q", *FEW, "--backend=flaky:backend", "-p", "repeats", f"--results={path}",
-        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-    )  # fmt: skip
-    loaded = records.load(path)
-    assert out.returncode == 1, out.stdout
-    assert statuses(loaded) == {("fail", "raised")}
-    assert statuses(loaded, "k9") == {("pass", "")}
-    assert len({c.key for c in loaded.cells}) == len(loaded.cells)
-    assert [name for name in os.listdir(tmp_path) if name.startswith("r.jsonl.")] == []
-
-
 LEAVES_OUT = """
 import pytest
 
@@ -278,14 +245,6 @@ def test_what_breaks_after_the_verdict_is_in_the_record(tmp_path: Path) -> None:
     loaded = records.load(path)
     assert statuses(loaded, "k9") == {("error", "harness")}
     assert statuses(loaded) == {("pass", "")}
-
-
-def test_a_checkout_that_cannot_be_written_to_has_no_cache() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", *FEW, "--backend=numpy"]
-    env = {n: v for n, v in os.environ.items() if n not in ("HOME", "JAX_COMPILATION_CACHE_DIR")}
-    for words in (["-o", "cache_dir=/dev/null/cache"], ["-p", "no:cacheprovider"]):
-        out = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, env=env)
-        assert out.returncode == 0, out.stdout + out.stderr
 
 
 def test_a_framework_that_fails_to_import_fails_a_run_of_all(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""The randomised search: what it draws, that it finds and shrinks, and that its scripts stand alone."""
+"""The randomised search: what it draws, that it finds and shrinks; every smaller case makes sense and
+asks less; what was found is recorded, also if the process that searched died."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,21 +17,25 @@ from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.records import searches
 from attention_conformance.suite.records.expectations import Expectation, Manifest
 from attention_conformance.suite.run import process
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.smaller import simpler_cases, smallest_failing, well_posed
 from attention_conformance.suite.search import drawing
-from attention_conformance.suite.search.engine import POOL, Failure, Search
+from attention_conformance.suite.search.engine import POOL, Search
 from attention_conformance.suite.search.options import SearchOptions
 from attention_conformance.suite.spec import masks
 from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases, gradient_cases
 from attention_conformance.suite.spec.dtypes import DTYPES, DType
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators import OPERATORS, WORDS
 from attention_conformance.suite.spec.recipes import RECIPES
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import BIASES, HIDING
+from tests.processes import Done, python
 
 MUTANTS = "attention_conformance.suite.deviations:mutants"
 
@@ -40,11 +46,6 @@ def search(backend: str, **options: Any) -> Search:
     engine = Search(Plan.make(replace(chosen, seed=Options.seed)), chosen)
     engine.run()
     return engine
-
-
-def first_of(done: Search) -> Failure:
-    """The failure that a search found first."""
-    return next(iter(done.failures.values()))
 
 
 def draws(operator: Any, count: int, dtypes: Sequence[DType] = (*DTYPES.values(),)) -> list[Case]:
@@ -103,18 +104,6 @@ def test_draws_reach_what_the_table_does() -> None:
     assert {s.heads for s in sizes} >= {"mha", "mqa", "gqa2", "gqa4"}
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        masks.Causal() | masks.Padding(),
-        masks.Causal() | masks.Padding() | masks.Prefix(3),
-        (masks.Prefix(2) | masks.Causal(bottom_right=True)) & masks.Padding(left=True),
-    ],
-)
-def test_alternatives_parse_back(mask: masks.Mask) -> None:
-    assert masks.parse_mask(mask.token) == mask
-
-
 def drawn(seed: int, examples: int) -> list[str]:
     return [*search("numpy", seed=seed, examples=examples, gradients=False, dtype=("f32",)).seen]
 
@@ -151,34 +140,6 @@ def test_a_planted_fault_of_gradients_is_found_and_shrunk() -> None:
     assert judge(first.cell).message == first.verdict.message
 
 
-def test_a_tail_beyond_a_block_is_found() -> None:
-    """The fault shows only where the keys do not fill the last block of 128."""
-    from attention_conformance.suite.deviations.backend import KernelBackend
-    from attention_conformance.suite.deviations.kernels.attention import Kernel
-
-    class LastTileShort(Kernel):
-        """Beyond a block of 128 keys the last key is dropped where the block is not full."""
-
-        def allowed(self, call: Any) -> np.ndarray | None:
-            allowed = super().allowed(call)
-            Lk = call.sizes.Lk
-            if Lk <= 128 or Lk % 128 == 0:
-                return allowed
-            kept = np.arange(Lk) < Lk - 1
-            return kept[None, None, None] if allowed is None else allowed & kept
-
-    options = SearchOptions(("numpy",), dtype=("f32",), examples=100, gradients=False)
-    plan = Plan.make(options)
-    short = tuple(KernelBackend("numpy", (LastTileShort,)).implementations())
-    plan = replace(plan, loaded=[replace(plan.loaded[0], implementations=short)])
-    done = Search(plan, options)
-    done.run()
-    case: Any = first_of(done).cell.case
-    sizes = case.sizes
-    assert 128 < sizes.Lk < 140
-    assert (sizes.B, sizes.H, sizes.Lq, sizes.D) == (1, 1, 1, 1)
-
-
 def test_what_is_known_is_not_found_again() -> None:
     """Neither in the cells an entry names, nor in cases of other sizes that fail alike."""
     entry = Expectation(
@@ -200,20 +161,6 @@ def test_what_is_known_is_not_found_again() -> None:
     named = Search(plan, options)
     named.judge_case(Case.parse(entry.case[0]))
     assert named.statuses == {"known": 1}
-
-
-@pytest.mark.parametrize("pattern", ["sdpa/*/bf16/*", "dot/*"])
-def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: str) -> None:
-    entry = Expectation(
-        ("left-padding-as-right",), ("*",), (pattern,), "value", ".", "c", "none found", ()
-    )
-    options = SearchOptions((MUTANTS,), implementation=entry.implementation)
-    plan = Plan.make(options)
-    plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
-    done = Search(plan, options)
-    done.judge_case(Case.parse("sdpa/padleft/mha/f32/b2h3q5k7d8/dense"))
-    assert done.statuses["like known"] == 0
-    assert done.statuses["fail"] > 0
 
 
 @pytest.mark.parametrize(
@@ -257,3 +204,126 @@ def test_sizes_are_few_if_every_shape_is_compiled(monkeypatch: pytest.MonkeyPatc
     first = sizes(2)
     assert len({size for operator, size, _ in first if operator == "sdpa"}) == POOL
     assert sizes(2) == first != sizes(3)
+
+
+SMALLEST = "sdpa/none/mha/f32/b1h1q1k1d1"
+DEADLY = "sdpa/none/mha/f32/b2h3q5k17d8"
+
+
+def command(results: Path, *words: str) -> Done:
+    asked = ("--dtype=f32", "--no-gradients", *words, f"--results={results}")
+    return python("-m", "suite", "search", *asked)
+
+
+def test_what_is_found_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "search.jsonl"
+    words = ("--backend=tests.miniatures:always_wrong", "--examples=5", "--seed=3")
+    assert command(path, *words).returncode == 1
+    run = searches.load(path)
+    (found,) = run.records
+    assert (found.implementation, found.check, found.status) == (
+        "mini:alwayswrong",
+        "values",
+        "fail",
+    )
+    assert (found.case, found.dtype) == (SMALLEST, "f32")
+    assert found.times == run.header.statuses["fail"] > 1
+    assert run.header.examples == 5
+    assert (run.header.options["seed"], run.header.options["gradients"]) == (3, False)
+    again = command(path, *words)
+    assert (again.returncode, f"--results={path} exists; name a new file" in again.stderr) == (
+        2,
+        True,
+    )
+
+
+def test_a_case_that_ends_the_process_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "search.jsonl"
+    done = command(path, "--backend=tests.unruly:aborts", f"--case={DEADLY}")
+    assert (done.returncode, "died of SIGABRT" in done.stderr) == (1, True)
+    run = searches.load(path)
+    (found,) = run.records
+    assert (found.implementation, found.status, found.kind) == ("mini:unruly", "crash", "crash")
+    assert found.case == DEADLY
+
+
+@pytest.mark.parametrize("case", cases("smoke")[::4], ids=str)
+def test_steps_are_valid_and_never_larger(case: Case) -> None:
+    candidates = list(simpler_cases(case))
+    assert case not in candidates
+    for candidate in candidates:
+        assert Case.parse(candidate.id) == candidate
+        assert (candidate.operator, candidate.dtype) == (case.operator, case.dtype)
+        # The sizes of a pool follow from those of samples and of a page; pages and latents are options,
+        # whose default is simpler and may be larger.
+        own = {x: size for x, size in case.letters.items() if x not in "pstrel"}
+        assert all(candidate.letters[x] <= size for x, size in own.items())
+
+
+LARGE = "sdpa/pad+win4.0/gqa2/f32/b2h4q17k257d8/bias.bhqk/scale-0.2/cap5.0/blhd/dense"
+
+
+@pytest.mark.parametrize(
+    ("case", "fails", "least"),
+    [
+        (LARGE, lambda case: case.sizes.Lk >= 33, "sdpa/none/mha/f32/b1h1q1k33d1"),
+        (LARGE, lambda case: case.option("softcap"), "sdpa/none/mha/f32/b1h1q1k1d1/cap5.0"),
+        (LARGE, lambda case: "win" in case.mask_token, "sdpa/win4.0/mha/f32/b1h1q1k1d1"),
+        (LARGE, lambda case: case.sizes.H > case.sizes.Hkv, "sdpa/none/mqa/f32/b1h2q1k1d1"),
+        (LARGE, lambda case: case.sizes.Lq < case.sizes.Lk, "sdpa/none/mha/f32/b1h1q1k2d1"),
+        (
+            "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/self",
+            lambda case: case.sizes.H > 1 and case.mask is not None,
+            "multi-head/causal/mha/f32/b1h2q1k1d1/e1.1.1.1",
+        ),
+        (
+            "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/head",
+            lambda case: case.option("returned") == "head",
+            "additive/none/mha/bf16/b1h1q1k1d1/e1.1.1.1/head",
+        ),
+    ],
+)  # fmt: skip
+def test_what_remains_is_what_the_failure_needs(
+    case: str, fails: Callable[[Case], bool], least: str
+) -> None:
+    assert smallest_failing(Case.parse(case), lambda x: bool(fails(x))).id == least
+
+
+def test_the_first_script_is_saved_and_never_over_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    kernel = tmp_path / "half.py"
+    kernel.write_text(
+        "def half(query, key, value):\n    return value[..., :1, :] * query[..., :1] / 2\n"
+    )
+    script = tmp_path / "found.py"
+    words = ["search", "--backend=torch", f"--function={kernel}:half", f"--script={script}"]
+    assert main([*words, "--case=sdpa/none/mha/f32/b1h2q3k3d4"]) == 1
+    said = capsys.readouterr().out
+    assert [*tmp_path.glob("found*.py")] == [script]
+    assert said.count("  as a script:") > said.count("  saved   ") == 1
+    before = script.read_bytes()
+    assert main([*words, "--case=sdpa/none/mha/f32/b1h2q3k3d4"]) == 2
+    assert "exists; name a new file" in capsys.readouterr().err
+    assert script.read_bytes() == before
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
+def test_cases_of_the_table_are_well_posed(operator: Any) -> None:
+    """What the search never draws is asked nowhere."""
+    for of, differentiated in ((cases, False), (gradient_cases, True)):
+        for case in of("standard"):
+            if case.operator is operator:
+                assert well_posed(case, differentiated), case.id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "additive/bool.qk.empty/mha/f32/b2h1q5k9d16v14/e12.10.14.14/dense",
+        "concat/causalbr/mha/f32/b2h1q9k5d8v6/e8.8.6.6/dense",
+    ],
+)
+def test_rows_without_keys_that_nobody_elects_are_ill_posed(text: str) -> None:
+    assert not well_posed(Case.parse(text))

@@ -23,7 +23,8 @@ from attention_conformance.suite.spec import claims
 from attention_conformance.suite.spec.binding import AXES
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.claims import MASKS
-from tests.signatures.rows import BOOLEAN, ROWS, Row
+from tests import runtimes
+from tests.signatures.rows import ROWS, Row
 
 CHECKS = ("values", "gradients", "paths", "contract", "mask_layouts")
 
@@ -32,7 +33,7 @@ def asked(
     row: Row, path: Path, claims: tuple[str, ...]
 ) -> tuple[Any, tuple[str, ...], dict[str, str]]:
     """A function, the checks of a small part of smoke, and what is claimed."""
-    pytest.importorskip({"tf": "tensorflow"}.get(row.backend, row.backend))
+    runtimes.needs(row.backend)
     function = load_function(load_backend(row.backend), f"{path}:{row.name}", {})
     said = {"dtypes": "f32,f16"} | dict(claim.split("=") for claim in claims)
     if row.backend != "torch":  # programs are compiled for every shape
@@ -152,29 +153,6 @@ def test_claims_that_are_needed_together_are_suggested_in_one_line(tmp_path: Pat
     row = next(row for row in ROWS if row.name == "ScaledDotProductAttention")
     (line,) = (note for note in judged(row, row.written(tmp_path), ()).notes if "--claim" in note)
     assert line.endswith(": --claim dtypes=f32 --claim masks=boolean")
-
-
-def test_a_fill_that_float16_does_not_hold_suggests_the_other_dtypes(tmp_path: Path) -> None:
-    row = next(row for row in ROWS if row.name == "ScaledDotProductAttention")
-    report = judged(row, row.written(tmp_path), BOOLEAN)
-    failed = report.table[report.table.status == "fail"]
-    assert {*failed.dtype} == {"f16"}
-    assert failed.message.str.startswith("claim dtypes=f32? float16 ends at 65504").any()
-
-
-def test_integers_are_no_masks_of_a_function_whose_ones_hide() -> None:
-    torch = pytest.importorskip("torch")
-
-    def hiding(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        scores = scores if mask is None else scores + mask.to(scores.dtype) * -1e9
-        return torch.softmax(scores, -1) @ v
-
-    said: dict[str, Any] = {"masks": "binary_hides", "dtypes": ["f32"]}
-    report = check_attention(hiding, checks=["election"], **said)
-    (cell,) = report.table[report.table.case == "elect/integer-mask/f32"].itertuples()
-    assert cell.status == "unsupported"
-    assert "claims masks=binary_hides" in cell.message
 
 
 def test_a_function_that_is_always_causal_is_told_so(torch_backend: Any) -> None:

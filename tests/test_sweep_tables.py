@@ -1,13 +1,20 @@
-"""Tables and differences of sweeps: what many seeds say, read run by run."""
+"""Tables and differences of sweeps: what many seeds say, read run by run. What docs/sweeps.md shows can
+be used: plan, words, tables, the jobs for Kubernetes and Slurm."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import subprocess
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records.cells import CellRecord, Run
@@ -16,7 +23,9 @@ from attention_conformance.suite.records.searches import FoundRecord, SearchHead
 from attention_conformance.suite.report.diff import NothingInCommon, compare_paths
 from attention_conformance.suite.report.kinds import SWEEPS, kind_of
 from attention_conformance.suite.report.swept import read_sweeps
-from tests.rows import cell, header, run
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.sweep import tasks_of
+from tests.rows import cell, header
 
 ONE, TWO = "sdpa/none/mha/f32/b2h3q5k7d8", "sdpa/causal/mha/f32/b2h3q5k7d8"
 
@@ -68,24 +77,6 @@ def test_several_sweeps_are_read_together_and_none_twice(tmp_path: Path) -> None
         read_sweeps([tmp_path / "empty"])
 
 
-def test_a_file_with_a_damaged_header_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = swept(tmp_path / "s", cell(ONE), seed=0)
-    (path,) = swept(tmp_path / "more", cell(ONE, seed=1), seed=1).iterdir()
-    (folder / "damaged.jsonl").write_text("x" + path.read_text())
-    assert main(["report", str(folder)]) == 2
-    assert f"{folder / 'damaged.jsonl'}: expected a result file" in capsys.readouterr().err
-
-
-def test_shards_of_different_versions_are_told(tmp_path: Path) -> None:
-    swept(tmp_path, cell(ONE), cell(TWO), parts=2)
-    first = next(tmp_path.glob("*1of2.jsonl"))
-    first.write_text(first.read_text().replace('"torch": "2.13.0"', '"torch": "2.12.0"'))
-    with pytest.raises(RecordError, match="its shards are of different versions"):
-        read_sweeps([tmp_path])
-
-
 def test_differences_are_those_of_the_runs_that_both_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,18 +114,6 @@ def test_releases_are_compared_with_each_other(tmp_path: Path) -> None:
     )
 
 
-def test_a_sweep_is_compared_with_a_plain_run(tmp_path: Path) -> None:
-    options = {"backend": ["torch"], "level": "smoke", "mode": "eager", "seed": 0}
-    plain = run(cell(ONE), cell(TWO), options=options).save(tmp_path / "r.jsonl")
-    sweep = swept(tmp_path / "s", cell(ONE), cell(TWO))
-    assert compare_paths(plain, sweep, {})["changes"].empty
-    worse = swept(tmp_path / "w", cell(ONE), cell(TWO, status="fail"))
-    assert main(["diff", str(plain), str(worse)]) == 1
-    assert main(["diff", str(worse), str(plain)]) == 0
-    flex = swept(tmp_path / "f", cell(ONE, "torch:flex", status="fail"))
-    assert main(["diff", str(plain), str(flex), "--map", "sdpa=flex"]) == 1
-
-
 def found(case: str, said: str = "element", **fields: Any) -> FoundRecord:
     """A way of failing that a search found."""
     record = FoundRecord("torch:sdpa", "values", "value", "f32", said, "fail", case, "off by 3")
@@ -144,11 +123,7 @@ def found(case: str, said: str = "element", **fields: Any) -> FoundRecord:
 def test_searches_are_counted_and_each_cause_is_listed_once(tmp_path: Path) -> None:
     asked = {"backend": ["torch"], "dtype": ["f32"], "mode": "eager", "gradients": True}
     small, large = "sdpa/none/mha/f32/b1h1q1k1d1", "sdpa/none/mha/f32/b1h1q1k1d10"
-    ways = {
-        0: [found(large, times=2)],
-        1: [found(small, times=3), found(large, "other")],
-        2: [],
-    }
+    ways = {0: [found(large, times=2)], 1: [found(small, times=3), found(large, "other")], 2: []}
     for seed, records in ways.items():
         header = SearchHeader(
             options=asked | {"seed": seed}, examples=5, statuses={"pass": 9, "fail": len(records)},
@@ -170,3 +145,91 @@ def test_searches_are_counted_and_each_cause_is_listed_once(tmp_path: Path) -> N
     assert (first["case"], first["times"], first["seeds"], first["seed"]) == (small, 5, 2, 0)
     assert (second["case"], second["times"]) == (large, 1)
     assert main(["report", str(tmp_path)]) == 0
+
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = (DOCS / "sweeps.md").read_text(encoding="utf-8")
+
+
+def test_the_plan_is_one() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    every = tasks_of(tomllib.loads(text))
+    assert {task.release for task in every} == {"installed", "jax-0.8.1", "jax-0.9.2"}
+    assert len(every) == 20 * 4 + 3 * 20 + 100
+
+
+def test_every_table_is_told() -> None:
+    told = PAGE[PAGE.index("### Tables") : PAGE.index("### Kubernetes")]
+    rows = re.findall(r"^\| (`.*?`) \|", told, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(SWEEPS.tables)
+
+
+def pinned(name: str) -> str:
+    """The version of a package that is known to be good with the others."""
+    constraints = (DOCS.parent / "constraints.txt").read_text(encoding="utf-8")
+    (version,) = re.findall(rf"^{name}==(\S+)$", constraints, re.MULTILINE)
+    return str(version)
+
+
+def test_the_job_for_kubernetes() -> None:
+    """Its objects, its volumes and its command."""
+    plan, claim, job = yaml.safe_load_all((DOCS / "sweep-job.yaml").read_text(encoding="utf-8"))
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    assert {head["rayStartParams"]["num-cpus"], cluster["rayVersion"]} == {"0", pinned("ray")}
+    assert len(tasks_of(tomllib.loads(plan["data"]["plan.toml"]))) == 40
+    pod = head["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["plan"]["configMap"]["name"] == plan["metadata"]["name"]
+    assert volumes["results"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    words = shlex.split(spec["entrypoint"])
+    assert words[:4] == ["python", "-m", "suite", "sweep"]
+    assert mounts == {"/plan": "plan", "/results": "results"}
+    assert words[4] == "/plan/plan.toml"
+    assert "--results=/results/sweep" in words
+    assert "--cluster=auto" in words
+    assert spec["backoffLimit"] == 0, "exit codes 1 and 3 are ends, not accidents"
+
+
+def array(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What a task of the array for Slurm does, where Python says what it was asked for."""
+    fake = folder / "python"
+    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", str(DOCS / "slurm-array.sh"), "torch", "smoke", "7"], capture_output=True, text=True,
+        env=os.environ | {"PATH": path, "RESULTS": "there", **variables},
+    )  # fmt: skip
+
+
+def slurm(part: int, first: int, last: int) -> dict[str, str]:
+    """The variables of a task of an array of neighbouring parts."""
+    numbers = {"ID": part, "MIN": first, "MAX": last, "COUNT": last - first + 1}
+    return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
+
+
+@pytest.mark.parametrize("variables", [slurm(3, 1, 40), slurm(3, 3, 3) | {"OF": "40"}])
+def test_the_array_for_slurm(tmp_path: Path, variables: dict[str, str]) -> None:
+    said = array(tmp_path, **variables).stdout.split()
+    flags = dict(word.removeprefix("--").split("=", 1) for word in said if word.startswith("--"))
+    results = flags["results"]
+    assert results == "there/torch-smoke-7-3.jsonl"
+    words = {**flags, "backend": (flags["backend"],), "seed": int(flags["seed"])}
+    options = Options.of(lambda name: words.get(name))
+    assert options.part() == (3, 40)
+    assert (options.backend, options.level, options.seed) == (("torch",), "smoke", 7)
+
+
+@pytest.mark.parametrize(
+    "variables", [slurm(7, 7, 7), slurm(1, 1, 9) | {"SLURM_ARRAY_TASK_COUNT": "2"}]
+)
+def test_an_array_of_some_parts_must_say_of_how_many(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    refused = array(tmp_path, **variables)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "say of how many they are: OF=40 sbatch" in refused.stderr

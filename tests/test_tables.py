@@ -7,8 +7,6 @@ import json
 import math
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.records import speed
 from attention_conformance.suite.records.cells import CellRecord
-from attention_conformance.suite.report import conformance, frames, semantics
+from attention_conformance.suite.report import frames, semantics
 from attention_conformance.suite.report.kinds import CONFORMANCE, SWEEPS, conformance_frames
 from attention_conformance.suite.spec.vocabulary import STATUSES
 from tests.rows import cell, frame, run, timed, timings
@@ -123,18 +121,6 @@ def test_the_accuracy_of_failures(broken: dict[str, Any], shown: str, tmp_path: 
     assert " ".join([row[3], row[5], row[6], row[8]]) == shown
 
 
-@pytest.mark.parametrize(
-    ("grades", "widest"),
-    [
-        (("exact", "fused"), "fused"), (("single", "eager"), "single"), (("none", "single"), "none"),
-        (("of-tomorrow", "single"), "of-tomorrow"), (("of-tomorrow", "none"), "none"),
-        (("", "exact"), "exact"), (("", ""), ""),
-    ],
-)  # fmt: skip
-def test_the_grade_is_the_widest(grades: tuple[str, str], widest: str) -> None:
-    assert {conformance.widest_grade(order) for order in (grades, grades[::-1])} == {widest}
-
-
 def test_every_check_of_invariance_is_in_the_table() -> None:
     named = {name for name in all_checks() if name.startswith("invariant_")}
     assert set(semantics.CHECKS_OF_INVARIANCE) == named
@@ -182,19 +168,3 @@ def test_tables_are_chosen_by_name() -> None:
     rare = {"cells", "changed", "distribution", "history", "largest", "operators", "together"}
     assert list(CONFORMANCE.of(of)) == [name for name in CONFORMANCE.tables if name not in rare]
     assert list(CONFORMANCE.of(of, ["failures", "statuses"])) == ["statuses", "failures"]
-
-
-def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has after a statement."""
-    code = f"import sys; {statement}; print(' '.join({{m.split('.')[0] for m in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_reports_load_no_framework_and_the_command_line_no_pandas() -> None:
-    frameworks = {"torch", "tensorflow", "jax", "keras", "pytest"}
-    modules = loaded_by("from attention_conformance.suite.report import frames, diff, render, laws")
-    assert "pandas" in modules
-    assert not modules & frameworks
-    commands = loaded_by("import attention_conformance.suite.report.commands")
-    assert not commands & (frameworks | {"pandas", "numpy"})

@@ -70,11 +70,7 @@ def failed(text: str) -> int:
 
 def test_the_verdict_comes_first_and_a_failure_is_shown_once(wrong: str) -> None:
     count = failed(wrong)
-    order = (
-        f"WRONG: {count} of ",
-        "Failures by group",
-        "-v, or",
-    )
+    order = (f"WRONG: {count} of ", "Failures by group", "-v, or")
     places = [wrong.index(text) for text in order]
     assert places == sorted(places)
     explained = wrong[places[1] : places[2]]
@@ -143,20 +139,6 @@ def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path
     assert (
         run(*command, cwd=tmp_path, start=("-m", "suite")).returncode == 2
     )  # nothing is overwritten
-
-
-def test_there_is_no_command_to_go_on_where_the_search_does_not_judge() -> None:
-    broken = cell("sdpa/none/mha/bf16/b2h3q5k7d8", status="fail")
-    one = Options(("torch",), level="smoke", audit=True)
-    assert search_command(broken, one) == (
-        "attention-conformance search --backend=torch --implementation=sdpa "
-        "--case=sdpa/none/mha/bf16/b2h3q5k7d8 --script=values-sdpa.py"
-    )
-    assert "--backend=torch --implementation" in search_command(broken, Options(("all",)))
-    assert search_command(broken, Options(("torch",), seed=3)) == ""
-    assert search_command(cell(check="layouts", status="fail"), one) == ""
-    mine = Options(("torch",), function=("my.py:sdpa",), numerics="fused")
-    assert "--function=my.py:sdpa --numerics=fused --case=" in search_command(broken, mine)
 
 
 def test_the_search_takes_all_that_is_claimed() -> None:
@@ -289,24 +271,6 @@ def test_progress_says_what_is_left_by_backend() -> None:
     assert progress.take("torch", 1.0) == ""
 
 
-@pytest.mark.parametrize(
-    ("each", "owed", "left"), [(1.0, 31, "30 s"), (60.0, 31, "30 min"), (600.0, 31, "5 h 0 min")]
-)
-def test_spans_of_time_are_for_people(each: float, owed: int, left: str) -> None:
-    clock = Clock()
-    progress = Progress(every=0, clock=clock)
-    progress.owe({"numpy": owed})
-    clock.now += each
-    assert progress.take("numpy", each) == f"1 of {owed} cells, about {left} left"
-
-
-def test_progress_knows_nothing_before_it_knows_what_is_owed() -> None:
-    clock = Clock()
-    progress = Progress(every=1, clock=clock)
-    clock.now += 5
-    assert progress.take("numpy", 1.0) == ""
-
-
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_a_long_run_says_what_is_left(tmp_path: Path, workers: tuple[str, ...]) -> None:
     (tmp_path / "hurry.py").write_text(
@@ -356,23 +320,3 @@ def test_steps_say_what_comes_next_and_what_is_left() -> None:
         steps.next(name)
         clock.now += 200
     assert said == ["1 of 3: a", "2 of 3: b; about 7 min left", "3 of 3: c; about 3 min left"]
-
-
-@pytest.mark.seldom
-def test_bench_and_the_gate_say_what_they_do() -> None:
-    case = "sdpa/none/mha/f32/b1h2q8k8d8"
-    words = ("bench", "--backend=numpy", "--implementation=definition", f"--workload={case}")
-    out = run(*words, "--direction=forward", "--samples=1", start=("-m", "suite"))
-    assert out.returncode == 0, out.stderr
-    assert out.stderr == f"1 of 1: {case} forward f32, numpy:definition\n"
-    assert " of 1: " not in out.stdout
-    out = run(*words, "--against=definition", "--seconds=0.1", start=("-m", "suite"))
-    assert out.stderr.splitlines() == [
-        f"1 of 1: {case} forward, {case}",
-        "  half 1 of 2: starting baseline, candidate, twin",
-        "  half 1 of 2: pairs for 0.05 s",
-        "  half 1 of 2: judging the timed answers",
-        "  half 2 of 2: starting twin, candidate, baseline",
-        "  half 2 of 2: pairs for 0.05 s",
-        "  half 2 of 2: judging the timed answers",
-    ]

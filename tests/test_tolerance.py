@@ -1,19 +1,31 @@
 """Tolerance: the bound is sharp at its edge, and never met by rounding. What its formula gives stands in
-`tests/frozen/bounds.txt`."""
+`tests/frozen/bounds.txt`. Errors are drawn in the places and of the sizes that the bounds have, and
+what goes beyond them, or with a direction, is told by name."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import chi2
+from scipy.stats import chi2, f
 
 from attention_conformance.references import sdpa
-from attention_conformance.suite.judge import tolerance
+from attention_conformance.suite.judge import monte_carlo, tolerance
+from attention_conformance.suite.judge.monte_carlo import (
+    DRAWS,
+    PASSES,
+    ErrorStatistics,
+    RoundingSamples,
+    forward_samples,
+    gradient_samples,
+)
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.tolerance import RMS_FALSE_ALARM, rms_limit
 from attention_conformance.suite.judge.verdict import Deviation, HarnessError
 from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import parse_cases
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
-from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.test_spread import CAPPED, SHORT, WIDE, WIDE_LAYERS
 
 
 def oracle(inputs: Inputs, numerics: str = "exact", flushes: bool = False) -> Oracle:
@@ -160,19 +172,6 @@ def test_errors_of_one_row_are_one_error() -> None:
         spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "exact", 1.5)
 
 
-def test_what_is_stored_under_automatic_mixed_precision_is_rounded_to_both_dtypes() -> None:
-    bf16, f16 = DTYPES["bf16"], DTYPES["f16"]
-    inputs = draw(Case.parse("sdpa/none/mha/bf16/b1h1q5k14d8"))
-    u = Rounding("stepwise", beside=(f16, False)).roundoffs(inputs)
-    assert u.score == u.step == u.weight == u.output == 2.0**-8 + 2.0**-11 + 2.0**-19
-    assert u.accumulate == DTYPES["f32"].unit_roundoff
-    assert u.floor == bf16.smallest_subnormal + f16.smallest_subnormal
-    # Two roundings move a number by nearly as much.
-    x = np.linspace(1, 2, 100_001)
-    moved = np.abs(round_to(round_to(x, f16), bf16) / x - 1).max()
-    assert 0.9 * u.output < moved <= u.output
-
-
 def in_float32(inputs: Inputs) -> np.ndarray:
     """The output of float32 arithmetic with one sum after the other, rounded once to the case's dtype."""
     q, k, v = (x.astype(np.float32) for x in (inputs.query, inputs.key, inputs.value))
@@ -219,3 +218,91 @@ def test_the_variance_of_a_small_weight_is_not_lost() -> None:
     assert small.any()
     relative = (oracle.outputs.deviation / np.where(size > 0, size, 1))[small]
     assert (relative > 5 * DTYPES["bf16"].unit_roundoff).all()
+
+
+CASES = parse_cases(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_LAYERS, CAPPED, *SHORT))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_drawn_lies_within_the_bounds(case) -> None:
+    """To first order: drawn steps build on drawn steps. Bounds of an encoder are infinite in bfloat16."""
+    inputs, rounding = draw(case, 3), Rounding("stepwise")
+    samples = {"output": forward_samples(inputs, rounding.roundoffs(inputs))}
+    bounds = {"output": Oracle.forward(inputs, rounding).bound()}
+    if case.operator.takes_masks:
+        cotangent = draw_cotangent(case, 3)
+        oracle = Oracle.vjp(inputs, cotangent, rounding)
+        samples |= gradient_samples(inputs, cotangent, rounding.roundoffs(inputs, backward=True))
+        bounds |= {name: oracle.bound(name) for name in samples if name != "output"}
+    for name, one in samples.items():
+        assert one.errors.shape == (PASSES, one.exact.size)
+        worst = np.abs(one.errors).max(0) / bounds[name].ravel()
+        assert one.errors.any(), name
+        assert worst.max() <= 1.05, name
+        assert len({tuple(errors) for errors in one.errors}) == PASSES
+
+
+def test_a_pass_is_the_same_each_time_and_another_for_other_inputs() -> None:
+    inputs = draw(CASES[0], 5)
+    u = Rounding("eager").roundoffs(inputs)
+    first = forward_samples(inputs, u)
+    monte_carlo._CACHE.clear()
+    again, other = forward_samples(inputs, u), forward_samples(draw(CASES[0], 6), u)
+    assert again is not first
+    np.testing.assert_array_equal(again.errors, first.errors)
+    signs = [np.sign(drawn.errors[0][:500]) for drawn in (first, other)]
+    assert 0.4 < (signs[0] == signs[1]).mean() < 0.6
+    exact = Oracle.forward(inputs, Rounding("eager")).expected["output"].value
+    np.testing.assert_allclose(first.exact, exact, rtol=0, atol=1e-15)
+
+
+def test_what_is_not_finite_fails() -> None:
+    with pytest.raises(Deviation, match="is not finite") as caught:
+        spread_of(np.full(10, np.nan))
+    assert caught.value.kind == "non-finite"
+    with pytest.raises(HarnessError, match="ill-posed"):
+        spread_of(np.zeros(10), scale=np.inf)
+
+
+def test_the_limit_of_the_size_allows_for_an_estimated_variance() -> None:
+    """The size of random errors comes from `PASSES` samples, so their ratio has an F distribution. Every
+    draw has the same weight, so at least `DRAWS` errors are independent."""
+    for independent in (DRAWS, 10, 30, 100, 1000):
+        ratio = f.isf(RMS_FALSE_ALARM, independent, PASSES * independent)
+        assert rms_limit(independent) > np.sqrt(ratio)
+
+
+def spread_of(error: np.ndarray, scale: float = 1.0) -> ErrorStatistics:
+    """What is judged of an error (n,) beside normal ones of the size `scale`, for an answer of ones."""
+    chance = np.random.default_rng(1)
+    statistics = ErrorStatistics("the answer")
+    for _ in range(DRAWS):
+        errors = scale * chance.standard_normal((PASSES, error.size))
+        exact = np.ones(error.size)
+        statistics.add(exact + error, RoundingSamples(exact, errors), {"a gain": exact})
+    return statistics
+
+
+def test_errors_like_those_drawn_pass() -> None:
+    chance = np.random.default_rng(2)
+    statistics = spread_of(0.3 * chance.standard_normal(1000))
+    statistics.judge()
+    assert statistics.rms == pytest.approx(0.3, rel=0.1)
+    spread_of(np.zeros(1000)).judge()
+
+
+def test_errors_that_are_too_large_fail() -> None:
+    chance = np.random.default_rng(2)
+    with pytest.raises(Deviation, match=r"the answer, 6 draws: errors are 3\.\d+ times as large"):
+        spread_of(3.3 * chance.standard_normal(1000)).judge()
+
+
+def test_errors_that_go_with_a_direction_fail_and_say_by_how_much() -> None:
+    """A tenth of what one element may err, in all of a thousand."""
+    with pytest.raises(Deviation, match=r"go with a gain, as if that were off by 20 %: 1\d\.\d"):
+        spread_of(np.full(1000, 0.2)).judge()
+
+
+def test_errors_where_none_may_be_are_infinite() -> None:
+    with pytest.raises(Deviation, match="errors are inf times as large"):
+        spread_of(np.full(10, 0.1), scale=0.0).judge()

@@ -24,12 +24,7 @@ pytest.importorskip("safetensors")
 from attention_conformance.suite.vectors import export as module
 from attention_conformance.suite.vectors.asked import Output, StoredProblem, problems_of
 from attention_conformance.suite.vectors.export import export
-from attention_conformance.suite.vectors.files import (
-    Runtime,
-    decoded,
-    encoded,
-    read_index,
-)
+from attention_conformance.suite.vectors.files import Runtime, decoded, encoded, read_index
 from attention_conformance.suite.vectors.options import Selection
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -281,8 +281,7 @@ def pytest_sessionfinish():
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [((), 2, "died of SIGINT"), (("-n", "2"), -signal.SIGINT, "")],
+    ("words", "code", "said"), [((), 2, "died of SIGINT"), (("-n", "2"), -signal.SIGINT, "")]
 )
 def test_a_second_interrupt_ends_a_run_at_once(
     tmp_path: Path, words: tuple[str, ...], code: int, said: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +60,6 @@ def test_a_usage_error_is_a_reason(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "--backend=numpy", "--verdict-fd"])
     assert main(["bench", "--backend=numpy", "--verdict-fd=999"]) == gate.NOTHING
-
-
-def test_a_descriptor_gets_the_verdict(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    words = ["--function=tests/isolated.py:attend", "--samples=1", f"--verdict-fd={writing}"]
-    bench(tmp_path / "a.json", *words)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        assert json.loads(file.read()) == json.loads((tmp_path / "a.json").read_bytes())
 
 
 def test_few_samples_have_a_median_alone() -> None:

@@ -130,20 +130,6 @@ class CachedAnswer(Twin):
         return call
 
 
-class WrongLayout(Twin):
-    """Takes the axis of heads for that of positions."""
-
-    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-            arrays = [Rounded(x.values.swapaxes(1, 2), x.fmt) for x in (query, key, value)]
-            out = plain.function(
-                **dict(zip(("query", "key", "value"), arrays, strict=True)), **rest
-            )
-            return Rounded(out.values.swapaxes(1, 2), out.fmt)
-
-        return call
-
-
 class WrongWhileTimed(Twin):
     """Returns the values of its first keys where the clock runs: not in the first call, nor where its
     caller judges."""

@@ -109,7 +109,7 @@ def of_own_maximum(right: Any, c: Any, s: Any) -> Any:
 
 
 RESCALED = fault(
-    r"rescal|correct|running max|online|factor|new maximum|inverse|maxim|chunk|block|tile",
+    r"rescal|correct|running max|online|factor|new maximum|inverse|maxim|chunk|block|tile"
 )
 ROWS = (
     row("forgets_to_rescale", RESCALED,

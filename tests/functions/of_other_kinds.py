@@ -26,10 +26,7 @@ UNREADABLE = {
 }
 """Tensors without dense values."""
 
-HARMLESS = {
-    "subclass": lambda x: x.as_subclass(Subclass),
-    "negated": lambda x: torch._neg_view(-x),
-}
+HARMLESS = {"subclass": lambda x: x.as_subclass(Subclass), "negated": lambda x: torch._neg_view(-x)}
 """Tensors that hold their values in another way."""
 
 

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.kernels.attention import (
-    Call,
-    Eager,
-    Kernel,
-    Online,
-)
+from attention_conformance.suite.deviations.kernels.attention import Call, Eager, Kernel, Online
 from attention_conformance.suite.spec.dtypes import round_to
 
 

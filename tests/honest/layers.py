@@ -62,10 +62,7 @@ class LayerNanRows(LayerEager):
 class LayerUniformRows(LayerNanRows):
     """Hidden scores are the dtype's lowest number: rows without keys average all values."""
 
-    elections = LayerNanRows.elections | {
-        "fully-masked-row": "uniform",
-        "padded-sample": "uniform",
-    }
+    elections = LayerNanRows.elections | {"fully-masked-row": "uniform", "padded-sample": "uniform"}
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: LayerCall) -> np.ndarray:
         return scores if allowed is None else np.where(allowed, scores, call.work(-call.fmt.max))

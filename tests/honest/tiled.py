@@ -8,9 +8,7 @@ import numpy as np
 
 from attention_conformance.backends.protocol import DeclaredRounding
 from attention_conformance.suite.deviations.kernels.attention import Call
-from attention_conformance.suite.deviations.kernels.gradient import (
-    DifferentiableFused,
-)
+from attention_conformance.suite.deviations.kernels.gradient import DifferentiableFused
 from attention_conformance.suite.deviations.kernels.variants import FlashFused, MergedChunks
 
 
