@@ -11,6 +11,9 @@ as scores. Three errors are added to those of `references.primitives.softmax`:
                    twice that times max |o_i - o|, the log-sum-exp by (P - 1) u_acc log P.
     difference     Kernels (ring attention) write o1 + w (o2 - o1) for two parts: difference and product
                    round relative to |o2 - o1|, for any weight. At most 4 (P - 1) u_acc max |o_i - o|.
+                   For a cotangent g the gradient of o1 is g - w g, which rounds relative to |g|, and that
+                   of l2 is w (1 - w) g . (o2 - o1), in which 1 - w is off by u_acc: at most 4 (P - 1)
+                   u_acc |g|, and 4 (P - 1) u_acc sum |g| max |o_i - o|.
 
 If the parts are wrong by d1 and d2 in their log-sum-exps and beta1 and beta2 in their outputs, the
 merged output is wrong by at most
@@ -36,7 +39,7 @@ from attention_conformance.references.primitives.arranged import MovedAxis, Resh
 from attention_conformance.references.primitives.attend import Attend
 from attention_conformance.references.primitives.bias import Biased
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.rounding import Bounded, Roundoffs
+from attention_conformance.references.rounding import Bounded, Roundoffs, magnitude
 from attention_conformance.references.tape import Leaf
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -81,11 +84,8 @@ class _Merge(Reference):
         )
         merge_error = (parts - 1) * rounding.accumulate
         lse_error = merge_error * np.log(max(parts, 1))
-        distance = np.abs(inputs.arrays["partial_output"] - output.value).max(0, initial=0.0)
-        output = replace(
-            output,
-            error=output.error + (2 * lse_error + 4 * merge_error) * distance.astype(np.float64),
-        )
+        distance = largest_distance(inputs, output.value)
+        output = replace(output, error=output.error + (2 * lse_error + 4 * merge_error) * distance)
         lse = replace(lse, error=lse.error + lse_error)
         deviation = outputs.deviation
         if deviation is not None:
@@ -93,6 +93,30 @@ class _Merge(Reference):
         # No election: merging defines the output of rows without keys.
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)
         return Outputs({"output": output, "lse": lse}, keys, deviation)
+
+    @np.errstate(all="ignore")
+    def vjp(
+        self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
+        empty_rows: str = "zeros", output: str = "output",
+    ) -> Outputs:  # fmt: skip
+        """As `Reference.vjp`, with the error of the difference."""
+        outputs = super().vjp(inputs, cotangent, rounding, empty_rows, output)
+        merged = self.forward(inputs, rounding).arrays["output"].value
+        error = 4 * (inputs.sizes.Lk - 1) * rounding.accumulate * magnitude(cotangent)
+        errors = {
+            "partial_output": error,
+            "partial_lse": (error * largest_distance(inputs, merged)).sum(-1),
+        }
+        arrays = {
+            name: replace(gradient, error=gradient.error + errors[name])
+            for name, gradient in outputs.arrays.items()
+        }
+        return replace(outputs, arrays=arrays)
+
+
+def largest_distance(inputs: Inputs, output: np.ndarray) -> np.ndarray:
+    """max |o_i - o| (B, H, Lq, Dv) over the parts, float64."""
+    return magnitude(inputs.arrays["partial_output"] - output).max(0, initial=0.0)
 
 
 reference = _Merge(compose)
