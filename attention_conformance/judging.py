@@ -56,19 +56,22 @@ def check_attention(
     - `like`: the operator if the function is not plain attention, or a layer if the function makes one
       (see `judge_module`)
     - `name`: the function's name in tables
-    - `numerics`: the numerics class; `elect`: answers by election question; `dtypes`: supported dtypes
+    - `numerics`: the numerics class, or one for each dtype by name; `elect`: answers by election
+      question; `dtypes`: supported dtypes
     - `expect`: manifests of expected failures
     - `checks`: names of checks, by default all
+    - `drop_in`: the function replaces the framework's own attention, so it must refuse malformed problems
+      and give the same implementation-defined answers
+    - `allow_unused`: it may have parameters whose names are nearly those of arguments
     - `inherit_known`: a failure is known if the framework's own code is known to fail in the same way
     - `timeout`: seconds per cell, 0 for none. It uses SIGALRM, and ends the process if a cell holds the
       GIL.
     - `claims`: other claims, as `head_sizes=(64, 128)` (`suite.spec.claims.CLAIMS`)
 
     Returns the report, which says what is wrong if a cell fails (a few seconds more). Unless `raises` is
-    False, raises AttentionFailure if a cell fails, no cell passes,
-    or too little is judged: no cell of the check `values`, or less than half of the cells that signature
-    and claims allow. `allow_refusals` switches the second rule off. Raises UsageError for invalid
-    arguments.
+    False, raises AttentionFailure if a cell fails, no cell passes, or too little is judged: no cell of
+    the check `values`, or (without `allow_refusals`) less than half of the cells that signature and
+    claims allow. Raises UsageError for invalid arguments.
     """
     __tracebackhide__ = True
     if timeout < 0:

@@ -82,7 +82,7 @@ def attention(
     - `features`: values of features (`suite.spec.features`) by name: numbers, arrays (H,), or operands of
       steps, which broadcast to (B, H, Lq, Lk).
     - `empty_rows`: output of a fully masked row, "zeros", "nan" or "uniform" (the mean of all Lk
-      values). With a finite score of a key of value 0 the output is 0: that key has all the weight.
+      values). With a finite score of a sink the output is 0: the sink has all the weight.
     - Keys and values that no row attends may hold anything, NaN included.
     - `precision`: np.float64 or np.longdouble. The terms are always float64.
 
@@ -104,7 +104,7 @@ def attention(
     q: np.ndarray = query.astype(precision)
     k: np.ndarray = np.repeat(key, group, axis=1).astype(precision)
     v: np.ndarray = np.repeat(value, group, axis=1).astype(precision)
-    score_steps, zero_key = split_steps(features, Lq, Lk, precision)
+    score_steps, sink = split_steps(features, Lq, Lk, precision)
     nonfinite = ~np.isfinite(v).all(-1) | ~np.isfinite(k).all(-1)
     if nonfinite.any():
         # 0 * NaN is NaN in a matrix product, so slots that every row hides become 0. A non-finite
@@ -118,7 +118,7 @@ def attention(
     out: np.ndarray = np.zeros((B, H, Lq, Dv), precision)
     lse: np.ndarray = np.full((B, H, Lq), -np.inf, precision)
     largest = lse.copy()
-    collector = Collector(q, k, v, scale, zero_key, variance) if terms else None
+    collector = Collector(q, k, v, scale, sink, variance) if terms else None
 
     def block(rows: slice) -> None:
         """Writes output, log-sum-exp, largest score and terms of a block of rows."""
@@ -133,10 +133,10 @@ def attention(
         hidden = _hidden_pairs(mask_rows, bias_rows, rows)
         if hidden is not None:
             s = np.where(hidden, -np.inf, s)
-        if zero_key is None:
+        if sink is None:
             softmax = Softmax.of(s)
         else:
-            column = np.broadcast_to(zero_key.operand, (*s.shape[:-1], 1))
+            column = np.broadcast_to(sink.operand, (*s.shape[:-1], 1))
             softmax = Softmax.of(np.concatenate([s, column], -1))
         p, empty = softmax.weights[..., :Lk], softmax.empty
         o = p @ v
@@ -188,7 +188,7 @@ def bounded(
         arrays["lse"] = Bounded(
             block_pass.lse, terms.lse_bound(block_pass.lse, block_pass.largest, u)
         )
-    return Outputs(arrays, terms.keys, deviation, terms.has_zero_key)
+    return Outputs(arrays, terms.keys, deviation, terms.has_sink)
 
 
 def _check_shapes(

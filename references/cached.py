@@ -128,12 +128,12 @@ def chunk_rows(problem: Problem, view: View) -> Bounded:
     values = Leaf(u, decoded(Bounded.exact(value), u)) if u.codes else leaf(value)
     rows, keys = query.shape[2], key.shape[2]
     features, precision = view.features(inputs.features), precision_for(inputs.dtype)
-    score_steps, zero_key = split_steps(features, rows, keys, precision)
-    zero_scores = None if zero_key is None else zero_key.operand
-    pairs = Pairs((*query.shape[:3], keys), view.mask[:, None], zero_key=zero_scores)
+    score_steps, sink = split_steps(features, rows, keys, precision)
+    sink_scores = None if sink is None else sink.operand
+    pairs = Pairs((*query.shape[:3], keys), view.mask[:, None], sink=sink_scores)
     view_bias = view.bias(arrays.get("bias"))
     bias = None if view_bias is None else leaf(view_bias)
-    attend = attended(problem, query, rotated_key, values, pairs, bias, score_steps, zero_key)
+    attend = attended(problem, query, rotated_key, values, pairs, bias, score_steps, sink)
     return nan_to_inf(attend.output)
 
 

@@ -68,13 +68,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Composition:
-    """The output of an operator and its further outputs by name, as nodes. For `keys` and `has_zero_key`
+    """The output of an operator and its further outputs by name, as nodes. For `keys` and `has_sink`
     see `references.outputs.Outputs`; `keys` is None if no row is fully masked."""
 
     output: Node
     further_outputs: Mapping[str, Node] = field(default_factory=dict)
     keys: np.ndarray | None = None
-    has_zero_key: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
+    has_sink: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
 
 
 class Reference:
@@ -165,4 +165,4 @@ def _outputs(inputs: Inputs, composition: Composition, arrays: Mapping[str, Boun
     if keys is None:
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)
     bounded = {name: nan_to_inf(array) for name, array in arrays.items()}
-    return Outputs(bounded, keys, has_zero_key=composition.has_zero_key)
+    return Outputs(bounded, keys, has_sink=composition.has_sink)

@@ -27,9 +27,9 @@ EMPTY_ROW_GRADIENTS = ("zeros", "uniform", "scores")
 class Outputs:
     """Outputs of an operator, or gradients by array name, each with its bound.
 
-    - `keys` (B, H, Lq): number of attended keys per row, without a key of value 0 (a sink); ones for
+    - `keys` (B, H, Lq): number of attended keys per row, without a sink (a key of value 0); ones for
       operators without keys.
-    - `has_zero_key` (H, 1): True for heads with a finite score of a key of value 0. Rows of these heads
+    - `has_sink` (H, 1): True for heads with a finite score of a sink. Rows of these heads
       without other keys give 0 and follow no election.
     - `deviation`: standard deviation of the output's error for random rounding; only for sdpa, merge
       and packed in 16 bits.
@@ -38,12 +38,12 @@ class Outputs:
     arrays: dict[str, Bounded]
     keys: np.ndarray
     deviation: np.ndarray | None = None
-    has_zero_key: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
+    has_sink: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
 
     @property
     def empty(self) -> np.ndarray:
         """Fully masked rows (B, H, Lq) that follow the implementation's election."""
-        return (self.keys == 0) & ~self.has_zero_key
+        return (self.keys == 0) & ~self.has_sink
 
 
 def in_precision(

@@ -81,7 +81,9 @@ def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
 
 
 def _variant_frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
-    """`frequencies` with the factor on sine and cosine that the variant has by default."""
+    """The variant's frequencies, their relative error in roundoffs, and the factor on sine and cosine
+    that holds if none is given. A power has 3 roundings for each unit of its exponent's logarithm, and 4
+    of its own."""
     size, base, f, n = rotation.size, rotation.base, FACTOR, ORIGINAL_LENGTH
     exponent = (2 * np.arange(size // 2)).astype(position.dtype) / size
     length = float(position.max(initial=0)) + 1

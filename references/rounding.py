@@ -347,7 +347,8 @@ def sum_of_present(parts: list[Bounded | None], store: Store) -> Bounded | None:
 
 
 def stored_mean(x: Bounded, axis: int, u: Roundoffs) -> Bounded:
-    """The mean of x over an axis, stored; sums are in the accumulator, or stored like steps."""
+    """The mean of x over an axis, rounded to the case's dtype. Its sum rounds in the accumulator, or as
+    stored steps of the softmax do: the larger of both counts."""
     n = x.shape[axis]
     unit = max(u.accumulate, u.step)
     error = x.error.mean(axis) + gamma(n + 1, unit) * x.size.mean(axis)

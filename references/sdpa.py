@@ -28,7 +28,7 @@ from attention_conformance.references.composition import Composition, Problem, R
 from attention_conformance.references.outputs import Outputs
 from attention_conformance.references.primitives.arranged import Reshaped
 from attention_conformance.references.primitives.attend import Attend, LogSumExp
-from attention_conformance.references.primitives.bias import Biased, ZeroKey
+from attention_conformance.references.primitives.bias import Biased, Sink
 from attention_conformance.references.primitives.cap import Cap
 from attention_conformance.references.primitives.centred import Centred, CentredScores
 from attention_conformance.references.primitives.pairs import Pairs
@@ -48,24 +48,25 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, H, Lq, Dv), and if there is no key of value 0 the log-sum-exp (B, H, Lq), which has
+    """The output (B, H, Lq, Dv), and if there is no sink the log-sum-exp (B, H, Lq), which has
     no JVP."""
     inputs, s = problem.inputs, problem.sizes
-    score_steps, zero_key = split_steps(inputs.features, s.Lq, s.Lk, precision_for(inputs.dtype))
-    pairs = Pairs.of(problem, None if zero_key is None else zero_key.operand)
+    score_steps, sink = split_steps(inputs.features, s.Lq, s.Lk, precision_for(inputs.dtype))
+    pairs = Pairs.of(problem, None if sink is None else sink.operand)
     query, key, value = (problem.leaf(name) for name in OPERANDS)
     bias = None if inputs.bias is None else problem.leaf("bias")
-    attend = attended(problem, query, key, value, pairs, bias, score_steps, zero_key)
+    attend = attended(problem, query, key, value, pairs, bias, score_steps, sink)
     if attend.column is None:
         return Composition(attend, {"lse": LogSumExp(attend)}, pairs.keys)
-    return Composition(attend, keys=pairs.keys, has_zero_key=pairs.has_zero_key)
+    return Composition(attend, keys=pairs.keys, has_sink=pairs.has_sink)
 
 
 def attended(
     problem: Problem, query: Node, key: Node, value: Node, pairs: Pairs, bias: Node | None,
-    score_steps: Sequence[Step], zero_key: Step | None,
+    score_steps: Sequence[Step], sink: Step | None,
 ) -> Attend:  # fmt: skip
-    """Attention of these nodes, with the steps on scores and the key of value 0 (`split_steps`)."""
+    """Attention of these nodes, with `score_steps` on the scores, then the bias, and a `sink`: one more
+    key, whose value is 0 (`split_steps`). Keys are centred if the roundoffs say so."""
     u, scale = problem.u, problem.scale
     scores: Node = Scores(u, query, key, scale, pairs)
     q, k = query.output, key.output
@@ -77,11 +78,11 @@ def attended(
         scores = with_step(problem, step, scores)
     if bias is not None:
         scores = Biased(u, scores, bias)
-    if zero_key is None:
+    if sink is None:
         return Attend(u, scores, value, pairs)
-    column = problem.exact_leaf(zero_key.name)
+    column = problem.exact_leaf(sink.name)
     assert column is not None
-    return Attend(u, scores, value, pairs, ZeroKey(u, column, scores, pairs, zero_key.unit(u)))
+    return Attend(u, scores, value, pairs, Sink(u, column, scores, pairs, sink.unit(u)))
 
 
 def with_step(problem: Problem, step: Step, scores: Node) -> Node:

@@ -66,7 +66,7 @@ def split_steps(
     features: Mapping[str, Any], rows: int, keys: int, precision: type[np.floating[Any]]
 ) -> tuple[list[Step], Step | None]:
     """The steps on scores for features (values by name), in the order of the computation; and the step
-    that is a key of value 0, or None. A value of rank 4 is the operand of its step."""
+    of a sink, a key of value 0, or None. A value of rank 4 is the operand of its step."""
     score_steps = []
     for name, value in features.items():
         reduction = FEATURES[name].reduction
@@ -76,5 +76,5 @@ def split_steps(
             operand = precise if is_operand else reduction.operand(precise, rows, keys)
             score_steps.append(Step(name, reduction, operand))
     score_steps.sort(key=lambda step: list(STEPS).index(step.reduction.to))
-    zero_key = score_steps.pop() if score_steps and score_steps[-1].reduction.to == "key" else None
-    return score_steps, zero_key
+    sink = score_steps.pop() if score_steps and score_steps[-1].reduction.to == "key" else None
+    return score_steps, sink

@@ -19,7 +19,7 @@ from attention_conformance.references.primitives.softmax import (
     average_error,
     growth,
     lse_error,
-    zero_key_size,
+    sink_size,
 )
 from attention_conformance.references.rounding import Roundoffs, gamma
 from attention_conformance.references.steps import Step
@@ -55,7 +55,7 @@ class Terms:
       peak_shift        max |s_j - m| over these keys
     Other shapes:
       summands          D + 2, the number of roundings in a scaled product
-      has_zero_key      (H, 1), heads with a finite score x of a key of value 0, with
+      has_sink      (H, 1), heads with a finite score x of a sink, with
                         a_j = r (|x| + |m'| + log n') + |x - m| + 4 and c_j = 0, for r roundings of x
     """
 
@@ -73,7 +73,7 @@ class Terms:
     peak_score: np.ndarray
     peak_shift: np.ndarray
     summands: int
-    has_zero_key: np.ndarray
+    has_sink: np.ndarray
 
     def bound(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
         """The bound of the rounding errors of `output`, float64 (B, H, Lq, Dv); 0 where the output is
@@ -85,7 +85,7 @@ class Terms:
         )
         size = np.abs(output).astype(np.float64)
         average = average_error(
-            u, (self.summed + self.has_zero_key)[..., None], growth(peak[..., None]),
+            u, (self.summed + self.has_sink)[..., None], growth(peak[..., None]),
             by_score=self._per_summand(u) * self.accumulate + u.score * self.score + u.step * self.shift,
             mass=self.value,
             size=size,
@@ -125,7 +125,7 @@ class Terms:
         size = np.abs(output.astype(np.float64))
         variance = u.score**2 * self.score_var + u.weight**2 * self.value_var
         variance += u.output**2 * size**2 + u.step**2 * (self.step_var + size**2)
-        averaged = np.sqrt(self.summed + self.has_zero_key + 4)[..., None] * (self.value + size)
+        averaged = np.sqrt(self.summed + self.has_sink + 4)[..., None] * (self.value + size)
         sums = u.accumulate * (self.accumulate / np.sqrt(self.summands) + averaged)
         first_order = (u.score * self.peak_score <= 1.0)[..., None] & (u.part == 0.0)
         holds = first_order & (sums <= NEGLIGIBLE_SUMS * np.sqrt(variance))
@@ -136,7 +136,7 @@ _PER_VALUE = (
     "accumulate", "score", "shift", "value", "underflow", "score_var", "value_var",
     "step_var",
 )  # fmt: skip
-_ARRAYS = tuple(f.name for f in fields(Terms) if f.name not in ("summands", "has_zero_key"))
+_ARRAYS = tuple(f.name for f in fields(Terms) if f.name not in ("summands", "has_sink"))
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Block:
     final       (B, H, rows, Lk): scores after steps, bias and mask
     weights     (B, H, rows, Lk)
     output      (B, H, rows, Dv)
-    softmax     over the keys, and the key of value 0, if there is one
+    softmax     over the keys, and the sink, if there is one
     hidden      hidden pairs, broadcastable, or None
     empty       (B, H, rows, 1): rows without any key
     averaged    (B, H, rows, 1): rows without any key that average all values
@@ -177,10 +177,10 @@ class Collector:
 
     def __init__(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray,
-        scale: float, zero_key: Step | None, variance: bool,
+        scale: float, sink: Step | None, variance: bool,
     ) -> None:  # fmt: skip
         B, H, Lq, D = q.shape
-        self.zero_key, self.variance = zero_key, variance
+        self.sink, self.variance = sink, variance
         self.dtype: Any = np.float64 if q.dtype == np.longdouble else np.float32
         self.abs_q = np.abs(q).astype(self.dtype) * self.dtype((D + 2) * abs(float(scale)))
         self.abs_k = np.ascontiguousarray(np.swapaxes(np.abs(k), -1, -2).astype(self.dtype))
@@ -191,8 +191,8 @@ class Collector:
         self.square_v = np.square(self.v)
         shape = (B, H, Lq, v.shape[-1])
         arrays = {name: np.zeros(shape if name in _PER_VALUE else shape[:3]) for name in _ARRAYS}
-        finite = finite_heads(None if zero_key is None else zero_key.operand)
-        self.terms = Terms(**arrays, summands=D + 2, has_zero_key=finite)
+        finite = finite_heads(None if sink is None else sink.operand)
+        self.terms = Terms(**arrays, summands=D + 2, has_sink=finite)
 
     def add(self, block: Block) -> None:
         """Writes the sums of one block into the terms."""
@@ -266,8 +266,8 @@ class Collector:
                 squared *= has_scores
             for array, factor in ((t.score_var, square), (t.step_var, step_squares)):
                 array[:, :, rows] = unit * unit * self._spread_around(factor * squared, o)
-        if self.zero_key is not None:
-            self._add_zero_key(self.zero_key, block, unit * abs_o)
+        if self.sink is not None:
+            self._add_sink(self.sink, block, unit * abs_o)
 
     def _spread_around(self, factor: np.ndarray, o: np.ndarray) -> np.ndarray:
         """sum_j factor_j (v_j - o)^2."""
@@ -275,16 +275,16 @@ class Collector:
         spread += factor.sum(-1, keepdims=True) * np.square(o)
         return np.maximum(spread, 0.0)
 
-    def _add_zero_key(self, zero_key: Step, block: Block, abs_o: np.ndarray) -> None:
-        """Adds a key of value 0 to the terms of a block; `abs_o` is |o|, 0 in fully masked rows."""
+    def _add_sink(self, sink: Step, block: Block, abs_o: np.ndarray) -> None:
+        """Adds a sink to the terms of a block; `abs_o` is |o|, 0 in fully masked rows."""
         t, rows = self.terms, block.rows
         p = block.softmax.weights[..., -1].astype(np.float64)
         distance = block.softmax.distance[..., -1]
         largest = block.final.max(-1, initial=-np.inf)
         keys = t.keys[:, :, rows]
-        finite = t.has_zero_key & (keys > 0)
-        size = zero_key_size(zero_key.operand[..., 0], largest, keys)
-        rounding = zero_key.reduction.accumulate * size
+        finite = t.has_sink & (keys > 0)
+        size = sink_size(sink.operand[..., 0], largest, keys)
+        rounding = sink.reduction.accumulate * size
         a = np.where(finite, rounding + distance + 4.0, 0.0)
         for array, factor in ((t.accumulate, a), (t.shift, distance)):
             array[:, :, rows] += (p * factor)[..., None] * abs_o

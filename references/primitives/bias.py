@@ -25,7 +25,7 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.softmax import zero_key_size
+from attention_conformance.references.primitives.softmax import sink_size
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
@@ -82,9 +82,9 @@ class Biased(Node):
         return sum_of_present([scores, bias], self.u.scores)
 
 
-class ZeroKey(Node):
-    """The column (B, H, Lq, 1) with the scores (H,) of a key of value 0, for a softmax together with
-    scores (B, H, Lq, Lk). `unit`: the relative error of the column."""
+class Sink(Node):
+    """The column (B, H, Lq, 1) of a sink: the scores (H,) of one more key, whose value is 0. It joins the
+    softmax over scores (B, H, Lq, Lk). `unit`: the relative error of the column."""
 
     def __init__(self, u: Roundoffs, column: Node, scores: Node, pairs: Pairs, unit: float) -> None:
         super().__init__(u, column, scores)
@@ -105,7 +105,7 @@ class ZeroKey(Node):
         largest = hidden.max(-1, keepdims=True, initial=-np.inf)
         keys = allowed.sum(-1, keepdims=True)
         column = self.column.output.value[:, None, None]
-        error = self.unit * zero_key_size(column, largest, keys)
+        error = self.unit * sink_size(column, largest, keys)
         return Bounded(np.broadcast_to(column, error.shape), error)
 
     def gradients(self, cotangent: Bounded) -> Gradients:

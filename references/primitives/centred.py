@@ -102,7 +102,7 @@ class Centred(Node):
 
 
 class CentredScores(Scores):
-    """Scores of centred keys (`Centred`), with the values of the scores of K."""
+    """Scores with the errors of centred keys, K - c (`Centred`), and the exact values of K."""
 
     key: Centred
 
@@ -120,4 +120,4 @@ def _zero_sum(x: Bounded, pairs: Pairs) -> np.ndarray:
     """The sum of x (..., Lk, .) over the keys, which is 0 up to rounding: 0, or its random value inside
     `random_roundings`."""
     total = x.value.sum(-2, keepdims=True)
-    return total if errors_are_random() and not pairs.has_zero_key.any() else np.zeros_like(total)
+    return total if errors_are_random() and not pairs.has_sink.any() else np.zeros_like(total)

@@ -67,11 +67,13 @@ class ProjectedLatents(Linear):
 
     @cached_property
     def output(self) -> Bounded:
+        """x W. Columns of W that only select a component (`selects`) round nothing: their error is 0 if
+        x and W have none there."""
         y, x, kernel = super().output, self.x.output, self.kernel.output
         flat = kernel.value.reshape(len(kernel.value), -1)
-        chosen = selects(flat).reshape(1, 1, *kernel.shape[1:])
-        inherited = (x @ Bounded(flat, kernel.error.reshape(flat.shape))).reshape(*y.shape)
-        return Bounded(y.value, np.where(chosen & (inherited.error == 0), 0.0, y.error))
+        only_selects = selects(flat).reshape(1, 1, *kernel.shape[1:])
+        unrounded = (x @ Bounded(flat, kernel.error.reshape(flat.shape))).reshape(*y.shape)
+        return Bounded(y.value, np.where(only_selects & (unrounded.error == 0), 0.0, y.error))
 
 
 class HeadProjection(Node):

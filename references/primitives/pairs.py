@@ -15,29 +15,29 @@ class Pairs:
     -inf hides.
 
     Mask and bias are broadcastable or None. `empty_rows` and `gradient_rows` as in
-    `references.composition.Problem`. `zero_key` (1, H, 1, 1): scores of a key of value 0. Rows
+    `references.composition.Problem`. `sink` (1, H, 1, 1): scores of a sink. Rows
     with a finite one follow no election.
     """
 
     def __init__(
         self, shape: tuple[int, int, int, int], mask: np.ndarray | None, bias: np.ndarray | None = None,
-        empty_rows: str = "zeros", gradient_rows: str = "zeros", zero_key: np.ndarray | None = None,
+        empty_rows: str = "zeros", gradient_rows: str = "zeros", sink: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         self.shape, self.mask, self.empty_rows = shape, mask, empty_rows
         self.averages_values = gradient_rows == "uniform"
         self.bias_allows = (
             None if bias is None or not np.isneginf(bias).any() else ~np.isneginf(bias)
         )
-        self.has_zero_key = finite_heads(zero_key)
+        self.has_sink = finite_heads(sink)
         self.equal_scores = gradient_rows == "scores"
 
     @classmethod
-    def of(cls, problem: Problem, zero_key: np.ndarray | None = None) -> Pairs:
+    def of(cls, problem: Problem, sink: np.ndarray | None = None) -> Pairs:
         s, bias = problem.sizes, problem.arrays.get("bias")
         shape = (s.B, s.H, s.Lq, s.Lk)
         return cls(
             shape, problem.inputs.dense_mask, bias, problem.empty_rows,
-            problem.gradient_rows, zero_key,
+            problem.gradient_rows, sink,
         )  # fmt: skip
 
     @cached_property
@@ -59,7 +59,7 @@ class Pairs:
         if not self.equal_scores or self.mask is None:
             return np.zeros((*self.shape[:3], 1), bool)
         fully_masked_rows = ~np.broadcast_to(self.mask, self.shape).any(-1, keepdims=True)
-        return np.asarray(fully_masked_rows & ~self.has_zero_key[:, :, None])
+        return np.asarray(fully_masked_rows & ~self.has_sink[:, :, None])
 
     @cached_property
     def allowed(self) -> np.ndarray:
@@ -97,6 +97,6 @@ class Pairs:
         return x.where(self.allowed)
 
 
-def finite_heads(zero_key: np.ndarray | None) -> np.ndarray:
-    """Boolean (H, 1): heads in which the score `zero_key` (1, H, 1, 1) of a key of value 0 is finite."""
-    return np.zeros((1, 1), bool) if zero_key is None else np.isfinite(zero_key).reshape(-1, 1)
+def finite_heads(sink: np.ndarray | None) -> np.ndarray:
+    """Boolean (H, 1): heads in which the score (1, H, 1, 1) of a sink is finite."""
+    return np.zeros((1, 1), bool) if sink is None else np.isfinite(sink).reshape(-1, 1)

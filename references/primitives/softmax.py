@@ -160,8 +160,8 @@ def average_error(
     )
 
 
-def zero_key_size(x: np.ndarray, largest: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """|x| + |m'| + log n', relative to which the score x of a key of value 0 is rounded; `largest` is m',
+def sink_size(x: np.ndarray, largest: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """|x| + |m'| + log n', relative to which the score x of a sink is rounded; `largest` is m',
     `keys` n', all broadcast.
 
     Rows without keys have no m' term. Scores of -inf have no |x| term.

@@ -52,7 +52,7 @@ def weights_without_lowest_rows(right: Eager, scores: np.ndarray, call: Call) ->
 
 
 def minus_maximum_before_bias(right: Kernel, scores: np.ndarray) -> np.ndarray:
-    """Scores minus their maximum, which is at most the maximum before the bias."""
+    """Scores minus the smaller of two maxima, with and without the bias."""
     unbiased = memory(right)["biased"]
     if scores.shape != unbiased.shape:  # with a sink
         return right.shifted(scores)

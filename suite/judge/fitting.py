@@ -366,7 +366,8 @@ class Fitting:
         return name not in self.function.binder.serving("bias") or self.is_right(inputs)
 
     def advice_on_biases(self, name: str, is_native: bool) -> tuple[str, tuple[str, ...]]:
-        """The claim to advise if the parameter of this name takes no biases; see `advice_on_masks`."""
+        """The advice if the parameter of this name is right with booleans and wrong with biases, and the
+        features that fail without it; `is_native` as in `advice_on_masks`."""
         if self.takes_biases(name):
             return NO_ADVICE
         inputs = self.probe.draw(BIASED.format(dt=self.dtype.name))

@@ -30,7 +30,8 @@ GEMM_SECONDS = 0.5
 
 
 class Server:
-    """Timed calls by key, and the machine's limits. A request's field `do` names the method to call."""
+    """Timed calls by key, and the machine's limits: rates by ("gemm" or "copy", dtype, bytes). A
+    request's field `do` names the method to call."""
 
     def __init__(self, request: Fields) -> None:
         if request["cpus"]:

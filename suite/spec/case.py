@@ -313,8 +313,8 @@ def features(
     widths: Widths | None,
     mask_array: bool = False,
 ) -> tuple[str, ...]:
-    """The features that a case needs, or a variation of it with these arrays (names), sizes and widths.
-    `mask_array`: True if the mask is an array."""
+    """The words of the features that a call needs: of a case, or of a variation of it. `arrays` (names),
+    `sizes` and `widths` are those of the call; `mask_array` is True if its mask is an array."""
     names = ["mask"] if mask_array else []
     if case.mask is not None:
         names += part_features(case.mask, case.form)

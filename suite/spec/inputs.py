@@ -266,7 +266,7 @@ class Inputs:
     def fully_masked_rows(self) -> np.ndarray:
         """Boolean (B, H, Lq): rows without any key. In packings (`Packing.attends`) nobody reads them.
 
-        Rows of heads with a finite score of a key of value 0 (a sink) do not count: their output is
+        Rows of heads with a finite score of a sink do not count: their output is
         exactly 0, and follows no election.
         """
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))

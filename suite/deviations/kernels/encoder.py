@@ -36,6 +36,7 @@ class EncoderKernel(MultiHeadKernel):
         return {}
 
     def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        """The output (B, L, E), and no weights: an encoder returns none."""
         x = self.load(call.query, call)
         if call.pre:
             y = self.attention_residual(

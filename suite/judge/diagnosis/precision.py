@@ -197,7 +197,8 @@ def _round(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def sum_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptom if sums over keys run in 16 bits. Sets `tool.unit`."""
+    """The symptom if sums over keys run in 16 bits: the average of many values of 1 under equal weights
+    is 0.5 if the sum of values stops growing, and 2 if the sum of weights does. Sets `tool.unit`."""
     for name, keys in ADDED.items():
         if case.dtype.is_half and case.dtype.name != name:
             continue

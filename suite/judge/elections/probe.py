@@ -159,7 +159,7 @@ class Probe:
     def values(
         self, inputs: Inputs, may_lack: bool = False, prepared: PreparedCall | None = None
     ) -> np.ndarray | None:
-        """The output in float64, or None if the framework raises."""
+        """The output in float64; None if an error is the answer (`arrays`)."""
         arrays = self.arrays(inputs, may_lack, prepared)
         return None if arrays is None else arrays["output"]
 

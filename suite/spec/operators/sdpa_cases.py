@@ -197,7 +197,7 @@ SMOKE_FAR = (
 )
 
 LEVEL = ("sdpa/none/gqa2/{dt}/b2h4q5k33d16/level", "sdpa/causal/mha/{dt}/b2h3q16k16d16/level")
-"""Large scores that 16 bits hold, of which log-sum-exps are none."""
+"""Large scores that are numbers of 16-bit formats, while their log-sum-exps are not."""
 
 FAR = (
     "sdpa/causal/gqa2/{dt}/b4h10q65k65d8/scale1.0/staircase",
