@@ -152,7 +152,7 @@ def test_an_exception_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
     said = told_of(implementation)
     assert said.diagnoses == ()
     assert said.notes == ("no diagnosis of mine:causal-sees-next: RuntimeError: broken",)
-    monkeypatch.setattr(diagnosing, "_diagnosed", broken)
+    monkeypatch.setattr(diagnosing, "_diagnose", broken)
     assert told_of(implementation).notes == ("no diagnosis: RuntimeError: broken",)
 
 

@@ -119,7 +119,7 @@ def test_keras_has_the_attention_of_its_engine() -> None:
     pytest.importorskip("jax")
     program = (
         "from attention_conformance.backends import registry as r; "
-        "print(*r.own_attention(r.load('keras-jax')))"
+        "print(*r.attention_names(r.load('keras-jax')))"
     )
     # Another test of this process chose an engine.
     environment = {name: text for name, text in os.environ.items() if name != "KERAS_BACKEND"}

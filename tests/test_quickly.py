@@ -167,7 +167,9 @@ def test_what_the_first_run_left_behind_or_what_died_in_it_fails_the_cell(tmp_pa
         verdict, calls = judged(*wrong, act=leave)
         assert (verdict.status, verdict.kind) == ("fail", "leaked-state"), verdict
         assert (False in calls) == bool(wrong)
-    with patch.object(leaks, "died", side_effect=[["an object raised ValueError"], []]):
+    with patch.object(
+        leaks, "background_errors", side_effect=[["an object raised ValueError"], []]
+    ):
         verdict, calls = judged(True)
     assert (verdict.status, verdict.kind) == ("fail", "raised")
     assert "an object raised ValueError" in verdict.message

@@ -201,7 +201,7 @@ def test_float64_is_left_out_where_it_cannot_be_computed(
     def refuse(*_: Any) -> Any:
         raise module.HarnessError("float64 cases need an extended-precision numpy.longdouble")
 
-    monkeypatch.setattr(module, "expected", refuse)
+    monkeypatch.setattr(module, "expected_values", refuse)
     words = ["vectors", "--operator=concat", "--dtype=f64", f"--output={tmp_path / 'new'}"]
     assert main(words) == 2
     assert "--dtype leaves float64 out" in capsys.readouterr().err

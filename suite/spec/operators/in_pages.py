@@ -151,9 +151,8 @@ def page_counts(case: Case) -> tuple[np.ndarray, int]:
     """The number of pages of each sample, (B,), and the number of pages that all samples share: full
     pages, into which no sample writes."""
     counts, size = lengths(case), case.option("page_size")
-    before_writing = int(counts.min(initial=case.sizes.Lk)) - (
-        case.sizes.Lq if case.option("writes") else 0
-    )
+    written = case.sizes.Lq if case.option("writes") else 0
+    before_writing = int(counts.min(initial=case.sizes.Lk)) - written
     return -(-counts // size), before_writing // size if case.option("shared") else 0
 
 
@@ -180,11 +179,8 @@ def draw_paged(
     with fewer keys has the last ones."""
     if case.option("page_size") is None:
         return draw(case, rng, seed)
-    arrays, array_axes, n = (
-        draw(case_without_pages(case), rng, seed),
-        case_without_pages(case).axes,
-        letters(case),
-    )
+    flat_case, n = case_without_pages(case), letters(case)
+    arrays, array_axes = draw(flat_case, rng, seed), flat_case.axes
     counts, (pages, shared) = lengths(case), page_counts(case)
     table = draw_table(pages, n, owned_pages(n["p"], rng), rng, shared)
     slot_ids = slots_of(table, counts, n["s"], case.sizes.Lk)
@@ -364,7 +360,7 @@ def refuse_malformed(
 
 
 def mask_missing_keys(inputs: Inputs) -> Inputs:
-    """The inputs with a mask for the keys of `gathered`, which hides places in front of the first key of
+    """The inputs with a mask for the keys of `gather_tokens`, which hides places in front of the first key of
     a sample. The inputs are unchanged without pages, and if all samples have Lk keys."""
     counts = inputs.arrays.get("key_lengths")
     if counts is None or (counts == inputs.sizes.Lk).all():
@@ -375,17 +371,14 @@ def mask_missing_keys(inputs: Inputs) -> Inputs:
 
 
 def with_mask_by_position(inputs: Inputs) -> Inputs:
-    """`masked` inputs, whose mask is shifted so that the first key of a sample has the index 0."""
+    """The inputs of `mask_missing_keys`, whose mask is shifted so that the first key of a sample has the index 0."""
     masked_inputs = mask_missing_keys(inputs)
     if masked_inputs is inputs or masked_inputs.mask_array is None:
         return masked_inputs
     hidden_count = (inputs.sizes.Lk - inputs.arrays["key_lengths"].astype(int))[:, None, None, None]
     key_order = (np.arange(inputs.sizes.Lk) + hidden_count) % inputs.sizes.Lk
-    mask = masked_inputs.mask_array
-    shape = np.broadcast_shapes(mask.shape, key_order.shape)
-    key_order = np.broadcast_to(key_order, shape)
-    mask_array = np.take_along_axis(np.broadcast_to(mask, shape), key_order, 3)
-    return replace(masked_inputs, mask_array=mask_array)
+    mask, key_order = np.broadcast_arrays(masked_inputs.mask_array, key_order)
+    return replace(masked_inputs, mask_array=np.take_along_axis(mask, key_order, 3))
 
 
 def gather_tokens(inputs: Inputs) -> Inputs:
