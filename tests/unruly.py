@@ -120,7 +120,7 @@ LEAKS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "handler": (
         lambda: signal.signal(signal.SIGALRM, traces),
-        "the handler of SIGALRM at <function traces>, it was <function limited",
+        "the handler of SIGALRM at <function traces>, it was <function time_limit",
     ),
     "timer": (
         lambda: signal.setitimer(signal.ITIMER_PROF, 1000),
