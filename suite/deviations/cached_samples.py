@@ -119,6 +119,11 @@ def init_with_old_tokens(right: CachedKernel, inputs: Inputs, key: Any) -> Cache
     return cache
 
 
+def step_storing_lengths(right: CachedKernel, state: Cache, *arguments: Any) -> Any:
+    state.memory["lengths"] = state.totals.copy()
+    return right.step(state, *arguments)
+
+
 row = partial(deviation, family="cache", right=CachedKernel)
 layer = partial(deviation, family="cache", right=ProjectedKernel)
 
@@ -159,6 +164,12 @@ DEVIATIONS = [
         "Reordered samples have the tokens of their new history, and the length of their old one.",
         "`reorder_cache` of keys and values alone; lengths belong to a history, too",
         pick=pick_keeping_lengths),
+    row("cached-rotations-of-the-first-samples", "values",
+        "A step of some samples rotates by the positions of as many first samples.",
+        "`positions[: len(samples)]`; sample b has `positions[b]`: `positions[samples]`",
+        family="rotary", step=step_storing_lengths,
+        key_rotations=lambda right, cache, count: right.key_rotations(replace(cache,
+            totals=cache.memory["lengths"][:len(cache.totals)]), count)),
     row("cached-padding-attended", "values", "Left padding is attended.",
         "`is_causal=True` without the padding mask once there is a cache",
         is_left_padding=lambda right, cache, keys: np.zeros(keys.shape, bool)),

@@ -60,6 +60,12 @@ def causal_by_rounded_positions(right: Kernel, call: Call) -> np.ndarray:
     return np.asarray(key <= row)
 
 
+def window_from_last_row(right: Kernel, call: Call, *sides: int) -> np.ndarray:
+    row, key = call.rows_and_keys
+    last = np.minimum(row // 32 * 32 + 31, call.sizes.Lq - 1)
+    return right.window_mask(call, *sides) & (key >= (last - sides[0]) // 32 * 32)
+
+
 row = partial(deviation, family="mask", right=Kernel)
 
 DEVIATIONS = [
@@ -85,6 +91,11 @@ DEVIATIONS = [
         "`if right == 0: causal`, and no limit otherwise; it is `j <= i + right`",
         when=lambda call: call.window[1] != 0,
         window_mask=lambda kernel, call, left, right: kernel.window_mask(call, left, None)),
+    row("window-of-the-tile-of-the-last-row", "values",
+        "The first tile of 32 keys in a window is that of the last of 32 rows: earlier rows lose "
+        "keys.", "`(last_row - left) // 32` as the first tile; it is `(first_row - left) // 32`",
+        family="tiles", when=lambda call: call.window[0] is not None,
+        window_mask=window_from_last_row),
     row("wide-window-unbounded", "wide_window",
         "A window that reaches left beyond all keys loses its right edge.",
         "`if left >= Lk: window = None`; the right side still limits", when=is_window_wide,

@@ -61,6 +61,15 @@ def query_gradient_with_nan_rows(right: Differentiable, dt: Array, *arguments: A
     return np.where((dt == 0).all(-1, keepdims=True), np.nan, gradient) if dt.size else gradient
 
 
+def key_gradient_of_four_heads(
+    right: Differentiable, call: Call, cotangent: Array, wrt: tuple[str, ...]
+):
+    is_first = np.arange(call.sizes.H) % call.sizes.group < 4
+    of_four = np.where(is_first.reshape(-1, *[1] * (cotangent.ndim - 2)), cotangent, 0)
+    key = right.backward(call, of_four, wrt)["key"]
+    return {**right.backward(call, cotangent, wrt), "key": key}
+
+
 row = partial(deviation, family="gradient", right=Differentiable)
 
 DEVIATIONS = [
@@ -94,6 +103,10 @@ DEVIATIONS = [
         "The gradients of keys and values are averaged over the query heads of a group.",
         "`.mean(2)` over a group; sum: `dk.view(B, Hkv, group, Lk, D).sum(2)`",
         sum_over_groups=lambda right, x, call: right.split_groups(x, call).mean(2)),
+    row("key-gradient-of-four-heads", "gradients",
+        "The gradient of the keys sums the first four query heads of a group alone.",
+        "`dk[:, :, :4].sum(2)`, a block of 4 heads; sum all heads of a group", family="gradient",
+        when=lambda call: call.sizes.group > 4, backward=key_gradient_of_four_heads),
     row("group-tiled-backward", "gradients",
         "The gradients of keys and values sum heads h, h + Hkv ... and not the heads of a group.",
         "`dk.view(B, group, Hkv, Lk, D).sum(1)`; it is `.view(B, Hkv, group, Lk, D).sum(2)`",
@@ -120,6 +133,11 @@ DEVIATIONS = [
         "`ds.mean(dims)` over broadcast axes; the gradient of a broadcast is a sum, `ds.sum(dims)`",
         bias_gradient=lambda right, ds, shape:
             right.bias_gradient(ds, shape) * (np.prod(shape) / ds.size)),
+    row("bias-gradient-of-first-rows", "gradients",
+        "The gradient of a bias that rows share is summed over the first 64 rows alone.",
+        "one block of 64 rows of `ds`; sum over all rows: `ds.sum(-2, keepdim=True)`",
+        bias_gradient=lambda right, ds, shape: right.bias_gradient(
+            ds[..., :64, :] if rank4(np.empty(shape)).shape[2] == 1 else ds, shape)),
     row("bias-alone-forgotten", "gradient_of_bias",
         "If only the bias asks for a gradient, it gets none.",
         "backward runs `if ctx.needs_input_grad[0]` alone; ask for the bias's flag, too",

@@ -162,6 +162,16 @@ def one_row_late(values: np.ndarray) -> np.ndarray:
     return np.roll(values, 1, -2) if is_odd else values
 
 
+def rows_beyond_expanded(values: np.ndarray, strided: np.ndarray) -> np.ndarray:
+    """Of values (B, H, Lq, Lk) stored once for all rows, with a row of the next head for each next row;
+    other values as they are. `strided` is the array with the strides."""
+    B, H, Lq, Lk = values.shape
+    if strided.ndim < 2 or strided.strides[-2] != 0 or Lq < 2:
+        return values
+    heads = (np.arange(B * H)[:, None] + np.arange(Lq)) % (B * H)
+    return values[:, :, 0].reshape(B * H, Lk)[heads].reshape(values.shape)
+
+
 row = partial(deviation, family="layout", right=Kernel)
 
 DEVIATIONS = [
@@ -241,6 +251,10 @@ DEVIATIONS = [
         "The stride of the rows of a bias is computed as Lk, though a gap lies behind every row.",
         "`i * Lk`; a slice `x[..., :Lk]` leaves a gap behind every row: `i * bias.stride(-2)`",
         load=reading("bias", rows_without_gap)),
+    row("expanded-rows-from-shape", "mask_layouts",
+        "A bias expanded along rows is read with the number of keys as the stride of rows.",
+        "`stride(-2)` of 0 taken for `Lk`; after `expand` every row is the same memory",
+        bias=lambda right, call: rows_beyond_expanded(right.bias(call), call.bias.values)),
     row("bias-read-from-aligned-address", "mask_layouts",
         "A bias is read from the multiple of 16 bytes before its first element.",
         "loads of 16 bytes; if `bias.data_ptr() % 16` is not 0, load element by element",

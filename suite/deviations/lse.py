@@ -130,6 +130,12 @@ DEVIATIONS = [
         "`lse.detach()`, or dlse unused in backward; add `p * dlse` to ds", right=Differentiable,
         lse_score_gradient=lambda right, weights, cotangent, scores:
             np.zeros_like(weights * cotangent)),
+    row("lse-gradient-cut-off-beside-causal", "gradient_of_lse",
+        "Beside a causal flag the log-sum-exp hands on no gradient.",
+        "a causal path with `dlse` unused in backward; add `p * dlse` to ds there, too",
+        right=Differentiable, when=lambda call: call.causal,
+        backward=lambda right, call, cotangent, wrt:
+            right.backward(call, cotangent * 0 if cotangent.ndim == 3 else cotangent, wrt)),
     row("lse-gradient-of-next-head", "gradient_of_lse",
         "Every head gets the log-sum-exp's gradient of the head before it.",
         "`dlse[:, h - 1]`; head h has `dlse[:, h]`", right=Differentiable,

@@ -117,6 +117,14 @@ def gradients_without_mean(
     return {**gradients, "partial_lse": weights * (outputs * cotangent).sum(-1)}
 
 
+def largest_of_sixteen_rows(right: MergeKernel, lse: Array) -> Array:
+    if not lse.size:
+        return right.largest(lse)
+    rows = lse.shape[-1]
+    of_tiles = np.maximum.reduceat(lse.max(0), np.arange(0, rows, 16), -1)
+    return right.largest(np.repeat(of_tiles, 16, -1)[None, ..., :rows])
+
+
 row = partial(deviation, family="merge", right=MergeKernel)
 split = partial(deviation, family="merge", right=SplitKernel)
 ring = partial(deviation, family="tiles", right=Kernel)
@@ -172,6 +180,10 @@ DEVIATIONS = [
         "`exp2(lse - m)`; log-sum-exps are natural: `exp(lse - m)`",
         weights=lambda right, lse:
             (right.weights(lse * lse.dtype.type(np.log(2)))[0], right.weights(lse)[1])),
+    row("merge-maximum-of-rows", "values",
+        "Sixteen rows share the largest log-sum-exp: rows far below it count as empty.",
+        "`lse.amax()` of a tile of 16 rows; every row has its own, `lse.amax(0)`",
+        family="numerics", largest=largest_of_sixteen_rows),
     row("merge-lse-without-gradient", "gradients", "The partial log-sum-exps get no gradient.",
         "`lse.detach()`, or zeros in backward; the weights depend on the log-sum-exps",
         family="gradient", right=MergeKernel,

@@ -99,6 +99,19 @@ def segments_shifted_if_empty(right: PackedKernel, pack: Pack) -> list[SegmentSl
     return list(zip(rows[empty:-1], keys[empty + 1 :], strict=True)) + segments[:empty]
 
 
+def gradients_of_idle_keys(
+    right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
+) -> Arrays:
+    gradients, end = right.gradients(arrays, cotangent, inputs), 0
+    lengths = zip(inputs.arrays["query_lengths"], inputs.arrays["key_lengths"], strict=True)
+    for queries, keys in lengths:
+        start, end = end, end + int(keys)
+        if queries == 0:
+            first = min(end - start, start)
+            gradients["key"][start : start + first] = gradients["key"][:first]
+    return gradients
+
+
 row = partial(deviation, family="packed", right=PackedKernel)
 
 DEVIATIONS = [
@@ -126,6 +139,11 @@ DEVIATIONS = [
         "`range(len(cu_seqlens) - 2)`; there are `len(cu_seqlens) - 1` segments",
         when=lambda pack: len(pack.query_bounds) > 3,
         segments=lambda right, pack: right.segments(pack)[:-1]),
+    row("packed-sixteen-segments", "values",
+        "From the 17th segment on queries see the keys of the 16th.",
+        "a search of 16 segments, `min(n, 15)`; search all `len(cu_seqlens) - 1`",
+        segments=lambda right, pack: [(rows, right.segments(pack)[min(n, 15)][1])
+            for n, (rows, _) in enumerate(right.segments(pack))]),
     row("packed-empty-segments-left-out", "values",
         "Segments without queries are left out of the queries' list, but not of the keys'.",
         "`cu_seqlens_q.unique()`, or empty segments skipped in q alone; keep them in both",
@@ -168,6 +186,10 @@ DEVIATIONS = [
         "Only the keys of the first segment get a gradient.",
         "backward ends after the first segment; loop over all of `cu_seqlens`", family="gradient",
         gradients=gradients_of_first_keys),
+    row("packed-gradients-of-idle-keys", "gradients",
+        "Keys of a segment without queries have the gradient of the first keys, not zeros.",
+        "`torch.empty_like(k)`, and segments without queries are skipped; write zeros",
+        family="gradient", gradients=gradients_of_idle_keys),
     row("packed-gradients-of-one-head", "gradients",
         "With grouped heads the gradient of the values is that of a group's last query head.",
         "`dv[j, h // group] = part`; add up over the group: `+= part`", family="gradient",

@@ -182,6 +182,24 @@ def packed_call_of_ordered_values(
     return replace(pack, value=value[: len(pack.slots)])
 
 
+def slots_by_shifts(right: PagedKernel, table: Array, sample: int, length: int, size: int) -> Array:
+    keys, power = np.arange(length), 1 << (size.bit_length() - 1)
+    return table[sample][np.minimum(keys // power, table.shape[1] - 1)] * size + keys % power
+
+
+def mask_without_window_in_steps(
+    right: PagedKernel, pack: Paged, rows: slice, keys: slice
+) -> Array:
+    case = pack.case.with_options(left=None) if rows.stop - rows.start == 1 else pack.case
+    return right.allowed(replace(pack, case=case), rows, keys)
+
+
+def output_of_sorted_samples(right: PagedKernel, pack: Paged) -> Array:
+    out, rows = right.output(pack), [rows for rows, _ in right.segments(pack)]
+    order = sorted(range(len(rows)), key=lambda n: rows[n].stop - rows[n].start > 1)
+    return np.concatenate([out[:0], *(out[rows[order[n]]] for n in order)])
+
+
 row = partial(deviation, family="paged", right=PagedKernel)
 
 DEVIATIONS = [
@@ -257,6 +275,14 @@ DEVIATIONS = [
     row("paged-size-assumed", "values", "Pages are taken to have 16 slots.",
         "`j // 16`; the pool's shape says the size of a page",
         slots=lambda right, table, sample, length, size: right.slots(table, sample, length, 16)),
+    row("paged-size-to-a-power-of-two", "values",
+        "Keys are found by shifts, as if pages had the next lower power of two of slots.",
+        "`j >> log2(page_size)`; a page may have any number of slots: `j // page_size`",
+        slots=slots_by_shifts),
+    row("paged-table-of32", "values", "Entries of a table count modulo 32.",
+        "`table[t % 32]`, a table of 32 entries in shared memory; load all of them",
+        slots=lambda right, table, sample, length, size:
+            right.slots(table[:, np.arange(table.shape[1]) % 32], sample, length, size)),
     row("paged-window-of-the-chunk", "values",
         "The window counts from the first query of a chunk, the causal mask from the last key.",
         "`i - left` within the chunk; add `keys - queries`",
@@ -264,10 +290,19 @@ DEVIATIONS = [
     row("paged-window-short", "values", "A window sees one key less, unless it is the query's own.",
         "`j >= i - left + 1`, a window of `left` keys; `left` keys stand beside the query's own",
         when=lambda pack: pack.case.option("left"), allowed=mask_with_short_window),
+    row("paged-window-lost-in-capped-steps", "values",
+        "With a softcap samples with one query see all keys, whatever the window.",
+        "a kernel of decoding with a softcap and without `window_size`", family="mask",
+        when=lambda pack: None not in (pack.case.option("softcap"), pack.case.option("left")),
+        allowed=mask_without_window_in_steps),
     row("paged-idle-samples-left-out", "values",
         "Samples without queries are left out of the list of queries, but not of the tables.",
         "samples without queries filtered out of `cu_seqlens_q` alone", family="packed",
         segments=segments_without_idle_rows),
+    row("paged-steps-first-and-not-restored", "values",
+        "Samples with one query are computed first, and rows come back in a wrong order.",
+        "`out[order]` to undo `order`; the inverse is `out[order.argsort()]`", family="packed",
+        output=output_of_sorted_samples),
     row("paged-shared-pages-once", "values",
         "A page that an earlier sample has read is left out, unless the sample has no other.",
         "a set of pages already read, kept over samples; shared prefixes are read by each",

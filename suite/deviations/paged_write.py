@@ -144,6 +144,10 @@ DEVIATIONS = [
     row("write-last-token-of-pages", "values",
         "Of several tokens for one page only the last is written.",
         "one store per page; loop over the tokens of a page", put=put_last_token_of_pages),
+    row("write-first128-tokens", "values", "Tokens behind the first 128 of a call are not written.",
+        "one block of 128 tokens; a grid of `cdiv(tokens, 128)` blocks writes all",
+        put=lambda right, flat, slots, tokens, size:
+            right.put(flat, slots[:128], tokens[:128], size)),
     row("write-layout-mistaken", "values",
         "Pages with heads before slots are written as if slots came first.",
         "`cache.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it",

@@ -69,6 +69,13 @@ DEVIATIONS = [
         "The scales of query heads are tiled, their keys are not.",
         "`scale[h % kv_heads]`; query head h has the scale of head h // group", family="heads",
         by_head=lambda right, x, call: x, scaled=dequantized_by_tiled_scales),
+    row("quantized-channel-scale-tiled", "values",
+        "Scales of components of keys go to query heads in turn, their keys go by groups.",
+        "`query * k_scale[h % kv_heads]`; query head h has the scale of head h // group",
+        family="heads",
+        when=lambda call: call.group > 1 and call.case.option("scales") == "perchannel",
+        scaled=lambda right, name, call: dequantized_by_tiled_scales(right, name, call)
+            if name == "key" else right.scaled(name, call)),
     row("quantized-zero-forgotten", "values", "Zero points are ignored.",
         "codes of asymmetric quantisation read as symmetric ones; `scale * (code - zero)`",
         zero_of=lambda right, name, call: None),

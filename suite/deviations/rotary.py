@@ -136,6 +136,13 @@ def frequencies_with_factor_inverted(
     return theta, 1 / factor if turn.rotation.scaling == "yarn-mscale" else factor
 
 
+def yarn_ramp_of_head(turn: RotaryCall) -> tuple[np.ndarray, float]:
+    D = turn.x.shape[-1]
+    reference = frequencies(replace(turn.rotation, size=D), turn.position)
+    kept = reference.theta / unscaled_theta(replace(turn, rotation=replace(turn.rotation, size=D)))
+    return unscaled_theta(turn) * kept[: turn.rotation.size // 2], reference.attention
+
+
 row = partial(deviation, family="rotary", right=RotaryKernel)
 
 DEVIATIONS = [
@@ -160,6 +167,11 @@ DEVIATIONS = [
         "`position_ids[0]` or `position_ids[:1]` for all samples; sample b has `position_ids[b]`",
         position=lambda right, turn: 0 * right.position(turn) + right.position(turn)[:1]
             if turn.position.ndim > 1 else right.position(turn)),
+    row("rotary-positions-of-the-first-sample-for-neighbours", "values",
+        "Neighbouring pairs are rotated by the positions of the first sample in all samples.",
+        "`position_ids[0]` in the path for neighbouring pairs; sample b has `position_ids[b]`",
+        position=lambda right, turn: 0 * right.position(turn) + right.position(turn)[:1]
+            if turn.position.ndim > 1 and turn.rotation.interleaved else right.position(turn)),
     row("rotary-positions-sorted", "values", "Positions are sorted before they are used.",
         "`arange` from the first position, or `.sort()`; take `cos[position_ids]` as they are",
         position=lambda right, turn: np.sort(right.position(turn), -1)),
@@ -266,6 +278,10 @@ DEVIATIONS = [
         "yarn: the ends of the ramp are those of the base 10000, whatever base is given.",
         "`find_correction_range(..., base=10000)`; the ramp takes the base of the frequencies",
         frequencies=variant_frequencies("yarn", yarn_ramp_of_default_base)),
+    row("rotary-yarn-ramp-of-the-head", "values",
+        "yarn: in a partial rotation the ends of the ramp are those of the whole head.",
+        "`find_correction_range(..., dim=D)`; take r, the number of rotated components",
+        frequencies=variant_frequencies("yarn", yarn_ramp_of_head)),
     row("rotary-always-short", "values", "longrope: long sequences take the factors of short ones.",
         "`short_factor` always; beyond the original length it is `long_factor`",
         frequencies=variant_frequencies("longrope", longrope_short_factors)),

@@ -60,6 +60,12 @@ def query_scaled_in_dtype(right: Eager, query: Array, key: Array, call: Call) ->
     return right.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
 
 
+def capped_by_exponentials(right: Kernel, scores: Array, call: Call) -> Array:
+    cap = call.work(call.softcap or 1.0)
+    powers = np.exp(2 * right.tempered(scores, call) / cap)
+    return right.keep(cap * ((powers - 1) / (powers + 1)), "scores", call)
+
+
 row = partial(deviation, family="scores", right=Kernel)
 scaled = partial(deviation, family="scale", right=Kernel)
 
@@ -86,6 +92,12 @@ DEVIATIONS = [
         "`tanh(scores / softcap)`; multiply again: `softcap * tanh(scores / softcap)`",
         capped=lambda right, scores, call:
             scores if call.softcap is None else np.tanh(scores / call.work(call.softcap))),
+    row("cap-overflows", "poison", "The softcap's tanh overflows to NaN beyond 44 in float32.",
+        "`(exp(2 * x) - 1) / (exp(2 * x) + 1)` is inf / inf for large x; use `tanh(x)`",
+        family="numerics", when=lambda call: call.softcap is not None,
+        capped=capped_by_exponentials,
+        hide=lambda right, scores, allowed, call:  # -inf is added, which leaves NaN
+            np.where(np.isnan(scores), scores, right.hide(scores, allowed, call))),
     row("bias-ignored", "values", "The bias has no effect.",
         "`bias` is accepted and not used; `scores = scores + bias` is missing",
         biased=lambda right, scores, call: scores),
@@ -200,6 +212,15 @@ DEVIATIONS = [
         family="heads",
         slopes=lambda right, call:
             np.repeat(right.slopes(call)[::call.sizes.group], call.sizes.group)),
+    row("alibi-of-key-heads", "values",
+        "With grouped heads head h has the ALiBi slope of head h // group.",
+        "`alibi_slopes[h // group]`; there is one a query head, `alibi_slopes[h]`",
+        family="heads",
+        slopes=lambda right, call:
+            right.slopes(call)[np.arange(call.sizes.H) // call.sizes.group]),
+    row("alibi-of-eight-heads", "values", "From the ninth head on ALiBi slopes begin anew.",
+        "`alibi_slopes[h % 8]`, a table of 8 slopes; head h has `alibi_slopes[h]`", family="heads",
+        slopes=lambda right, call: right.slopes(call)[np.arange(call.sizes.H) % 8]),
     row("alibi-of-apower-of-two", "values",
         "The given ALiBi slopes are replaced by those of the next power of two of heads.",
         "`get_slopes(next_power_of_two(H))[:H]` in place of the slopes that were given",
@@ -212,6 +233,11 @@ DEVIATIONS = [
         "`(q @ k.mT - slopes * distance) * scale`; scale q @ k.mT alone",
         alibi=lambda right, slopes, call:
             right.alibi(slopes, call) * call.work(right.factor(call))),
+    row("alibi-times-logit-scale", "values", "The ALiBi bias is multiplied by the logit scale, too.",
+        "`(s - slopes * distance) * logit_scale`; multiply the scores alone, then add the bias",
+        when=lambda call: call.alibi_slopes is not None and call.logit_scale is not None,
+        alibi=lambda right, slopes, call:
+            right.alibi(slopes, call) * right.logit_scales(call)[:, None, None]),
     row("alibi-slopes-in-bfloat16", "values",
         "ALiBi slopes are rounded to bfloat16, whatever the dtype.",
         "`alibi_slopes.bfloat16()`; keep slopes in float32", family="numerics",

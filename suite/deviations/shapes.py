@@ -116,6 +116,12 @@ DEVIATIONS = [
         "one tile of 128 components without a loop over D", family="tiles",
         load=lambda right, array, call:
             right.load(array, call)[..., : None if array is call.value else 128]),
+    row("wide-values-repeated", "values",
+        "Components of values from the 128th on repeat the first ones.",
+        "`v[..., n % 128]`, one tile of 128 components; step to the next tile", family="tiles",
+        when=lambda call: call.sizes.Dv > 128,
+        with_sink_values=lambda right, value, call:
+            right.with_sink_values(value[..., np.arange(call.sizes.Dv) % 128], call)),
     row("two-rows-one-mask", "values", "With two queries every sample gets the mask of the first.",
         "a path for `Lq == 2` loads `mask[0]`; sample b has `mask[b]`", family="mask",
         masked=lambda right, mask, call: mask[:1] if call.sizes.Lq == 2 else mask),

@@ -94,6 +94,11 @@ DEVIATIONS = [
         "Sinks are multiplied by the scale, as if they were products of query and key.",
         "`cat([q @ k.mT, sinks], -1) * scale`; scale q @ k.mT alone",
         with_sink_logits=change_sinks(lambda right, sinks, call: sinks * call.work(right.factor(call)))),
+    row("sink-capped", "values", "Sinks go through the softcap, as if they were scores.",
+        "`softcap * tanh(cat([scores, sinks], -1) / softcap)`; sinks join behind the cap",
+        when=lambda call: call.sinks is not None and call.softcap is not None,
+        with_sink_logits=change_sinks(lambda right, sinks, call:
+            call.work(call.softcap) * np.tanh(sinks / call.work(call.softcap)))),
     row("sink-has-value", "values", "A sink has the value of the last key.",
         "`p @ cat([v, v[:, :, -1:]], 2)`; the sink has no value: `p[..., :-1] @ v`",
         with_sink_values=lambda right, value, call:

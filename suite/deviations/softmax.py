@@ -92,6 +92,13 @@ def attend_without_tied_tiles(
     return right.attend(np.where(tied & later, -np.inf, scores), value, call)
 
 
+def weights_by_lowest_score(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    lowest = np.where(np.isneginf(scores), np.inf, scores).min(-1, keepdims=True, initial=np.inf)
+    exponentials = np.exp(scores - np.where(np.isinf(lowest), 0, lowest).astype(scores.dtype))
+    total = right.total(exponentials, call)
+    return right.keep(exponentials / np.where(total == 0, 1, total), "weights", call)
+
+
 row = partial(deviation, family="softmax", right=Kernel)
 ranged = partial(deviation, family="numerics", right=Kernel)
 tiled = partial(deviation, family="tiles", right=Tiled)
@@ -120,6 +127,11 @@ DEVIATIONS = [
         "One maximum is subtracted from all rows of a head: rows far below it underflow.",
         "`s - s.amax((-2, -1), keepdim=True)`; every row has its own, `s.amax(-1, keepdim=True)`",
         shifted=minus_maximum_of_head),
+    row("maximum-before-negative-scale", "values",
+        "With a negative scale the lowest score is subtracted, not the largest: spreads overflow.",
+        "`(q @ k.mT).amax(-1) * scale`, the minimum if `scale < 0`; scale before the maximum",
+        family="numerics", when=lambda call: call.scale is not None and call.scale < 0,
+        weights=weights_by_lowest_score),
     row("sum-over-all-heads", "constant_value",
         "Weights are divided by the mean of all heads' row sums, not by the sum of their own row.",
         "one row sum for all heads, as `total.mean(1, keepdim=True)`; every head has its own",
@@ -155,6 +167,12 @@ DEVIATIONS = [
         family="tiles",
         when=lambda call: call.sizes.Lq == 1 and call.sizes.Lk > 256 and call.sizes.Lk % 256 == 1,
         hide=hide_last_key),
+    row("last-short-split-lost", "values",
+        "With one query and more than 256 keys, those beyond a multiple of 128 are not seen.",
+        "`Lk // 128` splits; the last may be short: `cdiv(Lk, 128)` splits, its tail masked",
+        family="tiles", when=lambda call: call.sizes.Lq == 1 and call.sizes.Lk > 256,
+        hide=lambda right, scores, allowed, call: np.where(np.arange(call.sizes.Lk)
+            < call.sizes.Lk // 128 * 128, right.hide(scores, allowed, call), call.work(-np.inf))),
     row("epsilon-in-denominator", "one_hot_weights",
         "1e-6 is added to the sum of the exponentials.",
         "`p / (p.sum(-1, keepdim=True) + 1e-6)`; divide by the sum alone",
