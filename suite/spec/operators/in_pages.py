@@ -360,8 +360,8 @@ def refuse_malformed(
 
 
 def mask_missing_keys(inputs: Inputs) -> Inputs:
-    """The inputs with a mask for the keys of `gather_tokens`, which hides places in front of the first key of
-    a sample. The inputs are unchanged without pages, and if all samples have Lk keys."""
+    """The inputs with a mask for the keys of `gather_tokens`, which hides places in front of the first
+    key of a sample. The inputs are unchanged without pages, and if all samples have Lk keys."""
     counts = inputs.arrays.get("key_lengths")
     if counts is None or (counts == inputs.sizes.Lk).all():
         return inputs
@@ -371,7 +371,7 @@ def mask_missing_keys(inputs: Inputs) -> Inputs:
 
 
 def with_mask_by_position(inputs: Inputs) -> Inputs:
-    """The inputs of `mask_missing_keys`, whose mask is shifted so that the first key of a sample has the index 0."""
+    """Inputs with the mask of `mask_missing_keys`, in which the first key of a sample has the index 0."""
     masked_inputs = mask_missing_keys(inputs)
     if masked_inputs is inputs or masked_inputs.mask_array is None:
         return masked_inputs
