@@ -77,6 +77,7 @@ DEVIATIONS = [
             right.capped(scores, call) * call.work(right.factor(call))),
     row("cap-after-bias", "values", "The bias is added before the softcap.",
         "`softcap * tanh((scores + bias) / softcap)`; cap first, then `+ bias`",
+        when=lambda call: call.softcap is not None,
         capped=lambda right, scores, call: scores,
         biased=lambda right, scores, call: right.capped(right.biased(scores, call), call)),
     row("bias-scaled", "values", "The bias is added before the scores are scaled.",
