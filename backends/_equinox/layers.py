@@ -34,7 +34,7 @@ LEAVES = {"kernel": "weight", "bias": "bias"}
 NO_BIAS = "equinox has no bias of the scores"
 
 
-def multi_head(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def multi_head(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """An abstract module: no initializer runs."""
     import equinox
 
@@ -45,12 +45,12 @@ def multi_head(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
         "inference": not inputs.training,
         **{f"use_{n}_bias": "query_bias" in inputs.parameters for n in PARTS}, **flags,
     }  # fmt: skip
-    key = own.backend.jax.random.key(0)
+    key = impl.backend.jax.random.key(0)
     return equinox.filter_eval_shape(equinox.nn.MultiheadAttention, **settings, key=key)
 
 
 def called(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     arguments: dict[str, Any],
     *,
@@ -61,10 +61,10 @@ def called(
     an argument of the call switches it off."""
     import equinox
 
-    array, jax = own.backend.array, own.backend.jax
+    array, jax = impl.backend.array, impl.backend.jax
     parameters = {n: array(a, inputs.dtype) for n, a in inputs.parameters.items()}
-    places = [attrgetter(own.layer.parameters[name]) for name in parameters]
-    bare = own.make(inputs, **({"dropout_p": 0.5, "inference": False} if switched_off else {}))
+    places = [attrgetter(impl.layer.parameters[name]) for name in parameters]
+    bare = impl.make(inputs, **({"dropout_p": 0.5, "inference": False} if switched_off else {}))
     inference = True if switched_off else None
 
     def leaves(layer: Any) -> list[Any]:
@@ -81,7 +81,7 @@ def called(
 
         def one(key: Any, given: dict[str, Any]) -> Any:
             query, *rest = (given.get(name) for name in ("query", "key", "value", "mask"))
-            if own.operator is LAYER_NORM:
+            if impl.operator is LAYER_NORM:
                 return jax.vmap(layer)(query)
             return layer(query, *rest, key=key, inference=inference)
 
@@ -93,25 +93,25 @@ def called(
     arrays = {**arguments, **parameters, SEED: array(np.asarray(inputs.dropout_seed), None)}
     constants = (inputs.widths, inputs.sizes, inputs.case.options, switched_off, *arrays)
     call = PreparedCall(run, arrays, LAYER_OUTPUTS, constants=constants)
-    return own.backend.jitted(own, call) if jit else call
+    return impl.backend.jitted(impl, call) if jit else call
 
 
-def mask(own: FrameworkLayer, inputs: Inputs, every_head: bool = False) -> dict[str, Any]:
+def mask(impl: FrameworkLayer, inputs: Inputs, every_head: bool = False) -> dict[str, Any]:
     """The mask (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ or with `every_head`."""
     if inputs.dense_mask is None:
         return {}
     apart = every_head or rank4(inputs.dense_mask).shape[1] != 1
     whole = np.ascontiguousarray(full(inputs.dense_mask, inputs, apart))
-    return {"mask": own.backend.array(whole[0] if inputs.squeezed else whole, None)}
+    return {"mask": impl.backend.array(whole[0] if inputs.squeezed else whole, None)}
 
 
-def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls without `jax.jit`, with a mask of every head, and with dropout that the call switches off."""
-    calls = {"operation by operation": own.call(inputs, jit=False)}
+    calls = {"operation by operation": impl.call(inputs, jit=False)}
     if inputs.dense_mask is not None:
-        calls["mask of every head"] = own.call(inputs, {"every_head": True})
+        calls["mask of every head"] = impl.call(inputs, {"every_head": True})
     if not inputs.rate:
-        calls["inference in the call"] = own.call(inputs, switched_off=True)
+        calls["inference in the call"] = impl.call(inputs, switched_off=True)
     return calls
 
 
@@ -146,7 +146,7 @@ EQUINOX_MULTI_HEAD = Layer(
 """The layer scales queries and computes the softmax in float32."""
 
 
-def layer_norm(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def layer_norm(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """An `equinox.nn.LayerNorm` of a token."""
     import equinox
 

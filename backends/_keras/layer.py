@@ -73,15 +73,15 @@ def options(inputs: Inputs, scores: bool, training: bool | None = None) -> dict[
     return asked | {name: True for name, flag in flags.items() if flag}
 
 
-def variables(own: FrameworkLayer, inputs: Inputs, layer: Any) -> dict[str, Any]:
+def variables(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> dict[str, Any]:
     """The variables of a layer by canonical names."""
-    every: dict[str, Any] = own.layer.parameters(layer)
+    every: dict[str, Any] = impl.layer.parameters(layer)
     return {n: v for n, v in every.items() if v is not None and n in inputs.parameters}
 
 
-def assigned(own: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
+def assigned(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
     """The layer, with the inputs' parameters as its variables."""
-    for name, variable in variables(own, inputs, layer).items():
+    for name, variable in variables(impl, inputs, layer).items():
         variable.assign(inputs.parameters[name].reshape(variable.shape))
     return layer
 
@@ -92,7 +92,7 @@ def by_name(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -
 
 
 def called(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     arguments: Mapping[str, Any],
     *,
@@ -114,34 +114,34 @@ def called(
         inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, flags, given, through,
         *arrays, *steps,
     )  # fmt: skip
-    jitted = getattr(own.backend, "jitted_native", None)
+    jitted = getattr(impl.backend, "jitted_native", None)
     if layer is None and jitted is None:
-        layer = own.make(inputs, **flags)
+        layer = impl.make(inputs, **flags)
     elif layer is None:
         key = repr(constants)
-        if key not in own.made_layers:
-            own.made_layers[key] = own.make(inputs, **flags)
-        layer = own.made_layers[key]
+        if key not in impl.made_layers:
+            impl.made_layers[key] = impl.make(inputs, **flags)
+        layer = impl.made_layers[key]
 
     def plain(**arrays: Any) -> Any:
-        used = own.make(inputs) if steps and jitted is None else layer
+        used = impl.make(inputs) if steps and jitted is None else layer
         for factor in steps:
             used(factor * arrays["query"], training=True)
         return apply(used, arrays, given)
 
-    function = plain if through is None else through(own, inputs, layer, plain)
+    function = plain if through is None else through(impl, inputs, layer, plain)
 
     def run(**arrays: Any) -> tuple[Any, Any]:
         return outputs(function(**arrays), inputs)
 
     if jitted is not None:
-        return jitted(own, by_values(own, inputs, run, arrays, layer, constants), inputs.dtype)
-    layer_parameters = tuple(variable.value for variable in variables(own, inputs, layer).values())
+        return jitted(impl, by_values(impl, inputs, run, arrays, layer, constants), inputs.dtype)
+    layer_parameters = tuple(variable.value for variable in variables(impl, inputs, layer).values())
     return PreparedCall(run, arrays, LAYER_OUTPUTS, layer_parameters=layer_parameters)
 
 
 def by_values(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     function: Callable[..., Any],
     arrays: Mapping[str, Any],
@@ -151,9 +151,9 @@ def by_values(
     """The call as a function of the arrays, and of the values of the layer's variables."""
     import keras
 
-    mapped = variables(own, inputs, layer)
+    mapped = variables(impl, inputs, layer)
     array, states = (
-        own.backend.array,
+        impl.backend.array,
         [v for v in layer.variables if v.name == "seed_generator_state"],
     )
     values = {
@@ -171,16 +171,16 @@ def by_values(
     return PreparedCall(run, {**arrays, **values}, LAYER_OUTPUTS, constants=constants)
 
 
-def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+def differentiable(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call with the layer's own variables as arguments, for gradients.
 
     The layer still reads its variables, not the arguments. The call raises ValueError for a statistic
     that is trainable, and for another variable that is not.
     """
-    if hasattr(own.backend, "jitted_native"):
-        return own.prepare(inputs)
-    layer, statistics = own.make(inputs), inputs.operator.array_kinds.statistics
-    mine, plain = variables(own, inputs, layer), own.call(inputs, layer=layer)
+    if hasattr(impl.backend, "jitted_native"):
+        return impl.prepare(inputs)
+    layer, statistics = impl.make(inputs), inputs.operator.array_kinds.statistics
+    mine, plain = variables(impl, inputs, layer), impl.call(inputs, layer=layer)
     leaves = {name: v.value for name, v in mine.items() if name not in statistics}
     learned = [name for name in mine if name in statistics and mine[name].trainable]
     fixed = [name for name in leaves if not mine[name].trainable]
@@ -195,22 +195,22 @@ def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     return PreparedCall(run, plain.arguments | leaves, LAYER_OUTPUTS)
 
 
-def paths(own: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str, PreparedCall]:
     """Calls in a functional model and with attached masks; `scored`: and of a layer with dropout in
     inference."""
     ways: dict[str, dict[str, Any]] = {"function": {"through": functional}}
     if scored and not inputs.rate:
         quiet = {"given": {"training": False}, "dropout": INFERENCE_RATE}
         ways["dropout>0 in inference"] = quiet
-    calls = {name: own.call(inputs, **way) for name, way in ways.items()}
+    calls = {name: impl.call(inputs, **way) for name, way in ways.items()}
     if LayerMasks.of(inputs).valid is not None:
         # A mask attached to the query's own tensor would be the query's mask, too.
         apart = inputs.replace(self_attention=False)
-        calls["attached mask"] = own.call(apart, through=attached)
-        calls["attached mask, second call"] = own.call(apart, through=attached_again)
+        calls["attached mask"] = impl.call(apart, through=attached)
+        calls["attached mask, second call"] = impl.call(apart, through=attached_again)
     return calls
 
 
-def asking(own: FrameworkLayer, problem: Inputs, **how: Any) -> PreparedCall:
+def asking(impl: FrameworkLayer, problem: Inputs, **how: Any) -> PreparedCall:
     """The call for another problem."""
-    return replace(own.call(problem, **how), problem=problem)
+    return replace(impl.call(problem, **how), problem=problem)

@@ -20,7 +20,7 @@ Call = Callable[..., Any]
 Way = Callable[[FrameworkLayer, Inputs, Any, Call], Call]
 
 
-def attached(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
+def attached(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
     """The call with `value_mask` attached to the value, and `query_mask` to the query."""
 
     def call(value_mask: Any, query_mask: Any = None, **arrays: Any) -> Any:
@@ -34,12 +34,12 @@ def attached(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Ca
     return call
 
 
-def attached_again(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
+def attached_again(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
     """The second of two calls with one attached mask."""
-    return attached(own, inputs, layer, lambda **arrays: (plain(**arrays), plain(**arrays))[1])
+    return attached(impl, inputs, layer, lambda **arrays: (plain(**arrays), plain(**arrays))[1])
 
 
-def hidden_rows(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
+def hidden_rows(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
     """The call with a `query_mask`, which must make hidden rows zero.
 
     The plain call's rows are added to hidden rows, so that a row other than zero shows.
@@ -63,7 +63,7 @@ def shown_rows(inputs: Inputs) -> np.ndarray:
     return shown
 
 
-def functional(own: Implementation, inputs: Inputs, layer: Any, plain: Call) -> Call:
+def functional(impl: Implementation, inputs: Inputs, layer: Any, plain: Call) -> Call:
     """A call of a functional model, with an input for each array. Raises RuntimeError if the model states
     another shape than it answers; the number of samples may be unknown.
 
@@ -77,14 +77,14 @@ def functional(own: Implementation, inputs: Inputs, layer: Any, plain: Call) -> 
         names = {name: first.setdefault(id(array), name) for name, array in arrays.items()}
         symbols = {
             name: keras.Input(
-                tuple(arrays[name].shape[1:]), dtype=own.backend.dtype_name(arrays[name])
+                tuple(arrays[name].shape[1:]), dtype=impl.backend.dtype_name(arrays[name])
             )
             for name in first.values()
         }
         stated = plain(**{name: symbols[one] for name, one in names.items()})
         answer = keras.Model(symbols, stated)({name: arrays[name] for name in symbols})
         pairs = list(zip(_several(stated), _several(answer), strict=True))
-        for said, got in pairs[:1] if own.operator is MULTI_HEAD else pairs:
+        for said, got in pairs[:1] if impl.operator is MULTI_HEAD else pairs:
             if said.shape[0] not in (None, got.shape[0]) or said.shape[1:] != got.shape[1:]:
                 raise RuntimeError(f"the model says shape {said.shape}, and answers {got.shape}")
         return answer
@@ -113,7 +113,7 @@ def set_gate(dense: Any) -> None:
         bias.assign(np.full(bias.shape, GATE_BIAS))
 
 
-def ungated(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
+def ungated(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
     """A call of a layer with the gate of `set_gate`, whose output is divided by the gate again.
 
     All heads of a query have the same gate.

@@ -121,7 +121,7 @@ PLAIN_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
 """Elections of single engines that differ, for layers that call `keras.ops.dot_product_attention`."""
 
 
-def projecting(own: FrameworkLayer, inputs: Inputs, make: Callable[..., Any], **flags: Any) -> Any:
+def projecting(impl: FrameworkLayer, inputs: Inputs, make: Callable[..., Any], **flags: Any) -> Any:
     """The layer that `make` makes, built, with the inputs' parameters. As in users' code, default values
     are not passed, and the key's shape defaults to the value's shape."""
     biases = {} if "query_bias" in inputs.parameters else {"use_bias": False}
@@ -130,10 +130,10 @@ def projecting(own: FrameworkLayer, inputs: Inputs, make: Callable[..., Any], **
     layer.build(query, value, *([key] if key != value else []))
     if hasattr(layer, "_gate_dense"):
         models.set_gate(layer._gate_dense)
-    return assigned(own, inputs, layer)
+    return assigned(impl, inputs, layer)
 
 
-def mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def mha(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras.layers.MultiHeadAttention`."""
     import keras
 
@@ -143,16 +143,16 @@ def mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
         sizes["value_dim"] = s.Dv
     if widths.output != widths.query:
         sizes["output_shape"] = widths.output
-    return projecting(own, inputs, keras.layers.MultiHeadAttention, **(sizes | flags))
+    return projecting(impl, inputs, keras.layers.MultiHeadAttention, **(sizes | flags))
 
 
-def gqa(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def gqa(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras.layers.GroupQueryAttention`."""
     import keras
 
     s = inputs.sizes
     sizes = {"head_dim": s.D, "num_query_heads": s.H, "num_key_value_heads": s.Hkv}
-    return projecting(own, inputs, keras.layers.GroupQueryAttention, **(sizes | flags))
+    return projecting(impl, inputs, keras.layers.GroupQueryAttention, **(sizes | flags))
 
 
 def variables(layer: Any) -> dict[str, Any]:
@@ -161,11 +161,11 @@ def variables(layer: Any) -> dict[str, Any]:
     return {f"{n}_{what}": getattr(getattr(layer, f"_{n}_dense"), what) for n, what in names}
 
 
-def masks(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
+def masks(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
     """value_mask (B, Lk) and attention_mask (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ. A causal mask
     is a flag, and not included."""
     both = {"value_mask": LayerMasks.of(inputs).valid, "attention_mask": _written_out(inputs)}
-    return {n: own.backend.array(mask, None) for n, mask in both.items() if mask is not None}
+    return {n: impl.backend.array(mask, None) for n, mask in both.items() if mask is not None}
 
 
 def _written_out(inputs: Inputs) -> np.ndarray | None:
@@ -179,49 +179,53 @@ def _written_out(inputs: Inputs) -> np.ndarray | None:
 
 def arguments(
     scores: bool,
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     masked: Mapping[str, Any] | None = None,
     training: bool | None = None,
 ) -> dict[str, Any]:
     """The masks, or `masked`, and the options of a call."""
-    given = masks(own, inputs) if masked is None else masked
+    given = masks(impl, inputs) if masked is None else masked
     return {**given, **options(inputs, scores, training)}
 
 
-def mask_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def mask_paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls with other forms of the same mask."""
-    given = masks(own, inputs)
+    given = masks(impl, inputs)
     calls: dict[str, PreparedCall] = {}
     if "value_mask" in given:
         renamed = {("key_mask" if n == "value_mask" else n): mask for n, mask in given.items()}
-        calls["key_mask"] = own.call(inputs, {"masked": renamed})
+        calls["key_mask"] = impl.call(inputs, {"masked": renamed})
     if LayerMasks.of(inputs).causal or "value_mask" in given:
-        calls["dense mask"] = own.call(inputs.with_dense())
+        calls["dense mask"] = impl.call(inputs.with_dense())
     return calls
 
 
 def flag_paths(
-    variants: Mapping[str, Any], own: FrameworkLayer, inputs: Inputs
+    variants: Mapping[str, Any], impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
     """Calls of layers with arguments of the constructor: `variants`, a gate, and a window."""
     calls = {
-        f"{name}={value}": own.call(inputs, **{name: value}) for name, value in variants.items()
+        f"{name}={value}": impl.call(inputs, **{name: value}) for name, value in variants.items()
     }
     if not inputs.self_attention:
-        calls["use_gate"] = own.call(inputs, through=models.ungated, use_gate=True)
+        calls["use_gate"] = impl.call(inputs, through=models.ungated, use_gate=True)
     mask = inputs.mask
     side = mask.left if isinstance(mask, Window) and mask.left == mask.right else None
     if side is not None and inputs.form != "dense":
-        calls["sliding_window"] = own.call(inputs, {"masked": {}}, sliding_window=side + 1)
+        calls["sliding_window"] = impl.call(inputs, {"masked": {}}, sliding_window=side + 1)
     return calls
 
 
 def every_path(
-    scores: bool, variants: Mapping[str, Any], own: FrameworkLayer, inputs: Inputs
+    scores: bool, variants: Mapping[str, Any], impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
     """All paths."""
-    every = paths(own, inputs, scores), mask_paths(own, inputs), flag_paths(variants, own, inputs)
+    every = (
+        paths(impl, inputs, scores),
+        mask_paths(impl, inputs),
+        flag_paths(variants, impl, inputs),
+    )
     return {name: call for calls in every for name, call in calls.items()}
 
 

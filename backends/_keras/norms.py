@@ -32,7 +32,7 @@ OWN_EPSILON = 1e-3
 """The default epsilon of Keras' norms."""
 
 
-def norm(kind: str, own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def norm(kind: str, impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A norm of `keras.layers`, built, with the inputs' parameters."""
     import keras
 
@@ -42,7 +42,7 @@ def norm(kind: str, own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     settings = {"dtype": inputs.dtype.long_name, **unscaled, **epsilon, **flags}
     layer = getattr(keras.layers, kind)(**settings)
     layer.build(inputs.query.shape)
-    return assigned(own, inputs, layer)
+    return assigned(impl, inputs, layer)
 
 
 def variables(layer: Any) -> dict[str, Any]:
@@ -56,20 +56,20 @@ def in_place(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) 
     return layer(arrays["query"], **options)
 
 
-def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls of norms with the default epsilon, with a mask, and after training."""
-    calls = {"default epsilon": with_epsilon(own, inputs, OWN_EPSILON)}
-    if not hasattr(own.backend, "jitted_native"):
-        calls["attached mask"] = with_mask(own, inputs)
+    calls = {"default epsilon": with_epsilon(impl, inputs, OWN_EPSILON)}
+    if not hasattr(impl.backend, "jitted_native"):
+        calls["attached mask"] = with_mask(impl, inputs)
     if can_train(inputs):
-        calls["after training"] = after_training(own.call, inputs)
+        calls["after training"] = after_training(impl.call, inputs)
     return calls
 
 
-def with_mask(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+def with_mask(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call with an attached mask that hides no token; the answer must carry the mask."""
-    plain = own.call(inputs)
-    shown = own.backend.array(np.ones(inputs.query.shape[:2], bool), None)
+    plain = impl.call(inputs)
+    shown = impl.backend.array(np.ones(inputs.query.shape[:2], bool), None)
 
     def run(query: Any) -> tuple[Any, None]:
         from keras.src.backend import get_keras_mask, set_keras_mask
@@ -100,6 +100,6 @@ def norms(engine: str) -> Iterator[Layer]:
         name="keras-batch-norm",
         operator=BATCH_NORM,
         make=partial(norm, "BatchNormalization"),
-        arguments=lambda own, inputs: {"training": inputs.training},
+        arguments=lambda impl, inputs: {"training": inputs.training},
         wrong=(),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.metadata import version
 
-from attention_conformance.backends._jax.attention import NO_HEADS, as_program
+from attention_conformance.backends._jax.attention import NO_HEADS, through_jit
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends._keras.engine import KerasBackend
@@ -23,11 +23,11 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def with_numbers(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+    impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall
 ) -> dict[str, PreparedCall]:
     """The calls on any engine, and one with a mask of whole numbers: jax.nn refuses it, then Keras uses
     its own copy of the function."""
-    calls = paths(own, inputs, plain)
+    calls = paths(impl, inputs, plain)
     if "mask" not in plain.arguments:
         return calls
     numbers = plain.arguments | {"mask": plain.arguments["mask"].astype("int32")}
@@ -55,7 +55,7 @@ ON_JAX = KERAS_OPS.but(
             "score-overflow": "finite",
         },
     ),
-    through=as_program,
+    through=through_jit,
     paths=with_numbers,
 )
 """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy if jax.nn raises."""

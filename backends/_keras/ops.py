@@ -38,15 +38,15 @@ def import_keras(engine: str) -> Any:
     return keras
 
 
-def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
     """Calls with parameters written out, and in a model."""
-    return written_out(own, inputs, plain) | {"in a model": in_a_model(own, inputs, plain)}
+    return written_out(impl, inputs, plain) | {"in a model": in_a_model(impl, inputs, plain)}
 
 
-def in_a_model(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> PreparedCall:
+def in_a_model(impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> PreparedCall:
     """A call of a functional model with the inputs query, key and value."""
     rest = {name: array for name, array in plain.arguments.items() if name not in OPERANDS}
-    model = models.functional(own, inputs, None, partial(plain.function, **rest))
+    model = models.functional(impl, inputs, None, partial(plain.function, **rest))
     given = {name: plain.arguments[name] for name in OPERANDS}
     return replace(plain, function=model, arguments=given, constants=None)
 

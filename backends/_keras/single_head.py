@@ -75,29 +75,29 @@ DOT_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
 }
 
 
-def built(own: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
+def built(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
     """The layer, built, with the inputs' parameters."""
     layer.build([x.shape for x in operands(inputs)])
-    return assigned(own, inputs, layer)
+    return assigned(impl, inputs, layer)
 
 
-def additive(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def additive(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras.layers.AdditiveAttention`, which adds queries and keys without projections."""
     import keras
 
     # use_scale=True is the default, and is not passed.
     unscaled = {} if "score_vector" in inputs.parameters else {"use_scale": False}
     layer = keras.layers.AdditiveAttention(**{**settings(inputs), **unscaled, **flags})
-    return built(own, inputs, layer)
+    return built(impl, inputs, layer)
 
 
-def attention(mode: str, own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def attention(mode: str, impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras.layers.Attention` with a score mode."""
     import keras
 
     scaled = "scale" in inputs.parameters
     layer = keras.layers.Attention(scaled, **{"score_mode": mode, **settings(inputs), **flags})
-    return built(own, inputs, layer)
+    return built(impl, inputs, layer)
 
 
 def variables(layer: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def variables(layer: Any) -> dict[str, Any]:
 
 
 def arguments(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     training: bool | None = None,
     scores: bool | None = None,
@@ -118,7 +118,7 @@ def arguments(
     if split.rest is not None:
         raise ValueError(PAIRS)
     masks = {"value_mask": split.valid, "query_mask": rows}
-    given = {n: own.backend.array(mask, None) for n, mask in masks.items() if mask is not None}
+    given = {n: impl.backend.array(mask, None) for n, mask in masks.items() if mask is not None}
     return given | options(
         inputs, inputs.returned != "none" if scores is None else scores, training
     )
@@ -132,16 +132,16 @@ def listed(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) ->
     return layer([arrays[name] for name in names], mask=mask, **options)
 
 
-def every_path(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def every_path(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Other ways to call the layer: those of `paths`, with scores returned, with a mask of queries, and
     with query and value alone."""
-    calls = paths(own, inputs, scored=True)
+    calls = paths(impl, inputs, scored=True)
     if inputs.returned == "none":
-        calls["return_attention_scores"] = own.call(inputs, {"scores": True})
+        calls["return_attention_scores"] = impl.call(inputs, {"scores": True})
     rows = {"rows": models.shown_rows(inputs)}
-    calls["query_mask"] = own.call(inputs, rows, through=models.hidden_rows)
+    calls["query_mask"] = impl.call(inputs, rows, through=models.hidden_rows)
     if not inputs.self_attention and inputs.key.shape == inputs.value.shape:
-        calls["two inputs"] = asking(own, inputs.replace(key=inputs.value), without=("key",))
+        calls["two inputs"] = asking(impl, inputs.replace(key=inputs.value), without=("key",))
     return calls
 
 

@@ -42,7 +42,7 @@ from attention_conformance.suite.spec.operators.scripts import capacity, unwritt
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
-def cached_mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def cached_mha(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras_hub.layers.CachedMultiHeadAttention`."""
     import keras_hub
 
@@ -50,7 +50,7 @@ def cached_mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     sizes = {
         "num_heads": s.H, "key_dim": s.D, "value_dim": s.Dv, "output_shape": inputs.widths.output,
     }  # fmt: skip
-    return projecting(own, inputs, kind, **(sizes | flags))
+    return projecting(impl, inputs, kind, **(sizes | flags))
 
 
 def dense(inputs: Inputs) -> Inputs:
@@ -58,20 +58,20 @@ def dense(inputs: Inputs) -> Inputs:
     return inputs if inputs.dense_mask is None else inputs.with_dense()
 
 
-def dense_arguments(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
+def dense_arguments(impl: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
     """The mask, and the options of a call."""
-    return arguments(False, own, dense(inputs), **given)
+    return arguments(False, impl, dense(inputs), **given)
 
 
-def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """The paths of `keras.layers.MultiHeadAttention`."""
     variants = {"flash_attention": False, "attention_axes": 1}
-    return every_path(False, variants, own, dense(inputs))
+    return every_path(False, variants, impl, dense(inputs))
 
 
-def without_models(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def without_models(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """`paths` without a functional model, in which the size of the cache is unknown."""
-    return {name: call for name, call in paths(own, inputs).items() if name != "function"}
+    return {name: call for name, call in paths(impl, inputs).items() if name != "function"}
 
 
 def filled(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:

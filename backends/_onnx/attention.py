@@ -92,10 +92,10 @@ def attributes(inputs: Inputs, native: Native) -> dict[str, Any]:
 
 
 def graph_of(
-    node: Callable[..., Symbol], own: FrameworkFunction, inputs: Inputs
+    node: Callable[..., Symbol], impl: FrameworkFunction, inputs: Inputs
 ) -> Callable[..., Symbol]:
     """The function that records the graph of a call, given the function that records its node."""
-    return partial(node, **attributes(inputs, own.kernel.native(inputs)))
+    return partial(node, **attributes(inputs, impl.kernel.native(inputs)))
 
 
 def attention(
@@ -110,7 +110,7 @@ def attention(
     return output
 
 
-def of_rank_3(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
+def of_rank_3(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
     """The function that records the operator with operands (B, L, H D)."""
     check_packed(inputs)
 
@@ -122,7 +122,7 @@ def of_rank_3(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
         )  # fmt: skip
         return output.reshape((B, Lq, H, Dv))
 
-    return graph_of(node, own, inputs)
+    return graph_of(node, impl, inputs)
 
 
 def cached(
@@ -153,7 +153,7 @@ def inexact_or_first(case: Case) -> str | None:
 
 
 def shorter_mask(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+    impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall
 ) -> dict[str, PreparedCall]:
     """A call with a mask that is too short, which must hide the keys beyond its end."""
     seen, keys = inputs.dense_mask, inputs.sizes.Lk
@@ -162,7 +162,7 @@ def shorter_mask(
     problem = inputs.with_dense(mask_array=seen & (np.arange(keys) < keys - 1))
     if problem.has_empty_rows:
         return {}
-    call = own.plain(problem)
+    call = impl.plain(problem)
     short = np.ascontiguousarray(call.arguments["mask"][..., :-1])
     return {
         "shorter mask": replace(call, arguments=call.arguments | {"mask": short}, problem=problem)
@@ -171,7 +171,7 @@ def shorter_mask(
 
 def recorded(opset: int) -> Callable[[FrameworkFunction, Inputs, PreparedCall], PreparedCall]:
     """The call as a model of an opset."""
-    return lambda own, inputs, call: own.backend.recorded(call, opset)
+    return lambda impl, inputs, call: impl.backend.recorded(call, opset)
 
 
 def arrays(queries: bool) -> tuple[Parameter[AttentionCall], ...]:

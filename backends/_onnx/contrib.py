@@ -92,11 +92,11 @@ def lengths_without_flag(inputs: Inputs) -> Native:
     return split_native(inputs, causal=inputs.sizes.Lq == inputs.sizes.Lk, lengths=True)
 
 
-def multi_head(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
+def multi_head(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
     """The function that records MultiHeadAttention, with -inf for keys beyond the lengths in place of the
     default -10000 (finding masked-by-ten-thousand)."""
     check_packed(inputs)
-    native = own.kernel.native(inputs)
+    native = impl.kernel.native(inputs)
     attributes: dict[str, Any] = {"scale": inputs.scale}
     if native.causal:
         attributes["unidirectional"] = 1
@@ -172,11 +172,11 @@ def total(call: AttentionCall) -> Any:
     return call.backend.array(np.array([call.inputs.sizes.Lk], np.int32), None)
 
 
-def grouped(is_cached: bool, own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
+def grouped(is_cached: bool, impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
     """The function that records GroupQueryAttention. If `is_cached`, the keys before the queries are a
     cache."""
     check_packed(inputs)
-    native = own.kernel.native(inputs)
+    native = impl.kernel.native(inputs)
     attributes: dict[str, Any] = {
         "scale": inputs.scale, "causal": int(native.causal), "softcap": inputs.feature("softcap")
     }  # fmt: skip

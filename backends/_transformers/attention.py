@@ -93,10 +93,10 @@ def added(call: AttentionCall) -> Any:
     return torch.where(seen, zero if bias is None else bias, lowest)
 
 
-def of_layer(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+def of_layer(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The function with the attributes of a layer that it reads."""
-    function = as_named(own, inputs)
-    layer: Any = own.backend.torch.nn.Module()
+    function = as_named(impl, inputs)
+    layer: Any = impl.backend.torch.nn.Module()
     layer.num_key_value_groups = inputs.sizes.group
     layer.eval()
 
