@@ -140,15 +140,15 @@ class NnxDecode(Projected):
         return replace(state, projections=type(state.identity_projections)(projections))
 
     def layer_step(
-        self, state: Decoding, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Decoding, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Decoding]:
-        case, rows = turn.inputs.case, []
+        case, rows = context.inputs.case, []
         if not query.shape[1] == key.shape[1] == value.shape[1]:
             raise ValueError("query, key and value differ in their number of tokens")
-        program, slots = self.programs[self.shape(turn.inputs)], np.arange(capacity(case))
+        program, slots = self.programs[self.shape(context.inputs)], np.arange(capacity(case))
         for n in range(key.shape[1]):
             token = slice(n, n + 1)
-            mask = allowed(case, turn.rows[:, token], turn.begins[:, token], slots)[:, None]
+            mask = allowed(case, context.rows[:, token], context.begins[:, token], slots)[:, None]
             row, cache = program(state.projections, state.cache, query, key, value, mask, n)
             state = replace(state, cache=cache)
             rows.append(row)

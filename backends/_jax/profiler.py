@@ -48,7 +48,7 @@ class JaxProfiler(Profiler):
     attention = ("jax.nn.dot_product_attention",)
 
     def kernels(self, prepared: PreparedCall) -> str:
-        """Kernels in XLA's program of the call; if the call is not one program, the numbers of its products
+        """Kernels in XLA's program of the call; if the call is not one program, the counts of products
         and custom calls."""
         import jax
 

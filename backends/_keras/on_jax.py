@@ -22,16 +22,16 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-def with_numbers(
-    impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+def paths_on_jax(
+    impl: FrameworkFunction, inputs: Inputs, call: PreparedCall
 ) -> dict[str, PreparedCall]:
     """The calls on any engine, and one with a mask of whole numbers: jax.nn refuses it, then Keras uses
     its own copy of the function."""
-    calls = paths(impl, inputs, plain)
-    if "mask" not in plain.arguments:
+    calls = paths(impl, inputs, call)
+    if "mask" not in call.arguments:
         return calls
-    numbers = plain.arguments | {"mask": plain.arguments["mask"].astype("int32")}
-    return calls | {"mask of whole numbers": replace(plain, arguments=numbers)}
+    arguments = call.arguments | {"mask": call.arguments["mask"].astype("int32")}
+    return calls | {"mask of whole numbers": replace(call, arguments=arguments)}
 
 
 ON_JAX = KERAS_OPS.but(
@@ -56,7 +56,7 @@ ON_JAX = KERAS_OPS.but(
         },
     ),
     through=through_jit,
-    paths=with_numbers,
+    paths=paths_on_jax,
 )
 """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy if jax.nn raises."""
 
