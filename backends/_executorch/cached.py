@@ -164,8 +164,8 @@ class CodedCache(CustomCache):
 
 
 class CustomRing(CustomCache):
-    """`CustomRingKVCache` of twice as many slots as the window has keys, with the mask that it makes, and
-    `custom_sdpa`. Its indices are those of one sample, so every sample has a cache.
+    """`CustomRingKVCache`, with twice as many slots as the window has keys, and `custom_sdpa` under the
+    cache's own mask. A cache has one position for all samples, so every sample has a cache.
 
     A ring refuses chunks of more tokens than it has slots. Earlier tokens are written in chunks of one
     window.

@@ -117,8 +117,8 @@ def with_kernel(kernel: str, impl: FrameworkFunction, inputs: Inputs) -> Callabl
 
 
 def through_jit(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
-    """The call through `jax.jit`. It stays as it is without constants, with which calls share a program,
-    and in `stepwise_dtypes`."""
+    """The call through `jax.jit`; the unchanged call if it names no constants, by which calls share a
+    program, or if its dtype is in `stepwise_dtypes`."""
     if call.constants is None:
         return call
     return impl.backend.jitted_native(impl, call, inputs.dtype)

@@ -149,7 +149,7 @@ class JaxCompilers(Compilers):
         return tuple(name for name in super().of(implementation) if name != default_form)
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        """The call through "ops", operation by operation, "jit", "vmap" or "aot"."""
+        """The call in a form: "ops" (operation by operation), "jit", "vmap", or "aot" (`Ahead`)."""
         import jax
 
         call, is_array = by_operation(prepared), self.backend.is_array
@@ -174,6 +174,7 @@ class JaxCompilers(Compilers):
         return replace(program, compiled=None, through="")
 
     def quick(self) -> Backend | None:
+        """A new backend that compiles with the known `OPTIONS`; None on a GPU, or if XLA knows none."""
         options = known_options() if self.backend.device == "cpu" else {}
         if not options:
             return None

@@ -100,10 +100,10 @@ class NnxDecode(Projected):
         dtypes = [key.dtype] if self.passes_dtype else []
         layer.init_cache((s.B, capacity(inputs.case), width), *dtypes)
         parameters, cache = nnx.state(layer, nnx.Param), nnx.state(layer, nnx.Cache)
-        self.programs.setdefault(self.shape(inputs), self.program(nnx.graphdef(layer)))
+        self.programs.setdefault(self.program_key(inputs), self.program(nnx.graphdef(layer)))
         return Decoding(cache, cache, parameters, parameters)
 
-    def shape(self, inputs: Inputs) -> Any:
+    def program_key(self, inputs: Inputs) -> Any:
         """The key of a program: sizes and dtype, which are no arguments of it."""
         s = inputs.sizes
         return s.B, s.H, s.Hkv, s.D, capacity(inputs.case), inputs.dtype.name
@@ -145,7 +145,7 @@ class NnxDecode(Projected):
         case, rows = context.inputs.case, []
         if not query.shape[1] == key.shape[1] == value.shape[1]:
             raise ValueError("query, key and value differ in their number of tokens")
-        program, slots = self.programs[self.shape(context.inputs)], np.arange(capacity(case))
+        program, slots = self.programs[self.program_key(context.inputs)], np.arange(capacity(case))
         for n in range(key.shape[1]):
             token = slice(n, n + 1)
             mask = allowed(case, context.rows[:, token], context.begins[:, token], slots)[:, None]
@@ -188,7 +188,7 @@ class LinenDecode(NnxDecode):
         kernels = {part: identity.reshape(width, s.H, s.D) for part in ("query", "key", "value")}
         kernels["out"] = identity.reshape(s.H, s.D, width)
         parameters = {part: {"kernel": kernel} for part, kernel in kernels.items()}
-        self.programs.setdefault(self.shape(inputs), self.program(layer))
+        self.programs.setdefault(self.program_key(inputs), self.program(layer))
         return Decoding(cache, cache, parameters, parameters)
 
     def apply_layer(

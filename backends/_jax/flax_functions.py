@@ -37,9 +37,7 @@ def seed(call: AttentionCall) -> Any:
     return call.backend.array(np.asarray(inputs.dropout_seed), None) if inputs.rate else None
 
 
-def function_with_seed(
-    impl: FrameworkFunction, inputs: Inputs, **settings: Any
-) -> Callable[..., Any]:
+def with_seed(impl: FrameworkFunction, inputs: Inputs, **settings: Any) -> Callable[..., Any]:
     """A callable that passes the seed of dropout to the function as a random key, and `settings`."""
     function, random_key = as_named(impl, inputs), impl.backend.jax.random.key
 
@@ -51,12 +49,12 @@ def function_with_seed(
     return call
 
 
-def function_with_module(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+def with_module(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The function with a module to sow its weights into. With neither a module nor dropout the function
     would call `jax.nn.dot_product_attention`, another implementation."""
     from flax import nnx
 
-    return lambda **arguments: function_with_seed(impl, inputs, module=nnx.Module())(**arguments)
+    return lambda **arguments: with_seed(impl, inputs, module=nnx.Module())(**arguments)
 
 
 def paths(
@@ -102,7 +100,7 @@ LINEN = Kernel(
         },
         dropout="shared",
     ),
-    calls=function_with_seed,
+    calls=with_seed,
     through=lambda impl, inputs, call: impl.backend.jitted(impl, call),
     paths=paths,
     wrong=({"precision": "exact"},),
@@ -122,5 +120,5 @@ NNX = LINEN.but(
     declared=LINEN.declared.taking("native-causal", "grouped-heads")
     .electing(INTERSECTED)
     .but(dropout="elements"),
-    calls=function_with_module,
+    calls=with_module,
 )

@@ -80,18 +80,18 @@ def called(
     arguments: dict[str, Any],
     *,
     native: bool = False,
-    stored: str = "",
+    storage_dtype: str = "",
     **flags: Any,
 ) -> PreparedCall:
     """The call through `jax.jit`.
 
     - `native`: the module calls `jax.nn.dot_product_attention`
-    - `stored`: the dtype of the parameters, by default that of the inputs
+    - `storage_dtype`: the dtype of the parameters, by default that of the inputs
     - `flags` go to `make`
     """
-    array, dtype = impl.backend.array, DTYPES[stored] if stored else inputs.dtype
+    array, dtype = impl.backend.array, DTYPES[storage_dtype] if storage_dtype else inputs.dtype
     parameters = {name: array(a, dtype) for name, a in inputs.parameters.items()}
-    storage = {"param_dtype": dtype.long_name} if stored else {}
+    storage = {"param_dtype": dtype.long_name} if storage_dtype else {}
     constructor = settings(impl, inputs) | storage | flags
     module = impl.make(inputs, **constructor)
 
@@ -102,7 +102,7 @@ def called(
 
     arrays = {**arguments, **parameters, SEED: array(np.asarray(inputs.dropout_seed), None)}
     module_constants = (constructor, inputs.widths, inputs.sizes.Hkv)
-    constants = (*module_constants, stored, inputs.returned, inputs.training)
+    constants = (*module_constants, storage_dtype, inputs.returned, inputs.training)
     call = PreparedCall(
         run, arrays, LAYER_OUTPUTS, operands=impl.layer.operands, constants=constants
     )
@@ -157,7 +157,7 @@ def paths(
         if LayerMasks.of(inputs, causal=causal, lengths=False).rest is not None:
             ways["mask as it broadcasts"] = {"given": {"form": "broadcast"}}
     if inputs.dtype.is_half:
-        ways["parameters in float32"] = {"stored": "f32"}
+        ways["parameters in float32"] = {"storage_dtype": "f32"}
     return {name: impl.call(inputs, **way) for name, way in ways.items()}
 
 

@@ -52,7 +52,7 @@ def nnx_module(
 ) -> Callable[..., Any]:
     """A function of parameters, bias, seed and arguments that makes and calls the module.
 
-    - `view`: `nnx.view` switches dropout instead of an argument
+    - `view`: `nnx.view` sets `deterministic` and `decode`, which else are arguments
     - `jit`: through `nnx.jit`
     - `decode`: row by row, with a cache by `init_cache` or `nnx.view`
     """
@@ -88,9 +88,7 @@ def nnx_module(
             layer.init_cache(rows.shape, settings["dtype"])
         return layer
 
-    def answer_of(
-        causal: Mapping[str, bool], layer: Any, arrays: Mapping[str, Any], key: Any
-    ) -> Any:
+    def apply(causal: Mapping[str, bool], layer: Any, arrays: Mapping[str, Any], key: Any) -> Any:
         keywords = {**arrays, **causal, **switches, "rngs": nnx.Rngs(dropout=key)}
         if not sows:
             return layer(**keywords)
@@ -104,7 +102,7 @@ def nnx_module(
                 setattr(getattr(layer, part), leaf, nnx.Param(array))
         layer, key = layer_in_mode(layer, arguments["inputs_q"]), jax.random.key(seed)
         causal = {name: arguments.pop(name) for name in ("is_causal",) if name in arguments}
-        function = partial(answer_of, causal)
+        function = partial(apply, causal)
         if not decode:
             return (nnx.jit(function) if jit else function)(layer, arguments, key)
 

@@ -58,17 +58,17 @@ def called(
     arguments: dict[str, Any],
     *,
     steps: Sequence[float] = (),
-    stored: str = "",
+    storage_dtype: str = "",
     **flags: Any,
 ) -> PreparedCall:
     """The call through `jax.jit`.
 
     - `steps`: the number of training steps before, each on a multiple of the query
-    - `stored`: the dtype of the parameters, by default that of the inputs
+    - `storage_dtype`: the dtype of the parameters, by default that of the inputs
     """
     backend, training = impl.backend, inputs.training
-    dtype = DTYPES[stored] if stored else inputs.dtype
-    flags |= {"param_dtype": dtype.long_name} if stored else {}
+    dtype = DTYPES[storage_dtype] if storage_dtype else inputs.dtype
+    flags |= {"param_dtype": dtype.long_name} if storage_dtype else {}
     module, trainer = (impl.make(inputs, training=flag, **flags) for flag in (training, True))
     mutable = ["batch_stats"] if training else False
 
@@ -80,7 +80,7 @@ def called(
         return answer[0] if training else answer, None
 
     parameters = {name: backend.array(a, dtype) for name, a in inputs.parameters.items()}
-    constants = (repr(module), training, stored, *steps)
+    constants = (repr(module), training, storage_dtype, *steps)
     return backend.jitted(
         impl, PreparedCall(call, arguments | parameters, LAYER_OUTPUTS, constants=constants)
     )
@@ -90,7 +90,7 @@ def paths(epsilon: float, impl: FrameworkLayer, inputs: Inputs) -> dict[str, Pre
     """Calls with the default `epsilon`, with parameters in float32, and after training."""
     calls = {"default epsilon": with_epsilon(impl, inputs, epsilon)}
     if inputs.dtype.is_half and "gain" in inputs.parameters:
-        calls["parameters in float32"] = impl.call(inputs, stored="f32")
+        calls["parameters in float32"] = impl.call(inputs, storage_dtype="f32")
     if can_train(inputs):
         calls["after training"] = after_training(impl.call, inputs)
     return calls

@@ -134,7 +134,7 @@ def nnx_layer(module: Any, dtype: Any, training: bool) -> ModuleLayer:
 
 
 def haiku_layer(make: Callable[[], Any], dtype: Any) -> ModuleLayer:
-    """The layer of a Haiku module. `make` makes the module in each call, inside of `haiku.transform`."""
+    """The layer of a Haiku module, which `make` makes in each call, inside of `haiku.transform`."""
     import haiku
     import jax
 
@@ -160,7 +160,7 @@ class JaxMemory(ShapesAlone):
     def variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
         if not isinstance(layer, ModuleLayer):
             return super().variables(layer)
-        inputs_first = ("kernel", ".w")
+        inputs_first = ("kernel", ".w")  # names of kernels, whose axis of inputs is the first: "io"
         return {
             path: (variable, "io" if path.endswith(inputs_first) else "")
             for path, variable in layer.variables.items()

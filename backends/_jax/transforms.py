@@ -92,11 +92,12 @@ def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
     jitted = isinstance(prepared.function, Jitted)
     wrap: Callable[..., Any] = jax.jit if jitted else _unchanged
     unjitted = by_operation(prepared)
-    apply_pullback = wrap(lambda pull, cotangent: pull(cotangent))
+    apply = wrap(lambda pull, cotangent: pull(cotangent))
     # One trace for all calls: another trace would be compiled again.
     programs: dict[str, Callable[..., Any]] = {}
 
     def ready(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
+        """A function of no arguments that runs the step; only its calls are timed."""
         arrays, static = split_arguments(arguments)
 
         def output_and_pullback(arrays: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
@@ -110,9 +111,7 @@ def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
             program = programs.setdefault(direction, wrap(output_and_gradients))
             return prepared.inside(lambda: program(arrays, cotangent))
         _, pull = prepared.inside(programs.setdefault(direction, wrap(output_and_pullback)))(arrays)
-        return prepared.inside(
-            lambda: (None, dict(zip(wrt, apply_pullback(pull, cotangent), strict=True)))
-        )
+        return prepared.inside(lambda: (None, dict(zip(wrt, apply(pull, cotangent), strict=True))))
 
     return ready
 

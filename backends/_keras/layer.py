@@ -1,6 +1,6 @@
-"""How layers of Keras are called, on every engine: variables, options, and ways that all layers have.
+"""Calls of Keras' layers on every engine: variables, options, and paths that all layers have.
 
-Arrays are those of the engine. Keras is imported when a call is prepared. In every mask True attends.
+Arrays are the engine's. Keras is imported when a call is prepared. In every mask True attends.
 
 On an engine with `jitted_native` (JAX) the values of a layer's variables are arguments of the call, as in
 `stateless_call`, and one layer serves all calls of a configuration. On other engines every call has its
@@ -15,12 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._keras.models import (
-    Way,
-    in_functional_model,
-    with_masks,
-    with_masks_in_second_call,
-)
+from attention_conformance.backends._keras.models import Way, in_model, with_masks, with_masks_twice
 from attention_conformance.backends.declared import (
     LAYER_FEATURES,
     Declared,
@@ -70,7 +65,7 @@ def settings(inputs: Inputs) -> dict[str, Any]:
 
 
 def options(inputs: Inputs, scores: bool, training: bool | None = None) -> dict[str, Any]:
-    """The options of a call; None for the mode of the inputs."""
+    """The options of a call. `scores`: scores are returned; `training`: by default as in the inputs."""
     if inputs.bias is not None:
         raise ValueError(NO_BIAS)
     values = {"training": inputs.training if training is None else training}
@@ -206,7 +201,7 @@ def paths(
 ) -> dict[str, PreparedCall]:
     """Calls in a functional model and with attached masks. `tests_inference`: also a call in inference of
     a layer with a dropout rate."""
-    ways: dict[str, dict[str, Any]] = {"function": {"way": in_functional_model}}
+    ways: dict[str, dict[str, Any]] = {"function": {"way": in_model}}
     if tests_inference and not inputs.rate:
         inference = {"training": False}
         ways["dropout>0 in inference"] = {"given": inference, "dropout": INFERENCE_RATE}
@@ -215,7 +210,7 @@ def paths(
         # A mask attached to the query's own tensor would be the query's mask, too.
         separate = inputs.replace(self_attention=False)
         calls["attached mask"] = impl.call(separate, way=with_masks)
-        calls["attached mask, second call"] = impl.call(separate, way=with_masks_in_second_call)
+        calls["attached mask, second call"] = impl.call(separate, way=with_masks_twice)
     return calls
 
 

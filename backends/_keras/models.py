@@ -1,7 +1,7 @@
-"""Ways to call a layer of Keras besides the plain call: in a functional model, with attached masks.
+"""Ways to call a layer of Keras other than directly: in a functional model, with attached masks.
 
-A way takes the implementation, the inputs, the layer and its plain call, and returns another call with
-the same arguments.
+A way takes the implementation, the inputs, the layer and the direct call, `plain_call`, and returns
+another call with the same arguments.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def with_masks(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Cal
     return call
 
 
-def with_masks_in_second_call(
-    impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call
-) -> Call:
+def with_masks_twice(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
     """A call that calls the layer twice with one attached mask, and returns the second answer."""
     return with_masks(
         impl, inputs, layer, lambda **arrays: (plain_call(**arrays), plain_call(**arrays))[1]
@@ -68,7 +66,7 @@ def alternating_query_mask(inputs: Inputs) -> np.ndarray:
     return query_mask
 
 
-def in_functional_model(impl: Implementation, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
+def in_model(impl: Implementation, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
     """A call of a functional model, with an input for each array. Raises RuntimeError if the model has an
     output of another shape than it states; the stated number of samples may be unknown.
 

@@ -206,7 +206,7 @@ def mask_paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
 def flag_paths(
     variants: Mapping[str, Any], impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """Calls of layers with arguments of the constructor: `variants`, a gate, and a window."""
+    """Calls of layers with constructor arguments: each of `variants`, a gate, and a window."""
     calls = {
         f"{name}={value}": impl.call(inputs, **{name: value}) for name, value in variants.items()
     }
@@ -223,7 +223,7 @@ def flag_paths(
 def all_paths(
     scores: bool, variants: Mapping[str, Any], impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """The paths of all layers, and those of masks and of flags."""
+    """The calls of `paths`, `mask_paths` and `flag_paths`."""
     groups = (
         paths(impl, inputs, scores),
         mask_paths(impl, inputs),

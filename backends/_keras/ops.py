@@ -1,6 +1,6 @@
 """`keras.ops.dot_product_attention`, for every engine of Keras.
 
-Arrays are those of the engine. Keras is imported when the first call is prepared.
+Arrays are the engine's. Keras is imported when the first call is prepared.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def paths(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> dict[s
 def call_in_model(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
     """A call of a functional model with the inputs query, key and value."""
     options = {name: array for name, array in call.arguments.items() if name not in OPERANDS}
-    model = models.in_functional_model(impl, inputs, None, partial(call.function, **options))
+    model = models.in_model(impl, inputs, None, partial(call.function, **options))
     operands = {name: call.arguments[name] for name in OPERANDS}
     return replace(call, function=model, arguments=operands, constants=None)
 

@@ -133,8 +133,8 @@ def with_list_arguments(layer: Any, arrays: Mapping[str, Any], options: Mapping[
 
 
 def every_path(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Other ways to call the layer: those of `paths`, with scores returned, with a mask of queries, and
-    with query and value alone."""
+    """The calls of `paths`, and calls that return scores, with a mask of queries, and with query and
+    value alone."""
     calls = paths(impl, inputs, tests_inference=True)
     if inputs.returned == "none":
         calls["return_attention_scores"] = impl.call(inputs, {"scores": True})

@@ -125,7 +125,7 @@ class LmCache(Scripted):
         return state
 
     def reset(self, state: Any, *samples: Any) -> Any:
-        """As mlx-lm's server does: all tokens are trimmed."""
+        """Trim all tokens, as mlx-lm's server does."""
         return self.crop(state, state.size() or state.offset)
 
     def reorder(self, state: Any, samples: Any) -> Any:

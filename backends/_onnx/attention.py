@@ -175,7 +175,7 @@ def recorded(opset: int) -> Callable[[FrameworkFunction, Inputs, PreparedCall], 
 
 
 def array_parameters(full_queries: bool) -> tuple[Parameter[AttentionCall], ...]:
-    """The arrays of the operator besides its operands; see `mask`."""
+    """The parameters for the operator's mask and lengths; `full_queries` as in `mask`."""
     return (
         Parameter("mask", value=partial(mask, full_queries)),
         Parameter("lengths", value=AttentionCall.lengths),

@@ -145,11 +145,9 @@ class ScatterAttention(PastAttention):
         return self.prepare(inputs)
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Also the empty slots.
-
-        By chunk n the first slot that is written, `write_n` (b,), and the number of written ones,
-        `written_n` (b,). If other samples do not step, also the numbers of its samples, `own_n` (b,).
-        Masks and biases have a column for every slot.
+        """The arrays of `TextbookCached.masks`, with a column for every slot; unwritten slots `empty_key`
+        and `empty_value`. By chunk n: the first slot written, `write_n` (b,); the number of written slots
+        afterwards, `written_n` (b,); its samples, `own_n` (b,), unless all samples step.
         """
         s, backend, arrays = inputs.sizes, self.backend, super().masks(inputs)
         slots = capacity(inputs.case)
@@ -240,7 +238,7 @@ class PastGroupQuery(PastAttention):
         return None
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Also `cosine` and `sine` (tokens, D / 2) of all positions."""
+        """The arrays of `TextbookCached.masks`; `cosine` and `sine` (tokens, D / 2) of all positions."""
         arrays, rotary = super().masks(inputs), rotation(inputs.case)
         if rotary is not None:
             cosine, sine = tables(rotary, np.arange(most_tokens(inputs.case)))

@@ -147,7 +147,7 @@ class Symbol(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
     def __getitem__(self, index: Any) -> Symbol:
-        """Slices and integers, with an ellipsis in front."""
+        """Slice or index axes; an ellipsis before the other parts leaves the first axes whole."""
         parts = index if isinstance(index, tuple) else (index,)
         rank = len(self.shape)
         first = rank - len(parts) + 1 if parts[0] is Ellipsis else 0

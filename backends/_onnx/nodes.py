@@ -1,4 +1,4 @@
-"""Nodes besides attention: LayerNormalization of opset 17, BatchNormalization of opset 15,
+"""Norms and rotation: LayerNormalization of opset 17, BatchNormalization of opset 15,
 and RotaryEmbedding of opset 23, with sine and cosine as inputs."""
 
 from __future__ import annotations

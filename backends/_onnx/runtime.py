@@ -85,7 +85,7 @@ ON_RUNTIME: dict[Kernel | type[Implementation], Declared] = {
         for kind in (OnnxRotary, OnnxRotaryByIds)
     },
 }
-"""Implementations besides textbook layers, with their declarations."""
+"""Rows and classes of implementations, without textbook layers, with their declarations."""
 
 
 class OnnxRuntimeBackend(OnnxEngine):
@@ -139,7 +139,7 @@ class OnnxRuntimeBackend(OnnxEngine):
         return [self._array(value) for value in session.run_with_ort_values(None, values)]
 
     def _value(self, array: np.ndarray) -> Any:
-        """The runtime's value on the memory of an array, for types that the runtime lacks in NumPy."""
+        """The runtime's value that shares the memory of an array, also of ml_dtypes."""
         OrtValue = self.onnxruntime.OrtValue
         if not self._is_foreign(array.dtype):
             return OrtValue.ortvalue_from_numpy(array)
@@ -153,7 +153,7 @@ class OnnxRuntimeBackend(OnnxEngine):
         return dtype.type.__module__ == "ml_dtypes"
 
     def _array(self, value: Any) -> np.ndarray:
-        """A copy of the runtime's value as an array."""
+        """The runtime's value, copied to a NumPy array."""
         dtype = self.onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
         if not self._is_foreign(dtype):
             return np.array(value.numpy())
@@ -181,7 +181,7 @@ ON_REFERENCE: dict[Kernel | type[Implementation], Declared] = {
         for kind in (OnnxRotary, OnnxRotaryByIds)
     },
 }
-"""Implementations besides textbook layers, with their declarations."""
+"""Rows and classes of implementations, without textbook layers, with their declarations."""
 
 
 class OnnxReferenceBackend(OnnxEngine):

@@ -134,12 +134,12 @@ class Stateful(Scripted):
         return rows, Request.of(state.request, len(state.order), state.count + key.shape[2])
 
     def with_tokens(self, state: Request, tokens: np.ndarray) -> Request:
-        """Set the variables to their tokens `tokens` (B, n), indices, and return the state."""
+        """Keep in the request's variables only the tokens with indices `tokens` (B, n)."""
         for variable in state.request.query_state():
             tensor = variable.state
             array = np.array(tensor.data)[state.order]
-            kept = np.take_along_axis(array, tokens[:, None, :, None], 2)
-            variable.state = self.backend.openvino.Tensor(kept, kept.shape, tensor.element_type)
+            values = np.take_along_axis(array, tokens[:, None, :, None], 2)
+            variable.state = self.backend.openvino.Tensor(values, values.shape, tensor.element_type)
         return Request.of(state.request, *tokens.shape)
 
     def crop(self, state: Request, count: int, *samples: Any) -> Request:

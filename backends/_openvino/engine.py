@@ -69,7 +69,7 @@ class OpenvinoEngine(RuntimeArrays):
         return self.core.compile_model(model, "CPU", config)
 
     def run(self, request: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The output for these inputs."""
+        """The output of the request's model for its input arrays in order."""
         request.infer([self._tensor(array) for array in arrays])
         output = request.get_output_tensor(0)
         # OpenVINO returns bfloat16 bits as a float16 array.

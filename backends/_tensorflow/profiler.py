@@ -99,7 +99,7 @@ class TensorflowProfiler(Profiler):
         return step_by_tape(prepared, direction, wrt)
 
     def compilations(self, prepared: PreparedCall) -> int:
-        # Graphs traced in this process where TensorFlow counts them, else those of the call's function.
+        # TensorFlow's count of all traced graphs of the process, or else of the call's function.
         timer = getattr(sys.modules.get(_TRACING), "_graph_building_time_counter", None)
         if timer is not None:
             return int(timer.get_cell().value())

@@ -1,7 +1,7 @@
 """Attention functions of transformers, which models call through `ALL_ATTENTION_FUNCTIONS`.
 
-A function takes projected queries, keys and values, and the module of its layer. Masks are those of
-`transformers.masking_utils`: boolean for sdpa; for the eager functions 0 and the lowest number of the
+A function takes projected queries, keys and values, and the module of its layer. Masks have the form
+of `transformers.masking_utils`: boolean for sdpa; for the eager functions 0 and the lowest number of the
 dtype, which are added to scores. A bias is added to the mask.
 """
 
@@ -101,13 +101,8 @@ def function_of_layer(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., 
     layer.eval()
 
     def call(
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
-        sinks: Any = None,
-        **flags: Any,
-    ) -> Any:
+        query: Any, key: Any, value: Any, attention_mask: Any = None, sinks: Any = None, **flags: Any,
+    ) -> Any:  # fmt: skip
         layer.sinks = sinks
         out, _ = function(layer, query, key, value, attention_mask, **flags)
         return out.transpose(1, 2)  # from (B, Lq, H, Dv)
@@ -164,15 +159,17 @@ GPT_OSS = LLAMA.but(
 
 
 def single_causal_query(case: Case) -> str | None:
-    """The reason why a single causal query is not supported, or None."""
-    flagged = isinstance(case.mask, Causal) and not case.mask.bottom_right and case.form == "native"
-    if flagged and case.sizes.Lq == 1 < case.sizes.Lk:
+    """The reason if the case is a single causal query before several keys, or None."""
+    top_left = (
+        isinstance(case.mask, Causal) and not case.mask.bottom_right and case.form == "native"
+    )
+    if top_left and case.sizes.Lq == 1 < case.sizes.Lk:
         return "the function takes a single causal query for decoding, and lets it see every key"
     return None
 
 
 def causal_only(inputs: Inputs) -> Native:
-    """The mask split: the causal flag if the mask is only causal, otherwise all as an array."""
+    """The causal flag if the mask is only causal; otherwise the whole mask is an array."""
     return split_native(inputs, causal=causal_alone(inputs))
 
 

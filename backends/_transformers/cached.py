@@ -187,8 +187,8 @@ class DynamicFlex(DynamicSdpa):
 
     @property
     def function(self) -> Any:
+        """`flex_attention_forward`. From now on this process calls `flex_attention` uncompiled."""
         module = import_module("transformers.integrations.flex_attention")
-        # The object that keeps the compiled function for the whole process.
         singleton = module.WrappedFlexAttention(training=False)
         singleton._compiled_flex_attention = uncompiled(module.flex_attention)
         return module.flex_attention_forward
@@ -207,7 +207,7 @@ class DynamicFlex(DynamicSdpa):
 
 
 class DynamicRecording(DynamicSdpa):
-    """`DynamicCache` that records the past, as assisted generation does: every crop may go back."""
+    """`DynamicCache` that records the past, as for assisted generation: every rollback is possible."""
 
     name = "dynamic-cache-recording"
     declared = DynamicSdpa.declared.taking("window-rollback")

@@ -29,8 +29,8 @@ from attention_conformance.suite.spec.operators.rotary import (
 
 
 def model_alibi(model: str, backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
-    """`build_alibi_tensor` of a model: keys numbered from 0. Bloom's slopes are float32 and cast to the
-    dtype; Falcon's slopes and products are bfloat16."""
+    """A function that returns a model's bias (1, H, 1, Lk); the first key has number 0. Bloom's slopes
+    are float32 and cast to the dtype; Falcon's slopes and products are bfloat16."""
     torch, source, s = backend.torch, modeling(model), inputs.sizes
     dtype = getattr(torch, inputs.dtype.long_name)
 
@@ -42,7 +42,8 @@ def model_alibi(model: str, backend: TorchEngine, inputs: Inputs) -> Callable[[]
 
 
 def mpt_alibi(backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
-    """`build_mpt_alibi_tensor`: slopes in float32, keys numbered up to 0; cast to the dtype here."""
+    """A function that returns MPT's bias (1, H, 1, Lk), cast to the dtype. Slopes are float32; the last
+    key has number 0."""
     source, s = modeling("mpt"), inputs.sizes
     dtype = getattr(backend.torch, inputs.dtype.long_name)
 

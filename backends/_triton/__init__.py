@@ -1,4 +1,4 @@
-"""Triton: kernels of people and a control, with torch's arrays.
+"""Triton: user kernels and a control, with torch's arrays.
 
 On a CPU kernels run in Triton's interpreter. triton and torch are imported when the backend is made.
 """
@@ -85,7 +85,7 @@ class TritonBackend(TorchEngine):
 class UserKernel(UserFunction):
     """A user's function with torch's signature that launches Triton kernels.
 
-    In the interpreter bfloat16 is asked only with the claim `mended_interpreter`. Raises UsageError
+    In the interpreter bfloat16 is tested only with the claim `mended_interpreter`. Raises UsageError
     if no dtype is left.
     """
 

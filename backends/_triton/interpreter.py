@@ -107,8 +107,8 @@ def memory_extents(arguments: tuple[Any, ...]) -> Iterator[Extent]:
 
 
 def checked_access(action: str, pointer_index: int, mask_index: int | None) -> Callable[..., Any]:
-    """A method that checks addresses before the replaced method accesses memory. The indices of the
-    pointers and the mask are those among the arguments; `action`: the word for the error."""
+    """A method that checks addresses, arguments[pointer_index] where arguments[mask_index], before the
+    replaced method accesses memory. `action` is its name in errors."""
 
     def access(old: Callable[..., Any], builder: Any, *arguments: Any, **keywords: Any) -> Any:
         handle = arguments[pointer_index]
