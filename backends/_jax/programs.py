@@ -193,6 +193,7 @@ class Jitted:
 
 
 def _output_index(prepared: PreparedCall) -> int | None:
+    """The index of the output in the returned tuple; None if it is the only returned array."""
     names = prepared.outputs
     return names.index("output") if len(names) > 1 else None
 

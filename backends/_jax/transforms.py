@@ -117,6 +117,7 @@ def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
 
 
 def _forward(prepared: PreparedCall) -> Step:
+    """The step of a forward pass, which ignores the cotangent."""
     function = prepared.function
     if isinstance(function, Jitted):
         return lambda arguments, cotangent: prepared.inside(function.ready(arguments))

@@ -181,6 +181,7 @@ class ScatterAttention(PastAttention):
         mode = "circular" if "ring" in inputs.needs else None
 
         def write_slots(all_slots: Any, new: Any) -> Any:
+            """The slots of the chunk's samples with the chunk's new keys or values."""
             slots_of_samples = all_slots if samples is None else self.ops.take(all_slots, samples)
             newest = new if query is not None else new[:, :, max(new.shape[2] - slots, 0) :]
             return new.graph.add(

@@ -91,6 +91,7 @@ class Stateful(Scripted):
         mask = op.parameter([-1] * 4, dtype if biased else ov.Type.boolean)
 
         def past_and_new(new: Any, name: str, size: int) -> Any:
+            """Append new tokens to a variable. Returns all tokens, with the heads of queries."""
             info = VariableInfo()
             info.variable_id, info.data_type = name, dtype
             info.data_shape = ov.PartialShape([-1, s.Hkv, -1, size])
