@@ -34,8 +34,8 @@ LEAVES = {"kernel": "weight", "bias": "bias"}
 NO_BIAS = "equinox has no bias of the scores"
 
 
-def multi_head(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """An abstract module: no initializer runs."""
+def multi_head(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+    """An abstract `equinox.nn.MultiheadAttention`: no initializer runs."""
     import equinox
 
     s, w = inputs.sizes, inputs.widths
@@ -45,73 +45,73 @@ def multi_head(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
         "inference": not inputs.training,
         **{f"use_{n}_bias": "query_bias" in inputs.parameters for n in PARTS}, **flags,
     }  # fmt: skip
-    key = own.backend.jax.random.key(0)
+    key = impl.backend.jax.random.key(0)
     return equinox.filter_eval_shape(equinox.nn.MultiheadAttention, **settings, key=key)
 
 
 def called(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     arguments: dict[str, Any],
     *,
     jit: bool = True,
-    switched_off: bool = False,
+    switches_off: bool = False,
 ) -> PreparedCall:
-    """The call, through `jax.jit` or operation by operation. `switched_off`: the module has dropout, and
+    """The call, through `jax.jit` or operation by operation. `switches_off`: the module has dropout, and
     an argument of the call switches it off."""
     import equinox
 
-    array, jax = own.backend.array, own.backend.jax
+    array, jax = impl.backend.array, impl.backend.jax
     parameters = {n: array(a, inputs.dtype) for n, a in inputs.parameters.items()}
-    places = [attrgetter(own.layer.parameters[name]) for name in parameters]
-    bare = own.make(inputs, **({"dropout_p": 0.5, "inference": False} if switched_off else {}))
-    inference = True if switched_off else None
+    getters = [attrgetter(impl.layer.parameters[name]) for name in parameters]
+    module = impl.make(inputs, **({"dropout_p": 0.5, "inference": False} if switches_off else {}))
+    inference = True if switches_off else None
 
     def leaves(layer: Any) -> list[Any]:
-        return [place(layer) for place in places]
+        return [getter(layer) for getter in getters]
 
     def run(**arguments: Any) -> tuple[Any, None]:
-        given = [arguments.pop(name) for name in parameters]
+        values = [arguments.pop(name) for name in parameters]
         # The weight of a linear layer is (out, in).
-        shaped = [
-            a.reshape(leaf.shape[::-1]).T for a, leaf in zip(given, leaves(bare), strict=True)
+        weights = [
+            a.reshape(leaf.shape[::-1]).T for a, leaf in zip(values, leaves(module), strict=True)
         ]
-        layer = equinox.tree_at(leaves, bare, shaped) if shaped else bare
+        layer = equinox.tree_at(leaves, module, weights) if weights else module
         key = jax.random.key(arguments.pop(SEED))
 
-        def one(key: Any, given: dict[str, Any]) -> Any:
-            query, *rest = (given.get(name) for name in ("query", "key", "value", "mask"))
-            if own.operator is LAYER_NORM:
+        def answer_sample(key: Any, values: dict[str, Any]) -> Any:
+            query, *rest = (values.get(name) for name in ("query", "key", "value", "mask"))
+            if impl.operator is LAYER_NORM:
                 return jax.vmap(layer)(query)
             return layer(query, *rest, key=key, inference=inference)
 
         if inputs.squeezed:
-            return one(key, arguments), None
+            return answer_sample(key, arguments), None
         keys = jax.random.split(key, arguments["query"].shape[0])
-        return jax.vmap(one)(keys, arguments), None
+        return jax.vmap(answer_sample)(keys, arguments), None
 
     arrays = {**arguments, **parameters, SEED: array(np.asarray(inputs.dropout_seed), None)}
-    constants = (inputs.widths, inputs.sizes, inputs.case.options, switched_off, *arrays)
+    constants = (inputs.widths, inputs.sizes, inputs.case.options, switches_off, *arrays)
     call = PreparedCall(run, arrays, LAYER_OUTPUTS, constants=constants)
-    return own.backend.jitted(own, call) if jit else call
+    return impl.backend.jitted(impl, call) if jit else call
 
 
-def mask(own: FrameworkLayer, inputs: Inputs, every_head: bool = False) -> dict[str, Any]:
+def mask(impl: FrameworkLayer, inputs: Inputs, every_head: bool = False) -> dict[str, Any]:
     """The mask (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ or with `every_head`."""
     if inputs.dense_mask is None:
         return {}
-    apart = every_head or rank4(inputs.dense_mask).shape[1] != 1
-    whole = np.ascontiguousarray(full(inputs.dense_mask, inputs, apart))
-    return {"mask": own.backend.array(whole[0] if inputs.squeezed else whole, None)}
+    per_head = every_head or rank4(inputs.dense_mask).shape[1] != 1
+    array = np.ascontiguousarray(full(inputs.dense_mask, inputs, per_head))
+    return {"mask": impl.backend.array(array[0] if inputs.squeezed else array, None)}
 
 
-def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls without `jax.jit`, with a mask of every head, and with dropout that the call switches off."""
-    calls = {"operation by operation": own.call(inputs, jit=False)}
+    calls = {"operation by operation": impl.call(inputs, jit=False)}
     if inputs.dense_mask is not None:
-        calls["mask of every head"] = own.call(inputs, {"every_head": True})
+        calls["mask of every head"] = impl.call(inputs, {"every_head": True})
     if not inputs.rate:
-        calls["inference in the call"] = own.call(inputs, switched_off=True)
+        calls["inference in the call"] = impl.call(inputs, switches_off=True)
     return calls
 
 
@@ -146,7 +146,7 @@ EQUINOX_MULTI_HEAD = Layer(
 """The layer scales queries and computes the softmax in float32."""
 
 
-def layer_norm(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def layer_norm(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """An `equinox.nn.LayerNorm` of a token."""
     import equinox
 
@@ -171,7 +171,7 @@ LONGEST = 2**17
 
 
 class EquinoxRotary(Implementation):
-    """The module with sine and cosine of the dtype `table`, or "" of the query's, perhaps by `jax.jit`.
+    """The module with sine and cosine in the dtype `table`, "" for the query's; `jit`: through `jax.jit`.
 
     All instances share one table of sine and cosine in equinox, which is empty before each cell.
     """
@@ -215,9 +215,9 @@ class EquinoxRotary(Implementation):
 
         def call(query: Any) -> Any:
             module = equinox.nn.RotaryPositionalEmbedding(s.D, theta=rotation.base, dtype=dtype)
-            turn = jax.vmap(jax.vmap(module))
-            whole = jnp.pad(query, ((0, 0), (0, 0), (first, 0), (0, 0)))
-            return turn(whole)[:, :, first:]
+            rotate = jax.vmap(jax.vmap(module))
+            padded = jnp.pad(query, ((0, 0), (0, 0), (first, 0), (0, 0)))
+            return rotate(padded)[:, :, first:]
 
         arguments = {"query": self.backend.memory.operand(inputs.query, inputs, "bhld")}
         constants = (rotation, s.D, first, str(dtype))
@@ -232,8 +232,8 @@ class EquinoxRotary(Implementation):
 
 
 def rotaries(backend: JaxEngine) -> list[EquinoxRotary]:
-    """The module operation by operation, through `jax.jit`, where the compiler computes the table, and
-    with sine and cosine in float32, as in JAX without float64."""
+    """Three implementations: operation by operation; through `jax.jit`, where the compiler computes the
+    table; and with sine and cosine in float32, as in JAX without float64."""
     # The answer, and each product of a gradient, is rounded once.
     single = EquinoxRotary.declared.but(
         numerics={"f32": "exact", "bf16": "eager", "f16": "eager"}, dtypes=("f32", "bf16", "f16")

@@ -37,13 +37,13 @@ NO_FEATURES = {
 }
 
 
-def llama(name: str) -> Any:
-    """What ExecuTorch's example of a llama model has under a name such as "module:Class"."""
+def llama_object(name: str) -> Any:
+    """The object of ExecuTorch's llama example with a name such as "module:Class"."""
     return resolve_name(f"executorch.examples.models.llama.source_transformation.{name}")
 
 
 @dataclass(frozen=True)
-class Filled:
+class CacheState:
     """A cache, and the number of its tokens."""
 
     cache: Any
@@ -78,24 +78,24 @@ class FusedCache(Scripted):
     def init(self, inputs: Inputs, key: Any) -> Any:
         s = inputs.sizes
         empty = unwritten_slots(inputs.case, s.B, capacity(inputs.case), s.Hkv, s.D)
-        return Filled([self.backend.array(empty, inputs.dtype) for _ in range(2)])
+        return CacheState([self.backend.array(empty, inputs.dtype) for _ in range(2)])
 
     def step(
-        self, state: Filled, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: CacheState, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         rows = self.backend.torch.ops.llama.sdpa_with_kv_cache(
             query, key, value, *state.cache, state.count, key.shape[1], None, 0.0, True,
-            turn.inputs.scale,
+            context.inputs.scale,
         )  # fmt: skip
         return rows, replace(state, count=state.count + key.shape[1])
 
-    def crop(self, state: Filled, count: int, *samples: Any) -> Filled:
+    def crop(self, state: CacheState, count: int, *samples: Any) -> CacheState:
         return replace(state, count=rolled_back(state.count, count))
 
-    def reset(self, state: Filled, *samples: Any) -> Filled:
+    def reset(self, state: CacheState, *samples: Any) -> CacheState:
         return replace(state, count=0)
 
-    def reorder(self, state: Filled, samples: Any) -> Filled:
+    def reorder(self, state: CacheState, samples: Any) -> CacheState:
         return replace(state, cache=[array[samples] for array in state.cache])
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
@@ -115,33 +115,33 @@ class CustomCache(FusedCache):
         return super().unsupported(case)
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        s, kind = inputs.sizes, llama("custom_kv_cache:CustomKVCache")
-        return Filled(kind(s.B, capacity(inputs.case), s.Hkv, s.D, key.dtype))
+        s, cache_class = inputs.sizes, llama_object("custom_kv_cache:CustomKVCache")
+        return CacheState(cache_class(s.B, capacity(inputs.case), s.Hkv, s.D, key.dtype))
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
-        """As a layer of the llama model does."""
+        """Write the cache, make the mask and attend, as a layer of the llama model does."""
         torch, cache, first = self.backend.torch, state.cache, state.count
         positions = torch.arange(first, first + key.shape[1])
         updated = cache.update(positions, key.transpose(1, 2), value.transpose(1, 2))
         key, value = (array.transpose(1, 2) for array in updated)
-        mask = self.mask(cache, positions, turn)
+        mask = self.mask(cache, positions, context)
         start, causal = (first, True) if mask is None else (0, False)
         rows = torch.ops.llama.custom_sdpa(
-            query, key, value, start, mask, 0.0, causal, turn.inputs.scale
+            query, key, value, start, mask, 0.0, causal, context.inputs.scale
         )
-        return rows, Filled(cache, first + len(positions))
+        return rows, CacheState(cache, first + len(positions))
 
-    def mask(self, cache: Any, positions: Any, turn: StepContext) -> Any:
+    def mask(self, cache: Any, positions: Any, context: StepContext) -> Any:
         """The mask (rows, slots), 0 or -inf, of the newest tokens, at these positions (rows,). None if
         the mask is causal."""
-        if turn.chunk.tree is None and turn.inputs.case.option("left") is None:
+        if context.chunk.tree is None and context.inputs.case.option("left") is None:
             return None
-        hidden = ~turn.mask(cache.max_context_length)[0]
+        hidden = ~context.mask(cache.max_context_length)[0]
         return self.backend.array(np.where(hidden, -np.inf, 0.0).astype(np.float32), None)
 
-    def reorder(self, state: Filled, samples: Any) -> Filled:
+    def reorder(self, state: CacheState, samples: Any) -> CacheState:
         cache = deepcopy(state.cache)
         for name, array in [*cache.named_buffers()]:
             setattr(cache, name, array[samples])
@@ -158,14 +158,14 @@ class CodedCache(CustomCache):
     )
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        s, kind = inputs.sizes, llama("custom_kv_cache:QuantizedKVCache")
-        asymmetric = llama("custom_kv_cache:QuantizedCacheType.AffineAsymmetric")
-        return Filled(kind(s.B, capacity(inputs.case), s.Hkv, s.D, asymmetric, True))
+        s, cache_class = inputs.sizes, llama_object("custom_kv_cache:QuantizedKVCache")
+        asymmetric = llama_object("custom_kv_cache:QuantizedCacheType.AffineAsymmetric")
+        return CacheState(cache_class(s.B, capacity(inputs.case), s.Hkv, s.D, asymmetric, True))
 
 
 class CustomRing(CustomCache):
-    """`CustomRingKVCache` of twice as many slots as the window has keys, with the mask that it makes, and
-    `custom_sdpa`. Its indices are those of one sample, so every sample has a cache.
+    """`CustomRingKVCache`, with twice as many slots as the window has keys, and `custom_sdpa` under the
+    cache's own mask. A cache has one position for all samples, so every sample has a cache.
 
     A ring refuses chunks of more tokens than it has slots. Earlier tokens are written in chunks of one
     window.
@@ -177,53 +177,53 @@ class CustomRing(CustomCache):
     )
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        s, kind = inputs.sizes, llama("custom_kv_cache:CustomRingKVCache")
+        s, cache_class = inputs.sizes, llama_object("custom_kv_cache:CustomRingKVCache")
         window = inputs.case.option("left") + 1
-        return tuple(Filled(kind(1, window, s.Hkv, s.D, key.dtype)) for _ in range(s.B))
+        return tuple(CacheState(cache_class(1, window, s.Hkv, s.D, key.dtype)) for _ in range(s.B))
 
     def unsupported(self, case: AnyCase) -> str | None:
         if not isinstance(case, Case) or case.option("left") is None:
             return "a ring has a window"
         slots = 2 * (case.option("left") + 1)
-        asked = (one for one in actions(case) if isinstance(one, Chunk) and one.asked)
-        if any(chunk.count > slots for chunk in asked):
+        chunks = (action for action in actions(case) if isinstance(action, Chunk) and action.asked)
+        if any(chunk.count > slots for chunk in chunks):
             return "a chunk has at most as many tokens as the ring has slots"
         return super().unsupported(case)
 
-    def fill(self, state: Any, query: Any, key: Any, value: Any, turn: StepContext) -> Any:
-        size = turn.inputs.case.option("left") + 1
+    def fill(self, state: Any, query: Any, key: Any, value: Any, context: StepContext) -> Any:
+        size = context.inputs.case.option("left") + 1
         for first in range(0, key.shape[1], size):
             q, k, v = (array[:, first : first + size] for array in (query, key, value))
-            state = self.step(state, q, k, v, turn)[1]
+            state = self.step(state, q, k, v, context)[1]
         return state
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         states, answers = list(state), []
-        for n, sample in enumerate(turn.chunk.own):
+        for n, sample in enumerate(context.chunk.own):
             q, k, v = (array[n : n + 1] for array in (query, key, value))
-            rows, states[sample] = super().step(states[sample], q, k, v, turn)
+            rows, states[sample] = super().step(states[sample], q, k, v, context)
             answers.append(rows)
         return self.concat(answers, 0), tuple(states)
 
-    def mask(self, cache: Any, positions: Any, turn: StepContext) -> Any:
+    def mask(self, cache: Any, positions: Any, context: StepContext) -> Any:
         return cache.create_causal_mask_for_ring_buffer(int(positions[0]), len(positions))
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
-        return self.each(state, samples, partial(super().crop, count=count))
+        return self.change_each(state, samples, partial(super().crop, count=count))
 
     def reset(self, state: Any, *samples: Any) -> Any:
-        return self.each(state, samples, super().reset)
+        return self.change_each(state, samples, super().reset)
 
     def reorder(self, state: Any, samples: Any) -> Any:
         return tuple(deepcopy(state[n]) for n in samples.tolist())
 
     @staticmethod
-    def each(state: Any, samples: tuple[Any, ...], change: Callable[[Filled], Filled]) -> Any:
-        """The caches of all samples, those of some samples changed; without samples all are."""
-        own = samples[0].tolist() if samples else range(len(state))
-        return tuple(change(one) if n in own else one for n, one in enumerate(state))
+    def change_each(state: Any, samples: tuple[Any, ...], change: Callable[..., Any]) -> Any:
+        """All samples' caches after `change` of the samples `samples[0]`, without `samples` of all."""
+        chosen = samples[0].tolist() if samples else range(len(state))
+        return tuple(change(x) if n in chosen else x for n, x in enumerate(state))
 
 
 class SinkRing(CustomRing):
@@ -233,11 +233,12 @@ class SinkRing(CustomRing):
     name = "attention-sink-kv-cache"
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        s, kind = inputs.sizes, llama("attention_sink:KVCacheWithAttentionSink")
+        s, make = inputs.sizes, llama_object("attention_sink:KVCacheWithAttentionSink")
         window = inputs.case.option("left") + 1
-        made = partial(kind, s.Hkv, s.D, False, None, window, sink_size=1, dtype=key.dtype)
-        return tuple(Filled(made()) for _ in range(s.B))
+        make_cache = partial(make, s.Hkv, s.D, False, None, window, sink_size=1, dtype=key.dtype)
+        return tuple(CacheState(make_cache()) for _ in range(s.B))
 
-    def mask(self, cache: Any, positions: Any, turn: StepContext) -> Any:
+    def mask(self, cache: Any, positions: Any, context: StepContext) -> Any:
         age = positions[:, None] - cache.cache_positions_manager.cache_positions
-        return super().mask(cache, positions, turn).masked_fill(age >= cache.window_size, -np.inf)
+        mask = super().mask(cache, positions, context)
+        return mask.masked_fill(age >= cache.window_size, -np.inf)

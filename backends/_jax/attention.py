@@ -30,17 +30,17 @@ NATIVE = "jax.nn.dot_product_attention"
 
 NO_HEADS = f"{NATIVE} divides by the number of heads"
 
-
 LENGTHS = partial(AttentionCall.lengths, integers=np.int32)
 
 
 def local_window_size(call: AttentionCall) -> Any:
-    """(left, right), as far as the lengths where a side has no end."""
+    """The window (left, right) in keys, None without a window. A side without an end gets the longest
+    length."""
     window, sizes = call.native.window, call.inputs.sizes
     if window is None:
         return None
-    far = max(sizes.Lq, sizes.Lk)
-    return tuple(far if side is None else side for side in (window.left, window.right))
+    longest = max(sizes.Lq, sizes.Lk)
+    return tuple(longest if keys is None else keys for keys in (window.left, window.right))
 
 
 def operations(backend: JaxEngine) -> Operations:
@@ -73,59 +73,59 @@ EAGER = TextbookAttention.declared.but(numerics="stepwise").electing(
 
 
 def paths(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+    impl: FrameworkFunction, inputs: Inputs, plain_call: PreparedCall
 ) -> Mapping[str, PreparedCall]:
-    """Calls with the function's own choice of a kernel, with lengths of queries, without an axis of
-    samples, and with a window of one number."""
+    """Calls in which the function chooses its kernel, with lengths of queries, without a batch axis, and
+    with a window of one number."""
     if inputs.feature("lse"):  # the paths return only the output
         return {}
-    s, numpy = inputs.sizes, own.backend.numpy
-    forced = own.kernel.calls(own, inputs)
-    sides = plain.arguments.get("local_window_size", (max(s.Lq, s.Lk),) * 2)
+    s, jnp = inputs.sizes, impl.backend.numpy
+    function = impl.kernel.calls(impl, inputs)
+    window = plain_call.arguments.get("local_window_size", (max(s.Lq, s.Lk),) * 2)
 
-    def unbatched(**arguments: Any) -> Any:
-        several = {n: a[0] if getattr(a, "ndim", 0) == 4 else a for n, a in arguments.items()}
-        return forced(**several)[None]
+    def without_batch(**arguments: Any) -> Any:
+        arrays = {n: a[0] if getattr(a, "ndim", 0) == 4 else a for n, a in arguments.items()}
+        return function(**arrays)[None]
 
-    def windowed(local_window_size: tuple[int, int] = sides, **arguments: Any) -> Any:
-        return forced(**arguments, local_window_size=local_window_size[0])
+    def with_window_number(local_window_size: tuple[int, int] = window, **arguments: Any) -> Any:
+        return function(**arguments, local_window_size=local_window_size[0])
 
-    def shorter(**arguments: Any) -> Any:
-        counts = numpy.maximum(s.Lq - 1 - numpy.arange(s.B, dtype="int32"), 1)
-        valid = numpy.arange(s.Lq) < counts[:, None]
-        answer = forced(**arguments, query_seq_lengths=counts)
+    def with_query_lengths(**arguments: Any) -> Any:
+        lengths = jnp.maximum(s.Lq - 1 - jnp.arange(s.B, dtype="int32"), 1)
+        valid = jnp.arange(s.Lq) < lengths[:, None]
+        answer = function(**arguments, query_seq_lengths=lengths)
         # Rows beyond query_seq_lengths must be zeros: the sum with the full answer would show others.
-        return numpy.where(valid[..., None, None], answer, answer + forced(**arguments))
+        return jnp.where(valid[..., None, None], answer, answer + function(**arguments))
 
-    ways: dict[str, Callable[..., Any]] = {"no implementation": as_named(own, inputs)}
+    functions: dict[str, Callable[..., Any]] = {"no implementation": as_named(impl, inputs)}
     if s.Lq > 1:
-        ways["query_seq_lengths below Lq"] = shorter
-    if s.B == 1 and "key_value_seq_lengths" not in plain.arguments:
-        ways["no batch axis"] = unbatched
-    if sides[0] == sides[1]:
-        ways["local_window_size a number"] = windowed
+        functions["query_seq_lengths below Lq"] = with_query_lengths
+    if s.B == 1 and "key_value_seq_lengths" not in plain_call.arguments:
+        functions["no batch axis"] = without_batch
+    if window[0] == window[1]:
+        functions["local_window_size a number"] = with_window_number
     return {
-        name: replace(plain, function=way, constants=(name, s.B, s.Lq, s.Lk))
-        for name, way in ways.items()
+        name: replace(plain_call, function=changed_function, constants=(name, s.B, s.Lq, s.Lk))
+        for name, changed_function in functions.items()
     }
 
 
-def of_kernel(kernel: str, own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function with one of its kernels."""
-    more = {"return_residual": True} if inputs.feature("lse") else {}
-    return partial(as_named(own, inputs), implementation=kernel, **more)
+def with_kernel(kernel: str, impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The function, called with `implementation=kernel`."""
+    options = {"return_residual": True} if inputs.feature("lse") else {}
+    return partial(as_named(impl, inputs), implementation=kernel, **options)
 
 
-def as_program(own: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
-    """The call through `jax.jit`, if calls can share a program, unless the dtype runs operation by
-    operation."""
+def through_jit(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
+    """The call through `jax.jit`; the unchanged call if it names no constants, by which calls share a
+    program, or if its dtype is in `stepwise_dtypes`."""
     if call.constants is None:
         return call
-    return own.backend.jitted_native(own, call, inputs.dtype)
+    return impl.backend.jitted_native(impl, call, inputs.dtype)
 
 
 def source_of(kernel: str) -> str:
-    """The function with one of its kernels as source text."""
+    """Source text of the function with `implementation=kernel`."""
     function = f"partial({NATIVE}, implementation={kernel!r})"
     return f"from functools import partial\n\nfunction = {function}"
 
@@ -166,9 +166,9 @@ JAX_NN = Kernel(
             "score-overflow": "finite",
         },
     ),
-    calls=partial(of_kernel, "xla"),
+    calls=partial(with_kernel, "xla"),
     source=source_of("xla"),
-    through=as_program,
+    through=through_jit,
     neutral={"implementation": "xla", "return_residual": False},
     paths=paths,
     wrong=({"implementation": "flash"},),
@@ -178,7 +178,7 @@ JAX_NN = Kernel(
 JAX_NN_CUDNN = JAX_NN.but(
     name="jax-nn-cudnn",
     declared=JAX_NN.declared.but(dtypes=("bf16", "f16")),
-    calls=partial(of_kernel, "cudnn"),
+    calls=partial(with_kernel, "cudnn"),
     source=source_of("cudnn"),
     # JAX refuses head sizes and lengths that cuDNN lacks.
     within=lambda backend: kernel_missing("head dim must|Unsupported seq"),

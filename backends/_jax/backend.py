@@ -27,7 +27,7 @@ from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.spec.vocabulary import DEVICES
 
 
-def of_flax(backend: JaxEngine) -> list[Implementation]:
+def flax_implementations(backend: JaxEngine) -> list[Implementation]:
     """Flax's functions and layers."""
     from attention_conformance.backends._jax.flax_decode import LinenDecode, NnxDecode
     from attention_conformance.backends._jax.flax_functions import LINEN as LINEN_FUNCTION
@@ -35,10 +35,11 @@ def of_flax(backend: JaxEngine) -> list[Implementation]:
     from attention_conformance.backends._jax.flax_layers import LINEN, NNX, NNX_WEIGHTS
     from attention_conformance.backends._jax.flax_norms import LINEN_BATCH_NORM, LINEN_LAYER_NORM
 
-    native = NNX.but(later=frozenset(backend.stepwise_dtypes))
+    # JAX runs these dtypes operation by operation, so they are judged at a later level (`POSTPONED`).
+    nnx_row = NNX.but(later=frozenset(backend.stepwise_dtypes))
     return [
         *(FrameworkFunction(backend, kernel) for kernel in (NNX_FUNCTION, LINEN_FUNCTION)),
-        *(FrameworkLayer(backend, row) for row in (native, NNX_WEIGHTS)),
+        *(FrameworkLayer(backend, row) for row in (nnx_row, NNX_WEIGHTS)),
         NnxDecode(backend),
         LinenDecode(backend),
         *(FrameworkLayer(backend, row) for row in (LINEN, LINEN_LAYER_NORM, LINEN_BATCH_NORM)),
@@ -65,7 +66,7 @@ class JaxBackend(JaxEngine):
 
     def implementations(self) -> list[Implementation]:
         ops = operations(self)
-        of_attention: list[Implementation] = [
+        attention: list[Implementation] = [
             TextbookAttention(self, ops, EAGER),
             FrameworkFunction(self, JAX_NN.but(later=frozenset(self.stepwise_dtypes))),
             JaxNnPacked(self),
@@ -76,11 +77,12 @@ class JaxBackend(JaxEngine):
             RaggedReference(self),
         ]
         if self.device == "cuda":
-            of_attention.append(FrameworkFunction(self, JAX_NN_CUDNN))
-        else:
-            of_attention.append(FrameworkFunction(self, TPU_SPLASH))
-        of_textbooks = textbooks(self, ops, "stepwise")
-        return [*of_attention, *of_textbooks, *(of_flax(self) if find_spec("flax") else ())]
+            attention.append(FrameworkFunction(self, JAX_NN_CUDNN))
+        else:  # Pallas interprets the kernel for TPUs on a CPU
+            attention.append(FrameworkFunction(self, TPU_SPLASH))
+        textbook_layers = textbooks(self, ops, "stepwise")
+        flax = flax_implementations(self) if find_spec("flax") else []
+        return [*attention, *textbook_layers, *flax]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
         return UserFunction(self, function, name, claims, JAX_NN)

@@ -49,8 +49,8 @@ class Ahead:
 
 
 AS_ROUNDED = {"xla_allow_excess_precision": False}
-"""The option by which a program rounds where its operations round one by one. Without it XLA leaves out
-conversions to 16 bits and back, and infinities with them."""
+"""XLA's option by which a program rounds after every operation, as the operations one by one do. Without
+the option XLA leaves out conversions to 16 bits and back, and so their overflow to infinity."""
 
 
 class Traced(Jitted):
@@ -59,36 +59,40 @@ class Traced(Jitted):
     A function that is called as a program runs no Python. So checks of calls themselves call it operation
     by operation (`suite.spec.levels.AS_CALLED`).
 
-    If a program cannot be made, or raises, the function is called operation by operation. If it answers
-    then, no further program is tried.
+    If a program cannot be made, or raises, the function is called operation by operation. If this call
+    returns, `tries_programs` becomes False: no further program is tried.
     """
 
-    def __init__(self, plain: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        super().__init__(plain, {**options, **AS_ROUNDED})
-        self.traces = True
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        super().__init__(function, {**options, **AS_ROUNDED})
+        self.tries_programs = True
 
     def __call__(self, **arguments: Any) -> Any:
-        return self._first(partial(super().__call__, **arguments), partial(self.plain, **arguments))
+        return self._program_or_operations(
+            partial(super().__call__, **arguments), partial(self.function, **arguments)
+        )
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-        plain = by_operation(prepared)
-        return self._first(
+        unjitted = by_operation(prepared)
+        return self._program_or_operations(
             partial(super().vjp, prepared, wrt, cotangent),
-            partial(transforms.vjp, plain, wrt, cotangent),
+            partial(transforms.vjp, unjitted, wrt, cotangent),
         )
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        plain = by_operation(prepared)
-        return self._first(
-            partial(super().jvp, prepared, tangents), partial(transforms.jvp, plain, tangents)
+        unjitted = by_operation(prepared)
+        return self._program_or_operations(
+            partial(super().jvp, prepared, tangents), partial(transforms.jvp, unjitted, tangents)
         )
 
-    def _first(self, program: Callable[[], Any], plain: Callable[[], Any]) -> Any:
-        if self.traces:
+    def _program_or_operations(
+        self, program: Callable[[], Any], by_operations: Callable[[], Any]
+    ) -> Any:
+        if self.tries_programs:
             with suppress(Exception):
                 return program()
-        answer = plain()
-        self.traces = False
+        answer = by_operations()
+        self.tries_programs = False
         return answer
 
     def _answer(self, arrays: Mapping[str, Any], *, static: Static) -> Any:
@@ -100,23 +104,23 @@ class Traced(Jitted):
         return answer
 
 
-HANDED_OVER = (UserLayer, UserFunction)
-"""What people hand over, and is called as it is: all else goes through `jax.jit` anyway."""
+USER_CODE = (UserLayer, UserFunction)
+"""Implementations that eager mode calls operation by operation; all others go through `jax.jit`."""
 
 
 class JaxCompilers(Compilers):
-    """Forms of a call. What people hand over is asked through "jit", and all else without it.
+    """Compiled forms of a call: "jit" only for `USER_CODE`, "ops" only for other implementations.
 
     - `options`: compiler options of XLA for all jitted functions of the backend
-    - `functions`: these functions, one for each implementation and static configuration
+    - `functions`: the jitted functions, by implementation and static configuration
     """
 
     backend: Any
     ambient = {"jit": "traced", "vmap": "mapped"}
     compiles_shapes = True
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self.options: Mapping[str, Any] = {}
         self.functions: dict[tuple[str, str], Jitted] = {}
 
@@ -136,27 +140,27 @@ class JaxCompilers(Compilers):
         return replace(prepared, function=function, compiled=function, through=text)
 
     def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
-        """Numbers of 64 bits only in float64: people's own programs have none."""
+        """The context of a call. 64-bit numbers are on only in float64 calls; by default JAX has none."""
         wide = dtype.name == "f64"
         return nullcontext if wide else partial(self.backend.jax.enable_x64, False)
 
     def of(self, implementation: Implementation) -> tuple[str, ...]:
-        own = "ops" if isinstance(implementation, HANDED_OVER) else "jit"
-        return tuple(name for name in super().of(implementation) if name != own)
+        default_form = "ops" if isinstance(implementation, USER_CODE) else "jit"
+        return tuple(name for name in super().of(implementation) if name != default_form)
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        """The call through "ops", operation by operation, "jit", "vmap" or "aot"."""
+        """The call in a form: "ops" (operation by operation), "jit", "vmap", or "aot" (`Ahead`)."""
         import jax
 
-        plain, is_array = by_operation(prepared), self.backend.is_array
+        call, is_array = by_operation(prepared), self.backend.is_array
         if compiler == "ops":
-            return plain
+            return call
         if compiler == "aot":
-            return with_constants(Ahead, is_array, plain)
+            return with_constants(Ahead, is_array, call)
         if compiler == "vmap":
-            plain = over_batch(jax.vmap, jax.numpy.moveaxis, is_array, plain, batch)
-        function = Jitted(plain.function)
-        return replace(plain, function=function, compiled=function)
+            call = over_batch(jax.vmap, jax.numpy.moveaxis, is_array, call, batch)
+        function = Jitted(call.function)
+        return replace(call, function=function, compiled=function)
 
     def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         if compiler == "vmap":
@@ -170,6 +174,7 @@ class JaxCompilers(Compilers):
         return replace(program, compiled=None, through="")
 
     def quick(self) -> Backend | None:
+        """A new backend that compiles with the known `OPTIONS`; None on a GPU, or if XLA knows none."""
         options = known_options() if self.backend.device == "cpu" else {}
         if not options:
             return None

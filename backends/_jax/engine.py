@@ -27,9 +27,10 @@ FLAGS = (
     "jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_disable_jit",
     "jax_debug_nans", "jax_debug_infs", "jax_default_device",
 )  # fmt: skip
-"""Settings of JAX, as far as a release has them."""
+"""JAX's settings that the suite records; a release may lack some."""
 
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
+"""JAX's names of devices by the suite's names."""
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
 """XLA's CPU programs flush subnormals to zero; float16 is computed in float32."""
@@ -57,7 +58,7 @@ class JaxEngine(Backend):
         self.jax: Any = jax
         self.numpy: Any = jax.numpy
         try:
-            self.on = jax.devices(_PLATFORMS[device])[0]
+            self.jax_device = jax.devices(_PLATFORMS[device])[0]
         except RuntimeError as error:
             raise BackendUnavailable(f"jax has no {device} device: {error}") from error
 
@@ -70,7 +71,7 @@ class JaxEngine(Backend):
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         if dtype is not None:
             values = values.astype(self.numpy.dtype(dtype.long_name))
-        return self.jax.device_put(np.asarray(values, order="C"), self.on)
+        return self.jax.device_put(np.asarray(values, order="C"), self.jax_device)
 
     def to_numpy(self, array: Any) -> np.ndarray:
         values = np.asarray(array)
@@ -84,7 +85,9 @@ class JaxEngine(Backend):
 
     def device_name(self, array: Any) -> str:
         platform = next(iter(array.devices())).platform
-        return next((name for name, p in _PLATFORMS.items() if p == platform), platform)
+        return next(
+            (name for name, jax_name in _PLATFORMS.items() if jax_name == platform), platform
+        )
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
@@ -96,8 +99,7 @@ class JaxEngine(Backend):
         }
 
     def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
-        """The call through `jax.jit`; calls of an implementation with equal constants
-        share a function."""
+        """The call through `jax.jit`. Calls of `owner` with equal constants share a compiled function."""
         return self.compilers.jitted(owner.name, prepared)
 
     @property

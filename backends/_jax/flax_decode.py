@@ -28,12 +28,12 @@ RING = "the layer writes no ring"
 
 @dataclass(frozen=True)
 class Decoding:
-    """The cache of a layer, the empty cache, the layer's projections, which are identities, and those of
-    the next step."""
+    """The state between steps: the layer's cache, its empty cache, projections that are identities, and
+    the projections of the next step, which are identities or their negatives."""
 
     cache: Any
-    empty: Any
-    identities: Any
+    empty_cache: Any
+    identity_projections: Any
     projections: Any
 
 
@@ -69,17 +69,17 @@ class NnxDecode(Projected):
     )
     axis_order = "blhd"
     later = frozenset(ALL_BUT_FLOAT32)
-    tells_dtype = True
-    """Whether the cache is made with the layer's dtype."""
+    passes_dtype = True
+    """True if `init_cache` gets the dtype of the layer."""
 
     def __init__(self, backend: JaxEngine) -> None:
         super().__init__(backend)
         self.programs: dict[Any, Callable[..., Any]] = {}
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        untold = copy(self)
-        untold.tells_dtype = False
-        return {"a cache without a dtype": untold.prepare(inputs)}
+        without_dtype = copy(self)
+        without_dtype.passes_dtype = False
+        return {"a cache without a dtype": without_dtype.prepare(inputs)}
 
     def init(self, inputs: Inputs, key: Any) -> Decoding:
         from flax import nnx
@@ -97,36 +97,36 @@ class NnxDecode(Projected):
             kernel = np.eye(heads * s.D).reshape(-1, heads, s.D)
             getattr(layer, part).kernel = nnx.Param(jnp.asarray(kernel, key.dtype))
         layer.out.kernel = nnx.Param(jnp.asarray(np.eye(width).reshape(s.H, s.D, -1), key.dtype))
-        dtypes = [key.dtype] if self.tells_dtype else []
+        dtypes = [key.dtype] if self.passes_dtype else []
         layer.init_cache((s.B, capacity(inputs.case), width), *dtypes)
         parameters, cache = nnx.state(layer, nnx.Param), nnx.state(layer, nnx.Cache)
-        self.programs.setdefault(self.shape(inputs), self.program(nnx.graphdef(layer)))
+        self.programs.setdefault(self.program_key(inputs), self.program(nnx.graphdef(layer)))
         return Decoding(cache, cache, parameters, parameters)
 
-    def shape(self, inputs: Inputs) -> Any:
-        """What a program depends on besides its arguments."""
+    def program_key(self, inputs: Inputs) -> Any:
+        """The key of a program: sizes and dtype, which are no arguments of it."""
         s = inputs.sizes
         return s.B, s.H, s.Hkv, s.D, capacity(inputs.case), inputs.dtype.name
 
     def program(self, graph: Any) -> Callable[..., Any]:
-        """A step of one token: the one at place `n` of arrays (B, L, H, D)."""
+        """A program that decodes one token: the token `index` of arrays (B, L, H, D)."""
         jax = self.backend.jax
 
         def step(
-            projections: Any, cache: Any, query: Any, key: Any, value: Any, mask: Any, n: Any
+            projections: Any, cache: Any, query: Any, key: Any, value: Any, mask: Any, index: Any
         ) -> Any:
-            tokens = (jax.lax.dynamic_slice_in_dim(x, n, 1, 1) for x in (query, key, value))
-            flat = [x.reshape((*x.shape[:2], -1)) for x in tokens]
-            rows, changed = self.called(graph, projections, cache, flat, mask)
-            return rows.reshape((*rows.shape[:2], *query.shape[2:])), changed
+            tokens = (jax.lax.dynamic_slice_in_dim(x, index, 1, 1) for x in (query, key, value))
+            flat_tokens = [x.reshape((*x.shape[:2], -1)) for x in tokens]
+            rows, new_cache = self.apply_layer(graph, projections, cache, flat_tokens, mask)
+            return rows.reshape((*rows.shape[:2], *query.shape[2:])), new_cache
 
         compiled: Callable[..., Any] = jax.jit(step)
         return compiled
 
-    def called(
+    def apply_layer(
         self, graph: Any, projections: Any, cache: Any, tokens: Sequence[Any], mask: Any
     ) -> tuple[Any, Any]:
-        """The rows (B, 1, width) of one token for query, key and value, and the cache after it."""
+        """The layer's rows (B, 1, width) for query, key and value of one token, and its new cache."""
         from flax import nnx
 
         layer = nnx.merge(graph, projections, cache)
@@ -134,28 +134,28 @@ class NnxDecode(Projected):
         return rows, nnx.state(layer, nnx.Cache)
 
     def project(self, state: Decoding, signs: Sequence[int]) -> Decoding:
-        jax, projections = self.backend.jax, dict(state.identities.items())
+        jax, projections = self.backend.jax, dict(state.identity_projections.items())
         for name, sign in zip(PROJECTIONS, signs, strict=True):
             projections[name] = jax.tree.map(lambda x, sign=sign: sign * x, projections[name])
-        return replace(state, projections=type(state.identities)(projections))
+        return replace(state, projections=type(state.identity_projections)(projections))
 
     def layer_step(
-        self, state: Decoding, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Decoding, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Decoding]:
-        case, rows = turn.inputs.case, []
+        case, rows = context.inputs.case, []
         if not query.shape[1] == key.shape[1] == value.shape[1]:
             raise ValueError("query, key and value differ in their number of tokens")
-        program, slots = self.programs[self.shape(turn.inputs)], np.arange(capacity(case))
+        program, slots = self.programs[self.program_key(context.inputs)], np.arange(capacity(case))
         for n in range(key.shape[1]):
             token = slice(n, n + 1)
-            mask = allowed(case, turn.rows[:, token], turn.begins[:, token], slots)[:, None]
+            mask = allowed(case, context.rows[:, token], context.begins[:, token], slots)[:, None]
             row, cache = program(state.projections, state.cache, query, key, value, mask, n)
             state = replace(state, cache=cache)
             rows.append(row)
         return self.concat(rows, 1), state
 
     def reset(self, state: Decoding, *samples: Any) -> Decoding:
-        return replace(state, cache=state.empty)
+        return replace(state, cache=state.empty_cache)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.backend.numpy.concatenate(list(arrays), axis)
@@ -184,16 +184,16 @@ class LinenDecode(NnxDecode):
         x = jnp.zeros((s.B, capacity(inputs.case), width), key.dtype)
         shapes = jax.eval_shape(lambda: layer.init(jax.random.key(0), x, x, x))
         cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes["cache"])
-        same = jnp.asarray(np.eye(width), key.dtype)
-        kernels = {part: same.reshape(width, s.H, s.D) for part in ("query", "key", "value")}
-        kernels["out"] = same.reshape(s.H, s.D, width)
+        identity = jnp.asarray(np.eye(width), key.dtype)
+        kernels = {part: identity.reshape(width, s.H, s.D) for part in ("query", "key", "value")}
+        kernels["out"] = identity.reshape(s.H, s.D, width)
         parameters = {part: {"kernel": kernel} for part, kernel in kernels.items()}
-        self.programs.setdefault(self.shape(inputs), self.program(layer))
+        self.programs.setdefault(self.program_key(inputs), self.program(layer))
         return Decoding(cache, cache, parameters, parameters)
 
-    def called(
+    def apply_layer(
         self, graph: Any, projections: Any, cache: Any, tokens: Sequence[Any], mask: Any
     ) -> tuple[Any, Any]:
         variables = {"params": projections, "cache": cache}
-        rows, changed = graph.apply(variables, *tokens, mask=mask, mutable=["cache"])
-        return rows, changed["cache"]
+        rows, new_variables = graph.apply(variables, *tokens, mask=mask, mutable=["cache"])
+        return rows, new_variables["cache"]

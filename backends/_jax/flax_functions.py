@@ -24,46 +24,48 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def mask(call: AttentionCall) -> Any:
-    """The mask; beside the causal flag in full sizes (finding nnx-causal-broadcast)."""
-    hidden = dense_of(call.inputs, call.native.rest)
-    if call.native.causal and hidden is not None and hidden.ndim <= 4:
-        return call.backend.array(full(hidden, call.inputs), None)
+    """The mask. Beside the causal flag its axes have full sizes (finding nnx-causal-broadcast)."""
+    array = dense_of(call.inputs, call.native.rest)
+    if call.native.causal and array is not None and array.ndim <= 4:
+        return call.backend.array(full(array, call.inputs), None)
     return call.mask()
 
 
 def seed(call: AttentionCall) -> Any:
-    """The seed of dropout as an array."""
+    """The seed of dropout as an array; None without dropout."""
     inputs = call.inputs
     return call.backend.array(np.asarray(inputs.dropout_seed), None) if inputs.rate else None
 
 
-def calling(own: FrameworkFunction, inputs: Inputs, **more: Any) -> Callable[..., Any]:
-    """The function, which takes the seed of dropout as an array."""
-    function, key = as_named(own, inputs), own.backend.jax.random.key
+def with_seed(impl: FrameworkFunction, inputs: Inputs, **settings: Any) -> Callable[..., Any]:
+    """A callable that passes the seed of dropout to the function as a random key, and `settings`."""
+    function, random_key = as_named(impl, inputs), impl.backend.jax.random.key
 
     def call(**arguments: Any) -> Any:
         if SEED in arguments:
-            arguments["dropout_rng"] = key(arguments.pop(SEED))
-        return function(**arguments, **more)
+            arguments["dropout_rng"] = random_key(arguments.pop(SEED))
+        return function(**arguments, **settings)
 
     return call
 
 
-def with_module(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function, given a module to sow its weights into. Given neither a module nor dropout, it would
-    call `jax.nn.dot_product_attention`, another implementation."""
+def with_module(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The function with a module to sow its weights into. With neither a module nor dropout the function
+    would call `jax.nn.dot_product_attention`, another implementation."""
     from flax import nnx
 
-    return lambda **arguments: calling(own, inputs, module=nnx.Module())(**arguments)
+    return lambda **arguments: with_seed(impl, inputs, module=nnx.Module())(**arguments)
 
 
-def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
-    """Beside the causal flag a call with the mask as it broadcasts."""
-    call = AttentionCall(own.backend, inputs, own.kernel.native(inputs))
+def paths(
+    impl: FrameworkFunction, inputs: Inputs, plain_call: PreparedCall
+) -> dict[str, PreparedCall]:
+    """If the causal flag is used: a call whose mask has axes of size 1, which broadcast."""
+    call = AttentionCall(impl.backend, inputs, impl.kernel.native(inputs))
     if not call.native.causal:
         return {}
-    given = call.mask()
-    return plain.written_out({"mask as it broadcasts": {} if given is None else {"mask": given}})
+    mask = call.mask()
+    return plain_call.written_out({"mask as it broadcasts": {} if mask is None else {"mask": mask}})
 
 
 LINEN = Kernel(
@@ -98,8 +100,8 @@ LINEN = Kernel(
         },
         dropout="shared",
     ),
-    calls=calling,
-    through=lambda own, inputs, call: own.backend.jitted(own, call),
+    calls=with_seed,
+    through=lambda impl, inputs, call: impl.backend.jitted(impl, call),
     paths=paths,
     wrong=({"precision": "exact"},),
     # Layers call these functions in the other dtypes.

@@ -31,9 +31,9 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
 
-def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
+def settings(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
     """Constructor arguments of all modules. As in users' code, default values are not passed."""
-    s, widths, dtypes = inputs.sizes, inputs.widths, own.backend.numpy.dtype
+    s, widths, dtypes = inputs.sizes, inputs.widths, impl.backend.numpy.dtype
     dtype = dtypes(inputs.dtype.long_name)
     values = {
         "qkv_features": (s.H * s.D, widths.query),
@@ -48,23 +48,23 @@ def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
 
 
 def arguments(
-    causal: bool, own: FrameworkLayer, inputs: Inputs, form: str = "heads", flag: bool = True
+    causal: bool, impl: FrameworkLayer, inputs: Inputs, form: str = "heads", flag: bool = True
 ) -> dict[str, Any]:
-    """The mask and the bias; `causal` says if the module has a causal flag, and `flag` if it is used.
+    """The mask and the bias. `causal`: the module has a causal flag; `flag`: this flag is used.
 
     The form of the mask: "heads" (B, 1 or H, Lq, Lk), as from `make_attention_mask`; "broadcast", with
     sizes of 1.
     """
-    given: dict[str, Any] = {}
-    split = LayerMasks.of(inputs, causal=causal and flag, lengths=False)
-    if split.causal:
-        given["is_causal"] = True
-    if split.rest is not None:
-        given["mask"] = own.backend.array(_mask(split.rest, inputs, form), None)
+    values: dict[str, Any] = {}
+    masks = LayerMasks.of(inputs, causal=causal and flag, lengths=False)
+    if masks.causal:
+        values["is_causal"] = True
+    if masks.rest is not None:
+        values["mask"] = impl.backend.array(_mask(masks.rest, inputs, form), None)
     if inputs.bias is not None:
         bias = rank4(inputs.bias)
-        given["bias"] = own.backend.array(bias[0] if inputs.squeezed else bias, inputs.dtype)
-    return given
+        values["bias"] = impl.backend.array(bias[0] if inputs.squeezed else bias, inputs.dtype)
+    return values
 
 
 def _mask(mask: np.ndarray, inputs: Inputs, form: str) -> np.ndarray:
@@ -75,43 +75,44 @@ def _mask(mask: np.ndarray, inputs: Inputs, form: str) -> np.ndarray:
 
 
 def called(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     arguments: dict[str, Any],
     *,
     native: bool = False,
-    stored: str = "",
+    storage_dtype: str = "",
     **flags: Any,
 ) -> PreparedCall:
     """The call through `jax.jit`.
 
     - `native`: the module calls `jax.nn.dot_product_attention`
-    - `stored`: the dtype of the parameters, by default that of the inputs
+    - `storage_dtype`: the dtype of the parameters, by default that of the inputs
     - `flags` go to `make`
     """
-    array, dtype = own.backend.array, DTYPES[stored] if stored else inputs.dtype
+    array, dtype = impl.backend.array, DTYPES[storage_dtype] if storage_dtype else inputs.dtype
     parameters = {name: array(a, dtype) for name, a in inputs.parameters.items()}
-    given = settings(own, inputs) | ({"param_dtype": dtype.long_name} if stored else {}) | flags
-    module = own.make(inputs, **given)
+    storage = {"param_dtype": dtype.long_name} if storage_dtype else {}
+    constructor = settings(impl, inputs) | storage | flags
+    module = impl.make(inputs, **constructor)
 
     def run(**arguments: Any) -> tuple[Any, Any]:
-        mine = own.layer.parameters({name: arguments.pop(name) for name in parameters})
+        tree = impl.layer.parameters({name: arguments.pop(name) for name in parameters})
         bias, seed = arguments.pop("bias", None), arguments.pop(SEED)
-        return outputs(module(mine, bias, seed, arguments), inputs)
+        return outputs(module(tree, bias, seed, arguments), inputs)
 
     arrays = {**arguments, **parameters, SEED: array(np.asarray(inputs.dropout_seed), None)}
-    made_of = (given, inputs.widths, inputs.sizes.Hkv)
-    constants = (*made_of, stored, inputs.returned, inputs.training)
+    module_constants = (constructor, inputs.widths, inputs.sizes.Hkv)
+    constants = (*module_constants, storage_dtype, inputs.returned, inputs.training)
     call = PreparedCall(
-        run, arrays, LAYER_OUTPUTS, operands=own.layer.operands, constants=constants
+        run, arrays, LAYER_OUTPUTS, operands=impl.layer.operands, constants=constants
     )
     if native:
-        return own.backend.jitted_native(own, call, inputs.dtype)
-    return own.backend.jitted(own, call)
+        return impl.backend.jitted_native(impl, call, inputs.dtype)
+    return impl.backend.jitted(impl, call)
 
 
 Ways = dict[str, dict[str, Any]]
-"""Changes of a call, by path."""
+"""Keyword arguments of `FrameworkLayer.call`, by the name of the path."""
 
 
 def nnx_ways(inputs: Inputs) -> Ways:
@@ -138,15 +139,17 @@ def linen_ways(inputs: Inputs) -> Ways:
 
 
 def decodes(inputs: Inputs) -> bool:
-    """Whether decoding row by row gives the same answer: self-attention with only a causal mask."""
-    whole = not (inputs.squeezed or inputs.training or inputs.bias is not None)
-    return causal_alone(inputs) and whole and inputs.self_attention and inputs.returned == "none"
+    """True if decoding row by row gives the same answer: self-attention with only a causal mask."""
+    if inputs.squeezed or inputs.training or inputs.bias is not None:
+        return False
+    return causal_alone(inputs) and inputs.self_attention and inputs.returned == "none"
 
 
 def paths(
-    ways_of: Callable[[Inputs], Ways], causal: bool, own: FrameworkLayer, inputs: Inputs
+    ways_of: Callable[[Inputs], Ways], causal: bool, impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """Calls with other forms of the mask, with parameters in float32, and the ways of a module."""
+    """Calls with other forms of the mask, with parameters in float32, and as `ways_of(inputs)` says.
+    `causal`: the module has a causal flag."""
     ways = ways_of(inputs)
     if inputs.dense_mask is not None:
         if causal and LayerMasks.of(inputs).causal and inputs.mask_array is None:
@@ -154,22 +157,22 @@ def paths(
         if LayerMasks.of(inputs, causal=causal, lengths=False).rest is not None:
             ways["mask as it broadcasts"] = {"given": {"form": "broadcast"}}
     if inputs.dtype.is_half:
-        ways["parameters in float32"] = {"stored": "f32"}
-    return {name: own.call(inputs, **way) for name, way in ways.items()}
+        ways["parameters in float32"] = {"storage_dtype": "f32"}
+    return {name: impl.call(inputs, **way) for name, way in ways.items()}
 
 
-def another_epsilon(case: Case) -> str | None:
-    """The epsilon of norms of queries and keys is no argument."""
+def unsupported_epsilon(case: Case) -> str | None:
+    """The reason if a case has another epsilon than the norms of queries and keys, or None."""
     if case.option("qk_norm") and case.option("epsilon") != EPSILON:
         return f"Flax's norms of queries and keys add {EPSILON:g} to a variance"
     return None
 
 
-def another_width(case: Case) -> str | None:
-    """Keys and values have one width in NNX."""
+def unsupported_widths(case: Case) -> str | None:
+    """The reason if keys and values have different widths, or that of `unsupported_epsilon`, or None."""
     if case.widths is not None and case.widths.key != case.widths.value:
         return "flax.nnx.MultiHeadAttention has one in_kv_features for keys and values"
-    return another_epsilon(case)
+    return unsupported_epsilon(case)
 
 
 DECLARED = Declared(
@@ -208,7 +211,7 @@ LINEN = Layer(
     arguments=partial(arguments, False),
     paths=partial(paths, linen_ways, False),
     wrong=({"num_heads": 5},),
-    unsupported=another_epsilon,
+    unsupported=unsupported_epsilon,
 )
 """The layer with Linen's own products and softmax, with and without weights."""
 
@@ -222,7 +225,7 @@ NNX_WEIGHTS = LINEN.but(
     arguments=partial(arguments, True),
     paths=partial(paths, weights_ways, True),
     wrong=({"num_heads": 5}, {"num_kv_heads": 3}),
-    unsupported=another_width,
+    unsupported=unsupported_widths,
 )
 """The layer with sow_weights=True or dropout: Flax's own products and softmax."""
 

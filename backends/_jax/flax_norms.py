@@ -24,23 +24,26 @@ BATCH_EPSILON = 1e-5
 """The default epsilon of Flax's batch norm."""
 
 
-def collections(p: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def variable_collections(parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Canonical parameters as collections of variables by Flax's names."""
     params = {
-        theirs: p[ours] for theirs, ours in (("scale", "gain"), ("bias", "offset")) if ours in p
+        flax_name: parameters[name]
+        for flax_name, name in (("scale", "gain"), ("bias", "offset"))
+        if name in parameters
     }
-    if "mean" not in p:
+    if "mean" not in parameters:
         return {"params": params}
-    return {"params": params, "batch_stats": {"mean": p["mean"], "var": p["variance"]}}
+    statistics = {"mean": parameters["mean"], "var": parameters["variance"]}
+    return {"params": params, "batch_stats": statistics}
 
 
 def norm(
-    kind: str, own: FrameworkLayer, inputs: Inputs, training: bool | None = None, **flags: Any
+    kind: str, impl: FrameworkLayer, inputs: Inputs, training: bool | None = None, **flags: Any
 ) -> Any:
     """A module of `flax.linen`. As in users' code, a default epsilon is not passed."""
     from flax import linen
 
-    dtype, affine = own.backend.numpy.dtype(inputs.dtype.long_name), "gain" in inputs.parameters
+    dtype, affine = impl.backend.numpy.dtype(inputs.dtype.long_name), "gain" in inputs.parameters
     settings = {"dtype": dtype, "param_dtype": dtype, "use_scale": affine, "use_bias": affine}
     if kind == "BatchNorm":
         settings["use_running_average"] = not (inputs.training if training is None else training)
@@ -50,46 +53,46 @@ def norm(
 
 
 def called(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     arguments: dict[str, Any],
     *,
     steps: Sequence[float] = (),
-    stored: str = "",
+    storage_dtype: str = "",
     **flags: Any,
 ) -> PreparedCall:
     """The call through `jax.jit`.
 
     - `steps`: the number of training steps before, each on a multiple of the query
-    - `stored`: the dtype of the parameters, by default that of the inputs
+    - `storage_dtype`: the dtype of the parameters, by default that of the inputs
     """
-    backend, training = own.backend, inputs.training
-    dtype = DTYPES[stored] if stored else inputs.dtype
-    flags |= {"param_dtype": dtype.long_name} if stored else {}
-    module, trains = (own.make(inputs, training=flag, **flags) for flag in (training, True))
-    changed = ["batch_stats"] if training else False
+    backend, training = impl.backend, inputs.training
+    dtype = DTYPES[storage_dtype] if storage_dtype else inputs.dtype
+    flags |= {"param_dtype": dtype.long_name} if storage_dtype else {}
+    module, trainer = (impl.make(inputs, training=flag, **flags) for flag in (training, True))
+    mutable = ["batch_stats"] if training else False
 
-    def call(query: Any, **mine: Any) -> tuple[Any, None]:
-        variables = own.layer.parameters(mine)
+    def call(query: Any, **parameters: Any) -> tuple[Any, None]:
+        variables = impl.layer.parameters(parameters)
         for factor in steps:
-            variables |= trains.apply(variables, factor * query, mutable=["batch_stats"])[1]
-        answer = module.apply(variables, query, mutable=changed)
+            variables |= trainer.apply(variables, factor * query, mutable=["batch_stats"])[1]
+        answer = module.apply(variables, query, mutable=mutable)
         return answer[0] if training else answer, None
 
     parameters = {name: backend.array(a, dtype) for name, a in inputs.parameters.items()}
-    constants = (repr(module), training, stored, *steps)
+    constants = (repr(module), training, storage_dtype, *steps)
     return backend.jitted(
-        own, PreparedCall(call, arguments | parameters, LAYER_OUTPUTS, constants=constants)
+        impl, PreparedCall(call, arguments | parameters, LAYER_OUTPUTS, constants=constants)
     )
 
 
-def paths(epsilon: float, own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(epsilon: float, impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls with the default `epsilon`, with parameters in float32, and after training."""
-    calls = {"default epsilon": with_epsilon(own, inputs, epsilon)}
+    calls = {"default epsilon": with_epsilon(impl, inputs, epsilon)}
     if inputs.dtype.is_half and "gain" in inputs.parameters:
-        calls["parameters in float32"] = own.call(inputs, stored="f32")
+        calls["parameters in float32"] = impl.call(inputs, storage_dtype="f32")
     if can_train(inputs):
-        calls["after training"] = after_training(own.call, inputs)
+        calls["after training"] = after_training(impl.call, inputs)
     return calls
 
 
@@ -98,7 +101,7 @@ LINEN_LAYER_NORM = Layer(
     LAYER_NORM,
     partial(norm, "LayerNorm"),
     called,
-    collections,
+    variable_collections,
     Declared(numerics="exact", features=LAYER_FEATURES),
     operands={"query": "query"},
     paths=partial(paths, EPSILON),

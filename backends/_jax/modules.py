@@ -30,22 +30,23 @@ class Variable:
         return self.value.dtype
 
     def assign(self, values: Any) -> None:
-        """Replace the array, also by that of another parameter."""
+        """Replace the array by `values`, an array or another Variable."""
         self.value = getattr(values, "value", values)
 
 
-def zeros(value: Any) -> Any:
-    """Zeros in place of an array; the value, if it is none."""
-    return np.zeros(value.shape, value.dtype) if hasattr(value, "dtype") else value
+def zeros_like(argument: Any) -> Any:
+    """Zeros of an array's shape and dtype; an argument without a dtype is returned unchanged."""
+    return np.zeros(argument.shape, argument.dtype) if hasattr(argument, "dtype") else argument
 
 
-class Applied:
+class ModuleLayer:
     """A module as a layer: a callable with the module's own signature and a keyword `seed`.
 
-    - `init(*arguments, **keywords)`: the parameters of the module, a tree, and what `apply` needs besides
-    - `apply(parameters, rest, seed, *arguments, **keywords)`: the module's answer
-    - `variables`: the parameters by path, in `dtype`; there are none before the first call
-    - `train`: the module's switch between training and evaluation, or None
+    - `init(*arguments, **keywords)`: the module's parameters, a tree, and its state, such as counters
+    - `apply(parameters, state, seed, *arguments, **keywords)`: the module's answer
+    - `call`: the callable whose signature the layer has
+    - `variables`: the parameters by path, in `dtype`; empty before the first call
+    - `train`: the module's method that chooses training or evaluation, or None
     """
 
     train: Any = None
@@ -54,24 +55,24 @@ class Applied:
         self, init: Callable[..., Any], apply: Callable[..., Any], call: Callable[..., Any], dtype: Any
     ) -> None:  # fmt: skip
         self.init, self.apply, self.dtype = init, apply, dtype
-        self.variables, self.tree, self.rest = dict[str, Variable](), None, None
+        self.variables, self.tree, self.state = dict[str, Variable](), None, None
         seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=0)
-        own = inspect.signature(call).parameters.values()
-        order = sorted([*own, seed], key=lambda parameter: parameter.kind)
+        call_parameters = inspect.signature(call).parameters.values()
+        order = sorted([*call_parameters, seed], key=lambda parameter: parameter.kind)
         self.__signature__ = inspect.Signature(order)
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
         return tuple(self.variables.values())
 
-    def make(self, *arguments: Any, **keywords: Any) -> None:
-        """Make the parameters, for arguments like these."""
+    def make_parameters(self, *arguments: Any, **keywords: Any) -> None:
+        """Make parameters and state for arguments of these shapes and dtypes."""
         import jax
 
-        parameters, self.rest = self.init(*arguments, **keywords)
+        parameters, self.state = self.init(*arguments, **keywords)
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(parameters)
         for path, value in leaves:
-            # An attribute is that of a variable of NNX, its value.
+            # NNX adds an attribute to the path: the variable's value.
             names = (key for key in path if not isinstance(key, jax.tree_util.GetAttrKey))
             name = jax.tree_util.keystr((*names,), simple=True, separator=".")
             self.variables[name.replace("/", ".")] = Variable(value.astype(self.dtype))
@@ -80,70 +81,75 @@ class Applied:
         import jax
 
         if self.tree is None:
-            # In a program that is traced, parameters must not be a part of the trace.
-            given, named = jax.tree.map(zeros, (arguments, keywords))
+            # Within a trace of JAX: parameters must be arrays, not tracers.
+            zero_arguments, zero_keywords = jax.tree.map(zeros_like, (arguments, keywords))
             with jax.ensure_compile_time_eval():
-                self.make(*given, **named)
+                self.make_parameters(*zero_arguments, **zero_keywords)
         parameters = jax.tree.unflatten(
             self.tree, [variable.value for variable in self.variables.values()]
         )
-        return self.apply(parameters, self.rest, seed, *arguments, **keywords)
+        return self.apply(parameters, self.state, seed, *arguments, **keywords)
 
 
-def compiled(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """What a function returns, as one program: that takes less time than each of its operations."""
+def run_compiled(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """The function's answer, computed as one program, which compiles faster than single operations."""
     import jax
 
     return jax.jit(partial(function, *arguments, **keywords))()
 
 
-def of_linen(module: Any, dtype: Any) -> Applied:
-    """A module of Flax Linen, whose parameters are made by its first call."""
+def linen_layer(module: Any, dtype: Any) -> ModuleLayer:
+    """The layer of a Flax Linen module; the first call makes its parameters."""
     import jax
 
     def init(*arguments: Any, **keywords: Any) -> Any:
         keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-        variables = compiled(module.init, keys, *arguments, **keywords)
+        variables = run_compiled(module.init, keys, *arguments, **keywords)
         return variables.pop("params", {}), variables
 
-    def apply(parameters: Any, rest: Any, seed: int, *arguments: Any, **keywords: Any) -> Any:
+    def apply(parameters: Any, state: Any, seed: int, *arguments: Any, **keywords: Any) -> Any:
         rngs = {"dropout": jax.random.key(seed)}
-        return module.apply({"params": parameters, **rest}, *arguments, rngs=rngs, **keywords)
+        return module.apply({"params": parameters, **state}, *arguments, rngs=rngs, **keywords)
 
-    return Applied(init, apply, module, dtype)
+    return ModuleLayer(init, apply, module, dtype)
 
 
-def of_nnx(module: Any, dtype: Any, training: bool) -> Applied:
-    """A module of Flax NNX. Each call is one of a copy, so that its counters of random numbers stand."""
+def nnx_layer(module: Any, dtype: Any, training: bool) -> ModuleLayer:
+    """The layer of a Flax NNX module. Each call is made on a copy, so that counters of random numbers
+    do not advance."""
     from flax import nnx
 
     (module.train if training else module.eval)()
-    graph, own, *rest = nnx.split(module, nnx.Param, ...)
+    graph, parameters_of_module, *state = nnx.split(module, nnx.Param, ...)
 
-    def apply(parameters: Any, rest: Any, seed: int, *arguments: Any, **keywords: Any) -> Any:
-        copy = nnx.merge(graph, parameters, *rest, copy=True)
+    def apply(parameters: Any, state: Any, seed: int, *arguments: Any, **keywords: Any) -> Any:
+        copy = nnx.merge(graph, parameters, *state, copy=True)
         nnx.reseed(copy, default=seed, dropout=seed)
         return copy(*arguments, **keywords)
 
-    applied = Applied(lambda: (own, rest), apply, module, dtype)
-    applied.train = module.train
-    applied.make()
-    return applied
+    layer = ModuleLayer(lambda: (parameters_of_module, state), apply, module, dtype)
+    layer.train = module.train
+    layer.make_parameters()
+    return layer
 
 
-def of_haiku(make: Callable[[], Any], dtype: Any) -> Applied:
-    """A module of Haiku, which is made in each call, inside of a transform."""
+def haiku_layer(make: Callable[[], Any], dtype: Any) -> ModuleLayer:
+    """The layer of a Haiku module, which `make` makes in each call, inside of `haiku.transform`."""
     import haiku
     import jax
 
-    seen: list[Any] = []
-    haiku.transform(lambda: seen.append(ends_in(make()))).init(None)
-    pure = haiku.transform_with_state(lambda *given, **named: make()(*given, **named))
+    calls: list[Any] = []
+    haiku.transform(lambda: calls.append(ends_in(make()))).init(None)
+    transformed = haiku.transform_with_state(
+        lambda *arguments, **keywords: make()(*arguments, **keywords)
+    )
 
-    def apply(parameters: Any, rest: Any, seed: int, *arguments: Any, **keywords: Any) -> Any:
-        return pure.apply(parameters, rest, jax.random.key(seed), *arguments, **keywords)[0]
+    def apply(parameters: Any, state: Any, seed: int, *arguments: Any, **keywords: Any) -> Any:
+        return transformed.apply(parameters, state, jax.random.key(seed), *arguments, **keywords)[0]
 
-    return Applied(partial(compiled, pure.init, jax.random.key(0)), apply, seen[0], dtype)
+    return ModuleLayer(
+        partial(run_compiled, transformed.init, jax.random.key(0)), apply, calls[0], dtype
+    )
 
 
 class JaxMemory(ShapesAlone):
@@ -152,27 +158,27 @@ class JaxMemory(ShapesAlone):
     backend: Any
 
     def variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
-        if not isinstance(layer, Applied):
+        if not isinstance(layer, ModuleLayer):
             return super().variables(layer)
-        inputs_first = ("kernel", ".w")
+        inputs_first = ("kernel", ".w")  # names of kernels, whose axis of inputs is the first: "io"
         return {
             path: (variable, "io" if path.endswith(inputs_first) else "")
             for path, variable in layer.variables.items()
         }
 
     def made(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
-        number = np.dtype(self.backend.numpy.dtype(dtype.long_name))
+        parameter_dtype = np.dtype(self.backend.numpy.dtype(dtype.long_name))
         try:
             layer = make()
         except ValueError as error:
             if "hk.transform" not in str(error):
                 raise
-            return of_haiku(make, number)
+            return haiku_layer(make, parameter_dtype)
         linen, nnx = (sys.modules.get(f"flax.{name}") for name in ("linen", "nnx"))
-        if hasattr(layer, "load_attention"):
+        if hasattr(layer, "load_attention"):  # the layer sets its parameters itself
             return layer
         if nnx is not None and isinstance(layer, nnx.Module):
-            return of_nnx(layer, number, training)
+            return nnx_layer(layer, parameter_dtype, training)
         if linen is not None and isinstance(layer, linen.Module):
-            return of_linen(layer, number)
+            return linen_layer(layer, parameter_dtype)
         return layer

@@ -1,6 +1,6 @@
 """Packed and paged attention that JAX ships: `jax.nn.dot_product_attention`, for which each segment is a
-sample of a batch; the definition of the ragged kernel for TPUs; and a kernel for GPUs, which Pallas
-interprets on a CPU."""
+sample of a batch; the reference function of the ragged kernel for TPUs; and a kernel for GPUs, which
+Pallas interprets on a CPU."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ class JaxNnPacked(Implementation):
     )
 
     @cached_property
-    def layouts(self) -> tuple[Any, Any]:
-        """`laid_out` and `put_back` as programs in every dtype; their operations are not judged."""
+    def layout_programs(self) -> tuple[Any, Any]:
+        """`unpacked_rows` and `packed_tokens` as programs in every dtype; they are not judged."""
         jit = self.backend.jax.jit
-        return jit(laid_out), jit(partial(put_back, self.backend.numpy))
+        return jit(unpacked_rows), jit(partial(packed_tokens, self.backend.numpy))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, (rows_of, tokens_of) = self.backend, self.layouts
+        backend, (unpack, pack) = self.backend, self.layout_programs
         if len(inputs.key) != len(inputs.value):
             raise ValueError("a batch needs as many values as keys")
         arguments = sequences(backend, inputs)
         for name in ("query", "key"):
             lengths = inputs.arrays[f"{name}_lengths"].astype(np.int32)
             arguments[f"{name}_lengths"] = backend.array(lengths, None)
-            arguments[f"{name}_places"] = backend.array(places(lengths), None)
+            arguments[f"{name}_indices"] = backend.array(token_indices(lengths), None)
         attend = partial(
             backend.jax.nn.dot_product_attention,
             scale=inputs.scale,
@@ -66,39 +66,43 @@ class JaxNnPacked(Implementation):
 
         def call(
             query: Any, key: Any, value: Any, query_lengths: Any, key_lengths: Any,
-            query_places: Any, key_places: Any,
+            query_indices: Any, key_indices: Any,
         ) -> Any:  # fmt: skip
-            rows = rows_of(query, key, value, query_places, key_places)
+            rows = unpack(query, key, value, query_indices, key_indices)
             answer = attend(
                 *rows, query_seq_lengths=query_lengths, key_value_seq_lengths=key_lengths
             )
-            return tokens_of(query, answer, query_places)
+            return pack(query, answer, query_indices)
 
         constants = (inputs.scale, inputs.case.option("alignment"))
-        plain = PreparedCall(call, arguments, constants=constants)
-        return backend.jitted_native(self, plain, inputs.dtype)
+        prepared = PreparedCall(call, arguments, constants=constants)
+        return backend.jitted_native(self, prepared, inputs.dtype)
 
 
-def laid_out(query: Any, key: Any, value: Any, query_places: Any, key_places: Any) -> list[Any]:
+def unpacked_rows(
+    query: Any, key: Any, value: Any, query_indices: Any, key_indices: Any
+) -> list[Any]:
     """Unpack tokens (L, H, D) to a batch (B, longest, H, D), padded with zeros."""
-    pairs = ((query, query_places), (key, key_places), (value, key_places))
-    return [tokens.at[at].get(mode="fill", fill_value=0) for tokens, at in pairs]
+    tokens_and_indices = ((query, query_indices), (key, key_indices), (value, key_indices))
+    return [
+        tokens.at[indices].get(mode="fill", fill_value=0) for tokens, indices in tokens_and_indices
+    ]
 
 
-def put_back(numpy: Any, query: Any, answer: Any, query_places: Any) -> Any:
+def packed_tokens(numpy: Any, query: Any, answer: Any, query_indices: Any) -> Any:
     """Pack a batch (B, longest, H, Dv) to the tokens (Lq, H, Dv) of `query`; `numpy` is `jax.numpy`."""
     tokens = numpy.zeros_like(answer, shape=(len(query), *answer.shape[2:]))
-    return tokens.at[query_places].set(answer, mode="drop")
+    return tokens.at[query_indices].set(answer, mode="drop")
 
 
-def places(lengths: np.ndarray) -> np.ndarray:
+def token_indices(lengths: np.ndarray) -> np.ndarray:
     """Indices (B, longest) of the tokens of segments; padding has an index beyond all tokens."""
-    starts, steps = (
+    starts, offsets = (
         packed.cumulative_lengths(lengths),
         np.arange(max(int(lengths.max(initial=0)), 1)),
     )
-    there = steps < lengths[:, None]
-    return np.where(there, starts[:-1, None] + steps, starts[-1]).astype(np.int32)
+    is_token = offsets < lengths[:, None]
+    return np.where(is_token, starts[:-1, None] + offsets, starts[-1]).astype(np.int32)
 
 
 class JaxPaged(OperatorFunction):
@@ -115,7 +119,7 @@ class JaxPaged(OperatorFunction):
 
 
 class RaggedReference(JaxPaged):
-    """`ref_ragged_paged_attention`, always causal; keys and values are stored head by head in turn."""
+    """`ref_ragged_paged_attention`, always causal. Its pages hold each head's key next to its value."""
 
     name = "ragged-reference"
     declared = Declared(
@@ -131,8 +135,8 @@ class RaggedReference(JaxPaged):
     )
 
     def refusal(self, case: Case) -> str | None:
-        uncausal = case.option("alignment") == "all"
-        return "the function is always causal" if uncausal else None
+        full_attention = case.option("alignment") == "all"
+        return "the function is always causal" if full_attention else None
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
@@ -151,8 +155,8 @@ class RaggedReference(JaxPaged):
 
 
 class GpuPaged(JaxPaged):
-    """`jax.experimental.pallas.ops.gpu.paged_attention`: one query of every sample, and the pages in two
-    parts if their number is even. The query is scaled before the call."""
+    """`jax.experimental.pallas.ops.gpu.paged_attention`: one query of every sample. Pages of an even
+    number are split in two parts. The query is scaled before the call."""
 
     name = "pallas-gpu-paged"
     declared = Declared(

@@ -32,31 +32,33 @@ CAUSAL: Parameter[AttentionCall] = Parameter(
 NO_FLOAT64 = tuple(name for name in DTYPES if name != "f64")
 
 
-def empty(case: Case) -> str | None:
+def without_elements(case: Case) -> str | None:
     """The reason why a case without elements is not supported, or None."""
     if 0 in (case.sizes.B, case.sizes.Lq, case.sizes.Lk):
         return "the kernel divides by its sizes"
     return None
 
 
-def empty_or_behind(case: Case) -> str | None:
-    """The reason of `empty`, or for a causal case with more queries than keys (finding
+def without_elements_or_more_queries(case: Case) -> str | None:
+    """The reason of `without_elements`, or for a causal case with more queries than keys (finding
     pallas-mha-causal)."""
     if case.mask is not None and case.sizes.Lq > case.sizes.Lk:
         return "with the causal flag and more queries than keys it reads behind the keys"
-    return empty(case)
+    return without_elements(case)
 
 
-def in_surroundings(own: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
-    """The call as in people's own programs."""
-    return call.under(own.backend.compilers.surroundings(inputs.dtype))
+def in_default_precision(
+    impl: FrameworkFunction, inputs: Inputs, call: PreparedCall
+) -> PreparedCall:
+    """The call in JAX's default mode: 64-bit numbers are off, except in float64."""
+    return call.under(impl.backend.compilers.surroundings(inputs.dtype))
 
 
-def mha(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+def mha(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The kernel in blocks of 16. The backward pass takes as many blocks of queries as of keys."""
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes
 
-    function, interpret = as_named(own, inputs), own.backend.device == "cpu"
+    function, interpret = as_named(impl, inputs), impl.backend.device == "cpu"
     halves = [max(length // 2, 1) for length in (inputs.sizes.Lq, inputs.sizes.Lk)]
     blocks = BlockSizes(BLOCK, BLOCK, *halves, *halves)
 
@@ -66,29 +68,29 @@ def mha(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     return call
 
 
-def decode(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+def decode(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The kernel for one query, with the keys in two parts."""
-    more = {"block_k": BLOCK, "k_splits": SPLITS, "interpret": own.backend.device == "cpu"}
-    function = as_named(own, inputs)
+    settings = {"block_k": BLOCK, "k_splits": SPLITS, "interpret": impl.backend.device == "cpu"}
+    function = as_named(impl, inputs)
 
     def call(query: Any, key: Any, value: Any, scale: float, lengths: Any = None) -> Any:
-        return function(query[:, 0], key, value, None, lengths, sm_scale=scale, **more)[:, None]
+        return function(query[:, 0], key, value, None, lengths, sm_scale=scale, **settings)[:, None]
 
     return call
 
 
-def splash(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+def splash(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The kernel in blocks of 16 queries and 128 keys. Queries are multiplied by the scale before."""
     from jax.experimental.pallas.ops.tpu import splash_attention
 
-    backend, sizes, make = own.backend, inputs.sizes, as_named(own, inputs)
+    backend, sizes, make_kernel = impl.backend, inputs.sizes, as_named(impl, inputs)
     blocks = splash_attention.BlockSizes(BLOCK, LANES, LANES, BLOCK, LANES, LANES, BLOCK, LANES)
     swap = partial(backend.numpy.swapaxes, axis1=1, axis2=2)
 
     def call(query: Any, key: Any, value: Any, causal: bool, scale: float) -> Any:
-        kind = splash_attention.CausalMask if causal else splash_attention.FullMask
-        kernel = make(
-            splash_attention.MultiHeadMask([kind((sizes.Lq, sizes.Lk))] * sizes.H),
+        mask_class = splash_attention.CausalMask if causal else splash_attention.FullMask
+        kernel = make_kernel(
+            splash_attention.MultiHeadMask([mask_class((sizes.Lq, sizes.Lk))] * sizes.H),
             block_sizes=blocks, head_shards=1, q_seq_shards=1,
             attn_logits_soft_cap=inputs.feature("softcap") or None,
             interpret=backend.device == "cpu",
@@ -98,20 +100,22 @@ def splash(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     return call
 
 
-def splash_definition(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The definition with which JAX tests the kernel for TPUs."""
-    backend, s, make = own.backend, inputs.sizes, as_named(own, inputs)
+def splash_reference(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The reference function with which JAX tests the kernel for TPUs."""
+    backend, s, make_attention = impl.backend, inputs.sizes, as_named(impl, inputs)
     swap = partial(backend.numpy.swapaxes, axis1=1, axis2=2)
-    cap = inputs.feature("softcap") or None
+    softcap = inputs.feature("softcap") or None
 
     def call(
         query: Any, key: Any, value: Any, scale: float, mask: Any = True, sinks: Any = None
     ) -> Any:
-        def of_sample(mask: Any, *heads: Any) -> Any:
-            return make(mask)(*heads, None, sinks, attn_logits_soft_cap=cap)
+        def attend_sample(mask: Any, *heads: Any) -> Any:
+            return make_attention(mask)(*heads, None, sinks, attn_logits_soft_cap=softcap)
 
         mask = backend.numpy.broadcast_to(mask, (s.B, s.H, s.Lq, s.Lk))
-        return swap(backend.jax.vmap(of_sample)(mask, swap(query * scale), swap(key), swap(value)))
+        return swap(
+            backend.jax.vmap(attend_sample)(mask, swap(query * scale), swap(key), swap(value))
+        )
 
     return call
 
@@ -128,8 +132,8 @@ GPU_MHA = Kernel(
         limits=Limits(lengths_multiple_of=(BLOCK,), equal_heads=True),
     ),
     calls=mha,
-    through=in_surroundings,
-    unsupported=empty_or_behind,
+    through=in_default_precision,
+    unsupported=without_elements_or_more_queries,
     later=frozenset({"kernels"}),
 )
 
@@ -146,7 +150,7 @@ GPU_DECODE = GPU_MHA.but(
         limits=Limits(queries=1, lengths_multiple_of=(1, SPLITS * BLOCK)),
     ),
     calls=decode,
-    unsupported=empty,
+    unsupported=without_elements,
 )
 
 TPU_SPLASH = GPU_MHA.but(
@@ -161,7 +165,7 @@ TPU_SPLASH = GPU_MHA.but(
         limits=Limits(lengths_multiple_of=(BLOCK, LANES), head_sizes=(64, 128)),
     ),
     calls=splash,
-    unsupported=empty,
+    unsupported=without_elements,
 )
 
 SPLASH_REFERENCE = Kernel(
@@ -182,7 +186,7 @@ SPLASH_REFERENCE = Kernel(
         ),
         dtypes=("f32",),
     ),
-    calls=splash_definition,
-    through=in_surroundings,
+    calls=splash_reference,
+    through=in_default_precision,
     later=frozenset({"variations", "kernels"}),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What JAX and XLA say of compilations, of memory, and of what a call consists of."""
+"""Compilations, memory and kernels of calls, as JAX and XLA report them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.profiler import Step, kernels_in
 from attention_conformance.backends.protocol import Profiler
 
-COMPILED = "/jax/core/compile/backend_compile_duration"
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 """The event of `jax.monitoring` for every program that XLA compiles."""
 
 
 class Compilations:
-    """Counts what JAX traces, lowers and compiles in this process, from the moment it is made; `programs`
-    are those that XLA compiled."""
+    """Counts JAX's events in this process from its creation: `count` traces, lowerings and compilations,
+    `programs` compilations alone."""
 
     def __init__(self) -> None:
         import jax
 
         self.count = self.programs = 0
-        jax.monitoring.register_event_duration_secs_listener(self._heard)
+        jax.monitoring.register_event_duration_secs_listener(self._count_event)
 
-    def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def _count_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         self.count += event.startswith("/jax/core/compile/")
-        self.programs += event == COMPILED
+        self.programs += event == COMPILE_EVENT
 
 
 def _program(prepared: PreparedCall) -> Any:
-    """XLA's program of the call; None where the call is none."""
+    """XLA's program of the call; None if the call is not one program."""
     handle = prepared.compiled
     if isinstance(handle, Jitted):
         return handle.compiled(prepared.arguments)
@@ -43,12 +43,13 @@ def _program(prepared: PreparedCall) -> Any:
 
 
 class JaxProfiler(Profiler):
-    """What XLA planned, and what JAX reports of itself."""
+    """Kernels and memory of XLA's programs, and JAX's compilations."""
 
     attention = ("jax.nn.dot_product_attention",)
 
     def kernels(self, prepared: PreparedCall) -> str:
-        """What XLA made of a call that is one program; of any other, what it asks of XLA one by one."""
+        """Kernels in XLA's program of the call; if the call is not one program, the counts of products
+        and custom calls."""
         import jax
 
         program = _program(prepared)

@@ -34,16 +34,16 @@ def known_options() -> dict[str, Any]:
     """The `OPTIONS` that this release of XLA accepts."""
     import jax
 
-    def known(options: dict[str, Any]) -> bool:
+    def is_accepted(options: dict[str, Any]) -> bool:
         try:
             jax.jit(lambda x: x, compiler_options=options).lower(0.0).compile()
         except jax.errors.JaxRuntimeError:
             return False
         return True
 
-    if known(OPTIONS):
+    if is_accepted(OPTIONS):
         return OPTIONS
-    return {name: value for name, value in OPTIONS.items() if known({name: value})}
+    return {name: value for name, value in OPTIONS.items() if is_accepted({name: value})}
 
 
 class JitProgram:
@@ -80,36 +80,38 @@ class JitProgram:
 class Static:
     """The parts of a call besides arrays, on which its program depends.
 
-    They are: names of arguments that are the same array as an earlier argument, plain values by name, and
-    the index of the output in the returned tuple (None: the return value is the output). Equality is that
-    of the text, since 1 == True and 0.0 == -0.0.
+    - `aliases`: names of arguments that are the same array as an earlier argument, with its name
+    - `values`: the arguments that are no arrays
+    - `output_index`: the output's place in the returned tuple; None if the return value is the output
+
+    Equality compares `text`, since 1 == True and 0.0 == -0.0.
     """
 
-    same: Mapping[str, str] = field(compare=False)
-    rest: Mapping[str, Any] = field(compare=False)
-    place: int | None = None
+    aliases: Mapping[str, str] = field(compare=False)
+    values: Mapping[str, Any] = field(compare=False)
+    output_index: int | None = None
     text: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", repr((self.same, sorted(self.rest.items(), key=str))))
+        object.__setattr__(self, "text", repr((self.aliases, sorted(self.values.items(), key=str))))
 
     def arguments(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the call for these arrays."""
-        return {**arrays, **{n: arrays[first] for n, first in self.same.items()}, **self.rest}
+        return {**arrays, **{n: arrays[first] for n, first in self.aliases.items()}, **self.values}
 
     def first(self, name: str) -> str:
         """The name of the first argument with the same array."""
-        return self.same.get(name, name)
+        return self.aliases.get(name, name)
 
 
-def divided(
-    arguments: Mapping[str, Any], place: int | None = None
+def split_arguments(
+    arguments: Mapping[str, Any], output_index: int | None = None
 ) -> tuple[dict[str, Any], Static]:
-    """Split a call's arguments into arrays, each once, and `Static`."""
+    """Split a call's arguments into arrays, each under its first name, and `Static`."""
     import jax
 
     arrays: dict[str, Any] = {}
-    same: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     names: dict[int, str] = {}
     for name, array in arguments.items():
         if isinstance(array, jax.Array):
@@ -117,62 +119,62 @@ def divided(
             if first == name:
                 arrays[name] = array
             else:
-                same[name] = first
-    rest = {n: a for n, a in arguments.items() if n not in arrays and n not in same}
-    return arrays, Static(same, rest, place)
+                aliases[name] = first
+    values = {n: a for n, a in arguments.items() if n not in arrays and n not in aliases}
+    return arrays, Static(aliases, values, output_index)
 
 
 class Jitted:
     """A function through `jax.jit`, whose arguments other than arrays are static.
 
-    `plain` is the function itself; `options` are compiler options of XLA.
+    `function` is the function itself; `options` are compiler options of XLA.
     """
 
-    def __init__(self, plain: Callable[..., Any], options: Mapping[str, Any] | None = None) -> None:
-        self.plain, self.options = plain, options or {}
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any] | None = None):
+        self.function, self.options = function, options or {}
         self.forward = JitProgram(self._answer, self.options, ("static",))
         self._vjp = JitProgram(self._gradients, self.options, ("static", "wrt"))
         self._jvp = JitProgram(self._tangent, self.options, ("static",))
 
     def __call__(self, **arguments: Any) -> Any:
-        arrays, static = divided(arguments)
+        arrays, static = split_arguments(arguments)
         return self.forward(arrays, static=static)
 
     def ready(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """A call whose arguments are already split, so that splitting is not timed."""
-        arrays, static = divided(arguments)
+        arrays, static = split_arguments(arguments)
         forward = self.forward.program
         return lambda: forward(arrays, static=static)
 
     def compiled(self, arguments: Mapping[str, Any]) -> Any:
         """XLA's program of a call, compiled if necessary."""
-        arrays, static = divided(arguments)
+        arrays, static = split_arguments(arguments)
         return self.forward.program.lower(arrays, static=static).compile()
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         """Output and gradients of a call of this function, one program (see `Backend.vjp`)."""
-        arrays, static = divided(prepared.arguments, _place(prepared))
+        arrays, static = split_arguments(prepared.arguments, _output_index(prepared))
         names = tuple(static.first(prepared.argument(name)) for name in wrt)
         output, gradients = self._vjp(arrays, cotangent, static=static, wrt=names)
         return output, dict(zip(wrt, gradients, strict=True)) if gradients else {}
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
         """JVP of a call of this function, one program (see `Backend.jvp`)."""
-        arrays, static = divided(prepared.arguments, _place(prepared))
-        moving = {static.first(prepared.argument(name)): t for name, t in tangents.items()}
-        return self._jvp(arrays, moving, static=static)
+        arrays, static = split_arguments(prepared.arguments, _output_index(prepared))
+        by_argument = {static.first(prepared.argument(n)): t for n, t in tangents.items()}
+        return self._jvp(arrays, by_argument, static=static)
 
     def _answer(self, arrays: Mapping[str, Any], *, static: Static) -> Any:
-        answer = self.plain(**static.arguments(arrays))
-        return answer if static.place is None else answer[static.place]
+        answer = self.function(**static.arguments(arrays))
+        return answer if static.output_index is None else answer[static.output_index]
 
     def _gradients(
         self, arrays: Mapping[str, Any], cotangent: Any, *, static: Static, wrt: tuple[str, ...]
     ) -> tuple[Any, tuple[Any, ...]]:
         import jax
 
-        def output(*moving: Any) -> Any:
-            return self._answer({**arrays, **dict(zip(wrt, moving, strict=True))}, static=static)
+        def output(*operands: Any) -> Any:
+            return self._answer({**arrays, **dict(zip(wrt, operands, strict=True))}, static=static)
 
         out, pull = jax.vjp(output, *(arrays[name] for name in wrt))
         if out.dtype != cotangent.dtype:
@@ -184,20 +186,21 @@ class Jitted:
     ) -> Any:
         import jax
 
-        def output(moving: Mapping[str, Any]) -> Any:
-            return self._answer({**arrays, **moving}, static=static)
+        def output(operands: Mapping[str, Any]) -> Any:
+            return self._answer({**arrays, **operands}, static=static)
 
         return jax.jvp(output, ({n: arrays[n] for n in tangents},), (dict(tangents),))[1]
 
 
-def _place(prepared: PreparedCall) -> int | None:
+def _output_index(prepared: PreparedCall) -> int | None:
+    """The index of the output in the returned tuple; None if it is the only returned array."""
     names = prepared.outputs
     return names.index("output") if len(names) > 1 else None
 
 
 def by_operation(prepared: PreparedCall) -> PreparedCall:
-    """The call operation by operation, without `jax.jit`."""
+    """The same call, run operation by operation, without `jax.jit`."""
     function = prepared.function
     if not isinstance(function, Jitted):
         return prepared
-    return replace(prepared, function=function.plain, compiled=None, through="")
+    return replace(prepared, function=function.function, compiled=None, through="")

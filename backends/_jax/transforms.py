@@ -12,7 +12,7 @@ from dataclasses import replace
 from traceback import extract_tb
 from typing import Any
 
-from attention_conformance.backends._jax.programs import Jitted, by_operation, divided
+from attention_conformance.backends._jax.programs import Jitted, by_operation, split_arguments
 from attention_conformance.backends.prepared import (
     ForwardOnly,
     Gradients,
@@ -30,10 +30,11 @@ UNDERIVABLE = (
 """The messages of JAX about an operation without a derivative, such as a Pallas kernel without
 `jax.custom_vjp`."""
 
-RULE = "_pallas_call_jvp_rule"
+PALLAS_RULE = "_pallas_call_jvp_rule"
+"""JAX's function that differentiates a Pallas kernel."""
 
 NO_JVP = r"^can't apply forward-mode autodiff \(jvp\) to a custom_vjp function"
-"""The message of JAX about directional derivatives of a function with `jax.custom_vjp`."""
+"""JAX's message about the JVP of a function with `jax.custom_vjp`."""
 
 
 @contextmanager
@@ -46,9 +47,11 @@ def deriving() -> Iterator[None]:
         try:
             yield
         except AssertionError as error:
-            if RULE not in {frame.name for frame in extract_tb(error.__traceback__)}:
+            if PALLAS_RULE not in {frame.name for frame in extract_tb(error.__traceback__)}:
                 raise
-            raise ForwardOnly(f"JAX's {RULE} fails: the kernel has no jax.custom_vjp") from error
+            raise ForwardOnly(
+                f"JAX's {PALLAS_RULE} fails: the kernel has no jax.custom_vjp"
+            ) from error
 
 
 def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
@@ -81,45 +84,47 @@ def jvp(prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
 
 
 def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Profiler.step`; if the call is one program, the whole step is one program, too."""
+    """`Profiler.step`. If the call is one program, forward and backward pass are one program, too."""
     import jax
 
     if direction == "forward":
         return _forward(prepared)
     jitted = isinstance(prepared.function, Jitted)
-    through: Callable[..., Any] = jax.jit if jitted else _as_it_is
-    plain = by_operation(prepared)
-    pulled = through(lambda pull, cotangent: pull(cotangent))
+    wrap: Callable[..., Any] = jax.jit if jitted else _unchanged
+    unjitted = by_operation(prepared)
+    apply = wrap(lambda pull, cotangent: pull(cotangent))
     # One trace for all calls: another trace would be compiled again.
     programs: dict[str, Callable[..., Any]] = {}
 
     def ready(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
-        arrays, static = divided(arguments)
+        """A function of no arguments that runs the step; only its calls are timed."""
+        arrays, static = split_arguments(arguments)
 
-        def taped(arrays: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
-            return _pull(replace(plain, arguments=static.arguments(arrays)), wrt)
+        def output_and_pullback(arrays: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
+            return _pull(replace(unjitted, arguments=static.arguments(arrays)), wrt)
 
-        def whole(arrays: Mapping[str, Any], cotangent: Any) -> Gradients:
-            out, pull = taped(arrays)
+        def output_and_gradients(arrays: Mapping[str, Any], cotangent: Any) -> Gradients:
+            out, pull = output_and_pullback(arrays)
             return out, dict(zip(wrt, pull(cotangent), strict=True))
 
         if direction == "forward+backward":
-            both = programs.setdefault(direction, through(whole))
-            return prepared.inside(lambda: both(arrays, cotangent))
-        _, pull = prepared.inside(programs.setdefault(direction, through(taped)))(arrays)
-        return prepared.inside(lambda: (None, dict(zip(wrt, pulled(pull, cotangent), strict=True))))
+            program = programs.setdefault(direction, wrap(output_and_gradients))
+            return prepared.inside(lambda: program(arrays, cotangent))
+        _, pull = prepared.inside(programs.setdefault(direction, wrap(output_and_pullback)))(arrays)
+        return prepared.inside(lambda: (None, dict(zip(wrt, apply(pull, cotangent), strict=True))))
 
     return ready
 
 
 def _forward(prepared: PreparedCall) -> Step:
+    """The step of a forward pass, which ignores the cotangent."""
     function = prepared.function
     if isinstance(function, Jitted):
         return lambda arguments, cotangent: prepared.inside(function.ready(arguments))
     return lambda arguments, cotangent: lambda: prepared.call(arguments)
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 

@@ -1,5 +1,5 @@
-"""Keras on all its engines: `keras.ops.dot_product_attention`, and Keras' layers.
+"""Keras on TensorFlow, torch, JAX and NumPy: `keras.ops.dot_product_attention`, and Keras' layers.
 
-`ops` and `layers` serve every engine. `on_torch`, `on_jax` and `on_numpy` are backends, built on the
-engines of `_torch`, `_jax` and `_numpy`. On TensorFlow Keras belongs to the backend `tf`.
+An engine is the framework that Keras runs on. `ops` and the modules of layers serve every engine. The
+backends are `on_torch`, `on_jax` and `on_numpy`; on TensorFlow Keras belongs to the backend `tf`.
 """

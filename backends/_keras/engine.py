@@ -18,36 +18,38 @@ from attention_conformance.backends.protocol import Ambient, Backend, Implementa
 from attention_conformance.backends.user.function import UserFunction
 
 
-def settings(keras: Any, policies: bool) -> Mapping[str, Setting]:
-    """The settings by name; mixed policies are modes if `policies` says so."""
+def settings(keras: Any, mixed: bool) -> Mapping[str, Setting]:
+    """Keras' settings by name. `mixed`: mixed policies are modes of the dtype policy."""
     config = keras.config
 
-    def choose_flash(on: bool | None) -> None:
+    def set_flash_attention(enabled: bool | None) -> None:
         # Without a setting Keras chooses; it has no function to remove the setting.
-        (config.enable_flash_attention if on else config.disable_flash_attention)()
+        (config.enable_flash_attention if enabled else config.disable_flash_attention)()
 
-    def policy() -> str:
+    def policy_name() -> str:
         name: str = config.dtype_policy().name
         return name
 
-    mixed = {
+    modes = {
         f"Keras' policy {name}": Ambient(
-            partial(set_to, name, policy, config.set_dtype_policy), dtype, "autocast"
+            partial(set_to, name, policy_name, config.set_dtype_policy), dtype, "autocast"
         )
         for name, dtype in (("mixed_bfloat16", "bf16"), ("mixed_float16", "f16"))
     }
 
     return {
         "Keras' floatx": Setting(config.floatx, config.set_floatx),
-        "Keras' dtype policy": Setting(policy, config.set_dtype_policy, mixed if policies else {}),
+        "Keras' dtype policy": Setting(
+            policy_name, config.set_dtype_policy, modes if mixed else {}
+        ),
         "Keras' choice of flash attention": Setting(
-            config.is_flash_attention_enabled, choose_flash
+            config.is_flash_attention_enabled, set_flash_attention
         ),
     }
 
 
 class WithKeras(Backend):
-    """A backend with Keras on an engine; a base class before the engine's."""
+    """A backend with Keras on an engine. It is named before the engine among base classes."""
 
     engine_of_keras: str
 
@@ -62,16 +64,17 @@ class WithKeras(Backend):
         This uses a private attribute of Keras; in a release without it the numbering continues.
         """
         super().reseed(seed)
-        begin_anew = getattr(sys.modules.get("keras.src.utils.naming"), "reset_uids", None)
-        if begin_anew is not None:
-            begin_anew()
+        reset_names = getattr(sys.modules.get("keras.src.utils.naming"), "reset_uids", None)
+        if reset_names is not None:
+            reset_names()
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        own = super().settings
-        # What a policy does to a function is not asked where the engine has a mixed precision of its own.
-        casts = any(m.question == "autocast" for one in own.values() for m in one.modes.values())
-        return {**own, **settings(self.keras, policies=not casts)}
+        settings_of_engine = super().settings
+        # Mixed policies are tested only if the engine itself has no mixed precision.
+        modes = [mode for one in settings_of_engine.values() for mode in one.modes.values()]
+        has_autocast = any(mode.question == "autocast" for mode in modes)
+        return {**settings_of_engine, **settings(self.keras, mixed=not has_autocast)}
 
 
 class KerasBackend(WithKeras):
@@ -81,10 +84,9 @@ class KerasBackend(WithKeras):
 
     def layers(self) -> list[Implementation]:
         """All layers of Keras on the engine."""
-        rows = (
-            row for made in (multi_head, single_head, norms) for row in made(self.engine_of_keras)
-        )
-        return [FrameworkLayer(self, row) for row in rows]
+        tables = (multi_head, single_head, norms)
+        layer_rows = (row for table in tables for row in table(self.engine_of_keras))
+        return [FrameworkLayer(self, row) for row in layer_rows]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
         return UserFunction(self, function, name, claims, KERAS_OPS)

@@ -1,6 +1,6 @@
-"""How layers of Keras are called, on every engine: variables, options, and ways that all layers have.
+"""Calls of Keras' layers on every engine: variables, options, and paths that all layers have.
 
-Arrays are those of the engine. Keras is imported when a call is prepared. In every mask True attends.
+Arrays are the engine's. Keras is imported when a call is prepared. In every mask True attends.
 
 On an engine with `jitted_native` (JAX) the values of a layer's variables are arguments of the call, as in
 `stateless_call`, and one layer serves all calls of a configuration. On other engines every call has its
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._keras.models import Way, attached, attached_again, functional
+from attention_conformance.backends._keras.models import Way, in_model, with_masks, with_masks_twice
 from attention_conformance.backends.declared import (
     LAYER_FEATURES,
     Declared,
@@ -35,7 +35,7 @@ INFERENCE_RATE = 0.3
 """The dropout rate of layers in inference, where dropout must have no effect."""
 
 OPTIONS = ("training", "return_attention_scores", "use_causal_mask")
-"""The arguments of a call that are no arrays."""
+"""The arguments of a call that are not arrays."""
 
 DECLARED = Declared(
     features=LAYER_FEATURES,
@@ -65,23 +65,23 @@ def settings(inputs: Inputs) -> dict[str, Any]:
 
 
 def options(inputs: Inputs, scores: bool, training: bool | None = None) -> dict[str, Any]:
-    """The options of a call; None for the mode of the inputs."""
+    """The options of a call. `scores`: scores are returned; `training`: by default as in the inputs."""
     if inputs.bias is not None:
         raise ValueError(NO_BIAS)
-    asked = {"training": inputs.training if training is None else training}
+    values = {"training": inputs.training if training is None else training}
     flags = {"return_attention_scores": scores, "use_causal_mask": LayerMasks.of(inputs).causal}
-    return asked | {name: True for name, flag in flags.items() if flag}
+    return values | {name: True for name, flag in flags.items() if flag}
 
 
-def variables(own: FrameworkLayer, inputs: Inputs, layer: Any) -> dict[str, Any]:
+def variables(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> dict[str, Any]:
     """The variables of a layer by canonical names."""
-    every: dict[str, Any] = own.layer.parameters(layer)
-    return {n: v for n, v in every.items() if v is not None and n in inputs.parameters}
+    variables_by_name: dict[str, Any] = impl.layer.parameters(layer)
+    return {n: v for n, v in variables_by_name.items() if v is not None and n in inputs.parameters}
 
 
-def assigned(own: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
+def assigned(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
     """The layer, with the inputs' parameters as its variables."""
-    for name, variable in variables(own, inputs, layer).items():
+    for name, variable in variables(impl, inputs, layer).items():
         variable.assign(inputs.parameters[name].reshape(variable.shape))
     return layer
 
@@ -92,56 +92,57 @@ def by_name(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -
 
 
 def called(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     arguments: Mapping[str, Any],
     *,
     layer: Any = None,
-    through: Way | None = None,
+    way: Way | None = None,
     steps: Sequence[float] = (),
     apply: Callable[..., Any] = by_name,
     **flags: Any,
 ) -> PreparedCall:
     """A call of `layer`, by default of a new one.
 
-    - `through`: a way of `backends._keras.models`
+    - `way`: a way of `backends._keras.models`
     - `steps`: the number of training steps before, each on a multiple of the query
     - `apply(layer, arrays, options)` calls the layer
     """
-    given = {name: value for name, value in arguments.items() if name in OPTIONS}
+    options = {name: value for name, value in arguments.items() if name in OPTIONS}
     arrays = {name: array for name, array in arguments.items() if name not in OPTIONS}
     constants = (
-        inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, flags, given, through,
+        inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, flags, options, way,
         *arrays, *steps,
     )  # fmt: skip
-    jitted = getattr(own.backend, "jitted_native", None)
+    jitted = getattr(impl.backend, "jitted_native", None)
     if layer is None and jitted is None:
-        layer = own.make(inputs, **flags)
+        layer = impl.make(inputs, **flags)
     elif layer is None:
         key = repr(constants)
-        if key not in own.made_layers:
-            own.made_layers[key] = own.make(inputs, **flags)
-        layer = own.made_layers[key]
+        if key not in impl.made_layers:
+            impl.made_layers[key] = impl.make(inputs, **flags)
+        layer = impl.made_layers[key]
 
-    def plain(**arrays: Any) -> Any:
-        used = own.make(inputs) if steps and jitted is None else layer
+    def plain_call(**arrays: Any) -> Any:
+        called_layer = impl.make(inputs) if steps and jitted is None else layer
         for factor in steps:
-            used(factor * arrays["query"], training=True)
-        return apply(used, arrays, given)
+            called_layer(factor * arrays["query"], training=True)
+        return apply(called_layer, arrays, options)
 
-    function = plain if through is None else through(own, inputs, layer, plain)
+    function = plain_call if way is None else way(impl, inputs, layer, plain_call)
 
     def run(**arrays: Any) -> tuple[Any, Any]:
         return outputs(function(**arrays), inputs)
 
     if jitted is not None:
-        return jitted(own, by_values(own, inputs, run, arrays, layer, constants), inputs.dtype)
-    layer_parameters = tuple(variable.value for variable in variables(own, inputs, layer).values())
+        call = call_with_values(impl, inputs, run, arrays, layer, constants)
+        return jitted(impl, call, inputs.dtype)
+    layer_parameters = tuple(variable.value for variable in variables(impl, inputs, layer).values())
     return PreparedCall(run, arrays, LAYER_OUTPUTS, layer_parameters=layer_parameters)
 
 
-def by_values(
-    own: FrameworkLayer,
+def call_with_values(
+    impl: FrameworkLayer,
     inputs: Inputs,
     function: Callable[..., Any],
     arrays: Mapping[str, Any],
@@ -151,66 +152,68 @@ def by_values(
     """The call as a function of the arrays, and of the values of the layer's variables."""
     import keras
 
-    mapped = variables(own, inputs, layer)
-    array, states = (
-        own.backend.array,
-        [v for v in layer.variables if v.name == "seed_generator_state"],
-    )
+    layer_variables, array = variables(impl, inputs, layer), impl.backend.array
+    seed_states = [v for v in layer.variables if v.name == "seed_generator_state"]
     values = {
-        n: array(inputs.parameters[n].reshape(v.shape), inputs.dtype) for n, v in mapped.items()
+        name: array(inputs.parameters[name].reshape(variable.shape), inputs.dtype)
+        for name, variable in layer_variables.items()
     }
-    if states:
-        mapped[SEED] = states[-1]
+    if seed_states:
+        layer_variables[SEED] = seed_states[-1]
         values[SEED] = array(np.array([inputs.dropout_seed, 0], np.uint32), None)
 
     def run(**arguments: Any) -> Any:
-        state = [(variable, arguments.pop(name)) for name, variable in mapped.items()]
+        state = [(variable, arguments.pop(name)) for name, variable in layer_variables.items()]
         with keras.StatelessScope(state_mapping=state):
             return function(**arguments)
 
     return PreparedCall(run, {**arrays, **values}, LAYER_OUTPUTS, constants=constants)
 
 
-def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+def differentiable(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call with the layer's own variables as arguments, for gradients.
 
     The layer still reads its variables, not the arguments. The call raises ValueError for a statistic
     that is trainable, and for another variable that is not.
     """
-    if hasattr(own.backend, "jitted_native"):
-        return own.prepare(inputs)
-    layer, statistics = own.make(inputs), inputs.operator.array_kinds.statistics
-    mine, plain = variables(own, inputs, layer), own.call(inputs, layer=layer)
-    leaves = {name: v.value for name, v in mine.items() if name not in statistics}
-    learned = [name for name in mine if name in statistics and mine[name].trainable]
-    fixed = [name for name in leaves if not mine[name].trainable]
+    if hasattr(impl.backend, "jitted_native"):
+        return impl.prepare(inputs)
+    layer, statistics = impl.make(inputs), inputs.operator.array_kinds.statistics
+    layer_variables, call = variables(impl, inputs, layer), impl.call(inputs, layer=layer)
+    values = {name: v.value for name, v in layer_variables.items() if name not in statistics}
+    trainable_statistics = ", ".join(
+        n for n in layer_variables if n in statistics and layer_variables[n].trainable
+    )
+    constant_variables = ", ".join(name for name in values if not layer_variables[name].trainable)
 
     def run(**arguments: Any) -> Any:
-        if learned:
-            raise ValueError(f"{', '.join(learned)}: an optimizer would change these statistics")
-        if fixed:
-            raise ValueError(f"{', '.join(fixed)}: not trainable, expected trainable variables")
-        return plain.function(**{n: a for n, a in arguments.items() if n not in leaves})
+        if trainable_statistics:
+            raise ValueError(f"{trainable_statistics}: an optimizer would change these statistics")
+        if constant_variables:
+            raise ValueError(f"{constant_variables}: not trainable, expected trainable variables")
+        return call.function(**{n: a for n, a in arguments.items() if n not in values})
 
-    return PreparedCall(run, plain.arguments | leaves, LAYER_OUTPUTS)
+    return PreparedCall(run, call.arguments | values, LAYER_OUTPUTS)
 
 
-def paths(own: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str, PreparedCall]:
-    """Calls in a functional model and with attached masks; `scored`: and of a layer with dropout in
-    inference."""
-    ways: dict[str, dict[str, Any]] = {"function": {"through": functional}}
-    if scored and not inputs.rate:
-        quiet = {"given": {"training": False}, "dropout": INFERENCE_RATE}
-        ways["dropout>0 in inference"] = quiet
-    calls = {name: own.call(inputs, **way) for name, way in ways.items()}
+def paths(
+    impl: FrameworkLayer, inputs: Inputs, tests_inference: bool = False
+) -> dict[str, PreparedCall]:
+    """Calls in a functional model and with attached masks. `tests_inference`: also a call in inference of
+    a layer with a dropout rate."""
+    ways: dict[str, dict[str, Any]] = {"function": {"way": in_model}}
+    if tests_inference and not inputs.rate:
+        inference = {"training": False}
+        ways["dropout>0 in inference"] = {"given": inference, "dropout": INFERENCE_RATE}
+    calls = {name: impl.call(inputs, **way) for name, way in ways.items()}
     if LayerMasks.of(inputs).valid is not None:
         # A mask attached to the query's own tensor would be the query's mask, too.
-        apart = inputs.replace(self_attention=False)
-        calls["attached mask"] = own.call(apart, through=attached)
-        calls["attached mask, second call"] = own.call(apart, through=attached_again)
+        separate = inputs.replace(self_attention=False)
+        calls["attached mask"] = impl.call(separate, way=with_masks)
+        calls["attached mask, second call"] = impl.call(separate, way=with_masks_twice)
     return calls
 
 
-def asking(own: FrameworkLayer, problem: Inputs, **how: Any) -> PreparedCall:
-    """The call for another problem."""
-    return replace(own.call(problem, **how), problem=problem)
+def call_with_problem(impl: FrameworkLayer, problem: Inputs, **changes: Any) -> PreparedCall:
+    """The call for `problem`, which is also the problem that its answer is judged by."""
+    return replace(impl.call(problem, **changes), problem=problem)

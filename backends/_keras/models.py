@@ -1,7 +1,7 @@
-"""Ways to call a layer of Keras besides the plain call: in a functional model, with attached masks.
+"""Ways to call a layer of Keras other than directly: in a functional model, with attached masks.
 
-A way takes the implementation, the inputs, the layer and its plain call, and returns another call with
-the same arguments.
+A way takes the implementation, the inputs, the layer and the direct call, `plain_call`, and returns
+another call with the same arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Call = Callable[..., Any]
 Way = Callable[[FrameworkLayer, Inputs, Any, Call], Call]
 
 
-def attached(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
+def with_masks(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
     """The call with `value_mask` attached to the value, and `query_mask` to the query."""
 
     def call(value_mask: Any, query_mask: Any = None, **arrays: Any) -> Any:
@@ -29,43 +29,46 @@ def attached(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Ca
         set_keras_mask(arrays["value"], value_mask)
         if query_mask is not None:
             set_keras_mask(arrays["query"], query_mask)
-        return plain(**arrays)
+        return plain_call(**arrays)
 
     return call
 
 
-def attached_again(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
-    """The second of two calls with one attached mask."""
-    return attached(own, inputs, layer, lambda **arrays: (plain(**arrays), plain(**arrays))[1])
+def with_masks_twice(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
+    """A call that calls the layer twice with one attached mask, and returns the second answer."""
+    return with_masks(
+        impl, inputs, layer, lambda **arrays: (plain_call(**arrays), plain_call(**arrays))[1]
+    )
 
 
-def hidden_rows(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
+def with_query_mask(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
     """The call with a `query_mask`, which must make hidden rows zero.
 
-    The plain call's rows are added to hidden rows, so that a row other than zero shows.
+    The unmasked rows are added to hidden rows: if these are zero, the sum is the unmasked answer.
     """
 
     def call(query_mask: Any, **arrays: Any) -> Any:
         from keras import ops
 
-        masked, whole = plain(query_mask=query_mask, **arrays), plain(**arrays)
-        if not isinstance(masked, tuple):
-            return ops.where(query_mask[..., None], masked, masked + whole)
-        output, scores = masked
-        return ops.where(query_mask[..., None], output, output + whole[0]), scores
+        masked_answer = plain_call(query_mask=query_mask, **arrays)
+        full_answer = plain_call(**arrays)
+        if not isinstance(masked_answer, tuple):
+            return ops.where(query_mask[..., None], masked_answer, masked_answer + full_answer)
+        output, scores = masked_answer
+        return ops.where(query_mask[..., None], output, output + full_answer[0]), scores
 
     return call
 
 
-def shown_rows(inputs: Inputs) -> np.ndarray:
+def alternating_query_mask(inputs: Inputs) -> np.ndarray:
     """A mask of queries (B, Lq) that hides a third of the queries, different ones in every sample."""
-    shown: np.ndarray = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
-    return shown
+    query_mask: np.ndarray = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
+    return query_mask
 
 
-def functional(own: Implementation, inputs: Inputs, layer: Any, plain: Call) -> Call:
-    """A call of a functional model, with an input for each array. Raises RuntimeError if the model states
-    another shape than it answers; the number of samples may be unknown.
+def in_model(impl: Implementation, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
+    """A call of a functional model, with an input for each array. Raises RuntimeError if the model has an
+    output of another shape than it states; the stated number of samples may be unknown.
 
     MultiHeadAttention states a wrong shape of scores (finding keras-scores-shape).
     """
@@ -73,26 +76,27 @@ def functional(own: Implementation, inputs: Inputs, layer: Any, plain: Call) -> 
     def call(**arrays: Any) -> Any:
         import keras
 
-        first: dict[int, str] = {}
-        names = {name: first.setdefault(id(array), name) for name, array in arrays.items()}
+        name_of_array: dict[int, str] = {}
+        names = {name: name_of_array.setdefault(id(array), name) for name, array in arrays.items()}
         symbols = {
             name: keras.Input(
-                tuple(arrays[name].shape[1:]), dtype=own.backend.dtype_name(arrays[name])
+                tuple(arrays[name].shape[1:]), dtype=impl.backend.dtype_name(arrays[name])
             )
-            for name in first.values()
+            for name in name_of_array.values()
         }
-        stated = plain(**{name: symbols[one] for name, one in names.items()})
-        answer = keras.Model(symbols, stated)({name: arrays[name] for name in symbols})
-        pairs = list(zip(_several(stated), _several(answer), strict=True))
-        for said, got in pairs[:1] if own.operator is MULTI_HEAD else pairs:
-            if said.shape[0] not in (None, got.shape[0]) or said.shape[1:] != got.shape[1:]:
-                raise RuntimeError(f"the model says shape {said.shape}, and answers {got.shape}")
+        model_outputs = plain_call(**{name: symbols[first] for name, first in names.items()})
+        answer = keras.Model(symbols, model_outputs)({name: arrays[name] for name in symbols})
+        pairs = list(zip(_as_list(model_outputs), _as_list(answer), strict=True))
+        for symbol, array in pairs[:1] if impl.operator is MULTI_HEAD else pairs:
+            stated, shape = symbol.shape, array.shape
+            if stated[0] not in (None, shape[0]) or stated[1:] != shape[1:]:
+                raise RuntimeError(f"the model says shape {stated}, and answers {shape}")
         return answer
 
     return call
 
 
-def _several(answer: Any) -> list[Any]:
+def _as_list(answer: Any) -> list[Any]:
     return list(answer) if isinstance(answer, list | tuple) else [answer]
 
 
@@ -100,7 +104,7 @@ GATE_BIAS = 0.25
 
 
 def gate_kernel(width: int) -> np.ndarray:
-    """The kernel (width,) with which a gate reads queries, the same for all outputs."""
+    """The kernel (width,) of a gate for each output; the gate is sigmoid(query @ kernel + bias)."""
     return np.cos(np.arange(1.0, width + 1)) / np.sqrt(width)
 
 
@@ -113,8 +117,8 @@ def set_gate(dense: Any) -> None:
         bias.assign(np.full(bias.shape, GATE_BIAS))
 
 
-def ungated(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
-    """A call of a layer with the gate of `set_gate`, whose output is divided by the gate again.
+def divided_by_gate(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
+    """A call of a layer with the gate of `set_gate`; its output is divided by the gate, which undoes it.
 
     All heads of a query have the same gate.
     """
@@ -122,17 +126,17 @@ def ungated(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Cal
     def call(**arrays: Any) -> Any:
         from keras import ops
 
-        answer, query = plain(**arrays), arrays["query"]
+        answer, query = plain_call(**arrays), arrays["query"]
         kernel = ops.convert_to_tensor(gate_kernel(query.shape[-1])[:, None], dtype=query.dtype)
-        biases = layer._output_dense.bias
+        bias = layer._output_dense.bias
         # Not matmul: on torch Keras computes it in float32 for float64.
-        read = ops.einsum("...e,eo->...o", query, kernel)
-        output, *rest = answer if isinstance(answer, tuple) else (answer,)
-        if biases is None:
-            output = output / ops.cast(ops.sigmoid(read), output.dtype)
+        gate_logits = ops.einsum("...e,eo->...o", query, kernel)
+        output, *weights = answer if isinstance(answer, tuple) else (answer,)
+        if bias is None:
+            output = output / ops.cast(ops.sigmoid(gate_logits), output.dtype)
         else:
-            own_bias, gate = ops.convert_to_tensor(biases), ops.sigmoid(read + GATE_BIAS)
-            output = (output - own_bias) / ops.cast(gate, output.dtype) + own_bias
-        return (output, *rest) if rest else output
+            output_bias, gate = ops.convert_to_tensor(bias), ops.sigmoid(gate_logits + GATE_BIAS)
+            output = (output - output_bias) / ops.cast(gate, output.dtype) + output_bias
+        return (output, *weights) if weights else output
 
     return call

@@ -50,7 +50,7 @@ SCORES_NUMERICS: Mapping[str, Numerics] = {
 """Numerics classes of layers that return scores, by engine."""
 
 
-BOTH = DECLARED.refusing(
+SHARED = DECLARED.refusing(
     {
         "squeezed": "takes a batch",
         "average": "Keras returns the scores of every head",
@@ -89,10 +89,10 @@ SCORES_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
 }
 """Elections of single engines that differ, for layers that return scores."""
 
-MHA = BOTH.refusing(
+MHA = SHARED.refusing(
     {"grouped-heads": "keras.layers.MultiHeadAttention has as many key/value heads as query heads"}
 )
-GQA = BOTH.refusing(
+GQA = SHARED.refusing(
     {
         "value-size": "keras.layers.GroupQueryAttention has one head_dim",
         "output-width": "keras.layers.GroupQueryAttention projects back to the query's width",
@@ -121,7 +121,9 @@ PLAIN_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
 """Elections of single engines that differ, for layers that call `keras.ops.dot_product_attention`."""
 
 
-def projecting(own: FrameworkLayer, inputs: Inputs, make: Callable[..., Any], **flags: Any) -> Any:
+def build_layer(
+    impl: FrameworkLayer, inputs: Inputs, make: Callable[..., Any], **flags: Any
+) -> Any:
     """The layer that `make` makes, built, with the inputs' parameters. As in users' code, default values
     are not passed, and the key's shape defaults to the value's shape."""
     biases = {} if "query_bias" in inputs.parameters else {"use_bias": False}
@@ -130,10 +132,10 @@ def projecting(own: FrameworkLayer, inputs: Inputs, make: Callable[..., Any], **
     layer.build(query, value, *([key] if key != value else []))
     if hasattr(layer, "_gate_dense"):
         models.set_gate(layer._gate_dense)
-    return assigned(own, inputs, layer)
+    return assigned(impl, inputs, layer)
 
 
-def mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def mha(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras.layers.MultiHeadAttention`."""
     import keras
 
@@ -143,16 +145,16 @@ def mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
         sizes["value_dim"] = s.Dv
     if widths.output != widths.query:
         sizes["output_shape"] = widths.output
-    return projecting(own, inputs, keras.layers.MultiHeadAttention, **(sizes | flags))
+    return build_layer(impl, inputs, keras.layers.MultiHeadAttention, **(sizes | flags))
 
 
-def gqa(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def gqa(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras.layers.GroupQueryAttention`."""
     import keras
 
     s = inputs.sizes
     sizes = {"head_dim": s.D, "num_query_heads": s.H, "num_key_value_heads": s.Hkv}
-    return projecting(own, inputs, keras.layers.GroupQueryAttention, **(sizes | flags))
+    return build_layer(impl, inputs, keras.layers.GroupQueryAttention, **(sizes | flags))
 
 
 def variables(layer: Any) -> dict[str, Any]:
@@ -161,68 +163,73 @@ def variables(layer: Any) -> dict[str, Any]:
     return {f"{n}_{what}": getattr(getattr(layer, f"_{n}_dense"), what) for n, what in names}
 
 
-def masks(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
+def masks(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
     """value_mask (B, Lk) and attention_mask (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ. A causal mask
     is a flag, and not included."""
-    both = {"value_mask": LayerMasks.of(inputs).valid, "attention_mask": _written_out(inputs)}
-    return {n: own.backend.array(mask, None) for n, mask in both.items() if mask is not None}
+    arrays = {"value_mask": LayerMasks.of(inputs).valid, "attention_mask": _remaining_mask(inputs)}
+    return {n: impl.backend.array(mask, None) for n, mask in arrays.items() if mask is not None}
 
 
-def _written_out(inputs: Inputs) -> np.ndarray | None:
+def _remaining_mask(inputs: Inputs) -> np.ndarray | None:
     """The mask without the parts that are flags, (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ."""
     rest = LayerMasks.of(inputs).rest
     if rest is None:
         return None
-    apart = rest.ndim == 4 and rest.shape[1] != 1
-    return np.ascontiguousarray(full(rest, inputs, apart))
+    heads_differ = rest.ndim == 4 and rest.shape[1] != 1
+    return np.ascontiguousarray(full(rest, inputs, heads_differ))
 
 
 def arguments(
     scores: bool,
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
-    masked: Mapping[str, Any] | None = None,
+    replacement: Mapping[str, Any] | None = None,
     training: bool | None = None,
 ) -> dict[str, Any]:
-    """The masks, or `masked`, and the options of a call."""
-    given = masks(own, inputs) if masked is None else masked
-    return {**given, **options(inputs, scores, training)}
+    """The masks, or `replacement` in place of them, and the options of a call."""
+    masks_of_call = masks(impl, inputs) if replacement is None else replacement
+    return {**masks_of_call, **options(inputs, scores, training)}
 
 
-def mask_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def mask_paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls with other forms of the same mask."""
-    given = masks(own, inputs)
+    by_name = masks(impl, inputs)
     calls: dict[str, PreparedCall] = {}
-    if "value_mask" in given:
-        renamed = {("key_mask" if n == "value_mask" else n): mask for n, mask in given.items()}
-        calls["key_mask"] = own.call(inputs, {"masked": renamed})
-    if LayerMasks.of(inputs).causal or "value_mask" in given:
-        calls["dense mask"] = own.call(inputs.with_dense())
+    if "value_mask" in by_name:
+        renamed = {("key_mask" if n == "value_mask" else n): m for n, m in by_name.items()}
+        calls["key_mask"] = impl.call(inputs, {"replacement": renamed})
+    if LayerMasks.of(inputs).causal or "value_mask" in by_name:
+        calls["dense mask"] = impl.call(inputs.with_dense())
     return calls
 
 
 def flag_paths(
-    variants: Mapping[str, Any], own: FrameworkLayer, inputs: Inputs
+    variants: Mapping[str, Any], impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """Calls of layers with arguments of the constructor: `variants`, a gate, and a window."""
+    """Calls of layers with constructor arguments: each of `variants`, a gate, and a window."""
     calls = {
-        f"{name}={value}": own.call(inputs, **{name: value}) for name, value in variants.items()
+        f"{name}={value}": impl.call(inputs, **{name: value}) for name, value in variants.items()
     }
     if not inputs.self_attention:
-        calls["use_gate"] = own.call(inputs, through=models.ungated, use_gate=True)
+        calls["use_gate"] = impl.call(inputs, way=models.divided_by_gate, use_gate=True)
     mask = inputs.mask
-    side = mask.left if isinstance(mask, Window) and mask.left == mask.right else None
-    if side is not None and inputs.form != "dense":
-        calls["sliding_window"] = own.call(inputs, {"masked": {}}, sliding_window=side + 1)
+    reach = mask.left if isinstance(mask, Window) and mask.left == mask.right else None
+    if reach is not None and inputs.form != "dense":
+        no_masks: dict[str, Any] = {"replacement": {}}
+        calls["sliding_window"] = impl.call(inputs, no_masks, sliding_window=reach + 1)
     return calls
 
 
-def every_path(
-    scores: bool, variants: Mapping[str, Any], own: FrameworkLayer, inputs: Inputs
+def all_paths(
+    scores: bool, variants: Mapping[str, Any], impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """All paths."""
-    every = paths(own, inputs, scores), mask_paths(own, inputs), flag_paths(variants, own, inputs)
-    return {name: call for calls in every for name, call in calls.items()}
+    """The calls of `paths`, `mask_paths` and `flag_paths`."""
+    groups = (
+        paths(impl, inputs, scores),
+        mask_paths(impl, inputs),
+        flag_paths(variants, impl, inputs),
+    )
+    return {name: call for calls in groups for name, call in calls.items()}
 
 
 WRONG: tuple[Mapping[str, Any], ...] = (
@@ -255,7 +262,7 @@ def multi_head(engine: str) -> Iterator[Layer]:
             on_engine(engine, declared.electing(SCORES if scores else PLAIN), numerics, elections),
             differentiable=differentiable,
             arguments=partial(arguments, scores),
-            paths=partial(every_path, scores, variants),
+            paths=partial(all_paths, scores, variants),
             wrong=WRONG_GQA if make is gqa else WRONG_MHA,
         )  # fmt: skip
 

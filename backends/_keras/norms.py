@@ -28,78 +28,78 @@ NAMES = {
 }  # fmt: skip
 """Canonical parameters of a norm and their names in Keras."""
 
-OWN_EPSILON = 1e-3
+DEFAULT_EPSILON = 1e-3
 """The default epsilon of Keras' norms."""
 
 
-def norm(kind: str, own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def norm(kind: str, impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A norm of `keras.layers`, built, with the inputs' parameters."""
     import keras
 
     # As in users' code: default values are not passed.
     unscaled = {} if "gain" in inputs.parameters else {"center": False, "scale": False}
-    epsilon = {} if inputs.epsilon == OWN_EPSILON else {"epsilon": inputs.epsilon}
+    epsilon = {} if inputs.epsilon == DEFAULT_EPSILON else {"epsilon": inputs.epsilon}
     settings = {"dtype": inputs.dtype.long_name, **unscaled, **epsilon, **flags}
     layer = getattr(keras.layers, kind)(**settings)
     layer.build(inputs.query.shape)
-    return assigned(own, inputs, layer)
+    return assigned(impl, inputs, layer)
 
 
 def variables(layer: Any) -> dict[str, Any]:
     """The variables of a layer by canonical names."""
-    mine = {variable.name: variable for variable in layer.variables}
-    return {ours: mine.get(theirs) for ours, theirs in NAMES.items()}
+    by_keras_name = {variable.name: variable for variable in layer.variables}
+    return {name: by_keras_name.get(keras_name) for name, keras_name in NAMES.items()}
 
 
-def in_place(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def with_tokens(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call the layer with the tokens."""
     return layer(arrays["query"], **options)
 
 
-def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls of norms with the default epsilon, with a mask, and after training."""
-    calls = {"default epsilon": with_epsilon(own, inputs, OWN_EPSILON)}
-    if not hasattr(own.backend, "jitted_native"):
-        calls["attached mask"] = with_mask(own, inputs)
+    calls = {"default epsilon": with_epsilon(impl, inputs, DEFAULT_EPSILON)}
+    if not hasattr(impl.backend, "jitted_native"):
+        calls["attached mask"] = with_attached_mask(impl, inputs)
     if can_train(inputs):
-        calls["after training"] = after_training(own.call, inputs)
+        calls["after training"] = after_training(impl.call, inputs)
     return calls
 
 
-def with_mask(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+def with_attached_mask(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call with an attached mask that hides no token; the answer must carry the mask."""
-    plain = own.call(inputs)
-    shown = own.backend.array(np.ones(inputs.query.shape[:2], bool), None)
+    plain_call = impl.call(inputs)
+    mask = impl.backend.array(np.ones(inputs.query.shape[:2], bool), None)
 
     def run(query: Any) -> tuple[Any, None]:
         from keras.src.backend import get_keras_mask, set_keras_mask
 
-        set_keras_mask(query, shown)
-        output, _ = plain.function(query=query)
+        set_keras_mask(query, mask)
+        output, _ = plain_call.function(query=query)
         if get_keras_mask(output) is None:
             raise RuntimeError("the layer does not pass on the mask of the tokens")
         return output, None
 
-    return replace(plain, function=run)
+    return replace(plain_call, function=run)
 
 
 def norms(engine: str) -> Iterator[Layer]:
     """The rows on an engine."""
     # keras.ops casts float64 to float32, and the answer back, except on TensorFlow.
-    wide = "exact" if engine == "tensorflow" else "single"
-    numerics = dict.fromkeys(DTYPES, "exact") | {"f64": wide}
-    one = Layer(
+    float64_class = "exact" if engine == "tensorflow" else "single"
+    numerics = dict.fromkeys(DTYPES, "exact") | {"f64": float64_class}
+    layer_norm = Layer(
         "keras-layer-norm", LAYER_NORM, partial(norm, "LayerNormalization"),
-        partial(called, apply=in_place), variables,
+        partial(called, apply=with_tokens), variables,
         Declared(numerics=numerics, features=LAYER_FEATURES),
         differentiable=differentiable, operands={"query": "query"}, paths=paths,
         wrong=({"axis": 1.5},),
     )  # fmt: skip
-    yield one
-    yield one.but(
+    yield layer_norm
+    yield layer_norm.but(
         name="keras-batch-norm",
         operator=BATCH_NORM,
         make=partial(norm, "BatchNormalization"),
-        arguments=lambda own, inputs: {"training": inputs.training},
+        arguments=lambda impl, inputs: {"training": inputs.training},
         wrong=(),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.metadata import version
 
-from attention_conformance.backends._jax.attention import NO_HEADS, as_program
+from attention_conformance.backends._jax.attention import NO_HEADS, through_jit
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends._keras.engine import KerasBackend
@@ -22,16 +22,16 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-def with_numbers(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+def paths_on_jax(
+    impl: FrameworkFunction, inputs: Inputs, call: PreparedCall
 ) -> dict[str, PreparedCall]:
-    """The calls on any engine, and one with a mask of whole numbers: jax.nn refuses it, then Keras uses
-    its own copy of the function."""
-    calls = paths(own, inputs, plain)
-    if "mask" not in plain.arguments:
+    """The calls of `paths`, and one with an integer mask, which jax.nn refuses; Keras then uses its own
+    copy of the function."""
+    calls = paths(impl, inputs, call)
+    if "mask" not in call.arguments:
         return calls
-    numbers = plain.arguments | {"mask": plain.arguments["mask"].astype("int32")}
-    return calls | {"mask of whole numbers": replace(plain, arguments=numbers)}
+    arguments = call.arguments | {"mask": call.arguments["mask"].astype("int32")}
+    return calls | {"mask of whole numbers": replace(call, arguments=arguments)}
 
 
 ON_JAX = KERAS_OPS.but(
@@ -55,8 +55,8 @@ ON_JAX = KERAS_OPS.but(
             "score-overflow": "finite",
         },
     ),
-    through=as_program,
-    paths=with_numbers,
+    through=through_jit,
+    paths=paths_on_jax,
 )
 """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy if jax.nn raises."""
 

@@ -12,7 +12,7 @@ from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LO
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
 
-FORWARD = {"gradient": "Keras on NumPy has no automatic differentiation"}
+NO_GRADIENT = {"gradient": "Keras on NumPy has no automatic differentiation"}
 
 
 ON_NUMPY = KERAS_OPS.but(
@@ -46,5 +46,5 @@ class KerasNumpyBackend(KerasBackend, NumpyArrays):
     def implementations(self) -> list[Implementation]:
         every = [FrameworkFunction(self, ON_NUMPY), *self.layers()]
         for implementation in every:
-            implementation.declared = implementation.declared.refusing(FORWARD)
+            implementation.declared = implementation.declared.refusing(NO_GRADIENT)
         return every

@@ -1,6 +1,6 @@
 """`keras.ops.dot_product_attention`, for every engine of Keras.
 
-Arrays are those of the engine. Keras is imported when the first call is prepared.
+Arrays are the engine's. Keras is imported when the first call is prepared.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def import_keras(engine: str) -> Any:
     return keras
 
 
-def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> dict[str, PreparedCall]:
     """Calls with parameters written out, and in a model."""
-    return written_out(own, inputs, plain) | {"in a model": in_a_model(own, inputs, plain)}
+    return written_out(impl, inputs, call) | {"in a model": call_in_model(impl, inputs, call)}
 
 
-def in_a_model(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> PreparedCall:
+def call_in_model(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
     """A call of a functional model with the inputs query, key and value."""
-    rest = {name: array for name, array in plain.arguments.items() if name not in OPERANDS}
-    model = models.functional(own, inputs, None, partial(plain.function, **rest))
-    given = {name: plain.arguments[name] for name in OPERANDS}
-    return replace(plain, function=model, arguments=given, constants=None)
+    options = {name: array for name, array in call.arguments.items() if name not in OPERANDS}
+    model = models.in_model(impl, inputs, None, partial(call.function, **options))
+    operands = {name: call.arguments[name] for name in OPERANDS}
+    return replace(call, function=model, arguments=operands, constants=None)
 
 
 KERAS_OPS = Kernel(

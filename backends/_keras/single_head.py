@@ -12,8 +12,8 @@ import numpy as np
 from attention_conformance.backends._keras import models
 from attention_conformance.backends._keras.layer import (
     DECLARED,
-    asking,
     assigned,
+    call_with_problem,
     called,
     differentiable,
     on_engine,
@@ -75,29 +75,29 @@ DOT_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
 }
 
 
-def built(own: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
+def build_layer(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
     """The layer, built, with the inputs' parameters."""
     layer.build([x.shape for x in operands(inputs)])
-    return assigned(own, inputs, layer)
+    return assigned(impl, inputs, layer)
 
 
-def additive(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def additive(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras.layers.AdditiveAttention`, which adds queries and keys without projections."""
     import keras
 
     # use_scale=True is the default, and is not passed.
     unscaled = {} if "score_vector" in inputs.parameters else {"use_scale": False}
     layer = keras.layers.AdditiveAttention(**{**settings(inputs), **unscaled, **flags})
-    return built(own, inputs, layer)
+    return build_layer(impl, inputs, layer)
 
 
-def attention(mode: str, own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def attention(mode: str, impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras.layers.Attention` with a score mode."""
     import keras
 
     scaled = "scale" in inputs.parameters
     layer = keras.layers.Attention(scaled, **{"score_mode": mode, **settings(inputs), **flags})
-    return built(own, inputs, layer)
+    return build_layer(impl, inputs, layer)
 
 
 def variables(layer: Any) -> dict[str, Any]:
@@ -107,41 +107,43 @@ def variables(layer: Any) -> dict[str, Any]:
 
 
 def arguments(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     training: bool | None = None,
     scores: bool | None = None,
-    rows: np.ndarray | None = None,
+    query_mask: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """The mask of keys, a mask of `rows`, and the options of a call."""
-    split = LayerMasks.of(inputs)
-    if split.rest is not None:
+    """The mask of keys, the mask `query_mask` of queries, and the options of a call."""
+    masks_of_layer = LayerMasks.of(inputs)
+    if masks_of_layer.rest is not None:
         raise ValueError(PAIRS)
-    masks = {"value_mask": split.valid, "query_mask": rows}
-    given = {n: own.backend.array(mask, None) for n, mask in masks.items() if mask is not None}
-    return given | options(
+    masks = {"value_mask": masks_of_layer.valid, "query_mask": query_mask}
+    arrays = {n: impl.backend.array(mask, None) for n, mask in masks.items() if mask is not None}
+    return arrays | options(
         inputs, inputs.returned != "none" if scores is None else scores, training
     )
 
 
-def listed(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def with_list_arguments(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call the layer with lists of arrays and masks."""
     names = [name for name in ("query", "value", "key") if name in arrays]
     masks = [arrays.get(name) for name in ("query_mask", "value_mask")]
-    mask = masks if any(one is not None for one in masks) else None
+    mask = masks if any(array is not None for array in masks) else None
     return layer([arrays[name] for name in names], mask=mask, **options)
 
 
-def every_path(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Other ways to call the layer: those of `paths`, with scores returned, with a mask of queries, and
-    with query and value alone."""
-    calls = paths(own, inputs, scored=True)
+def every_path(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+    """The calls of `paths`, and calls that return scores, with a mask of queries, and with query and
+    value alone."""
+    calls = paths(impl, inputs, tests_inference=True)
     if inputs.returned == "none":
-        calls["return_attention_scores"] = own.call(inputs, {"scores": True})
-    rows = {"rows": models.shown_rows(inputs)}
-    calls["query_mask"] = own.call(inputs, rows, through=models.hidden_rows)
+        calls["return_attention_scores"] = impl.call(inputs, {"scores": True})
+    query_mask = {"query_mask": models.alternating_query_mask(inputs)}
+    calls["query_mask"] = impl.call(inputs, query_mask, way=models.with_query_mask)
     if not inputs.self_attention and inputs.key.shape == inputs.value.shape:
-        calls["two inputs"] = asking(own, inputs.replace(key=inputs.value), without=("key",))
+        calls["two inputs"] = call_with_problem(
+            impl, inputs.replace(key=inputs.value), without=("key",)
+        )
     return calls
 
 
@@ -153,15 +155,15 @@ def operands(inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def single_head(engine: str) -> Iterator[Layer]:
     """The rows on an engine."""
     uniform: Mapping[str, Election] = {"padded-sample": "uniform"}
-    one = Layer(
-        "keras-additive", ADDITIVE, additive, partial(called, apply=listed), variables,
+    additive_row = Layer(
+        "keras-additive", ADDITIVE, additive, partial(called, apply=with_list_arguments), variables,
         on_engine(
             engine, SINGLE.refusing({"projection": "the layer has no projections"}), TANH,
             {**ELECTIONS, "jax": uniform},
         ),
         differentiable=differentiable, arguments=arguments, paths=every_path,
     )  # fmt: skip
-    yield one
+    yield additive_row
     # Scores are stored and overflow; inf - inf is NaN.
     overflowing = SINGLE.electing({"large-scores": "nan"})
     for name, operator, mode, numerics, elections in (
@@ -170,7 +172,7 @@ def single_head(engine: str) -> Iterator[Layer]:
     ):
         declared = on_engine(engine, overflowing, numerics, elections)
         make = partial(attention, mode)
-        yield one.but(
+        yield additive_row.but(
             name=name,
             operator=operator,
             make=make,

@@ -23,9 +23,9 @@ from attention_conformance.backends._keras.multi_head import (
     PLAIN,
     PLAIN_NUMERICS,
     WRONG_MHA,
+    all_paths,
     arguments,
-    every_path,
-    projecting,
+    build_layer,
     variables,
 )
 from attention_conformance.backends.caching import Projected, StepContext, rolled_back
@@ -42,7 +42,7 @@ from attention_conformance.suite.spec.operators.scripts import capacity, unwritt
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
-def cached_mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def cached_mha(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """A `keras_hub.layers.CachedMultiHeadAttention`."""
     import keras_hub
 
@@ -50,60 +50,62 @@ def cached_mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     sizes = {
         "num_heads": s.H, "key_dim": s.D, "value_dim": s.Dv, "output_shape": inputs.widths.output,
     }  # fmt: skip
-    return projecting(own, inputs, kind, **(sizes | flags))
+    return build_layer(impl, inputs, kind, **(sizes | flags))
 
 
-def dense(inputs: Inputs) -> Inputs:
+def with_dense_mask(inputs: Inputs) -> Inputs:
     """The inputs with the mask as one array."""
     return inputs if inputs.dense_mask is None else inputs.with_dense()
 
 
-def dense_arguments(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
+def dense_arguments(impl: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
     """The mask, and the options of a call."""
-    return arguments(False, own, dense(inputs), **given)
+    return arguments(False, impl, with_dense_mask(inputs), **given)
 
 
-def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """The paths of `keras.layers.MultiHeadAttention`."""
     variants = {"flash_attention": False, "attention_axes": 1}
-    return every_path(False, variants, own, dense(inputs))
+    return all_paths(False, variants, impl, with_dense_mask(inputs))
 
 
-def without_models(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths_without_model(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """`paths` without a functional model, in which the size of the cache is unknown."""
-    return {name: call for name, call in paths(own, inputs).items() if name != "function"}
+    return {name: call for name, call in paths(impl, inputs).items() if name != "function"}
 
 
-def filled(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The output (B, Lq, E) of the last of two calls, and the cache (B, 2, Lk, H, D). Each call fills the
-    cache with its part of keys and values."""
+def fill_cache(
+    layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Call the layer twice, with the first and the second half of keys and values. Returns the second
+    output (B, Lq, E) and the cache (B, 2, Lk, H, D)."""
     import keras
 
     query, value = arrays["query"], arrays["value"]
     key = arrays.get("key", value)
-    rest = {n: a for n, a in arrays.items() if n not in OPERANDS} | {**options}
+    keywords = {n: a for n, a in arrays.items() if n not in OPERANDS} | {**options}
     batch, length = value.shape[:2]
     shape = (batch, 2, length, layer.num_heads, layer.key_dim)
     cache, half = keras.ops.zeros(shape, query.dtype), length // 2
     if half:
         _, cache = layer(
-            query, value[:, :half], key[:, :half], cache=cache, cache_update_index=0, **rest
+            query, value[:, :half], key[:, :half], cache=cache, cache_update_index=0, **keywords
         )
     return layer(
-        query, value[:, half:], key[:, half:], cache=cache, cache_update_index=half, **rest
+        query, value[:, half:], key[:, half:], cache=cache, cache_update_index=half, **keywords
     )
 
 
-def updated(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def with_filled_cache(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call the layer with a cache that two calls fill."""
-    return filled(layer, arrays, options)[0]
+    return fill_cache(layer, arrays, options)[0]
 
 
-def static(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def with_query_alone(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call the layer with a full cache and only a query, as in cross-attention to an encoder's output."""
-    _, cache = filled(layer, arrays, options)
-    rest = {n: a for n, a in arrays.items() if n not in OPERANDS} | {**options}
-    return layer(arrays["query"], arrays["query"], cache=cache, **rest)[0]
+    _, cache = fill_cache(layer, arrays, options)
+    keywords = {n: a for n, a in arrays.items() if n not in OPERANDS} | {**options}
+    return layer(arrays["query"], arrays["query"], cache=cache, **keywords)[0]
 
 
 CACHED_PLAIN = Layer(
@@ -137,26 +139,28 @@ CACHED_PLAIN = Layer(
 
 CACHED_UPDATED = CACHED_PLAIN.but(
     name="cached-mha-updated",
-    called=partial(called, apply=updated),
+    called=partial(called, apply=with_filled_cache),
     declared=CACHED_PLAIN.declared.refusing(
         {
             "value-size": "the cache holds keys and values of one size",
             "gradient": "keras.ops.slice_update, which fills the cache, has no gradient on TensorFlow",
         }
     ),
-    paths=without_models,
+    paths=paths_without_model,
 )
 
-CACHED_STATIC = CACHED_UPDATED.but(name="cached-mha-static", called=partial(called, apply=static))
+CACHED_STATIC = CACHED_UPDATED.but(
+    name="cached-mha-static", called=partial(called, apply=with_query_alone)
+)
 
 
 @dataclass(frozen=True)
-class Filled:
-    """The layer, the identities of its projections, its cache (B, 2, C, H, D), and the number of
+class DecodeState:
+    """The layer, the weights of identity projections, its cache (B, 2, C, H, D), and the number of cached
     tokens."""
 
     layer: Any
-    identities: list[np.ndarray]
+    identity_weights: list[np.ndarray]
     cache: Any
     count: int = 0
 
@@ -187,7 +191,7 @@ class CachedDecode(Projected):
     )
     axis_order = "blhd"
 
-    def init(self, inputs: Inputs, key: Any) -> Filled:
+    def init(self, inputs: Inputs, key: Any) -> DecodeState:
         import keras_hub
 
         s, ops = inputs.sizes, self.backend.keras.ops
@@ -196,22 +200,23 @@ class CachedDecode(Projected):
         )
         width, kv_width = s.H * s.D, s.Hkv * s.D
         layer.build((s.B, None, width), (s.B, None, kv_width))
-        same = np.eye(width).reshape(width, s.H, s.D)
-        grouped = np.repeat(np.eye(kv_width).reshape(kv_width, s.Hkv, s.D), s.group, 1)
+        identity = np.eye(width).reshape(width, s.H, s.D)
+        repeated = np.repeat(np.eye(kv_width).reshape(kv_width, s.Hkv, s.D), s.group, 1)
         empty = unwritten_slots(inputs.case, s.B, 2, capacity(inputs.case), s.H, s.D)
         cache = ops.convert_to_tensor(empty, key.dtype)
-        return Filled(layer, [same, grouped, grouped, same.reshape(s.H, s.D, width)], cache)
+        weights = [identity, *[repeated] * 2, identity.reshape(s.H, s.D, width)]
+        return DecodeState(layer, weights, cache)
 
-    def project(self, state: Filled, signs: Sequence[int]) -> Filled:
+    def project(self, state: DecodeState, signs: Sequence[int]) -> DecodeState:
         state.layer.set_weights(
-            [sign * weights for sign, weights in zip(signs, state.identities, strict=True)]
+            [sign * weights for sign, weights in zip(signs, state.identity_weights, strict=True)]
         )
         return state
 
     def layer_step(
-        self, state: Filled, query: Any, key: Any, value: Any, turn: StepContext
-    ) -> tuple[Any, Filled]:
-        ops, mask = self.backend.keras.ops, turn.mask(state.cache.shape[2])
+        self, state: DecodeState, query: Any, key: Any, value: Any, context: StepContext
+    ) -> tuple[Any, DecodeState]:
+        ops, mask = self.backend.keras.ops, context.mask(state.cache.shape[2])
         B, L, H, D = query.shape
         q, k, v = (ops.reshape(x, (B, L, -1)) for x in (query, key, value))
         rows, cache = state.layer(
@@ -220,20 +225,20 @@ class CachedDecode(Projected):
         )  # fmt: skip
         return ops.reshape(rows, (B, L, H, D)), replace(state, cache=cache, count=state.count + L)
 
-    def crop(self, state: Filled, count: int, *samples: Any) -> Filled:
+    def crop(self, state: DecodeState, count: int, *samples: Any) -> DecodeState:
         return replace(state, count=rolled_back(state.count, count))
 
-    def reset(self, state: Filled, *samples: Any) -> Filled:
+    def reset(self, state: DecodeState, *samples: Any) -> DecodeState:
         return replace(state, count=0)
 
-    def reorder(self, state: Filled, samples: Any) -> Filled:
+    def reorder(self, state: DecodeState, samples: Any) -> DecodeState:
         return replace(state, cache=self.backend.keras.ops.take(state.cache, samples, 0))
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.backend.keras.ops.concatenate(list(arrays), axis)
 
 
-SCALED = {
+LACKING_SCALINGS = {
     "ntk": "the layer's dynamic scaling uses neither the training length nor the sequence length",
     "llama3": "keras-hub has Llama 3.1's scaling inside the Llama 3 model, not in the layer",
     "yarn-mscale": "the layer has no mscale",
@@ -269,7 +274,7 @@ class HubRotary(Implementation):
         self.layers: dict[Any, Any] = {}
 
     def refusal(self, case: Case) -> str | None:
-        return SCALED.get(case.option("scaling"))
+        return LACKING_SCALINGS.get(case.option("scaling"))
 
     def layer(self, rotation: Rotation, dtype: str) -> Any:
         """The layer of a configuration."""
@@ -290,13 +295,13 @@ class HubRotary(Implementation):
             self.layers[key] = self.layer(*key)
         arguments = {
             "inputs": self.backend.memory.operand(inputs.query, inputs, self.axis_order),
-            **self.places(inputs),
+            **self.position_arguments(inputs),
         }
         return PreparedCall(
             self.layers[key], arguments, axis_order=self.axis_order, operands={"query": "inputs"}
         )
 
-    def places(self, inputs: Inputs) -> dict[str, Any]:
+    def position_arguments(self, inputs: Inputs) -> dict[str, Any]:
         """The positions as arguments of the call."""
         position = inputs.arrays["position"].astype(np.int32)
         return {"positions": self.backend.array(position, None)}
@@ -315,7 +320,7 @@ class HubRotaryByStart(HubRotary):
     axis_order = "bhld"
     sequence_axis = 2
 
-    def places(self, inputs: Inputs) -> dict[str, Any]:
+    def position_arguments(self, inputs: Inputs) -> dict[str, Any]:
         position = inputs.arrays["position"]
         first = int(position[0]) if position.size else 0
         if not np.array_equal(position, first + np.arange(position.size)):

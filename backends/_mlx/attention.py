@@ -29,8 +29,8 @@ from attention_conformance.suite.spec.masks import Causal
 from attention_conformance.suite.spec.operators.rotary import FACTOR, FEATURES, ROTARY, Rotation
 
 
-def says_causal(inputs: Inputs) -> bool:
-    """Whether the only mask is the one that "causal" means."""
+def is_bottom_right_causal(inputs: Inputs) -> bool:
+    """True if the only mask is bottom-right causal, for which the function takes the word "causal"."""
     parts = inputs.mask.parts if inputs.mask is not None else ()
     if inputs.form == "dense" or len(parts) != 1 or inputs.bias is not None:
         return False
@@ -40,7 +40,7 @@ def says_causal(inputs: Inputs) -> bool:
 
 def mask(call: AttentionCall) -> Any:
     """The word "causal", or the mask or bias as an array."""
-    return "causal" if says_causal(call.inputs) else call.mask_or_bias()
+    return "causal" if is_bottom_right_causal(call.inputs) else call.mask_or_bias()
 
 
 FAST = Kernel(
@@ -87,8 +87,8 @@ class FastRope(Implementation):
     )
 
     def refusal(self, case: Case) -> str | None:
-        known = case.option("scaling") in ("none", "linear")
-        return None if known else "of the scaled variants MLX has only linear"
+        is_supported = case.option("scaling") in ("none", "linear")
+        return None if is_supported else "of the scaled variants MLX has only linear"
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         rope, s = self.backend.mlx.fast.rope, inputs.sizes

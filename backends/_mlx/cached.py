@@ -36,8 +36,8 @@ GROUP = 64
 
 
 class LmCache(Scripted):
-    """A cache of the class `kind`; a rotating one only where there is a window. The samples of batched
-    caches have left padding and may be chosen."""
+    """A cache of mlx-lm's class `kind`; without a window the class without "Rotating". Only caches of a
+    batch have left padding, and reorder samples."""
 
     backend: MlxEngine
 
@@ -54,13 +54,14 @@ class LmCache(Scripted):
     )
 
     def __init__(self, backend: MlxEngine, name: str, kind: str) -> None:
-        self.kind, self.rotates = kind, "Rotating" in kind
-        lacks: dict[str, str] = {}
+        self.kind, self.is_rotating = kind, "Rotating" in kind
+        refusals: dict[str, str] = {}
         if "Batch" not in kind:
-            lacks |= dict.fromkeys(("reorder", "left-padding"), f"{kind} knows no samples")
-        if self.rotates:
-            lacks |= dict.fromkeys(("window-rollback", "reset"), f"a full {kind} cannot be trimmed")
-        super().__init__(backend, name, self.declared.refusing(lacks))
+            refusals |= dict.fromkeys(("reorder", "left-padding"), f"{kind} knows no samples")
+        if self.is_rotating:
+            reason = f"a full {kind} cannot be trimmed"
+            refusals |= {"window-rollback": reason, "reset": reason}
+        super().__init__(backend, name, self.declared.refusing(refusals))
 
     def unsupported(self, case: AnyCase) -> str | None:
         if case.id.startswith("bad/cached/history-beyond-batch"):  # finding cache-filter-unchecked
@@ -76,31 +77,31 @@ class LmCache(Scripted):
         from mlx_lm.models import cache
 
         windowed = inputs.case.option("left") is not None
-        kind = self.kind if windowed else self.kind.replace("Rotating", "")
-        return getattr(cache, kind)(*self.settings(inputs))
+        class_name = self.kind if windowed else self.kind.replace("Rotating", "")
+        return getattr(cache, class_name)(*self.settings(inputs))
 
     def settings(self, inputs: Inputs) -> list[Any]:
         """The arguments of the cache's class."""
         left = inputs.case.option("left")
-        size = [left + 1] if self.rotates and left is not None else []
+        size = [left + 1] if self.is_rotating and left is not None else []
         return size + ([paddings(inputs.case)[:, 0].tolist()] if "Batch" in self.kind else [])
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         import mlx.core as mx
         from mlx_lm.models.base import scaled_dot_product_attention
 
-        inputs, turns = turn.inputs, rotation(turn.inputs.case)
-        if turns is not None:
+        inputs, rotary = context.inputs, rotation(context.inputs.case)
+        if rotary is not None:
             query, key = (
                 mx.fast.rope(
-                    x, turns.size, traditional=turns.interleaved, base=turns.base, scale=1.0,
+                    x, rotary.size, traditional=rotary.interleaved, base=rotary.base, scale=1.0,
                     offset=state.offset,
                 )
                 for x in (query, key)
             )  # fmt: skip
-        mask = self.mask(state, query.transpose(0, 2, 1, 3), turn)
+        mask = self.mask(state, query.transpose(0, 2, 1, 3), context)
         key, value = state.update_and_fetch(key, value)
         rows = scaled_dot_product_attention(
             query, key, value, state, inputs.effective_scale, mask,
@@ -108,12 +109,12 @@ class LmCache(Scripted):
         )  # fmt: skip
         return rows, state
 
-    def mask(self, state: Any, tokens: Any, turn: StepContext) -> Any:
+    def mask(self, state: Any, tokens: Any, context: StepContext) -> Any:
         """The mask that the cache makes for new tokens (B, rows, H, D): an array, "causal" or None."""
         from mlx_lm.models.base import create_attention_mask
 
-        left = turn.inputs.case.option("left")
-        window = None if self.rotates or left is None else left + 1
+        left = context.inputs.case.option("left")
+        window = None if self.is_rotating or left is None else left + 1
         return create_attention_mask(tokens, state, window_size=window)
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
@@ -124,7 +125,7 @@ class LmCache(Scripted):
         return state
 
     def reset(self, state: Any, *samples: Any) -> Any:
-        """As mlx-lm's server does: all tokens are trimmed."""
+        """Trim all tokens, as mlx-lm's server does."""
         return self.crop(state, state.size() or state.offset)
 
     def reorder(self, state: Any, samples: Any) -> Any:
@@ -166,14 +167,14 @@ class LmChunked(LmCache):
         left = inputs.case.option("left")
         return [most_tokens(inputs.case) if left is None else left + 1]
 
-    def mask(self, state: Any, tokens: Any, turn: StepContext) -> Any:
+    def mask(self, state: Any, tokens: Any, context: StepContext) -> Any:
         state.maybe_trim_front()
-        seen = turn.mask(turn.total)[:, None, :, state.start_position :]
-        return self.backend.array(seen, None)
+        mask = context.mask(context.total)[:, None, :, state.start_position :]
+        return self.backend.array(mask, None)
 
 
 def caches(backend: MlxEngine) -> list[Implementation]:
-    """All caches."""
+    """An implementation for each cache."""
     return [
         *(LmCache(backend, *names) for names in CACHES.items()),
         LmQuantized(backend, "lm-quantized-cache", "QuantizedKVCache"),

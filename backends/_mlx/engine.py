@@ -15,7 +15,7 @@ from attention_conformance.suite.spec.dtypes import DType
 
 
 class MlxProfiler(Profiler):
-    """Arrays are computed when somebody waits for them."""
+    """MLX computes arrays when they are read; `sync` computes them."""
 
     def sync(self, outputs: Any) -> None:
         import mlx.core

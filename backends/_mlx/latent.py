@@ -36,16 +36,16 @@ class LmDeepseek(Implementation):
     )
 
     def refusal(self, case: Case) -> str | None:
-        before = case.sizes.Lq > case.sizes.Lk
-        return "every query has a token of its own, which is attended" if before else None
+        more_queries = case.sizes.Lq > case.sizes.Lk
+        return "every query has a token of its own, which is attended" if more_queries else None
 
     def layer(self, inputs: Inputs) -> Any:
         """The layer, with selecting projections."""
         from mlx.nn import Identity
         from mlx_lm.models.deepseek_v3 import DeepseekV3Attention, ModelArgs
 
-        s, n = inputs.sizes, inputs.letters
-        R, E = n["r"], n["e"]
+        s, letters = inputs.sizes, inputs.letters
+        R, E = letters["r"], letters["e"]
         queries = s.H * (s.D + E)
         layer = DeepseekV3Attention(
             ModelArgs(
@@ -54,9 +54,9 @@ class LmDeepseek(Implementation):
             )
         )  # fmt: skip
         dtype = getattr(self.backend.mlx, inputs.dtype.long_name)
-        whole = self.backend.mlx.eye(queries + R + E, dtype=dtype)
-        layer.q_proj.weight = whole[:queries]
-        layer.kv_a_proj_with_mqa.weight = whole[queries:]
+        identity = self.backend.mlx.eye(queries + R + E, dtype=dtype)
+        layer.q_proj.weight = identity[:queries]
+        layer.kv_a_proj_with_mqa.weight = identity[queries:]
         layer.kv_a_layernorm = layer.o_proj = Identity()
         layer.rope = lambda x, offset: x
         layer.scale = inputs.effective_scale

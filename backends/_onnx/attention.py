@@ -30,8 +30,8 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
 
-FIRST = "the case has no keys before the queries, so the cache would be empty"
-"""The reason for cases without a cache."""
+NO_PAST_KEYS = "the case has no keys before the queries, so the cache would be empty"
+"""The reason of cases without keys before the queries."""
 
 
 def packed(x: Symbol) -> Symbol:
@@ -39,7 +39,7 @@ def packed(x: Symbol) -> Symbol:
     return x.reshape((*x.shape[:2], x.shape[2] * x.shape[3]))
 
 
-def of_values(query: Symbol, value: Symbol) -> tuple[int, ...]:
+def output_shape(query: Symbol, value: Symbol) -> tuple[int, ...]:
     """The shape of the output: the query's shape with the size of values."""
     return (*query.shape[:-1], value.shape[-1])
 
@@ -50,16 +50,16 @@ def check_packed(inputs: Inputs) -> None:
         raise ValueError("packed keys and values have one number of heads")
 
 
-def in_full(mask: np.ndarray, inputs: Inputs, queries: bool = True) -> np.ndarray:
-    """A mask or bias whose axis of keys and, with `queries`, axis of queries have full size."""
-    *outer, Lk = mask.shape
-    if queries and len(outer) and outer[-1] == 1:
-        outer[-1] = inputs.sizes.Lq
-    return np.broadcast_to(mask, (*outer, inputs.sizes.Lk if Lk == 1 else Lk))
+def in_full(mask: np.ndarray, inputs: Inputs, full_queries: bool = True) -> np.ndarray:
+    """The mask or bias with an axis of keys of full size; with `full_queries` that of queries, too."""
+    *outer_axes, Lk = mask.shape
+    if full_queries and len(outer_axes) and outer_axes[-1] == 1:
+        outer_axes[-1] = inputs.sizes.Lq
+    return np.broadcast_to(mask, (*outer_axes, inputs.sizes.Lk if Lk == 1 else Lk))
 
 
-def behind_a_cache(inputs: Inputs) -> Native:
-    """The mask split into flags and rest, for a causal flag that is bottom-right because of a cache."""
+def bottom_right_flag(inputs: Inputs) -> Native:
+    """The mask split into the causal flag, which a cache makes bottom-right, and the rest."""
     parts = inputs.mask.parts if inputs.mask is not None else ()
     flagged = [part for part in parts if isinstance(part, Causal) and part.bottom_right]
     if inputs.form == "dense" or not flagged:
@@ -74,71 +74,72 @@ def with_lengths(inputs: Inputs) -> Native:
     return split_native(inputs, causal=True) if native.causal else native
 
 
-def mask(queries: bool, call: AttentionCall) -> Any:
+def mask(full_queries: bool, call: AttentionCall) -> Any:
     """The mask or bias. The operator does not broadcast a last axis of size 1: it would mask only the
-    first key. `queries`: the axis of queries must have full size, too."""
-    return call.mask_or_bias(partial(in_full, inputs=call.inputs, queries=queries))
+    first key. `full_queries`: the axis of queries must have full size, too."""
+    return call.mask_or_bias(partial(in_full, inputs=call.inputs, full_queries=full_queries))
 
 
 def attributes(inputs: Inputs, native: Native) -> dict[str, Any]:
     """The operator's attributes, without the numbers of heads."""
-    given = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
+    values = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
     if native.causal:
-        given["is_causal"] = 1
+        values["is_causal"] = 1
     if native.window is not None:
         sides = {"left_window_size": native.window.left, "right_window_size": native.window.right}
-        given |= {name: -1 if size is None else size for name, size in sides.items()}
-    return given
+        values |= {name: -1 if size is None else size for name, size in sides.items()}
+    return values
 
 
 def graph_of(
-    node: Callable[..., Symbol], own: FrameworkFunction, inputs: Inputs
+    node: Callable[..., Symbol], impl: FrameworkFunction, inputs: Inputs
 ) -> Callable[..., Symbol]:
     """The function that records the graph of a call, given the function that records its node."""
-    return partial(node, **attributes(inputs, own.kernel.native(inputs)))
+    return partial(node, **attributes(inputs, impl.kernel.native(inputs)))
 
 
 def attention(
     query: Symbol, key: Symbol, value: Symbol, mask: Symbol | None = None,
     lengths: Symbol | None = None, **attributes: Any,
 ) -> Symbol:  # fmt: skip
-    """The operator with operands of rank 4; or with others, if the `shape` of the output is given."""
-    given = {"shape": lambda: of_values(query, value)} | attributes
+    """Record the operator. Operands have rank 4, unless `shape` computes the shape of the output."""
+    keywords = {"shape": lambda: output_shape(query, value)} | attributes
     output: Symbol = query.graph.add(
-        "Attention", query, key, value, mask, None, None, lengths, **given
+        "Attention", query, key, value, mask, None, None, lengths, **keywords
     )
     return output
 
 
-def of_rank_3(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
+def packed_graph(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
     """The function that records the operator with operands (B, L, H D)."""
     check_packed(inputs)
 
-    def node(query: Symbol, key: Symbol, value: Symbol, **rest: Any) -> Symbol:
+    def node(query: Symbol, key: Symbol, value: Symbol, **keywords: Any) -> Symbol:
         (B, Lq, H, _), Dv = query.shape, value.shape[3]
         output = attention(
-            packed(query), packed(key), packed(value), **rest, q_num_heads=H,
+            packed(query), packed(key), packed(value), **keywords, q_num_heads=H,
             kv_num_heads=key.shape[2], shape=lambda: (B, Lq, H * Dv),
         )  # fmt: skip
         return output.reshape((B, Lq, H, Dv))
 
-    return graph_of(node, own, inputs)
+    return graph_of(node, impl, inputs)
 
 
 def cached(
     query: Symbol, key: Symbol, value: Symbol, mask: Symbol | None = None, **attributes: Any
 ) -> Symbol:
-    """The operator with the keys before the queries as past_key and past_value."""
-    past = key.shape[2] - query.shape[2]
-    new, cache = ([x[:, :, p] for x in (key, value)] for p in (slice(past, None), slice(past)))
+    """Record the operator; keys and values before the queries are past_key and past_value."""
+    past_length = key.shape[2] - query.shape[2]
+    new = [x[:, :, past_length:] for x in (key, value)]
+    cache = [x[:, :, :past_length] for x in (key, value)]
     output, _, _ = query.graph.add(
-        "Attention", query, *new, mask, *cache, outputs=3, shape=lambda: of_values(query, value),
+        "Attention", query, *new, mask, *cache, outputs=3, shape=lambda: output_shape(query, value),
         **attributes,
     )  # fmt: skip
     return output
 
 
-def inexact(case: Case) -> str | None:
+def inexact_attribute(case: Case) -> str | None:
     """The reason why an attribute, which is float32, cannot hold an option of a float64 case, or None."""
     for name in ("scale", "softcap") if case.dtype.name == "f64" else ():
         number = case.option(name)
@@ -147,37 +148,36 @@ def inexact(case: Case) -> str | None:
     return None
 
 
-def inexact_or_first(case: Case) -> str | None:
-    """The reason of `inexact`, or for a case without keys before the queries."""
-    return FIRST if case.sizes.Lk <= case.sizes.Lq else inexact(case)
+def inexact_attribute_or_no_past(case: Case) -> str | None:
+    """The reason of `inexact_attribute`, or for a case without keys before the queries, or None."""
+    return NO_PAST_KEYS if case.sizes.Lk <= case.sizes.Lq else inexact_attribute(case)
 
 
-def shorter_mask(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+def short_mask_path(
+    impl: FrameworkFunction, inputs: Inputs, plain_call: PreparedCall
 ) -> dict[str, PreparedCall]:
     """A call with a mask that is too short, which must hide the keys beyond its end."""
-    seen, keys = inputs.dense_mask, inputs.sizes.Lk
-    if seen is None or inputs.bias is not None or inputs.form != "dense" or keys < 2:
+    mask, keys = inputs.dense_mask, inputs.sizes.Lk
+    if mask is None or inputs.bias is not None or inputs.form != "dense" or keys < 2:
         return {}
-    problem = inputs.with_dense(mask_array=seen & (np.arange(keys) < keys - 1))
+    problem = inputs.with_dense(mask_array=mask & (np.arange(keys) < keys - 1))
     if problem.has_empty_rows:
         return {}
-    call = own.plain(problem)
-    short = np.ascontiguousarray(call.arguments["mask"][..., :-1])
-    return {
-        "shorter mask": replace(call, arguments=call.arguments | {"mask": short}, problem=problem)
-    }
+    call = impl.plain(problem)
+    short_mask = np.ascontiguousarray(call.arguments["mask"][..., :-1])
+    arguments = call.arguments | {"mask": short_mask}
+    return {"shorter mask": replace(call, arguments=arguments, problem=problem)}
 
 
 def recorded(opset: int) -> Callable[[FrameworkFunction, Inputs, PreparedCall], PreparedCall]:
     """The call as a model of an opset."""
-    return lambda own, inputs, call: own.backend.recorded(call, opset)
+    return lambda impl, inputs, call: impl.backend.recorded(call, opset)
 
 
-def arrays(queries: bool) -> tuple[Parameter[AttentionCall], ...]:
-    """The arrays of the operator besides its operands; see `mask`."""
+def array_parameters(full_queries: bool) -> tuple[Parameter[AttentionCall], ...]:
+    """The parameters for the operator's mask and lengths; `full_queries` as in `mask`."""
     return (
-        Parameter("mask", value=partial(mask, queries)),
+        Parameter("mask", value=partial(mask, full_queries)),
         Parameter("lengths", value=AttentionCall.lengths),
     )
 
@@ -185,7 +185,7 @@ def arrays(queries: bool) -> tuple[Parameter[AttentionCall], ...]:
 ATTENTION_23 = Kernel(
     "attention-23",
     "Attention",
-    arrays(queries=False),
+    array_parameters(full_queries=False),
     Declared(
         features=ATTENTION_FEATURES,
         refusals={"native-window": "before opset 25 the operator has no window"},
@@ -201,20 +201,20 @@ ATTENTION_23 = Kernel(
     passed_as={"mask": "mask", "bias": "mask"},
     axis_order="bhld",
     divide=partial(split_native, causal=True),
-    unsupported=inexact,
+    unsupported=inexact_attribute,
 )
 """Masks other than causal are arrays, which may broadcast."""
 
 ATTENTION_24 = ATTENTION_23.but(
     name="attention-24",
-    parameters=arrays(queries=True),
+    parameters=array_parameters(full_queries=True),
     through=recorded(24),
     divide=with_lengths,
-    paths=shorter_mask,
+    paths=short_mask_path,
 )
 """With the number of keys of each sample as an input."""
 
-PACKED = ATTENTION_24.but(name="attention-24-packed", calls=of_rank_3, axis_order="blhd")
+PACKED = ATTENTION_24.but(name="attention-24-packed", calls=packed_graph, axis_order="blhd")
 
 CACHED = ATTENTION_24.but(
     name="attention-24-cache",
@@ -222,16 +222,16 @@ CACHED = ATTENTION_24.but(
         {"native-causal": "with a cache the causal flag is bottom-right"}
     ),
     calls=partial(graph_of, cached),
-    divide=behind_a_cache,
+    divide=bottom_right_flag,
     paths=ATTENTION_23.paths,
-    unsupported=inexact_or_first,
+    unsupported=inexact_attribute_or_no_past,
 )
 """Keys before the queries are a cache, as in decoding or a later chunk of a prompt. The causal flag is
 bottom-right."""
 
 ATTENTION_25 = ATTENTION_23.but(
     name="attention-25",
-    parameters=arrays(queries=True),
+    parameters=array_parameters(full_queries=True),
     declared=ATTENTION_23.declared.taking("native-window"),
     through=recorded(25),
     divide=partial(split_native, causal=True, window=True),

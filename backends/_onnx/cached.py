@@ -16,6 +16,7 @@ from attention_conformance.backends._onnx.textbook import operations
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.cached import TextbookCached
 from attention_conformance.backends.textbook.rotary import tables
@@ -34,8 +35,8 @@ from attention_conformance.suite.spec.operators.scripts import (
 from attention_conformance.suite.spec.operators.steps import Action, Chunk, Pick
 
 
-def extended(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:
-    """A node's present keys or values, with the shape of the past and the new ones."""
+def present_symbol(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:
+    """The node's output `present` as a symbol with its shape: past and new keys or values."""
     batch, heads, count, size = new.shape
     total = count + (0 if past is None else past.shape[2])
     return Symbol(new.graph, present.name, new.dtype, lambda: (batch, heads, total, size))
@@ -67,34 +68,34 @@ class PastAttention(TextbookCached):
             operations(backend), called=lambda layer, call: backend.recorded(call, self.opset)
         )
 
-    def rotated(self, x: Any, n: int, rest: dict[str, Any], inputs: Inputs) -> Any:
+    def rotated(self, x: Any, n: int, arrays: dict[str, Any], inputs: Inputs) -> Any:
         return x  # the node rotates
 
-    def mask(self, n: int, rest: dict[str, Any]) -> Any:
+    def mask(self, n: int, arrays: dict[str, Any]) -> Any:
         """The mask of the chunk that is action n: boolean, or with a bias the bias and -inf."""
-        mask, bias = rest[f"mask_{n}"], rest.get(f"bias_{n}")
+        mask, bias = arrays[f"mask_{n}"], arrays.get(f"bias_{n}")
         return mask if bias is None else self.ops.hide(bias, mask)
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
+        self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
         if query is None:
-            key = super().rotated(key, n, rest, inputs)
+            key = super().rotated(key, n, arrays, inputs)
             return None, self.extended(state, key, value)
-        outputs = self.node(state, query, key, value, n, rest, inputs)
+        outputs = self.node(state, query, key, value, n, arrays, inputs)
         past = state or (None, None)
-        present = map(extended, outputs[1:], past, (key, value))
+        present = map(present_symbol, outputs[1:], past, (key, value))
         return outputs[0], tuple(present)
 
     def node(
-        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
+        self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         """The rows (B, H, rows, Dv), and present keys and values."""
-        case, mask = inputs.case, rest.get(f"bias_{n}")
+        case, mask = inputs.case, arrays.get(f"bias_{n}")
         if {"tree", "documents", "window", "left-padding"} & {*inputs.needs}:
-            mask = self.mask(n, rest)
+            mask = self.mask(n, arrays)
         rows, *present = query.graph.add(
             "Attention", query, key, value, mask, *(state or (None, None)), outputs=3,
             shape=lambda: (*query.shape[:3], value.shape[3]), is_causal=1, scale=inputs.scale,
@@ -120,35 +121,33 @@ class ScatterAttention(PastAttention):
 
     def refusal(self, case: Case) -> str | None:
         if "ring" in case.needs:
-            asked = (one for one in actions(case) if isinstance(one, Chunk) and one.asked)
-            if any(one.count + case.option("left") > capacity(case) for one in asked):
+            chunks = (chunk for chunk in actions(case) if isinstance(chunk, Chunk) and chunk.asked)
+            if any(chunk.count + case.option("left") > capacity(case) for chunk in chunks):
                 return "a chunk is written before it is attended: a ring has slots for it and the window"
         return None
 
     def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         slots, B = capacity(case), case.sizes.B
         positions = np.full((B, slots), -1)
-        for action, after in play_script(case):
+        for action, contents in play_script(case):
             keys = positions
             if isinstance(action, Chunk):
-                own, places = after.newest(action)
-                new = after.positions[own, places]
-                keys = np.concatenate([positions[own[:, 0]], new], 1)
-                positions[own, places[:, -slots:] % slots] = new[:, -slots:]
+                samples, token_indices = contents.newest(action)
+                new_positions = contents.positions[samples, token_indices]
+                keys = np.concatenate([positions[samples[:, 0]], new_positions], 1)
+                positions[samples, token_indices[:, -slots:] % slots] = new_positions[:, -slots:]
             elif isinstance(action, Pick):
                 positions = positions[list(action.samples)]
-            positions = np.where(positions >= after.lengths[:, None], -1, positions)
-            yield action, after, keys
+            positions = np.where(positions >= contents.lengths[:, None], -1, positions)
+            yield action, contents, keys
 
     def timed(self, inputs: Inputs) -> PreparedCall:
         return self.prepare(inputs)
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Also the empty slots.
-
-        By chunk n the first slot that is written, `write_n` (b,), and the number of written ones,
-        `written_n` (b,). If other samples do not step, also the numbers of its samples, `own_n` (b,).
-        Masks and biases have a column for every slot.
+        """The arrays of `TextbookCached.masks`, with a column for every slot; unwritten slots `empty_key`
+        and `empty_value`. By chunk n: the first slot written, `write_n` (b,); the number of written slots
+        afterwards, `written_n` (b,); its samples, `own_n` (b,), unless all samples step.
         """
         s, backend, arrays = inputs.sizes, self.backend, super().masks(inputs)
         slots = capacity(inputs.case)
@@ -158,55 +157,56 @@ class ScatterAttention(PastAttention):
         for n, (action, contents) in enumerate(play_script(inputs.case)):
             if not isinstance(action, Chunk):
                 continue
-            own, places_of = contents.newest(action)
+            samples, indices_of_samples = contents.newest(action)
             for name in {f"mask_{n}", f"bias_{n}"} & {*arrays}:
                 old, new = np.split(arrays[name], [slots], 3)
-                for sample, places in enumerate(places_of):
-                    old[sample, ..., places % slots] = np.moveaxis(new[sample], -1, 0)
+                for sample, indices in enumerate(indices_of_samples):
+                    old[sample, ..., indices % slots] = np.moveaxis(new[sample], -1, 0)
                 arrays[name] = old
-            ends = contents.lengths[own[:, 0]]
-            arrays[f"write_{n}"] = backend.array(ends - min(action.count, slots), None)
-            arrays[f"written_{n}"] = backend.array(np.minimum(ends, slots), None)
+            lengths = contents.lengths[samples[:, 0]]
+            arrays[f"write_{n}"] = backend.array(lengths - min(action.count, slots), None)
+            arrays[f"written_{n}"] = backend.array(np.minimum(lengths, slots), None)
             if action.samples is not None:
-                arrays[f"own_{n}"] = backend.array(own[:, 0], None)
+                arrays[f"own_{n}"] = backend.array(samples[:, 0], None)
         return arrays
 
-    def begun(self, rest: dict[str, Any]) -> Any:
-        return rest["empty_key"], rest["empty_value"]
+    def begun(self, arrays: dict[str, Any]) -> Any:
+        return arrays["empty_key"], arrays["empty_value"]
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
+        self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
-        own, slots = rest.get(f"own_{n}"), capacity(inputs.case)
-        turns = "circular" if "ring" in inputs.needs else None
+        samples, slots = arrays.get(f"own_{n}"), capacity(inputs.case)
+        mode = "circular" if "ring" in inputs.needs else None
 
-        def written(slots_of_all: Any, new: Any) -> Any:
-            own_slots = slots_of_all if own is None else self.ops.take(slots_of_all, own)
-            last = new if query is not None else new[:, :, max(new.shape[2] - slots, 0) :]
+        def write_slots(all_slots: Any, new: Any) -> Any:
+            """The slots of the chunk's samples with the chunk's new keys or values."""
+            slots_of_samples = all_slots if samples is None else self.ops.take(all_slots, samples)
+            newest = new if query is not None else new[:, :, max(new.shape[2] - slots, 0) :]
             return new.graph.add(
                 "TensorScatter",
-                own_slots,
-                last,
-                rest[f"write_{n}"],
-                shape=lambda: own_slots.shape,
-                mode=turns,
+                slots_of_samples,
+                newest,
+                arrays[f"write_{n}"],
+                shape=lambda: slots_of_samples.shape,
+                mode=mode,
             )
 
-        key, value = (written(*pair) for pair in zip(state, (key, value), strict=True))
-        puts = () if own is None else zip(state, (key, value), strict=True)
-        state = tuple(self.ops.put(old, own, new) for old, new in puts) or (key, value)
+        key, value = (write_slots(*pair) for pair in zip(state, (key, value), strict=True))
+        updates = () if samples is None else zip(state, (key, value), strict=True)
+        state = tuple(self.ops.put(old, samples, new) for old, new in updates) or (key, value)
         if query is None:
             return None, state
         rows = query.graph.add(
-            "Attention", query, key, value, self.mask(n, rest), None, None, rest[f"written_{n}"],
+            "Attention", query, key, value, self.mask(n, arrays), None, None, arrays[f"written_{n}"],
             shape=lambda: (*query.shape[:3], value.shape[3]), scale=inputs.scale,
             softcap=inputs.case.option("softcap"),
         )  # fmt: skip
         return rows, state
 
-    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: dict[str, Any]) -> Any:
-        return super().changed(state, action, n, rest) if isinstance(action, Pick) else state
+    def changed(self, state: tuple[Any, Any], action: Action, n: int, arrays: Arrays) -> Any:
+        return super().changed(state, action, n, arrays) if isinstance(action, Pick) else state
 
 
 class PastGroupQuery(PastAttention):
@@ -239,33 +239,33 @@ class PastGroupQuery(PastAttention):
         return None
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Also `cosine` and `sine` (tokens, D / 2) of all positions."""
-        arrays, turn = super().masks(inputs), rotation(inputs.case)
-        if turn is not None:
-            cosine, sine = tables(turn, np.arange(most_tokens(inputs.case)))
+        """The arrays of `TextbookCached.masks`; `cosine` and `sine` (tokens, D / 2) of all positions."""
+        arrays, rotary = super().masks(inputs), rotation(inputs.case)
+        if rotary is not None:
+            cosine, sine = tables(rotary, np.arange(most_tokens(inputs.case)))
             arrays["cosine"] = self.backend.array(cosine, inputs.dtype)
             arrays["sine"] = self.backend.array(sine, inputs.dtype)
         return arrays
 
     def node(
-        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
+        self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         case, (B, _, L, _), graph = inputs.case, query.shape, query.graph
-        total = L + (0 if state is None else state[0].shape[2])
+        tokens = L + (0 if state is None else state[0].shape[2])
         left = case.option("left")
         attributes = {
             "scale": inputs.scale, "softcap": case.option("softcap"),
             "local_window_size": None if left is None else left + 1,
         }  # fmt: skip
-        turn = rotation(case)
-        if turn is not None:
-            attributes |= {"do_rotary": 1, "rotary_interleaved": int(turn.interleaved)}
+        rotary = rotation(case)
+        if rotary is not None:
+            attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotary.interleaved)}
         query, *new = (x.transpose((0, 2, 1, 3)) for x in (query, key, value))
-        last, whole = graph.constant([total - 1] * B, "int32"), graph.constant([total], "int32")
+        last, total = graph.constant([tokens - 1] * B, "int32"), graph.constant([tokens], "int32")
         chunks = None if state is None else graph.constant([L] * B, "int32")
         rows, key, value = group_query(
-            query, new, state or (None, None), last, whole, sinks=rest.get("sinks"), chunks=chunks,
-            table=(rest.get("cosine"), rest.get("sine")), **attributes,
+            query, new, state or (None, None), last, total, sinks=arrays.get("sinks"), chunks=chunks,
+            table=(arrays.get("cosine"), arrays.get("sine")), **attributes,
         )  # fmt: skip
         return rows.transpose((0, 2, 1, 3)), key, value

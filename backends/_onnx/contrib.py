@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._onnx.attention import (
-    FIRST,
-    behind_a_cache,
+    NO_PAST_KEYS,
+    bottom_right_flag,
     check_packed,
     in_full,
     packed,
@@ -76,15 +76,15 @@ def group_query(
 
 
 def mask(call: AttentionCall) -> Any:
-    """One additive mask (B or 1, H or 1, Lq, Lk)."""
+    """Mask and bias as one array (B or 1, H or 1, Lq, Lk), which is added to the scores, or None."""
     inputs, rest = call.inputs, call.native.rest
-    seen = dense_of(inputs, rest)
-    if seen is not None and seen.dtype.kind != "b":
-        return call.backend.array(seen, None)  # a mask of another dtype, passed unchanged
-    added = merged_bias(inputs, rest)
-    if added is None:
+    dense = dense_of(inputs, rest)
+    if dense is not None and dense.dtype.kind != "b":
+        return call.backend.array(dense, None)  # a mask of another dtype, passed unchanged
+    bias = merged_bias(inputs, rest)
+    if bias is None:
         return None
-    return call.backend.array(in_full(rank4(added), inputs), inputs.dtype)
+    return call.backend.array(in_full(rank4(bias), inputs), inputs.dtype)
 
 
 def lengths_without_flag(inputs: Inputs) -> Native:
@@ -92,11 +92,11 @@ def lengths_without_flag(inputs: Inputs) -> Native:
     return split_native(inputs, causal=inputs.sizes.Lq == inputs.sizes.Lk, lengths=True)
 
 
-def multi_head(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
+def multi_head_graph(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
     """The function that records MultiHeadAttention, with -inf for keys beyond the lengths in place of the
     default -10000 (finding masked-by-ten-thousand)."""
     check_packed(inputs)
-    native = own.kernel.native(inputs)
+    native = impl.kernel.native(inputs)
     attributes: dict[str, Any] = {"scale": inputs.scale}
     if native.causal:
         attributes["unidirectional"] = 1
@@ -139,7 +139,7 @@ MULTI_HEAD = Kernel(
         | {"no-keys": "zeros", "value-size": "accepted", "subnormal-output": "kept"},
         merges_mask_into_bias=True,
     ),
-    calls=multi_head,
+    calls=multi_head_graph,
     through=recorded(OPSET),
     divide=lengths_without_flag,
 )
@@ -157,14 +157,14 @@ def flag_and_window(inputs: Inputs) -> Native:
     return replace(native, causal=True, window=None if window.left is None else window)
 
 
-def of_samples(call: AttentionCall, count: int) -> Any:
-    """A number of every sample (B,), int32."""
+def per_sample(call: AttentionCall, count: int) -> Any:
+    """The number `count` for every sample, (B,) int32."""
     return call.backend.array(np.full(call.inputs.sizes.B, count, np.int32), None)
 
 
 def chunks(call: AttentionCall) -> Any:
-    """The numbers of queries (B,), beside the causal flag."""
-    return of_samples(call, call.inputs.sizes.Lq) if call.native.causal else None
+    """The numbers of queries (B,) if the causal flag is used, or None."""
+    return per_sample(call, call.inputs.sizes.Lq) if call.native.causal else None
 
 
 def total(call: AttentionCall) -> Any:
@@ -172,11 +172,13 @@ def total(call: AttentionCall) -> Any:
     return call.backend.array(np.array([call.inputs.sizes.Lk], np.int32), None)
 
 
-def grouped(is_cached: bool, own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
+def grouped_graph(
+    is_cached: bool, impl: FrameworkFunction, inputs: Inputs
+) -> Callable[..., Symbol]:
     """The function that records GroupQueryAttention. If `is_cached`, the keys before the queries are a
     cache."""
     check_packed(inputs)
-    native = own.kernel.native(inputs)
+    native = impl.kernel.native(inputs)
     attributes: dict[str, Any] = {
         "scale": inputs.scale, "causal": int(native.causal), "softcap": inputs.feature("softcap")
     }  # fmt: skip
@@ -194,11 +196,11 @@ def grouped(is_cached: bool, own: FrameworkFunction, inputs: Inputs) -> Callable
     return node
 
 
-def unflagged(case: Case) -> str | None:
-    """The reason why a case behind a cache is not supported, or None."""
+def unsupported_with_cache(case: Case) -> str | None:
+    """The reason why a case is not supported with a cache, or None."""
     s, parts = case.sizes, case.mask.parts if case.mask is not None else ()
     if s.Lk <= s.Lq:
-        return FIRST
+        return NO_PAST_KEYS
     flagged = any(isinstance(part, Causal) and part.bottom_right for part in parts)
     if s.B > 1 and s.Lq > 1 and (case.form == "dense" or not flagged):
         return "with several samples and queries the operator is always causal"
@@ -210,7 +212,7 @@ GROUP_QUERY = MULTI_HEAD.but(
     function="GroupQueryAttention",
     parameters=(
         Parameter("bias", value=mask),
-        Parameter("last", value=lambda call: of_samples(call, call.inputs.sizes.Lk - 1)),
+        Parameter("last", value=lambda call: per_sample(call, call.inputs.sizes.Lk - 1)),
         Parameter("total", value=total),
         Parameter("sinks", value=AttentionCall.sinks),
     ),
@@ -235,7 +237,7 @@ GROUP_QUERY = MULTI_HEAD.but(
         merges_mask_into_bias=True,
         limits=Limits(head_sizes=HEAD_SIZES, equal_lengths=True),
     ),
-    calls=partial(grouped, False),
+    calls=partial(grouped_graph, False),
     divide=flag_and_window,
 )
 """Without a cache: a prompt, or an encoder's layer."""
@@ -249,9 +251,9 @@ GROUP_QUERY_CACHED = GROUP_QUERY.but(
             "native-window": "a window needs the causal flag, which is bottom-right with a cache",
         }
     ).but(limits=Limits(head_sizes=HEAD_SIZES)),
-    calls=partial(grouped, True),
-    divide=behind_a_cache,
-    unsupported=unflagged,
+    calls=partial(grouped_graph, True),
+    divide=bottom_right_flag,
+    unsupported=unsupported_with_cache,
 )
 """With a cache of the keys before the queries; the causal flag is bottom-right."""
 
@@ -271,8 +273,8 @@ REFUSALS = {
 
 
 class CodedGroupQuery(Implementation):
-    """New tokens are written and attended. If a case has none, its last tokens arrive as scale times
-    code, and the operator writes their codes again. Scales of heads are passed for every component."""
+    """GroupQueryAttention over a cache of codes, which writes new tokens. Without new tokens the last
+    tokens are passed as scale times code, and written again. A head's scale is repeated D times."""
 
     backend: OnnxEngine
 
@@ -288,17 +290,17 @@ class CodedGroupQuery(Implementation):
         attributes = {"causal": int(case.option("alignment") == "causal"), "scale": inputs.scale}
 
         def call(query: Symbol, **arrays: Symbol) -> Any:
-            past, writes = s.Lk - s.Lq, case.option("writes")
+            past_length, writes = s.Lk - s.Lq, case.option("writes")
             new = [arrays[name] for name in KINDS if writes]
             for name in KINDS if not writes else ():
                 codes, scale = arrays[f"{name}_codes"], arrays[f"{name}_scale"]
-                new.append((codes[:, :, past:].cast(scale.dtype) * scale).cast(query.dtype))
-            caches = [arrays[f"{name}_codes"][:, :, :past] for name in KINDS]
-            answer = attended(query, new, caches, arrays, case, attributes)
+                new.append((codes[:, :, past_length:].cast(scale.dtype) * scale).cast(query.dtype))
+            caches = [arrays[f"{name}_codes"][:, :, :past_length] for name in KINDS]
+            answer = attend_codes(query, new, caches, arrays, case, attributes)
             return answer if writes else answer[0]
 
-        made = PreparedCall(call, coded(self.backend, inputs), inputs.outputs)
-        return self.backend.recorded(made)
+        prepared = PreparedCall(call, coded(self.backend, inputs), inputs.outputs)
+        return self.backend.recorded(prepared)
 
     def refusal(self, case: Case) -> str | None:
         s = case.sizes
@@ -307,22 +309,22 @@ class CodedGroupQuery(Implementation):
         return None
 
 
-def in_bytes(codes: Symbol) -> Symbol:
-    """int4 codes (..., D) as bytes (..., D / 2)."""
-    raised = codes.cast(np.int32) + 8
-    return (raised[..., ::2] + raised[..., 1::2] * 16).cast(np.uint8)
+def pack_int4(codes: Symbol) -> Symbol:
+    """Pack int4 codes (..., D) into bytes (..., D / 2)."""
+    unsigned = codes.cast(np.int32) + 8
+    return (unsigned[..., ::2] + unsigned[..., 1::2] * 16).cast(np.uint8)
 
 
-def from_bytes(packed_codes: Symbol) -> Symbol:
-    """Bytes (..., D / 2) as int4 codes (..., D), a code in a byte."""
+def unpack_int4(packed_codes: Symbol) -> Symbol:
+    """Unpack bytes (..., D / 2) into int4 codes (..., D), stored as int8."""
     shape = packed_codes.shape
-    numbers = packed_codes.cast(np.int32).reshape((*shape, 1))
-    second = numbers / 16
-    both = concatenated([numbers - second * 16, second], -1)
-    return (both.reshape((*shape[:-1], 2 * shape[-1])) - 8).cast(np.int8)
+    byte_values = packed_codes.cast(np.int32).reshape((*shape, 1))
+    high = byte_values / 16
+    pairs = concatenated([byte_values - high * 16, high], -1)
+    return (pairs.reshape((*shape[:-1], 2 * shape[-1])) - 8).cast(np.int8)
 
 
-def attended(
+def attend_codes(
     query: Symbol, new: list[Symbol], caches: list[Symbol], arrays: Mapping[str, Symbol], case: Case,
     attributes: Mapping[str, Any],
 ) -> tuple[Symbol, Symbol, Symbol]:  # fmt: skip
@@ -331,35 +333,35 @@ def attended(
     query (B, H, Lq, D), new keys and values (B, Hkv, Lq, D), caches of codes (B, Hkv, past, D)
     """
     graph, (B, _, Lq, D), Hkv = query.graph, query.shape, new[0].shape[1]
-    bits, stored = (4, np.uint8) if case.option("codes") == "int4" else (8, np.int8)
-    size = D * bits // 8
+    bits, stored_dtype = (4, np.uint8) if case.option("codes") == "int4" else (8, np.int8)
+    stored_size = D * bits // 8
     length = Lq + caches[0].shape[2]
-    per = "PER_TENSOR" if case.option("scales") == "tensor" else "PER_CHANNEL"
+    granularity = "PER_TENSOR" if case.option("scales") == "tensor" else "PER_CHANNEL"
     scales = []
     for name in KINDS:
         scale = arrays[f"{name}_scale"]
         scales.append(
             scale.reshape((1,))
-            if per == "PER_TENSOR"
+            if granularity == "PER_TENSOR"
             else scale.expanded((1, Hkv, 1, D)).reshape((Hkv * D,))
         )
     last, total = graph.constant([length - 1] * B, "int32"), graph.constant([length], "int32")
     chunks = graph.constant([Lq] * B, "int32") if attributes.get("causal", 1) else None
     if bits == 4:
-        caches = [in_bytes(codes) for codes in caches]
+        caches = [pack_int4(codes) for codes in caches]
     query, *new = (x.transpose((0, 2, 1, 3)) for x in (query, *new))
-    rows, *present = group_query(
-        query, new, caches, last, total, scales=scales, chunks=chunks, k_quant_type=per,
-        v_quant_type=per, kv_cache_bit_width=bits, **attributes,
+    rows, *present_codes = group_query(
+        query, new, caches, last, total, scales=scales, chunks=chunks, k_quant_type=granularity,
+        v_quant_type=granularity, kv_cache_bit_width=bits, **attributes,
     )  # fmt: skip
-    shape = (B, Hkv, length, size)
-    made = [Symbol(graph, x.name, stored, lambda: shape) for x in present]
-    key, value = map(from_bytes, made) if bits == 4 else made
+    shape = (B, Hkv, length, stored_size)
+    symbols = [Symbol(graph, x.name, stored_dtype, lambda: shape) for x in present_codes]
+    key, value = map(unpack_int4, symbols) if bits == 4 else symbols
     return rows.transpose((0, 2, 1, 3)), key, value
 
 
 class GroupQueryWrites(Implementation):
-    """The codes that the operator puts into its cache, from keys and values of a prompt."""
+    """The codes that GroupQueryAttention writes into an empty cache, from keys and values of a prompt."""
 
     backend: OnnxEngine
 
@@ -375,7 +377,7 @@ class GroupQueryWrites(Implementation):
 
         def call(key: Symbol, value: Symbol, **arrays: Symbol) -> tuple[Symbol, Symbol]:
             empty = key.graph.constant(np.zeros((s.B, s.Hkv, 0, s.D), np.int8))
-            written = attended(key, [key, value], [empty, empty], arrays, inputs.case, {})
+            written = attend_codes(key, [key, value], [empty, empty], arrays, inputs.case, {})
             return written[1], written[2]
 
         arguments = coded(self.backend, inputs)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._onnx.graph import OPSET, Recorded
+from attention_conformance.backends._onnx.graph import OPSET, RecordedModel
 from attention_conformance.backends.arrays import RuntimeArrays
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel
 from attention_conformance.backends.prepared import PreparedCall
@@ -41,34 +41,34 @@ class OnnxEngine(RuntimeArrays):
         For arrays of new shapes the function is called with symbols (`backends._onnx.graph`). Then the
         recorded model is run.
         """
-        build, models = prepared.function, dict[Any, Recorded]()
+        function, models = prepared.function, dict[Any, RecordedModel]()
 
         def call(**arguments: Any) -> Any:
             arrays = {n: a for n, a in arguments.items() if isinstance(a, np.ndarray)}
             key = tuple((n, a.shape, a.dtype) for n, a in arrays.items())
             if key not in models:
-                models[key] = Recorded(build, arguments, opset)
+                models[key] = RecordedModel(function, arguments, opset)
             return models[key].answer(self.run(models[key].model, arrays))
 
         return replace(prepared, function=call)
 
 
-def declared_here(
+def implementations_with(
     backend: OnnxEngine,
     declared: Mapping[Kernel | type[Implementation], Declared],
     layers: Sequence[Implementation],
 ) -> list[Implementation]:
-    """Implementations of these rows and kinds with their declarations for this backend, and textbook
-    layers, all without gradients."""
-    every = [
-        FrameworkFunction(backend, kind.but(declared=says))
+    """Implementations of the rows and classes in `declared`, with its declarations, and `layers`. None
+    has gradients."""
+    implementations = [
+        FrameworkFunction(backend, kind.but(declared=declaration))
         if isinstance(kind, Kernel)
-        else kind(backend, declared=says)
-        for kind, says in declared.items()
+        else kind(backend, declared=declaration)
+        for kind, declaration in declared.items()
     ]
-    every += layers
-    for implementation in every:
+    implementations += layers
+    for implementation in implementations:
         implementation.declared = implementation.declared.refusing(
             {"gradient": "models have no gradients"}
         )
-    return every
+    return implementations

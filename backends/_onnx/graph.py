@@ -70,8 +70,8 @@ class Graph:
         self._nodes.append(
             self._helper.make_node(kind, input_names, names, domain=domain, **attributes)
         )
-        first = next(symbol for symbol in inputs if symbol is not None)
-        symbols = tuple(Symbol(self, name, dtype or first.dtype, shape) for name in names)
+        operand = next(symbol for symbol in inputs if symbol is not None)
+        symbols = tuple(Symbol(self, name, dtype or operand.dtype, shape) for name in names)
         return symbols[0] if outputs == 1 else symbols
 
     def model(self, outputs: Sequence[Symbol]) -> bytes:
@@ -120,19 +120,19 @@ class Symbol(NDArrayOperatorsMixin):
             return len(self.shape)
         return None
 
-    def met(self, value: Any) -> Symbol:
-        """The other operand as a symbol; a Python number gets this symbol's dtype."""
+    def as_symbol(self, value: Any) -> Symbol:
+        """A number or array becomes a constant, a number in this symbol's dtype; a symbol is returned."""
         if isinstance(value, Symbol):
             return value
         return self.graph.constant(value, None if isinstance(value, np.ndarray) else self.dtype)
 
-    def same(self, kind: str, *more: Any, **attributes: Any) -> Symbol:
-        """An operation that keeps shape and dtype; `more` are its further inputs."""
-        met = [self.met(value) for value in more]
-        return self.graph.add(kind, self, *met, shape=lambda: self.shape, **attributes)
+    def same_shape(self, kind: str, *inputs: Any, **attributes: Any) -> Symbol:
+        """Record a node whose output has this symbol's shape and dtype; `inputs` follow this symbol."""
+        symbols = [self.as_symbol(value) for value in inputs]
+        return self.graph.add(kind, self, *symbols, shape=lambda: self.shape, **attributes)
 
     def __array_ufunc__(self, ufunc: Any, method: str, first: Any, second: Any) -> Symbol:
-        a, b = self.met(first), self.met(second)
+        a, b = self.as_symbol(first), self.as_symbol(second)
 
         def shape() -> Shape:
             if ufunc is not np.matmul:
@@ -147,7 +147,7 @@ class Symbol(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
     def __getitem__(self, index: Any) -> Symbol:
-        """Slices and integers, with an ellipsis in front."""
+        """Slice or index axes; an ellipsis before the other parts leaves the first axes whole."""
         parts = index if isinstance(index, tuple) else (index,)
         rank = len(self.shape)
         first = rank - len(parts) + 1 if parts[0] is Ellipsis else 0
@@ -174,14 +174,14 @@ class Symbol(NDArrayOperatorsMixin):
 
     def reshape(self, shape: Sequence[int]) -> Symbol:
         """Reshape; one size may be -1."""
-        size = int(np.prod(self.shape))
-        known = int(np.prod([n for n in shape if n != -1]))
-        sizes = tuple(size // known if n == -1 else n for n in shape)
-        if int(np.prod(sizes)) != size:
+        count = int(np.prod(self.shape))
+        product = int(np.prod([n for n in shape if n != -1]))
+        sizes = tuple(count // product if n == -1 else n for n in shape)
+        if int(np.prod(sizes)) != count:
             raise ValueError(f"{self.shape} has no shape {tuple(shape)}")
-        wanted = self.graph.constant(sizes, np.int64)
+        target = self.graph.constant(sizes, np.int64)
         # Without allowzero a size of 0 means the input's size.
-        return self.graph.add("Reshape", self, wanted, shape=lambda: sizes, allowzero=1)
+        return self.graph.add("Reshape", self, target, shape=lambda: sizes, allowzero=1)
 
     def transpose(self, axes: Sequence[int]) -> Symbol:
         """Permute the axes."""
@@ -204,8 +204,8 @@ class Symbol(NDArrayOperatorsMixin):
     def expanded(self, shape: Sequence[int]) -> Symbol:
         """Broadcast to a shape."""
         sizes = tuple(shape)
-        wanted = self.graph.constant(sizes, np.int64)
-        return self.graph.add("Expand", self, wanted, shape=lambda: sizes)
+        target = self.graph.constant(sizes, np.int64)
+        return self.graph.add("Expand", self, target, shape=lambda: sizes)
 
     def repeated(self, times: int, axis: int) -> Symbol:
         """Repeat every slice along an axis `times` times, as `numpy.repeat`."""
@@ -221,13 +221,13 @@ class Symbol(NDArrayOperatorsMixin):
         return self.graph.add("Cast", self, shape=lambda: self.shape, dtype=dtype, to=to)
 
     def where(self, condition: Symbol, other: Any) -> Symbol:
-        """This array where the condition holds, else `other`."""
-        met = self.met(other)
+        """This array where the condition is true, `other` where it is false."""
+        symbol = self.as_symbol(other)
 
         def shape() -> Shape:
-            return np.broadcast_shapes(condition.shape, self.shape, met.shape)
+            return np.broadcast_shapes(condition.shape, self.shape, symbol.shape)
 
-        return self.graph.add("Where", condition, self, met, shape=shape, dtype=self.dtype)
+        return self.graph.add("Where", condition, self, symbol, shape=shape, dtype=self.dtype)
 
 
 def concatenated(symbols: Sequence[Symbol], axis: int) -> Symbol:
@@ -242,28 +242,28 @@ def concatenated(symbols: Sequence[Symbol], axis: int) -> Symbol:
     return first.graph.add("Concat", *symbols, shape=shape, axis=axis)
 
 
-class Recorded:
-    """The model of the function `build`, which returns a symbol, or a tuple of symbols and None.
+class RecordedModel:
+    """The model of `function`, which returns a symbol, or a tuple of symbols and None.
 
-    `build` gets a symbol for every array, and None for every other argument.
+    `function` gets a symbol for every array, and None for every other argument.
     """
 
     def __init__(
-        self, build: Callable[..., Any], arrays: Mapping[str, Any], opset: int = OPSET
+        self, function: Callable[..., Any], arrays: Mapping[str, Any], opset: int = OPSET
     ) -> None:
         graph = Graph(opset)
         symbols = {
             name: graph.input(name, array) if isinstance(array, np.ndarray) else array
             for name, array in arrays.items()
         }
-        answer = build(**symbols)
+        answer = function(**symbols)
         self.single = not isinstance(answer, tuple)
         outputs = (answer,) if self.single else answer
-        self.present = [output is not None for output in outputs]
+        self.is_present = [output is not None for output in outputs]
         self.model = graph.model([output for output in outputs if output is not None])
 
     def answer(self, values: Sequence[Any]) -> Any:
         """The outputs of the model, in the structure that the function returns."""
         outputs = iter(values)
-        answer = tuple(next(outputs) if present else None for present in self.present)
+        answer = tuple(next(outputs) if present else None for present in self.is_present)
         return answer[0] if self.single else answer

@@ -1,4 +1,4 @@
-"""Nodes besides attention: LayerNormalization of opset 17, BatchNormalization of opset 15,
+"""Norms and rotation: LayerNormalization of opset 17, BatchNormalization of opset 15,
 and RotaryEmbedding of opset 23, with sine and cosine as inputs."""
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class OnnxNorm(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, width = self.backend, inputs.widths.query
-        neutral = {"gain": np.ones(width), "offset": np.zeros(width)}
+        defaults = {"gain": np.ones(width), "offset": np.zeros(width)}
         arguments = {"query": sequences(backend, inputs)["query"]}
-        for name, values in (neutral | inputs.parameters).items():
+        for name, values in (defaults | inputs.parameters).items():
             arguments[name] = backend.array(values, inputs.dtype)
 
         def call(query: Symbol, **parameters: Symbol) -> tuple[Any, None]:
@@ -60,7 +60,7 @@ class OnnxLayerNorm(OnnxNorm):
 
     def node(self, query: Symbol, parameters: Mapping[str, Symbol], inputs: Inputs) -> Symbol:
         p = parameters
-        return query.same(
+        return query.same_shape(
             "LayerNormalization", p["gain"], p["offset"], axis=-1, epsilon=inputs.epsilon
         )
 
@@ -74,11 +74,11 @@ class OnnxBatchNorm(OnnxNorm):
     def node(self, query: Symbol, parameters: Mapping[str, Symbol], inputs: Inputs) -> Symbol:
         x = query.transpose((0, 2, 1))
         operands = [parameters[name] for name in ("gain", "offset", "mean", "variance")]
-        normed = query.graph.add(
+        outputs = query.graph.add(
             "BatchNormalization", x, *operands, outputs=3 if inputs.training else 1,
             shape=lambda: x.shape, epsilon=inputs.epsilon, training_mode=int(inputs.training),
         )  # fmt: skip
-        return (normed[0] if inputs.training else normed).transpose((0, 2, 1))
+        return (outputs[0] if inputs.training else outputs).transpose((0, 2, 1))
 
 
 class OnnxRotary(Implementation):
@@ -98,32 +98,34 @@ class OnnxRotary(Implementation):
         if rotation.size != s.D:
             attributes["rotary_embedding_dim"] = rotation.size
 
-        def call(query: Symbol, **rest: Symbol) -> Symbol:
-            return self.node(query, rest, attributes)
+        def call(query: Symbol, **arrays: Symbol) -> Symbol:
+            return self.node(query, arrays, attributes)
 
         arguments = {"query": backend.memory.operand(inputs.query, inputs, "bhld")}
-        for name, values in self.tables(inputs, rotation).items():
-            integers = values.dtype.kind == "i"
-            arguments[name] = backend.array(values, None if integers else inputs.dtype)
+        for name, values in self.rotary_arrays(inputs, rotation).items():
+            is_integer = values.dtype.kind == "i"
+            arguments[name] = backend.array(values, None if is_integer else inputs.dtype)
         return backend.recorded(PreparedCall(call, arguments))
 
-    def tables(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
-        """Cosine and sine (B, L, r / 2) of every token."""
+    def rotary_arrays(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
+        """Cosine and sine (B, L, r / 2) of every token; r components rotate."""
         position = np.broadcast_to(inputs.arrays["position"], (inputs.sizes.B, inputs.sizes.Lq))
-        return self.pair(position, rotation, int(position.max(initial=0)) + 1)
+        return self.tables(position, rotation, int(position.max(initial=0)) + 1)
 
-    def pair(self, position: np.ndarray, rotation: Rotation, length: int) -> dict[str, np.ndarray]:
-        """Cosine and sine (..., r / 2) of positions, for sequences of length `length`."""
-        frequencies = TextbookRotary(self.backend, operations(self.backend)).frequencies
-        theta, factor = frequencies(rotation, length, lambda n: np.asarray(n, np.float64))
-        angle = position[..., None] * theta
+    def tables(
+        self, position: np.ndarray, rotation: Rotation, length: int
+    ) -> dict[str, np.ndarray]:
+        """Cosine and sine (..., r / 2) of positions; `length` of the sequence may scale frequencies."""
+        frequencies_of = TextbookRotary(self.backend, operations(self.backend)).frequencies
+        frequencies, factor = frequencies_of(rotation, length, lambda n: np.asarray(n, np.float64))
+        angle = position[..., None] * frequencies
         return {"cosine": factor * np.cos(angle), "sine": factor * np.sin(angle)}
 
     def node(
-        self, query: Symbol, rest: Mapping[str, Symbol], attributes: Mapping[str, Any]
+        self, query: Symbol, arrays: Mapping[str, Symbol], attributes: Mapping[str, Any]
     ) -> Symbol:
         """The rotated query (B, H, L, D)."""
-        return query.same("RotaryEmbedding", rest["cosine"], rest["sine"], **attributes)
+        return query.same_shape("RotaryEmbedding", arrays["cosine"], arrays["sine"], **attributes)
 
 
 class OnnxRotaryByIds(OnnxRotary):
@@ -132,20 +134,22 @@ class OnnxRotaryByIds(OnnxRotary):
     name = "rotary-embedding-ids"
     declared = OnnxRotary.declared.taking("position-table")
 
-    def tables(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
+    def rotary_arrays(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
+        """Cosine and sine (rows, r / 2) of a table of positions, and `ids` (B, L), the tokens' rows."""
         s, position = inputs.sizes, inputs.arrays["position"]
         # The table begins at the case's first position, so that large positions need no larger table.
         first = inputs.case.option("offset")
-        rows = np.arange(first, table_length(inputs.case), dtype=np.float64)
-        ids = np.broadcast_to(position - first, (s.B, s.Lq))
-        whole = ids if (ids % 1).any() else ids.astype(np.int64)
-        return self.pair(rows, rotation, int(position.max(initial=0)) + 1) | {"ids": whole}
+        positions = np.arange(first, table_length(inputs.case), dtype=np.float64)
+        rows = np.broadcast_to(position - first, (s.B, s.Lq))
+        ids = rows if (rows % 1).any() else rows.astype(np.int64)
+        length = int(position.max(initial=0)) + 1
+        return self.tables(positions, rotation, length) | {"ids": ids}
 
     def node(
-        self, query: Symbol, rest: Mapping[str, Symbol], attributes: Mapping[str, Any]
+        self, query: Symbol, arrays: Mapping[str, Symbol], attributes: Mapping[str, Any]
     ) -> Symbol:
         B, H, L, D = query.shape
         x = packed(query.transpose((0, 2, 1, 3)))
-        tables = (rest["cosine"], rest["sine"], rest["ids"])
-        turned = x.same("RotaryEmbedding", *tables, num_heads=H, **attributes)
-        return turned.reshape((B, L, H, D)).transpose((0, 2, 1, 3))
+        rotary_inputs = (arrays["cosine"], arrays["sine"], arrays["ids"])
+        rotated = x.same_shape("RotaryEmbedding", *rotary_inputs, num_heads=H, **attributes)
+        return rotated.reshape((B, L, H, D)).transpose((0, 2, 1, 3))

@@ -22,7 +22,7 @@ from attention_conformance.backends._onnx.contrib import (
     CodedGroupQuery,
     GroupQueryWrites,
 )
-from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, declared_here
+from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, implementations_with
 from attention_conformance.backends._onnx.nodes import (
     OnnxBatchNorm,
     OnnxLayerNorm,
@@ -39,7 +39,7 @@ from attention_conformance.suite.spec.cache import Cache
 DTYPES = ("f64", "f32", "f16")
 """The dtypes of most operators. Few operators have bfloat16 kernels."""
 
-ROOT = Limits(scales=(0.0, np.inf))
+NONNEGATIVE = Limits(scales=(0.0, np.inf))
 """Limits of Attention's definition, which multiplies queries and keys by the root of the scale."""
 
 POSITIVE = Limits(scales=(2.0**-126, np.inf))
@@ -59,11 +59,14 @@ ON_RUNTIME: dict[Kernel | type[Implementation], Declared] = {
         {"lse-of-empty-row": "minus-inf", "integer-mask": "raises", "score-overflow": "finite"}
     ),
     **{
-        kind: kind.declared.but(limits={"f64": ROOT, "f32": POSITIVE, "f16": POSITIVE}, **ATTENTION)
+        kind: kind.declared.but(
+            limits={"f64": NONNEGATIVE, "f32": POSITIVE, "f16": POSITIVE},
+            **ATTENTION,
+        )
         for kind in (*BY_DEFINITION, PastAttention, ScatterAttention)
     },
     # Opset 25 has no kernel in any dtype.
-    ATTENTION_25: ATTENTION_25.declared.but(limits=ROOT, **ATTENTION),
+    ATTENTION_25: ATTENTION_25.declared.but(limits=NONNEGATIVE, **ATTENTION),
     **{
         kind: kind.declared
         for kind in (
@@ -82,7 +85,7 @@ ON_RUNTIME: dict[Kernel | type[Implementation], Declared] = {
         for kind in (OnnxRotary, OnnxRotaryByIds)
     },
 }
-"""Implementations besides textbook layers, with their declarations."""
+"""Rows and classes of implementations, without textbook layers, with their declarations."""
 
 
 class OnnxRuntimeBackend(OnnxEngine):
@@ -108,7 +111,7 @@ class OnnxRuntimeBackend(OnnxEngine):
         for layer in textbook:
             if not isinstance(layer, TextbookRotary):  # which computes in float32
                 layer.declared = layer.declared.but(dtypes=DTYPES)
-        return declared_here(self, ON_RUNTIME, textbook)
+        return implementations_with(self, ON_RUNTIME, textbook)
 
     def session(self, model: bytes) -> Any:
         """The session of a model for the present number of threads."""
@@ -126,9 +129,9 @@ class OnnxRuntimeBackend(OnnxEngine):
 
     def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         session = self.session(model)
-        returned = [output.type for output in session.get_outputs()]
+        output_types = [output.type for output in session.get_outputs()]
         if not any(self._is_foreign(array.dtype) for array in arrays.values()) and not any(
-            kind.startswith("tensor(float8") for kind in returned
+            type_name.startswith("tensor(float8") for type_name in output_types
         ):
             return list(session.run(None, dict(arrays)))
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -136,13 +139,13 @@ class OnnxRuntimeBackend(OnnxEngine):
         return [self._array(value) for value in session.run_with_ort_values(None, values)]
 
     def _value(self, array: np.ndarray) -> Any:
-        """The runtime's value on the memory of an array, for types that the runtime lacks in NumPy."""
+        """The runtime's value that shares the memory of an array, also of ml_dtypes."""
         OrtValue = self.onnxruntime.OrtValue
         if not self._is_foreign(array.dtype):
             return OrtValue.ortvalue_from_numpy(array)
-        kind = self.onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        element_type = self.onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
         bits = array.view(f"u{array.itemsize}")
-        return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, element_type)
 
     @staticmethod
     def _is_foreign(dtype: np.dtype) -> bool:
@@ -150,7 +153,7 @@ class OnnxRuntimeBackend(OnnxEngine):
         return dtype.type.__module__ == "ml_dtypes"
 
     def _array(self, value: Any) -> np.ndarray:
-        """A copy of the runtime's value as an array."""
+        """The runtime's value, copied to a NumPy array."""
         dtype = self.onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
         if not self._is_foreign(dtype):
             return np.array(value.numpy())
@@ -168,7 +171,7 @@ ON_REFERENCE: dict[Kernel | type[Implementation], Declared] = {
     ),
     **{
         # Queries and keys are multiplied by the root of the scale, and rounded, before their product.
-        kind: kind.declared.but(numerics=NUMERICS | {"f16": "working"}, limits=ROOT)
+        kind: kind.declared.but(numerics=NUMERICS | {"f16": "working"}, limits=NONNEGATIVE)
         for kind in (*BY_DEFINITION, ATTENTION_25, PastAttention, ScatterAttention)
     },
     OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="stepwise"),
@@ -178,7 +181,7 @@ ON_REFERENCE: dict[Kernel | type[Implementation], Declared] = {
         for kind in (OnnxRotary, OnnxRotaryByIds)
     },
 }
-"""Implementations besides textbook layers, with their declarations."""
+"""Rows and classes of implementations, without textbook layers, with their declarations."""
 
 
 class OnnxReferenceBackend(OnnxEngine):
@@ -196,7 +199,7 @@ class OnnxReferenceBackend(OnnxEngine):
         return {name: version(name) for name in ("onnx", "numpy")}
 
     def implementations(self) -> list[Implementation]:
-        return declared_here(self, ON_REFERENCE, layers(self, "stepwise"))
+        return implementations_with(self, ON_REFERENCE, layers(self, "stepwise"))
 
     def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         from onnx.reference import ReferenceEvaluator

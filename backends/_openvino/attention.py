@@ -23,8 +23,8 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.malformed import MalformedCase
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
-LOST = "with dynamic sizes operands of wrong shapes can end the process"
-"""Why malformed problems are not asked of dynamic models. Finding openvino-lost-errors."""
+UNSAFE_SHAPES = "with dynamic sizes operands of wrong shapes can end the process"
+"""The reason why malformed problems are not tested with dynamic sizes (finding openvino-lost-errors)."""
 
 OF_EMPTY_ROWS = {"f64": "uniform", "f32": "nan", "f16": "nan"}
 """Values of fully masked rows. In float64 infinity becomes the largest float32 number. Not declared for
@@ -62,7 +62,7 @@ class Sdpa(Implementation):
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, MalformedCase) and not self.fixed:
-            return LOST
+            return UNSAFE_SHAPES
         return super().unsupported(case)
 
     def refusal(self, case: Case) -> str | None:
@@ -84,28 +84,28 @@ class Sdpa(Implementation):
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         if self.fixed:
             return {}
-        run, compiled = self.backend.run, self.backend.compiled_model
+        run, compiled_model = self.backend.run, self.backend.compiled_model
 
-        def after_one_key(key: Any, model: Callable[[], Any], arrays: list[np.ndarray]) -> Any:
-            request = compiled(model()).create_infer_request()
-            query, *rest = arrays
-            run(request, [query, *(x[:, :, :1] for x in rest[:2]), *(x[..., :1] for x in rest[2:])])
+        def after_one_key(_: Any, model: Callable[[], Any], arrays: list[np.ndarray]) -> Any:
+            request = compiled_model(model()).create_infer_request()
+            query, key, value, *masks = arrays
+            run(request, [query, key[:, :, :1], value[:, :, :1], *(x[..., :1] for x in masks)])
             return request
 
         return {"after a call with one key": self.prepared(inputs, after_one_key)}
 
-    def prepared(self, inputs: Inputs, request: Callable[..., Any]) -> PreparedCall:
-        """The call; `request` runs a model, given its key, a function that makes it, and the arrays."""
+    def prepared(self, inputs: Inputs, request_for: Callable[..., Any]) -> PreparedCall:
+        """The call. `request_for(key, make_model, arrays)` returns the request that runs the model."""
         backend = self.backend
         # The operator ignores a mask beside the causal flag, so the flag is used only alone.
-        alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-        native = split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
+        single = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
+        native = split_native(inputs, causal=single or inputs.form == "flag-and-mask")
         query, key, value = backend.memory.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-        biased = inputs.bias is not None
-        hidden = merged_bias(inputs, native.rest) if biased else dense_of(inputs, native.rest)
-        if hidden is not None:
-            arguments["mask"] = backend.array(hidden, inputs.dtype if biased else None)
+        has_bias = inputs.bias is not None
+        mask = merged_bias(inputs, native.rest) if has_bias else dense_of(inputs, native.rest)
+        if mask is not None:
+            arguments["mask"] = backend.array(mask, inputs.dtype if has_bias else None)
         for name, array in feature_arrays(backend, inputs).items():
             arguments[name] = array.reshape(1, -1, 1, 1)
         scale, causal = inputs.scale, native.causal
@@ -117,10 +117,11 @@ class Sdpa(Implementation):
                 return self.model(arguments, scale, causal)
 
             shapes = [(name, array.shape, array.dtype.name) for name, array in arguments.items()]
-            return backend.run(request((self.name, *shapes, scale, causal), model, arrays), arrays)
+            model_key = (self.name, *shapes, scale, causal)
+            return backend.run(request_for(model_key, model, arrays), arrays)
 
         operands = {n: n for n in ("query", "key", "value", "sinks")}
-        operands["bias" if biased else "mask"] = "mask"
+        operands["bias" if has_bias else "mask"] = "mask"
         return PreparedCall(call, arguments, operands=operands)
 
     def shape(self, name: str, array: np.ndarray) -> list[int]:

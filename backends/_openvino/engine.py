@@ -48,16 +48,16 @@ class OpenvinoEngine(RuntimeArrays):
         """A node with one number."""
         return self.openvino.op.Constant(self.type_of(dtype), self.openvino.Shape([]), [number])
 
-    def cached_request(self, key: Any, model: Callable[[], Any]) -> Any:
+    def cached_request(self, key: Any, make_model: Callable[[], Any]) -> Any:
         """The request of the model under a key, for the present number of threads; made on first use.
         Each thread has its own, because a request infers once at a time."""
-        at = (key, self.thread_count, get_ident())
-        return self._requests.get(at, self.kept_model(key, model).create_infer_request)
+        model = self.cached_model(key, make_model)
+        return self._requests.get((key, self.thread_count, get_ident()), model.create_infer_request)
 
-    def kept_model(self, key: Any, model: Callable[[], Any], **config: Any) -> Any:
+    def cached_model(self, key: Any, make_model: Callable[[], Any], **config: Any) -> Any:
         """The compiled model under a key, for the present number of threads; made on first use."""
         return self._models.get(
-            (key, self.thread_count), lambda: self.compiled_model(model(), **config)
+            (key, self.thread_count), lambda: self.compiled_model(make_model(), **config)
         )
 
     def compiled_model(self, model: Any, **config: Any) -> Any:
@@ -69,7 +69,7 @@ class OpenvinoEngine(RuntimeArrays):
         return self.core.compile_model(model, "CPU", config)
 
     def run(self, request: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The output for these inputs."""
+        """The output of the request's model for its input arrays in order."""
         request.infer([self._tensor(array) for array in arrays])
         output = request.get_output_tensor(0)
         # OpenVINO returns bfloat16 bits as a float16 array.

@@ -80,10 +80,10 @@ class TensorflowCompilers(Compilers):
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         import tensorflow as tf
 
-        def through(function: Callable[..., Any]) -> Callable[..., Any]:
+        def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
             return tf.function(function, jit_compile=compiler == "xla")
 
-        return with_constants(through, self.backend.is_array, prepared)
+        return with_constants(compiled_function, self.backend.is_array, prepared)
 
 
 class TensorflowEngine(Backend):
@@ -92,8 +92,8 @@ class TensorflowEngine(Backend):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.memory, self.profiler = ShapesAlone(self), TensorflowProfiler(self)
-        both = ("function", "xla")
-        self.compilers = TensorflowCompilers(self, both, timed=both, layers=("function",))
+        names = ("function", "xla")
+        self.compilers = TensorflowCompilers(self, names, timed=names, layers=("function",))
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         with needed():
             import tensorflow
@@ -104,18 +104,18 @@ class TensorflowEngine(Backend):
         )
         if device == "cuda" and not tensorflow.config.list_physical_devices("GPU"):
             raise BackendUnavailable("tensorflow sees no CUDA device")
-        self.place = "/CPU:0" if device == "cpu" else "/GPU:0"
+        self.device_scope = "/CPU:0" if device == "cpu" else "/GPU:0"
         # With TF32 products float32 cases on recent GPUs would have another numerics class.
         tensorflow.config.experimental.enable_tensor_float_32_execution(False)
 
     @cached_property
     def rounding(self) -> DeclaredRounding:  # type: ignore[override]
-        """The dtypes whose products are truncated on this CPU (finding bfloat16-products-cut-off)."""
+        """Truncated bfloat16 products if a sum 1 + 0.75 ulp is 1 (finding bfloat16-products-cut-off)."""
         bf16 = DTYPES["bf16"]
         ulp = 2 * bf16.unit_roundoff
         row = self.array(np.array([[1.0, 0.75 * ulp]]), bf16)
-        (product,) = self.to_numpy(self.tf.matmul(row, self.tf.ones_like(row), transpose_b=True))
-        return DeclaredRounding(truncates_matmul=() if product[0] == 1.0 + ulp else ("bf16",))
+        (total,) = self.to_numpy(self.tf.matmul(row, self.tf.ones_like(row), transpose_b=True))
+        return DeclaredRounding(truncates_matmul=() if total[0] == 1.0 + ulp else ("bf16",))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -124,16 +124,16 @@ class TensorflowEngine(Backend):
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
         config = self.tf.config
-        narrow, optimizer = config.experimental, config.optimizer
+        tf32, optimizer = config.experimental, config.optimizer
         return {
             "TF32 products": Setting(
-                narrow.tensor_float_32_execution_enabled, narrow.enable_tensor_float_32_execution
+                tf32.tensor_float_32_execution_enabled, tf32.enable_tensor_float_32_execution
             ),
             "the running of functions": Setting(
                 config.functions_run_eagerly, config.run_functions_eagerly
             ),
             "the compiling of functions": Setting(
-                optimizer.get_jit, lambda on: optimizer.set_jit(on or False)
+                optimizer.get_jit, lambda enabled: optimizer.set_jit(enabled or False)
             ),
         }
 
@@ -141,7 +141,7 @@ class TensorflowEngine(Backend):
         # NumPy converts, since TensorFlow's cast flushes subnormals.
         if dtype is not None:
             values = values.astype(self.tf.as_dtype(dtype.long_name).as_numpy_dtype)
-        with self.tf.device(self.place):
+        with self.tf.device(self.device_scope):
             return self.tf.constant(np.asarray(values, order="C"))
 
     def to_numpy(self, array: Any) -> np.ndarray:

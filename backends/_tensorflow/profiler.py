@@ -1,5 +1,5 @@
-"""Derivatives of prepared calls by `tf.GradientTape`, for checks and for timing, and what TensorFlow
-says of time, of memory, and of the kernels that ran."""
+"""Derivatives of prepared calls by `tf.GradientTape`, for checks and for timing; memory, compilations and
+kernels of calls, as TensorFlow reports them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ UNDERIVABLE = "gradient registry has no entry for|No gradient defined for operat
 
 def by_tape(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
     """Output and gradients by `tf.GradientTape`, which watches only the operands `wrt`."""
-    out, pull = pullback(prepared, wrt, again=False)
+    out, pull = pullback(prepared, wrt, persistent=False)
     return out, pull(cotangent)
 
 
-def pullback(prepared: PreparedCall, wrt: Sequence[str], again: bool = True) -> Pullback:
-    """Output and pullback by `tf.GradientTape`; `again` keeps the tape for another call."""
+def pullback(prepared: PreparedCall, wrt: Sequence[str], persistent: bool = True) -> Pullback:
+    """Output and pullback by `tf.GradientTape`; `persistent` keeps the tape for another call."""
     import tensorflow as tf
 
     sources = {name: prepared.arguments[prepared.argument(name)] for name in wrt}
-    with tf.GradientTape(persistent=again, watch_accessed_variables=False) as tape:
+    with tf.GradientTape(persistent=persistent, watch_accessed_variables=False) as tape:
         tape.watch(list(sources.values()))
         out = prepared.output(prepared.arguments)
 
@@ -38,8 +38,8 @@ def pullback(prepared: PreparedCall, wrt: Sequence[str], again: bool = True) -> 
         with underivable(UNDERIVABLE):
             gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
         # The gradient of what was gathered is IndexedSlices.
-        dense = [None if x is None else tf.convert_to_tensor(x) for x in gradients]
-        return dict(zip(sources, dense, strict=True))
+        tensors = [None if x is None else tf.convert_to_tensor(x) for x in gradients]
+        return dict(zip(sources, tensors, strict=True))
 
     return out, pull
 
@@ -48,24 +48,26 @@ def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> 
     """`Profiler.step` by `tf.GradientTape`; the step of a compiled call is compiled as a whole."""
     import tensorflow as tf
 
-    wholes: list[Callable[..., Any]] = []
+    programs: list[Callable[..., Any]] = []
 
     def step(arguments: Mapping[str, Any], cotangent: Any) -> Gradients:
         return by_tape(replace(prepared, arguments=dict(arguments)), wrt, cotangent)
 
-    def compiled(arrays: Mapping[str, Any], rest: Mapping[str, Any], cotangent: Any) -> Gradients:
-        if not wholes:
+    def compiled_step(
+        arrays: Mapping[str, Any], values: Mapping[str, Any], cotangent: Any
+    ) -> Gradients:
+        if not programs:
             jit = prepared.compiled._jit_compile
-            wholes.append(tf.function(lambda a, c: step({**a, **rest}, c), jit_compile=jit))
-        return wholes[0](arrays, cotangent)
+            programs.append(tf.function(lambda a, c: step({**a, **values}, c), jit_compile=jit))
+        return programs[0](arrays, cotangent)
 
     def ready(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
         arrays = {n: a for n, a in arguments.items() if tf.is_tensor(a)}
-        rest = {n: a for n, a in arguments.items() if n not in arrays}
+        values = {n: a for n, a in arguments.items() if n not in arrays}
         if direction == "forward+backward":
             if prepared.compiled is None:
                 return lambda: step(arguments, cotangent)
-            return lambda: compiled(arrays, rest, cotangent)
+            return lambda: compiled_step(arrays, values, cotangent)
         _, pull = pullback(replace(prepared, arguments=dict(arguments)), wrt)
         return lambda: (None, pull(cotangent))
 
@@ -73,7 +75,7 @@ def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> 
 
 
 class TensorflowProfiler(Profiler):
-    """What the graphs of compiled calls consist of, and what the allocator of a GPU counts."""
+    """Operations in the graphs of compiled calls, and memory as a GPU's allocator counts it."""
 
     def kernels(self, prepared: PreparedCall) -> str:
         function = prepared.compiled
@@ -97,7 +99,7 @@ class TensorflowProfiler(Profiler):
         return step_by_tape(prepared, direction, wrt)
 
     def compilations(self, prepared: PreparedCall) -> int:
-        # Graphs traced in this process where TensorFlow counts them, else those of the call's function.
+        # TensorFlow's count of all traced graphs of the process, or else of the call's function.
         timer = getattr(sys.modules.get(_TRACING), "_graph_building_time_counter", None)
         if timer is not None:
             return int(timer.get_cell().value())

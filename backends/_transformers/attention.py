@@ -1,7 +1,7 @@
 """Attention functions of transformers, which models call through `ALL_ATTENTION_FUNCTIONS`.
 
-A function takes projected queries, keys and values, and the module of its layer. Masks are those of
-`transformers.masking_utils`: boolean for sdpa; for the eager functions 0 and the lowest number of the
+A function takes projected queries, keys and values, and the module of its layer. Masks have the form
+of `transformers.masking_utils`: boolean for sdpa; for the eager functions 0 and the lowest number of the
 dtype, which are added to scores. A bias is added to the mask.
 """
 
@@ -75,7 +75,7 @@ EAGER = Declared(
 """The declaration of the `eager_attention_forward` of models."""
 
 
-def added(call: AttentionCall) -> Any:
+def additive_mask(call: AttentionCall) -> Any:
     """Mask and bias as one array that is added to scores."""
     inputs, backend = call.inputs, cast(TorchEngine, call.backend)
     torch = backend.torch
@@ -89,22 +89,22 @@ def added(call: AttentionCall) -> Any:
         torch.tensor(number, dtype=dtype, device=backend.device)
         for number in (torch.finfo(dtype).min, 0.0)
     )
-    seen = backend.array(np.ascontiguousarray(rank4(mask)), None)
-    return torch.where(seen, zero if bias is None else bias, lowest)
+    visible = backend.array(np.ascontiguousarray(rank4(mask)), None)
+    return torch.where(visible, zero if bias is None else bias, lowest)
 
 
-def of_layer(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function with the attributes of a layer that it reads."""
-    function = as_named(own, inputs)
-    layer: Any = own.backend.torch.nn.Module()
+def function_of_layer(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """A callable that passes the function a module with the attributes of a layer that it reads."""
+    function = as_named(impl, inputs)
+    layer: Any = impl.backend.torch.nn.Module()
     layer.num_key_value_groups = inputs.sizes.group
     layer.eval()
 
     def call(
-        query: Any, key: Any, value: Any, attention_mask: Any = None, sinks: Any = None, **rest: Any
-    ) -> Any:
+        query: Any, key: Any, value: Any, attention_mask: Any = None, sinks: Any = None, **flags: Any,
+    ) -> Any:  # fmt: skip
         layer.sinks = sinks
-        out, _ = function(layer, query, key, value, attention_mask, **rest)
+        out, _ = function(layer, query, key, value, attention_mask, **flags)
         return out.transpose(1, 2)  # from (B, Lq, H, Dv)
 
     return call
@@ -121,11 +121,11 @@ LLAMA = Kernel(
     "llama-eager",
     "transformers.models.llama.modeling_llama.eager_attention_forward",
     (
-        Parameter("attention_mask", value=added),
+        Parameter("attention_mask", value=additive_mask),
         Parameter("scaling", value=lambda call: call.inputs.effective_scale),
     ),
     EAGER.refusing({**NO_SOFTCAP, **NO_SINKS}),
-    calls=of_layer,
+    calls=function_of_layer,
     passed_as={"mask": "attention_mask", "bias": "attention_mask"},
     axis_order="bhld",
 )
@@ -158,16 +158,18 @@ GPT_OSS = LLAMA.but(
 """With sinks and a softmax in the dtype of the scores."""
 
 
-def decoding(case: Case) -> str | None:
-    """The reason why a single causal query is not supported, or None."""
-    flagged = isinstance(case.mask, Causal) and not case.mask.bottom_right and case.form == "native"
-    if flagged and case.sizes.Lq == 1 < case.sizes.Lk:
+def single_causal_query(case: Case) -> str | None:
+    """The reason if the case is a single causal query before several keys, or None."""
+    top_left = (
+        isinstance(case.mask, Causal) and not case.mask.bottom_right and case.form == "native"
+    )
+    if top_left and case.sizes.Lq == 1 < case.sizes.Lk:
         return "the function takes a single causal query for decoding, and lets it see every key"
     return None
 
 
 def causal_only(inputs: Inputs) -> Native:
-    """The mask as the flag if it is only causal, or as an array."""
+    """The causal flag if the mask is only causal; otherwise the whole mask is an array."""
     return split_native(inputs, causal=causal_alone(inputs))
 
 
@@ -194,16 +196,16 @@ SDPA_FORWARD = Kernel(
     )
     .electing({"causal-with-mask": "causal-ignored", "lowest-row": LOWEST_IN_FLOAT32})
     .but(merges_mask_into_bias=False),
-    calls=of_layer,
+    calls=function_of_layer,
     passed_as={"mask": "attention_mask", "bias": "position_bias"},
     axis_order="bhld",
     divide=causal_only,
-    unsupported=decoding,
+    unsupported=single_causal_query,
 )
 """Models call this function with attn_implementation="sdpa"."""
 
 
-def chosen_function(name: str) -> Any:
-    """The attention function of this name in configurations: "sdpa", or Llama's for "eager"."""
+def function_named(name: str) -> Any:
+    """The attention function that a configuration names "sdpa", or "eager" (Llama's)."""
     row = {"sdpa": SDPA_FORWARD, "eager": LLAMA}[name]
     return resolve_name(str(row.function))

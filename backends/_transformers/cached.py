@@ -18,7 +18,7 @@ import numpy as np
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.flex import Flex, uncompiled
-from attention_conformance.backends._transformers.attention import chosen_function, modeling
+from attention_conformance.backends._transformers.attention import function_named, modeling
 from attention_conformance.backends.caching import Scripted, StepContext
 from attention_conformance.backends.declared import SINGLE_EAGER, Declared, DeclaredRounding
 from attention_conformance.backends.memory import sequences
@@ -58,12 +58,12 @@ class DynamicSdpa(Scripted):
         },
         elections={"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"},
     )
-    chosen = "sdpa"
+    attention_name = "sdpa"
     """The name of the attention function in configurations."""
 
     @property
     def function(self) -> Any:
-        return chosen_function(self.chosen)
+        return function_named(self.attention_name)
 
     def refusal(self, case: Case) -> str | None:
         if "rotary" in case.needs and case.dtype.name == "f64":
@@ -71,17 +71,17 @@ class DynamicSdpa(Scripted):
         return None
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        """The cache, the configuration, and a layer."""
+        """The state: the cache, the configuration, and a layer."""
         from transformers import MistralConfig
 
-        s, left, turn = inputs.sizes, inputs.case.option("left"), rotation(inputs.case)
+        s, left, rotary = inputs.sizes, inputs.case.option("left"), rotation(inputs.case)
         # Caches and masks read no head size; a configuration refuses odd ones.
         config = MistralConfig(
             num_hidden_layers=1, num_attention_heads=s.H, num_key_value_heads=s.Hkv,
-            head_dim=s.D if turn else 2, sliding_window=None if left is None else left + 1,
-            rope_parameters={"rope_type": "default", "rope_theta": turn.base if turn else BASE},
+            head_dim=s.D if rotary else 2, sliding_window=None if left is None else left + 1,
+            rope_parameters={"rope_type": "default", "rope_theta": rotary.base if rotary else BASE},
         )  # fmt: skip
-        config._attn_implementation = self.chosen
+        config._attn_implementation = self.attention_name
         layer = self.backend.torch.nn.Module().eval()
         layer.num_key_value_groups, layer.is_causal = s.group, True
         return self.cache(config, inputs), config, layer
@@ -93,60 +93,61 @@ class DynamicSdpa(Scripted):
         return DynamicCache(config=config)
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         from transformers import masking_utils
 
         cache, config, layer = state
-        torch, padding = self.backend.torch, None
-        if turn.inputs.case.option("padding") is not None:
-            hidden = torch.tensor(turn.padding, device=query.device)[:, None]
-            padding = torch.arange(turn.total, device=query.device) >= hidden
-        slides = config.sliding_window is not None
-        make = (
+        torch, padding_mask = self.backend.torch, None
+        if context.inputs.case.option("padding") is not None:
+            first_token = torch.tensor(context.padding, device=query.device)[:, None]
+            padding_mask = torch.arange(context.total, device=query.device) >= first_token
+        has_window = config.sliding_window is not None
+        make_mask = (
             masking_utils.create_sliding_window_causal_mask
-            if slides
+            if has_window
             else masking_utils.create_causal_mask
         )
-        if rotation(turn.inputs.case) is not None:
-            query, key = self.rotated(query, key, state, turn)
+        if rotation(context.inputs.case) is not None:
+            query, key = self.rotated(query, key, state, context)
         embeddings = query.new_zeros(query.shape[0], query.shape[2], 1)
-        with self.making_masks():
-            mask = make(config, embeddings, padding, cache)
+        with self.mask_context():
+            mask = make_mask(config, embeddings, padding_mask, cache)
         key, value = cache.update(key, value, 0)
-        if turn.chunk.tree is not None:
-            mask = self.of_tree(turn, key)
+        if context.chunk.tree is not None:
+            mask = self.tree_mask(context, key)
         rows, _ = self.function(
-            layer, query, key, value, mask, scaling=turn.inputs.effective_scale, dropout=0.0,
-            **self.more(turn, key),
+            layer, query, key, value, mask, scaling=context.inputs.effective_scale, dropout=0.0,
+            **self.function_options(context, key),
         )  # fmt: skip
         return rows.transpose(1, 2), state
 
-    def making_masks(self) -> AbstractContextManager[Any]:
+    def mask_context(self) -> AbstractContextManager[Any]:
         """The context in which a mask is made."""
         return nullcontext()
 
-    def more(self, turn: StepContext, key: Any) -> dict[str, Any]:
-        """More arguments of the attention function, for the keys that the cache returns."""
+    def function_options(self, context: StepContext, key: Any) -> dict[str, Any]:
+        """Further arguments of the attention function, for `key`, the keys that the cache returns."""
         return {}
 
-    def rotated(self, query: Any, key: Any, state: Any, turn: StepContext) -> tuple[Any, Any]:
-        """Query and key, rotated as in Mistral's model: positions begin at what the cache holds."""
-        torch, home, (cache, config, _) = self.backend.torch, modeling("mistral"), state
-        first, tree = cache.get_seq_length(), turn.chunk.tree
-        places = first + torch.arange(query.shape[2], device=query.device)
-        positions = places[None] if tree is None else self.backend.array(turn.rows, None)
-        embedding = home.MistralRotaryEmbedding(config=config).to(query.device)
-        pair: tuple[Any, Any] = home.apply_rotary_pos_emb(query, key, *embedding(query, positions))
-        return pair
+    def rotated(self, query: Any, key: Any, state: Any, context: StepContext) -> tuple[Any, Any]:
+        """Query and key, rotated as in Mistral's model: the first position is the length of the cache."""
+        torch, source, (cache, config, _) = self.backend.torch, modeling("mistral"), state
+        length, tree = cache.get_seq_length(), context.chunk.tree
+        new_positions = length + torch.arange(query.shape[2], device=query.device)
+        positions = new_positions[None] if tree is None else self.backend.array(context.rows, None)
+        embedding = source.MistralRotaryEmbedding(config=config).to(query.device)
+        cosine, sine = embedding(query, positions)
+        rotated: tuple[Any, Any] = source.apply_rotary_pos_emb(query, key, cosine, sine)
+        return rotated
 
-    def of_tree(self, turn: StepContext, key: Any) -> Any:
+    def tree_mask(self, context: StepContext, key: Any) -> Any:
         """The mask (B, 1, rows, keys) of a tree, 0 or -inf, for the keys that the cache returns.
 
         The masks of masking_utils are causal; a mask of rank 4 passes through them unchanged.
         """
-        columns = max(key.shape[2], turn.total)
-        hidden = ~turn.mask(columns)[:, None, :, columns - key.shape[2] :]
+        columns = max(key.shape[2], context.total)
+        hidden = ~context.mask(columns)[:, None, :, columns - key.shape[2] :]
         return key.new_zeros(hidden.shape).masked_fill(self.backend.array(hidden, None), -np.inf)
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
@@ -171,7 +172,7 @@ class DynamicEager(DynamicSdpa):
 
     name = "dynamic-cache-eager"
     declared = DynamicSdpa.declared.but(numerics=SINGLE_EAGER)
-    chosen = "eager"
+    attention_name = "eager"
 
 
 class DynamicFlex(DynamicSdpa):
@@ -182,31 +183,31 @@ class DynamicFlex(DynamicSdpa):
     declared = DynamicSdpa.declared.taking("softcap", "bias", "bias-with-mask").refusing(
         {"negative-views": Flex.declared.refusals["negative-views"]}
     )
-    chosen = "flex_attention"
+    attention_name = "flex_attention"
 
     @property
     def function(self) -> Any:
+        """`flex_attention_forward`. From now on this process calls `flex_attention` uncompiled."""
         module = import_module("transformers.integrations.flex_attention")
-        # The object that keeps the compiled function for the whole process.
-        wrapped = module.WrappedFlexAttention(training=False)
-        wrapped._compiled_flex_attention = uncompiled(module.flex_attention)
+        singleton = module.WrappedFlexAttention(training=False)
+        singleton._compiled_flex_attention = uncompiled(module.flex_attention)
         return module.flex_attention_forward
 
-    def making_masks(self) -> AbstractContextManager[Any]:
+    def mask_context(self) -> AbstractContextManager[Any]:
         stance: AbstractContextManager[Any] = self.backend.torch.compiler.set_stance("force_eager")
         return stance
 
-    def more(self, turn: StepContext, key: Any) -> dict[str, Any]:
-        inputs, own = turn.inputs, list(turn.chunk.own)
+    def function_options(self, context: StepContext, key: Any) -> dict[str, Any]:
+        inputs, samples = context.inputs, list(context.chunk.own)
         if inputs.bias is None:
             return {"softcap": inputs.case.option("softcap")}
-        positions = turn.contents.positions[own, -key.shape[2] :]
-        bias = self.backend.array(turn.chunk.biases(inputs.bias, positions), inputs.dtype)
+        positions = context.contents.positions[samples, -key.shape[2] :]
+        bias = self.backend.array(context.chunk.biases(inputs.bias, positions), inputs.dtype)
         return {"softcap": inputs.case.option("softcap"), "position_bias": bias}
 
 
 class DynamicRecording(DynamicSdpa):
-    """`DynamicCache` that records the past, as assisted generation does: every crop may go back."""
+    """`DynamicCache` that records the past, as for assisted generation: every rollback is possible."""
 
     name = "dynamic-cache-recording"
     declared = DynamicSdpa.declared.taking("window-rollback")
@@ -283,12 +284,12 @@ class PackedByPositions(Implementation):
         refusals={"cross-lengths": ONE_LENGTH, "causal-bottom-right": ONE_LENGTH},
         elections={"nan-in-other-segment": "others"},
     )
-    chosen = "sdpa"
+    attention_name = "sdpa"
     """The name of the attention function in configurations."""
 
     def refusal(self, case: Case) -> str | None:
-        uncausal = case.option("alignment") == "all"
-        return "models that pack by positions are causal" if uncausal else None
+        full_attention = case.option("alignment") == "all"
+        return "models that pack by positions are causal" if full_attention else None
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return {
@@ -299,27 +300,27 @@ class PackedByPositions(Implementation):
         }
 
     def prepare(
-        self, inputs: Inputs, more: Callable[[Any], dict[str, Any]] = lambda query: {}
+        self, inputs: Inputs, mask_options: Callable[[Any], dict[str, Any]] = lambda query: {}
     ) -> PreparedCall:
-        """The call; `more(query)` are further arguments of create_causal_mask."""
+        """The call; `mask_options(query)` are further arguments of create_causal_mask."""
         from transformers import LlamaConfig
         from transformers.masking_utils import create_causal_mask
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
         arguments = sequences(backend, inputs)
         lengths = inputs.arrays["query_lengths"].astype(int)
-        places = np.concatenate([np.arange(n) for n in lengths])
-        arguments["position"] = backend.array(places[None], None)
+        positions = np.concatenate([np.arange(n) for n in lengths])
+        arguments["position"] = backend.array(positions[None], None)
         config = LlamaConfig(num_attention_heads=s.H, num_key_value_heads=s.Hkv)
-        config._attn_implementation = self.chosen
+        config._attn_implementation = self.attention_name
         layer = torch.nn.Module().eval()
         layer.num_key_value_groups = s.group
-        function, scale = chosen_function(self.chosen), inputs.effective_scale
+        function, scale = function_named(self.attention_name), inputs.effective_scale
 
         def call(query: Any, key: Any, value: Any, position: Any) -> Any:
             embeddings = query.new_zeros(1, len(query), 1)
-            given = {"attention_mask": None, "past_key_values": None, **more(query)}
-            mask = create_causal_mask(config, embeddings, position_ids=position, **given)
+            options = {"attention_mask": None, "past_key_values": None, **mask_options(query)}
+            mask = create_causal_mask(config, embeddings, position_ids=position, **options)
             operands = (x.transpose(0, 1)[None] for x in (query, key, value))
             output, _ = function(layer, *operands, mask, scaling=scale, dropout=0.0)
             return output[0]
@@ -332,4 +333,4 @@ class PackedEager(PackedByPositions):
 
     name = "packed-eager"
     declared = PackedByPositions.declared.but(numerics=SINGLE_EAGER)
-    chosen = "eager"
+    attention_name = "eager"

@@ -16,7 +16,7 @@ from attention_conformance.backends._transformers.attention import (
     EAGER,
     EMPTY,
     SDPA_FORWARD,
-    added,
+    additive_mask,
     modeling,
 )
 from attention_conformance.backends.declared import Declared, DeclaredRounding
@@ -36,10 +36,10 @@ class DeepseekV3(Implementation):
     backend: TorchEngine
     operator = LATENT
     name = "deepseek-v3-eager"
-    model, made = "deepseek_v3", "DeepseekV3"
-    chosen = "eager"
+    model, class_prefix = "deepseek_v3", "DeepseekV3"
+    attention_name = "eager"
     """The name of the attention function in configurations."""
-    masked: Callable[[AttentionCall], Any] = staticmethod(added)
+    mask_argument: Callable[[AttentionCall], Any] = staticmethod(additive_mask)
     """The mask as the attention function takes it."""
     declared = Declared(
         numerics=EAGER.numerics,
@@ -53,28 +53,28 @@ class DeepseekV3(Implementation):
     )
 
     def refusal(self, case: Case) -> str | None:
-        before = case.sizes.Lq > case.sizes.Lk
-        return "every query has a token of its own, which is attended" if before else None
+        more_queries = case.sizes.Lq > case.sizes.Lk
+        return "every query has a token of its own, which is attended" if more_queries else None
 
     def layer(self, inputs: Inputs) -> Any:
         """The layer, with selecting projections."""
-        torch, s, n = self.backend.torch, inputs.sizes, inputs.letters
-        module, R, E = modeling(self.model), n["r"], n["e"]
+        torch, s, letters = self.backend.torch, inputs.sizes, inputs.letters
+        module, R, E = modeling(self.model), letters["r"], letters["e"]
         queries = s.H * (s.D + E)
         width = queries + s.H * -(-(R + E) // s.H)  # a multiple of the heads
-        config = getattr(module, f"{self.made}Config")(
+        config = getattr(module, f"{self.class_prefix}Config")(
             hidden_size=width, num_attention_heads=s.H, num_key_value_heads=s.H, q_lora_rank=None,
             kv_lora_rank=R, qk_nope_head_dim=s.D, qk_rope_head_dim=E, v_head_dim=s.Dv,
             attention_bias=False, rope_interleave=E % 2 == 0,
         )  # fmt: skip
-        config._attn_implementation = self.chosen
+        config._attn_implementation = self.attention_name
         with torch.device(self.backend.device):
-            layer = getattr(module, f"{self.made}Attention")(config, 0)
+            layer = getattr(module, f"{self.class_prefix}Attention")(config, 0)
         layer.kv_a_layernorm = layer.o_proj = torch.nn.Identity()
-        whole = torch.eye(width)
+        identity = torch.eye(width)
         with torch.no_grad():
-            layer.q_proj.weight.copy_(whole[:queries])
-            layer.kv_a_proj_with_mqa.weight.copy_(whole[queries : queries + R + E])
+            layer.q_proj.weight.copy_(identity[:queries])
+            layer.kv_a_proj_with_mqa.weight.copy_(identity[queries : queries + R + E])
         if inputs.scale is not None:
             layer.scaling = inputs.scale
         return layer.to(getattr(torch, inputs.dtype.long_name)).eval()
@@ -83,10 +83,10 @@ class DeepseekV3(Implementation):
         from transformers import DynamicCache
 
         torch, s = self.backend.torch, inputs.sizes
-        mask = self.masked(AttentionCall(self.backend, inputs, split_native(inputs)))
+        mask = self.mask_argument(AttentionCall(self.backend, inputs, split_native(inputs)))
         arguments = own_arrays(self.backend, inputs) | {"attention_mask": mask}
         layer, past = self.layer(inputs), s.Lk - s.Lq
-        rotary = self.rotary(arguments["query"], inputs)
+        rotation = self.zero_rotation(arguments["query"], inputs)
 
         def call(
             query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
@@ -94,34 +94,34 @@ class DeepseekV3(Implementation):
         ) -> Any:  # fmt: skip
             cache = DynamicCache()
             if past:
-                rope = self.rotated(key_rope[:, None, :past])
+                rope = self.cached_rope(key_rope[:, None, :past])
                 cache.update(latent[:, None, :past], rope, 0)
             heads = torch.cat([query, query_rope], -1).transpose(1, 2).flatten(2)
             hidden = torch.cat([heads, latent[:, past:], key_rope[:, past:]], -1)
             hidden = torch.nn.functional.pad(hidden, (0, layer.hidden_size - hidden.shape[-1]))
             kernel = torch.cat([w_uk, w_uv], -1).flatten(1).mT
-            more = {
-                "past_key_values": cache, "position_embeddings": rotary, "attention_mask": attention_mask,
-                **self.keywords,
+            options = {
+                "past_key_values": cache, "position_embeddings": rotation,
+                "attention_mask": attention_mask, **self.function_options,
             }  # fmt: skip
             weights = {"kv_b_proj.weight": kernel}
-            out, _ = torch.func.functional_call(layer, weights, (hidden,), more)
+            out, _ = torch.func.functional_call(layer, weights, (hidden,), options)
             return out.view(s.B, s.Lq, s.H, s.Dv).transpose(1, 2)
 
         operands = {} if mask is None else {"mask": "attention_mask"}
         constants = (self.name, inputs.sizes, inputs.letters["r"], inputs.scale)
         return PreparedCall(call, arguments, operands=operands, constants=constants)
 
-    keywords: dict[str, Any] = {}
-    """Arguments of the attention function besides."""
+    function_options: dict[str, Any] = {}
+    """Further arguments of the attention function."""
 
-    def rotated(self, rope: Any) -> Any:
+    def cached_rope(self, rope: Any) -> Any:
         """Rotary keys as a cache holds them: with the first components of all pairs in front."""
         if rope.shape[-1] % 2:
             return rope
         return self.backend.torch.cat([rope[..., ::2], rope[..., 1::2]], -1)
 
-    def rotary(self, query: Any, inputs: Inputs) -> Any:
+    def zero_rotation(self, query: Any, inputs: Inputs) -> Any:
         """Cosine and sine (B, Lq, E) of the angle 0."""
         shape = (inputs.sizes.B, inputs.sizes.Lq, inputs.letters["e"])
         return query.new_ones(shape), query.new_zeros(shape)
@@ -131,23 +131,23 @@ class DeepseekV3Sdpa(DeepseekV3):
     """`DeepseekV3Attention` through torch's scaled dot-product attention."""
 
     name = "deepseek-v3-sdpa"
-    chosen = "sdpa"
-    keywords = {"is_causal": False}
+    attention_name = "sdpa"
+    function_options = {"is_causal": False}
     declared = DeepseekV3.declared.but(numerics=SDPA_FORWARD.declared.numerics)
-    masked = staticmethod(AttentionCall.mask)
+    mask_argument = staticmethod(AttentionCall.mask)
 
 
 class DeepseekV2(DeepseekV3):
     """`DeepseekV2Attention`, whose rotation multiplies complex numbers."""
 
     name = "deepseek-v2-eager"
-    model, made = "deepseek_v2", "DeepseekV2"
+    model, class_prefix = "deepseek_v2", "DeepseekV2"
 
-    def rotated(self, rope: Any) -> Any:
+    def cached_rope(self, rope: Any) -> Any:
         return rope
 
-    def rotary(self, query: Any, inputs: Inputs) -> Any:
-        """1 as complex numbers (B, Lq, E / 2)."""
+    def zero_rotation(self, query: Any, inputs: Inputs) -> Any:
+        """The rotation by the angle 0: complex ones (B, Lq, E / 2)."""
         torch, shape = (
             self.backend.torch,
             (inputs.sizes.B, inputs.sizes.Lq, inputs.letters["e"] // 2),
@@ -155,5 +155,5 @@ class DeepseekV2(DeepseekV3):
         return torch.ones(shape, dtype=torch.complex64, device=query.device)
 
     def refusal(self, case: Case) -> str | None:
-        odd = case.letters["e"] % 2
-        return "the rotation has pairs of components" if odd else super().refusal(case)
+        is_odd = case.letters["e"] % 2
+        return "the rotation has pairs of components" if is_odd else super().refusal(case)

@@ -28,26 +28,27 @@ from attention_conformance.suite.spec.operators.rotary import (
 )
 
 
-def built(model: str, backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
-    """`build_alibi_tensor` of a model: keys numbered from 0. Bloom's slopes are float32 and cast to the
-    dtype; Falcon's slopes and products are bfloat16."""
-    torch, home, s = backend.torch, modeling(model), inputs.sizes
+def model_alibi(model: str, backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
+    """A function that returns a model's bias (1, H, 1, Lk); the first key has number 0. Bloom's slopes
+    are float32 and cast to the dtype; Falcon's slopes and products are bfloat16."""
+    torch, source, s = backend.torch, modeling(model), inputs.sizes
     dtype = getattr(torch, inputs.dtype.long_name)
 
     def bias() -> Any:
-        shown = torch.ones((1, s.Lk), dtype=int, device=backend.device)
-        return home.build_alibi_tensor(shown, s.H, dtype).view(1, s.H, 1, s.Lk)
+        attention_mask = torch.ones((1, s.Lk), dtype=int, device=backend.device)
+        return source.build_alibi_tensor(attention_mask, s.H, dtype).view(1, s.H, 1, s.Lk)
 
     return bias
 
 
-def mpt(backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
-    """`build_mpt_alibi_tensor`: slopes in float32, keys numbered up to 0; cast to the dtype here."""
-    home, s = modeling("mpt"), inputs.sizes
+def mpt_alibi(backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
+    """A function that returns MPT's bias (1, H, 1, Lk), cast to the dtype. Slopes are float32; the last
+    key has number 0."""
+    source, s = modeling("mpt"), inputs.sizes
     dtype = getattr(backend.torch, inputs.dtype.long_name)
 
     def bias() -> Any:
-        alibi = home.build_mpt_alibi_tensor(s.H, s.Lk, device=backend.device)
+        alibi = source.build_mpt_alibi_tensor(s.H, s.Lk, device=backend.device)
         return alibi.view(1, s.H, 1, s.Lk).to(dtype)
 
     return bias
@@ -58,9 +59,9 @@ def alibis(backend: TorchEngine) -> list[OwnAlibi]:
     # Slopes are float32, also in float64 calls.
     declared = EAGER.but(numerics=SINGLE_EAGER)
     makers: dict[str, Callable[[TorchEngine, Inputs], Callable[[], Any]]] = {
-        "bloom-alibi": partial(built, "bloom"),
-        "falcon-alibi": partial(built, "falcon"),
-        "mpt-alibi": mpt,
+        "bloom-alibi": partial(model_alibi, "bloom"),
+        "falcon-alibi": partial(model_alibi, "falcon"),
+        "mpt-alibi": mpt_alibi,
     }
     ops = operations(backend.torch)
     return [
@@ -69,9 +70,9 @@ def alibis(backend: TorchEngine) -> list[OwnAlibi]:
     ]
 
 
-INTERLEAVES = {"halves": "this model rotates neighbouring components"}
-HALVES = {"interleaved": "this model rotates components half a head apart"}
-WHOLE = {"partial-rotation": "this model rotates whole heads"}
+NO_HALVES = {"halves": "this model rotates neighbouring components"}
+NO_INTERLEAVED = {"interleaved": "this model rotates components half a head apart"}
+NO_PARTIAL = {"partial-rotation": "this model rotates whole heads"}
 
 
 class ModelRotary(Implementation):
@@ -96,7 +97,7 @@ class ModelRotary(Implementation):
         self.modules: dict[Any, Any] = {}
 
     @property
-    def home(self) -> Any:
+    def source(self) -> Any:
         """The Python module with the model's code."""
         return modeling(self.model)
 
@@ -109,16 +110,16 @@ class ModelRotary(Implementation):
         )
         scaling = scaling_parameters(rotation) or {"rope_type": "default"}
         # The length of the training, except for variants with a field for it.
-        grows = rotation.variant in ("llama3", "yarn", "longrope")
+        has_original_length = rotation.variant in ("llama3", "yarn", "longrope")
         config = configuration(
             hidden_size=sizes.H * sizes.D, num_attention_heads=sizes.H, head_dim=sizes.D,
-            max_position_embeddings=int(ORIGINAL_LENGTH * (FACTOR if grows else 1)),
+            max_position_embeddings=int(ORIGINAL_LENGTH * (FACTOR if has_original_length else 1)),
             rope_parameters={
                 **scaling, "rope_theta": rotation.base,
                 "partial_rotary_factor": rotation.size / sizes.D,
             },
         )  # fmt: skip
-        embedding = getattr(self.home, f"{class_name}RotaryEmbedding")(config=config)
+        embedding = getattr(self.source, f"{class_name}RotaryEmbedding")(config=config)
         embedding = embedding.to(self.backend.device)
         return embedding.to(dtype) if self.casts else embedding
 
@@ -133,27 +134,25 @@ class ModelRotary(Implementation):
         key = (rotation, s.H, s.D, inputs.dtype.name if self.casts else "")
         if key not in self.modules:
             self.modules[key] = self.module(rotation, s, arguments["query"].dtype)
-        module, turn = self.modules[key], self.home.apply_rotary_pos_emb
+        module, rotate = self.modules[key], self.source.apply_rotary_pos_emb
 
         def call(query: Any, position: Any) -> Any:
             cosine, sine = module(query, position)
-            turned, _ = turn(query, query, cosine, sine)
-            return turned
+            rotated, _ = rotate(query, query, cosine, sine)
+            return rotated
 
         return PreparedCall(call, arguments, constants=(rotation, s.H, s.D))
 
 
 def rotaries(backend: Backend) -> list[ModelRotary]:
     """The rotary embeddings of three models, and the one that most models copy after a cast."""
-    halves = ModelRotary.declared.refusing({**HALVES, **WHOLE})
-    neighbours = ModelRotary.declared.refusing(INTERLEAVES)
+    halves = ModelRotary.declared.refusing({**NO_INTERLEAVED, **NO_PARTIAL})
+    neighbours = ModelRotary.declared.refusing(NO_HALVES)
     # Cohere's products are float32.
-    fused = SINGLE_FUSED
+    cohere = neighbours.refusing(NO_PARTIAL).but(numerics=SINGLE_FUSED)
     return [
         ModelRotary(backend, "llama-rotary", "llama", halves),
         ModelRotary(backend, "llama-rotary-cast", "llama", halves, casts=True),
         ModelRotary(backend, "glm-rotary", "glm", neighbours),
-        ModelRotary(
-            backend, "cohere-rotary", "cohere", neighbours.refusing(WHOLE).but(numerics=fused)
-        ),
+        ModelRotary(backend, "cohere-rotary", "cohere", cohere),
     ]

@@ -1,4 +1,4 @@
-"""Triton: kernels of people and a control, with torch's arrays.
+"""Triton: user kernels and a control, with torch's arrays.
 
 On a CPU kernels run in Triton's interpreter. triton and torch are imported when the backend is made.
 """
@@ -33,7 +33,7 @@ from attention_conformance.suite.spec.vocabulary import DEVICES
 
 BFLOAT16 = DTYPES["bf16"]
 
-NOT_ASKED = (
+BFLOAT16_NOT_ASKED = (
     "bfloat16 is not asked: Triton's interpreter multiplies its bit patterns (finding "
     "triton-interpreter-dot); the claim mended_interpreter lets the suite mend that"
 )
@@ -65,8 +65,8 @@ class TritonBackend(TorchEngine):
         return {"triton": version("triton"), **super().versions}
 
     def implementations(self) -> list[Implementation]:
-        interpreted = [EagerUnmended(self)] if self.device == "cpu" else []
-        return [Eager(self), *interpreted]
+        controls = [EagerUnmended(self)] if self.device == "cpu" else []
+        return [Eager(self), *controls]
 
     def function(
         self, function: Callable[..., object], name: str, claims: Claims
@@ -85,7 +85,7 @@ class TritonBackend(TorchEngine):
 class UserKernel(UserFunction):
     """A user's function with torch's signature that launches Triton kernels.
 
-    In the interpreter bfloat16 is asked only with the claim `mended_interpreter`. Raises UsageError
+    In the interpreter bfloat16 is tested only with the claim `mended_interpreter`. Raises UsageError
     if no dtype is left.
     """
 
@@ -100,19 +100,19 @@ class UserKernel(UserFunction):
     ) -> None:
         interpreted = backend.device == "cpu"
         self.mended = interpreted and claims.said.get("mended_interpreter", False)
-        lost = interpreted and not self.mended and BFLOAT16.name in claims.dtypes
-        if lost:
-            left = tuple(n for n in claims.dtypes if n != BFLOAT16.name)
-            if not left:
-                raise UsageError(NOT_ASKED)
-            claims = replace(claims, dtypes=left)
+        bfloat16_left_out = interpreted and not self.mended and BFLOAT16.name in claims.dtypes
+        if bfloat16_left_out:
+            remaining_dtypes = tuple(n for n in claims.dtypes if n != BFLOAT16.name)
+            if not remaining_dtypes:
+                raise UsageError(BFLOAT16_NOT_ASKED)
+            claims = replace(claims, dtypes=remaining_dtypes)
         super().__init__(backend, function, name, claims, native, beside)
-        self.left_out = (NOT_ASKED,) if lost else ()
-        self.remarks = (*self.left_out, *self.remarks)
+        self.notes = (BFLOAT16_NOT_ASKED,) if bfloat16_left_out else ()
+        self.remarks = (*self.notes, *self.remarks)
 
     def rebind(self, binding: Binding) -> None:
         super().rebind(binding)
-        self.remarks = (*self.left_out, *self.remarks)
+        self.remarks = (*self.notes, *self.remarks)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         call = super().prepare(inputs)

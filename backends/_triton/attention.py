@@ -13,7 +13,7 @@ from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
 
-FEWEST = 16
+SMALLEST_BLOCK = 16
 """The smallest block of `triton.language.dot`."""
 
 
@@ -51,7 +51,7 @@ class Eager(Implementation):
 
 
 class EagerUnmended(Eager):
-    """`Eager` in bfloat16 in the interpreter as it is, and only without masks and other features."""
+    """`Eager` in bfloat16, without masks and other features, in the interpreter that is not mended."""
 
     name = "eager-unmended"
     declared = Eager.declared.but(
@@ -78,11 +78,11 @@ def attention(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: flo
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
         raise ValueError(f"query, key and value do not fit: {shapes}")
     output = query.new_empty((B, H, Lq, Dv))
-    inputs = [x if x is None else x.resolve_neg() for x in (query, key, value, mask, bias)]
-    added = [x if x is None else x.broadcast_to(B, H, Lq, Lk) for x in inputs[3:]]
-    arrays = [*inputs[:3], *added, output]
+    resolved = [x if x is None else x.resolve_neg() for x in (query, key, value, mask, bias)]
+    masks = [x if x is None else x.broadcast_to(B, H, Lq, Lk) for x in resolved[3:]]
+    arrays = [*resolved[:3], *masks, output]
     strides = [array.stride() if torch.is_tensor(array) else (0, 0, 0, 0) for array in arrays]
-    blocks = [max(FEWEST, triton.next_power_of_2(size)) for size in (Lk, D, Dv)]
-    grid = (triton.cdiv(Lq, FEWEST), B * H)
-    attend[grid](*arrays, *strides, H, H // Hkv, Lq, Lk, scale, D, Dv, FEWEST, *blocks)
+    blocks = [max(SMALLEST_BLOCK, triton.next_power_of_2(size)) for size in (Lk, D, Dv)]
+    grid = (triton.cdiv(Lq, SMALLEST_BLOCK), B * H)
+    attend[grid](*arrays, *strides, H, H // Hkv, Lq, Lk, scale, D, Dv, SMALLEST_BLOCK, *blocks)
     return output

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from attention_conformance.backends.prepared import set_to
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 Extent = tuple[int, int]
-"""The first address of a memory, and the address behind its end."""
+"""The first address of a block of memory, and the address behind its end."""
 
 
 class OutOfBounds(Exception):
@@ -32,24 +33,24 @@ class OutOfBounds(Exception):
 
 
 class State(threading.local):
-    """In each thread: the memory of the kernels that run, and is bfloat16 mended."""
+    """In each thread: the memory of arguments of each running kernel, and whether bfloat16 is mended."""
 
     def __init__(self) -> None:
         self.launched: list[list[Extent]] = []
-        self.mends = False
+        self.mends_bfloat16 = False
 
 
 STATE = State()
 
-ONE_AT_A_TIME = threading.RLock()
+KERNEL_LOCK = threading.RLock()
 """Held while a kernel runs."""
 
-WATCHED: list[str] = []
-"""The methods of the interpreter that are replaced."""
+REPLACED_METHODS: list[str] = []
+"""The names of the interpreter's methods that `watch` has replaced."""
 
 
 def is_used() -> bool:
-    """True if kernels of triton's own library are interpreted, so that those of people can be."""
+    """True if triton's own kernels are interpreted; then user kernels are, too."""
     from triton.language import standard
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -61,64 +62,66 @@ def watch() -> None:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
-    if WATCHED:
+    if REPLACED_METHODS:
         return
-    around(GridExecutor, "__call__", launch)
-    around(Autotuner, "_bench", lambda bench, *details, **settings: [0.0, 0.0, 0.0])
-    for name, place in {"load": 1, "store": 2}.items():
-        around(InterpreterBuilder, f"create_masked_{name}", accessing(name, 0, place))
-    around(InterpreterBuilder, "create_atomic_rmw", accessing("atomic", 1, 3))
-    around(InterpreterBuilder, "create_atomic_cas", accessing("atomic", 0, None))
-    for name, place in RESULTS.items():
-        around(InterpreterBuilder, name, computing(place))
+    replace_method(GridExecutor, "__call__", launch)
+    replace_method(Autotuner, "_bench", lambda bench, *arguments, **keywords: [0.0, 0.0, 0.0])
+    for name, index in {"load": 1, "store": 2}.items():
+        replace_method(InterpreterBuilder, f"create_masked_{name}", checked_access(name, 0, index))
+    replace_method(InterpreterBuilder, "create_atomic_rmw", checked_access("atomic", 1, 3))
+    replace_method(InterpreterBuilder, "create_atomic_cas", checked_access("atomic", 0, None))
+    for name, index in DTYPE_ARGUMENTS.items():
+        replace_method(InterpreterBuilder, name, mended_operation(index))
     for name in ("cast_impl", "create_fp_to_fp"):
-        around(InterpreterBuilder, name, cast)
+        replace_method(InterpreterBuilder, name, cast)
 
 
-def around(owner: type, name: str, new: Callable[..., Any]) -> None:
+def replace_method(owner: type, name: str, new: Callable[..., Any]) -> None:
     """Replace a method by `new`, which takes the old one before the method's arguments."""
     old = getattr(owner, name)
-    WATCHED.append(name)
-    setattr(owner, name, lambda *arguments, **named: new(old, *arguments, **named))
+    REPLACED_METHODS.append(name)
+    setattr(owner, name, lambda *arguments, **keywords: new(old, *arguments, **keywords))
 
 
-def launch(run: Callable[..., Any], executor: Any, *arguments: Any, **named: Any) -> Any:
-    """Run a kernel; its loads and stores are held against the memory of its arguments."""
-    with ONE_AT_A_TIME:
-        STATE.launched.append([*extents((*arguments, *named.values()))])
+def launch(run: Callable[..., Any], executor: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Run a kernel, of which loads and stores outside of its arguments' memory raise OutOfBounds."""
+    with KERNEL_LOCK:
+        STATE.launched.append([*memory_extents((*arguments, *keywords.values()))])
         try:
-            return run(executor, *arguments, **named)
+            return run(executor, *arguments, **keywords)
         finally:
             STATE.launched.pop()
 
 
-def extents(arguments: tuple[Any, ...]) -> Iterator[Extent]:
+def memory_extents(arguments: tuple[Any, ...]) -> Iterator[Extent]:
     """The memory of each tensor, in tuples and descriptors, too: its whole storage, since a kernel may
     take one view of a fused tensor and reach the others."""
-    for one in arguments:
-        if isinstance(one, tuple):
-            yield from extents(one)
-        elif hasattr(one, "untyped_storage"):
-            storage = one.untyped_storage()
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from memory_extents(argument)
+        elif hasattr(argument, "untyped_storage"):
+            storage = argument.untyped_storage()
             yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        elif hasattr(getattr(one, "base", None), "data_ptr"):  # of a descriptor or a wrapper
-            yield from extents((one.base,))
+        elif hasattr(getattr(argument, "base", None), "data_ptr"):  # of a descriptor or a wrapper
+            yield from memory_extents((argument.base,))
 
 
-def accessing(what: str, pointers: int, mask: int | None) -> Callable[..., Any]:
-    """A replacement of a method that accesses memory; the places of pointers and mask among its
-    arguments."""
+def checked_access(action: str, pointer_index: int, mask_index: int | None) -> Callable[..., Any]:
+    """A method that checks addresses, arguments[pointer_index] where arguments[mask_index], before the
+    replaced method accesses memory. `action` is its name in errors."""
 
-    def access(old: Callable[..., Any], builder: Any, *arguments: Any, **named: Any) -> Any:
-        handle = arguments[pointers]
-        taken = handle.data if mask is None else handle.data[arguments[mask].data.astype(bool)]
-        expect_inside(what, taken, max(1, handle.get_element_ty().primitive_bitwidth // 8))
-        return old(builder, *arguments, **named)
+    def access(old: Callable[..., Any], builder: Any, *arguments: Any, **keywords: Any) -> Any:
+        handle = arguments[pointer_index]
+        addresses = handle.data
+        if mask_index is not None:
+            addresses = addresses[arguments[mask_index].data.astype(bool)]
+        check_addresses(action, addresses, max(1, handle.get_element_ty().primitive_bitwidth // 8))
+        return old(builder, *arguments, **keywords)
 
     return access
 
 
-def expect_inside(what: str, addresses: np.ndarray, size: int) -> None:
+def check_addresses(action: str, addresses: np.ndarray, size: int) -> None:
     """Raise OutOfBounds if an element of so many bytes lies outside of the running kernel's memory."""
     if not STATE.launched or not addresses.size:
         return
@@ -131,7 +134,7 @@ def expect_inside(what: str, addresses: np.ndarray, size: int) -> None:
         outside &= (addresses < start) | (addresses + np.uint64(size) > stop)
     if outside.any():
         raise OutOfBounds(
-            f"the kernel's {what} takes {int(outside.sum())} of {addresses.size} elements from outside "
+            f"the kernel's {action} takes {int(outside.sum())} of {addresses.size} elements from outside "
             "of the memory of its arguments"
         )
 
@@ -139,14 +142,15 @@ def expect_inside(what: str, addresses: np.ndarray, size: int) -> None:
 def mended() -> AbstractContextManager[None]:
     """A context in which kernels compute bfloat16 as a GPU does: operations in float32, results rounded
     to the nearest."""
-    return set_to(True, lambda: STATE.mends, lambda mends: setattr(STATE, "mends", mends))
+    attribute = "mends_bfloat16"
+    return set_to(True, partial(getattr, STATE, attribute), partial(setattr, STATE, attribute))
 
 
-RESULTS = {
+DTYPE_ARGUMENTS = {
     "binary_op": 0, "unary_op": 0, "ternary_op": 2, "create_fma": 2, "create_dot": 2, "create_rsqrt": 0,
     "create_erf": 0,
 }  # fmt: skip
-"""The methods that compute, with the argument that has the dtype of the result."""
+"""The methods that compute, with the index of the argument that has the dtype of the result."""
 
 
 def is_bfloat16(handle: Any) -> bool:
@@ -155,35 +159,35 @@ def is_bfloat16(handle: Any) -> bool:
     return str(kind) == "bf16" and handle.data.dtype == np.uint16
 
 
-def computing(place: int) -> Callable[..., Any]:
-    """A replacement of a method that computes; the place of the argument with the result's dtype."""
+def mended_operation(index: int) -> Callable[..., Any]:
+    """A method that computes bfloat16 in float32 if `mended`; argument `index` has the result's dtype."""
 
-    def compute(old: Callable[..., Any], builder: Any, *arguments: Any) -> Any:
-        if not STATE.mends or not any(map(is_bfloat16, arguments)):
+    def operation(old: Callable[..., Any], builder: Any, *arguments: Any) -> Any:
+        if not STATE.mends_bfloat16 or not any(map(is_bfloat16, arguments)):
             return old(builder, *arguments)
-        result = old(builder, *(widened(x) if is_bfloat16(x) else x for x in arguments))
-        own = arguments[place]
-        if is_bfloat16(own) and result.data.dtype == np.float32:
-            return type(result)(bits(result.data), own.dtype.scalar)
+        result = old(builder, *(to_float32(x) if is_bfloat16(x) else x for x in arguments))
+        dtype_argument = arguments[index]
+        if is_bfloat16(dtype_argument) and result.data.dtype == np.float32:
+            return type(result)(to_bits(result.data), dtype_argument.dtype.scalar)
         return result
 
-    return compute
+    return operation
 
 
-def cast(old: Callable[..., Any], builder: Any, source: Any, to: Any, *more: Any) -> Any:
-    """A replacement of a method that converts numbers."""
-    if not STATE.mends:
-        return old(builder, source, to, *more)
+def cast(old: Callable[..., Any], builder: Any, source: Any, to: Any, *arguments: Any) -> Any:
+    """Convert numbers in place of the method `old`: from and to bfloat16 by value if `mended`."""
+    if not STATE.mends_bfloat16:
+        return old(builder, source, to, *arguments)
     if is_bfloat16(source):
-        source = widened(source)
+        source = to_float32(source)
         if source.dtype == to.scalar:
             return source
     if str(to.scalar) == "bf16" and source.data.dtype.kind in "fiub":
-        return type(source)(bits(source.data), to.scalar)
-    return old(builder, source, to, *more)
+        return type(source)(to_bits(source.data), to.scalar)
+    return old(builder, source, to, *arguments)
 
 
-def widened(handle: Any) -> Any:
+def to_float32(handle: Any) -> Any:
     """The numbers of bfloat16 bits, in float32."""
     import triton.language as tl
 
@@ -191,7 +195,7 @@ def widened(handle: Any) -> Any:
     return type(handle)(numbers, tl.float32)
 
 
-def bits(numbers: np.ndarray) -> np.ndarray:
+def to_bits(numbers: np.ndarray) -> np.ndarray:
     """The bits of the nearest bfloat16 numbers."""
     rounded = np.asarray(round_to(numbers.astype(np.float64), DTYPES["bf16"]), np.float32)
     return (rounded.view(np.uint32) >> 16).astype(np.uint16)
