@@ -168,7 +168,7 @@ class UserFunction(UserCallable):
             passed = f"{', '.join(only)} is all that is passed of these parameters"
             self.remarks = (passed, *self.remarks)
         names = {name: word for word, name in self.binder.operands.items()} | {**self.binder.bound}
-        shown = self.binding if self.binder.pairs else self.binding.but(masks="")
+        shown = self.binding if self.binder.pair_arguments else self.binding.but(masks="")
         says = described(shown, names)
         if says and (self.binder.bound or replace(self.binding, causal="") != Binding()):
             self.remarks = (f"binding: {says}", *self.remarks)
@@ -254,7 +254,7 @@ class UserFunction(UserCallable):
     @as_in_programs
     def weights_of(self, inputs: Inputs) -> PreparedCall:
         """The call whose output is what a plain call returns beside the output."""
-        return replace(self.call_of(inputs, returned=1), outputs=("output",), source="")
+        return replace(self.call_of(inputs, output_index=1), outputs=("output",), source="")
 
     def problems(self, inputs: Inputs) -> dict[str, Inputs]:
         """The problems that paths answer, if these are other problems than that of the inputs."""
@@ -284,8 +284,8 @@ class UserFunction(UserCallable):
             names["mask"] = hides[0]
         return names
 
-    def call_of(self, inputs: Inputs, returned: int = 0) -> PreparedCall:
-        """The function's call. `returned` is the part of a returned pair that is the output."""
+    def call_of(self, inputs: Inputs, output_index: int = 0) -> PreparedCall:
+        """The function's call. `output_index` is the part of a returned pair that is the output."""
         backend, native = self.backend, self.native
         call = AttentionCall(backend, inputs, self.divided(inputs))
         operands = dict(
@@ -295,7 +295,7 @@ class UserFunction(UserCallable):
         arguments = operands | self.binder.bind(call, lacking)
         adapted = Adapted(
             backend, self.binder.spread(self.function_for(inputs)), self.binding, self.axes,
-            self.binder.pairs, inputs, returned,
+            self.binder.pair_arguments, inputs, output_index,
         )  # fmt: skip
         once = seeded(backend, adapted, inputs)
 
@@ -310,9 +310,9 @@ class UserFunction(UserCallable):
                     raise
             return once(**merged)
 
-        plain = not arguments.keys() & FEATURES.keys() and self.binder.is_plain
+        plain = not arguments.keys() & FEATURES.keys() and self.binder.has_plain_places
         draws = self.maker is not None or inputs.training
-        constants = (returned, inputs.form, inputs.dtype.name, inputs.case.option("lse"))
+        constants = (output_index, inputs.form, inputs.dtype.name, inputs.case.option("lse"))
         return attention_call(
             called, arguments, inputs, axis_order=self.axis_order, operands=self.passed_as(inputs),
             source=function_source(self.called, self.name) if plain else "",

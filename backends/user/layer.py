@@ -35,7 +35,13 @@ from attention_conformance.backends.user.layer_call import (
     parameter_names,
     without_biases,
 )
-from attention_conformance.backends.user.observing import NO_MASK, Facts, ObservedLayer, plain, tied
+from attention_conformance.backends.user.observing import (
+    NO_MASK,
+    Facts,
+    ObservedLayer,
+    with_tie,
+    without_mask_in_f32,
+)
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase, cases, gradient_cases
 from attention_conformance.suite.spec.inputs import Inputs, draw
@@ -94,7 +100,7 @@ class UserLayer(Implementation):
         self.seen = self.observed(case)
         self.own_layers.clear()  # these were not made as in people's programs
         self.facts, self.unread = self.seen.facts, self.seen.unread
-        self.maker = Maker.of(factory, name, self.facts.read, self.facts.whole)
+        self.maker = Maker.of(factory, name, self.facts.read, self.facts.joined_heads)
         self.factory = self.maker.binder
         self.call_with(self.seen.call)
         if self.facts.mask_kind == NO_MASK:
@@ -134,7 +140,7 @@ class UserLayer(Implementation):
 
     def observed(self, case: Case) -> ObservedLayer:
         """What a layer of the factory shows, made for a case."""
-        layer = observing.settled(self, case)
+        layer = observing.fitting_layer(self, case)
         loads = hasattr(layer, "load_attention")
         unread = self.loaded(case) if loads or self.readings else {}
         return ObservedLayer(
@@ -298,7 +304,7 @@ class UserLayer(Implementation):
             reasons.pop("no-projection-bias", None)
         if self.facts.found:
             # The layer was made with the widths of the first case, or reads widths off its arrays.
-            seen = {*tied(plain(self.first), self.facts.tie).needs}
+            seen = {*with_tie(without_mask_in_f32(self.first), self.facts.tie).needs}
             for feature in WIDTHS if not self.maker.tells_widths else WIDTHS & seen:
                 reasons.pop(feature, None)
         if self.count == 1:
@@ -347,7 +353,7 @@ class UserLayer(Implementation):
     def added(self, inputs: Inputs) -> list[Any]:
         """The matrix and the bias of the output projection that the suite adds; none if the layer has
         its own."""
-        if self.reading is None or not self.reading.ends:
+        if self.reading is None or not self.reading.lacks_output:
             return []
         values = inputs.parameters
         kernel = values["output_kernel"].reshape(-1, inputs.widths.output)
