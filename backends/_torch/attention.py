@@ -49,7 +49,7 @@ def operations(torch: Any) -> Operations:
     )
 
 
-TWIN = "the variant for rewrites by pattern"
+VARIANT = "the variant for rewrites by pattern"
 
 
 class EagerPermuted(TextbookAttention):
@@ -62,17 +62,22 @@ class EagerPermuted(TextbookAttention):
     name = "eager-permuted"
     declared = EAGER.refusing(
         {
-            "grouped-heads": f"{TWIN} has no grouped heads",
-            "gradient": f"{TWIN} has no gradients",
-            **{f.word: f"{TWIN} has no {f.word}" for f in FEATURES.values() if f.axes or f.outputs},
+            "grouped-heads": f"{VARIANT} has no grouped heads",
+            "gradient": f"{VARIANT} has no gradients",
+            **{
+                f.word: f"{VARIANT} has no {f.word}"
+                for f in FEATURES.values()
+                if f.axes or f.outputs
+            },
         }
     )
 
     def __init__(self, backend: TorchEngine) -> None:
-        turned = replace(
+        # `attention` permutes only keys, to (B, H, D, Lk).
+        ops = replace(
             operations(backend.torch), permute_dims=lambda key, axes: key.permute(2, 1, 3, 0)
         )
-        super().__init__(backend, turned)
+        super().__init__(backend, ops)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         plain = super().prepare(inputs)

@@ -12,7 +12,7 @@ from attention_conformance.backends import memory
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.flex import (
     FLEX_REFUSALS,
-    KEPT,
+    KEPT_MASKS,
     looked_up,
     scale_and_groups,
     uncompiled,
@@ -83,7 +83,7 @@ class FlexPacked(Implementation):
     def __init__(self, backend: TorchEngine) -> None:
         declared = self.declared if backend.device == "cpu" else self.declared.taking("gradient")
         super().__init__(backend, declared=declared)
-        self._block_masks: Cache[Any] = Cache(KEPT)
+        self._block_masks: Cache[Any] = Cache(KEPT_MASKS)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
