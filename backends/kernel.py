@@ -21,7 +21,7 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def as_named(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function of the row, imported if the row has its dotted name."""
+    """The function of the row; imported, if the row has only its dotted name."""
     function = own.kernel.function
     called: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
     return called
@@ -30,20 +30,20 @@ def as_named(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
 def written_out(
     own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
 ) -> dict[str, PreparedCall]:
-    """The call with each neutral value, and with the default scale, as explicit arguments."""
+    """`plain` with one additional explicit argument: each neutral value, or the default scale."""
     names = [name for name in own.kernel.neutral if name not in plain.arguments]
     return plain.written_out(own.kernel.ways(names, inputs.default_scale))
 
 
 def call_text(arguments: Mapping[str, Any]) -> str:
-    """Arguments as in a call."""
+    """The text of keyword arguments in a call: "causal=True, scale=1.0"."""
     return ", ".join(
         f"{n}={getattr(value, '__name__', repr(value))}" for n, value in arguments.items()
     )
 
 
 def evaluated(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """Arguments for inputs: functions stand for what they make of the inputs."""
+    """Arguments in which each function is replaced by its value for the inputs."""
     return {name: x(inputs) if callable(x) else x for name, x in arguments.items()}
 
 
@@ -106,7 +106,7 @@ class Kernel:
     later: frozenset[str] = frozenset()
 
     def but(self, **changes: Any) -> Kernel:
-        """The row with other values of some fields."""
+        """The row with some fields replaced."""
         return replace(self, **changes)
 
     def ways(self, names: Iterable[str], scale: float | None = None) -> dict[str, dict[str, Any]]:
@@ -115,14 +115,24 @@ class Kernel:
         ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
         return ways if scale is None else ways | {"scale written out": {"scale": scale}}
 
-    def divided(self, inputs: Inputs, binder: Binder[AttentionCall], beside: bool) -> Native:
-        """The mask divided into the flags that a callable takes, and the rest. `beside`: the causal flag
-        is passed beside a mask or bias, too; otherwise so only if the case asks for both."""
-        alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-        flagged = beside or alone or not self.flag_alone or inputs.form == "flag-and-mask"
+    def divided(
+        self, inputs: Inputs, binder: Binder[AttentionCall], flag_beside_mask: bool
+    ) -> Native:
+        """The mask divided into the flags that a callable with `binder` takes, and the rest.
+        `flag_beside_mask`: the causal flag is passed beside a mask or bias, too; otherwise only if the
+        case asks for both."""
+        mask_is_one_part = (
+            inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
+        )
+        passes_flag = (
+            flag_beside_mask
+            or mask_is_one_part
+            or not self.flag_alone
+            or inputs.form == "flag-and-mask"
+        )
         return split_native(
             inputs,
-            causal=binder.serves("native-causal") and flagged,
+            causal=binder.serves("native-causal") and passes_flag,
             window=binder.serves("native-window"),
             lengths=any(
                 p.features == ("padding",) and p.name in binder.taken for p in binder.table
@@ -130,11 +140,11 @@ class Kernel:
         )
 
     def native(self, inputs: Inputs) -> Native:
-        """The mask divided for the framework's own function."""
+        """The mask divided into the flags that the framework's own function takes, and the rest."""
         if self.divide is not None:
             return self.divide(inputs)
         taken = frozenset(parameter.name for parameter in self.parameters)
-        return self.divided(inputs, Binder(self.parameters, taken), beside=False)
+        return self.divided(inputs, Binder(self.parameters, taken), flag_beside_mask=False)
 
     def arguments(self, backend: Backend, inputs: Inputs) -> dict[str, Any]:
         """The arguments of the framework's own function."""
@@ -144,7 +154,7 @@ class Kernel:
         return dict(zip(names, operands, strict=True)) | arguments(self.parameters, call)
 
     def dropping(self, rate: float) -> dict[str, Any]:
-        """The argument that drops weights at a rate."""
+        """The keyword argument that sets the rate of dropout."""
         return {p.name: rate for p in self.parameters if "dropout" in p.features}
 
     def operands(self, inputs: Inputs) -> dict[str, str]:
@@ -162,7 +172,7 @@ class FrameworkFunction(FromRow):
         super().__init__(backend, kernel)
 
     def plain(self, inputs: Inputs) -> PreparedCall:
-        """The call of the function itself."""
+        """The call of the function, without `Kernel.through`."""
         kernel = self.kernel
         within = nullcontext if kernel.within is None else partial(kernel.within, self.backend)
         return attention_call(

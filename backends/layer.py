@@ -25,7 +25,8 @@ SEED = "dropout_seed"
 
 
 def outputs(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Output and weights of a layer's answer; None for weights that the case does not ask for."""
+    """Output and weights of a layer's answer, a tuple or the output alone. Weights are None if the case
+    does not ask for them."""
     output, weights = answer if isinstance(answer, tuple | list) else (answer, None)
     return output, weights if inputs.returned != "none" else None
 
@@ -74,7 +75,7 @@ class Layer:
     later: frozenset[str] = frozenset()
 
     def but(self, **changes: Any) -> Layer:
-        """The row with other values of some fields."""
+        """The row with some fields replaced."""
         return replace(self, **changes)
 
 
@@ -122,7 +123,7 @@ class FrameworkLayer(FromRow):
         return {call_text(way): partial(self._answer, inputs, way) for way in self.layer.wrong}
 
     def _answer(self, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
-        """What a layer with these flags of the constructor answers."""
+        """The outputs of a layer that is made with these flags."""
         return self.call(inputs, **flags)()
 
 
@@ -131,8 +132,8 @@ STEPS = (1.0, 2.0)
 
 
 def can_train(inputs: Inputs) -> bool:
-    """True if evaluation shows the statistics that training stored: not in 16 bits, which are too
-    coarse."""
+    """True if an evaluation can show the statistics that training stored. 16 bits are too coarse for
+    this."""
     stored = inputs.operator.array_kinds.statistics
     return bool(stored) and not inputs.training and not inputs.dtype.is_half
 
@@ -144,8 +145,8 @@ def with_epsilon(norm: Implementation, inputs: Inputs, epsilon: float) -> Prepar
 
 
 def after_training(call: Callable[..., PreparedCall], inputs: Inputs) -> PreparedCall:
-    """The evaluation after training on `STEPS`, where each batch has the share 0.01 of the statistics.
-    `call(inputs, steps=...)` makes the norm's call after these steps."""
+    """The call of an evaluation after training on `STEPS`; each batch contributes 0.01 to the statistics.
+    `call(inputs, steps=...)` prepares the norm's call after these steps."""
     return replace(call(inputs, steps=STEPS), problem=trained(inputs, (0.01, 0.01)))
 
 
@@ -156,9 +157,9 @@ def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> 
     mean, variance = inputs.parameters["mean"], inputs.parameters["variance"]
     count = inputs.query.shape[0] * inputs.query.shape[1]
     for factor, share in zip(STEPS, shares, strict=True):
-        batch = factor * inputs.query.astype(np.longdouble)
-        spread = batch.var((0, 1)) * (count / (count - 1) if unbiased else 1.0)
-        mean = (1 - share) * mean + share * batch.mean((0, 1))
-        variance = (1 - share) * variance + share * spread
+        tokens = factor * inputs.query.astype(np.longdouble)
+        batch_variance = tokens.var((0, 1)) * (count / (count - 1) if unbiased else 1.0)
+        mean = (1 - share) * mean + share * tokens.mean((0, 1))
+        variance = (1 - share) * variance + share * batch_variance
     statistics = {"mean": np.float64(mean), "variance": np.float64(variance)}
     return inputs.replace(**statistics, averaged=max(STEPS))

@@ -151,21 +151,21 @@ class TextbookEncoder(PackedHeads):
         return super().declaration(numerics).but(numerics="stepwise")
 
     def layer(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+        self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, None]:
         multi_head = super().layer
 
         def norm(x: Any, name: str) -> Any:
-            parameters = {"gain": rest[f"{name}_gain"], "offset": rest[f"{name}_offset"]}
+            parameters = {"gain": arrays[f"{name}_gain"], "offset": arrays[f"{name}_offset"]}
             return layer_norm(self, x, parameters, inputs)
 
         def self_attention(x: Any) -> Any:
-            return multi_head(x, x, x, rest, inputs)[0]
+            return multi_head(x, x, x, arrays, inputs)[0]
 
         def network(y: Any) -> Any:
-            hidden = y @ rest["linear1_kernel"] + rest["linear1_bias"]
+            hidden = y @ arrays["linear1_kernel"] + arrays["linear1_bias"]
             active = self.ops.clip(hidden, 0.0, float("inf"))
-            return active @ rest["linear2_kernel"] + rest["linear2_bias"]
+            return active @ arrays["linear2_kernel"] + arrays["linear2_bias"]
 
         if inputs.case.option("pre"):
             y = query + self_attention(norm(query, "norm1"))
