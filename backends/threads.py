@@ -32,7 +32,7 @@ def threads_as_set() -> dict[str, str]:
 
 
 def threads_asked() -> int:
-    """The number of threads in OpenMP's variable, for runtimes that read no variable; 1 if the variable
-    has no number."""
+    """The number of threads in OMP_NUM_THREADS, for runtimes that read no variable; 1 if it has no
+    number."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else 1
