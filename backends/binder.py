@@ -109,14 +109,10 @@ class Binder(Generic[T]):
         places = [p for p in parameters if p.kind in BY_PLACE]
         if arrays is None:
             arrays = [p.name for p in places if p.default is p.empty and p.name not in known]
-        non_arrays = [*places[len(arrays) :], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
-        taken_names = [
-            p.name for p in non_arrays if p.kind is not p.POSITIONAL_ONLY and p.name in known
-        ]
-        has_unmet = any(p.default is p.empty and p.name not in taken_names for p in non_arrays)
-        if has_unmet or (
-            len(places) < len(arrays) and inspect.Parameter.VAR_POSITIONAL not in kinds
-        ):
+        keywords = [*places[len(arrays) :], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+        taken = [p.name for p in keywords if p.kind is not p.POSITIONAL_ONLY and p.name in known]
+        unmet = any(p.default is p.empty and p.name not in taken for p in keywords)
+        if unmet or (len(places) < len(arrays) and inspect.Parameter.VAR_POSITIONAL not in kinds):
             raise TypeError(
                 f"{name}{signature} does not fit; expected {name}({signature_text(arrays, known)})"
                 f"{', any of the keywords' if known else ''}"
@@ -124,9 +120,9 @@ class Binder(Generic[T]):
         collected = other_keywords if inspect.Parameter.VAR_KEYWORD in kinds else ()
         return cls(
             table,
-            frozenset([*taken_names, *collected]),
+            frozenset([*taken, *collected]),
             what,
-            tuple(p.name for p in non_arrays if p.name not in taken_names),
+            tuple(p.name for p in keywords if p.name not in taken),
             tuple(p.name for p in parameters),
             tuple(arrays),
         )

@@ -34,8 +34,7 @@ class StepContext:
 
     @property
     def begins(self) -> np.ndarray:
-        """The first position (b, tokens) that each of the chunk's tokens attends if there is no
-        window."""
+        """The first position (b, tokens) that each token of the chunk attends without a window."""
         return self.contents.begins[self.contents.newest(self.chunk)]
 
     @property
@@ -72,8 +71,7 @@ class Scripted(Implementation):
     """A cache with a method for each action of a script, which returns the state after the action.
 
     Operands and rows (outputs of attention) have the order of `axis_order`. An action on some samples
-    alone gets their indices, the framework's integers, as `samples`; without this argument it is on all
-    samples.
+    alone gets their indices as `samples`, the framework's integers.
     """
 
     operator = CACHED
@@ -128,8 +126,7 @@ class Scripted(Implementation):
         return 2 if self.axis_order == "bhld" else 1
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        """The operands, and as `earlier` zero queries for the Lk - Lq tokens that fill the cache
-        first."""
+        """The operands, and as `earlier` zero queries of the Lk - Lq tokens that fill the cache."""
         memory, s = self.backend.memory, inputs.sizes
         operands = memory.operands(inputs, self.axis_order)
         arguments = dict(zip(("query", "key", "value"), operands, strict=True))
@@ -175,9 +172,8 @@ class Scripted(Implementation):
         return self.scripted(inputs, refusing=True)
 
     def scripted(self, inputs: Inputs, refusing: bool = False) -> PreparedCall:
-        """The call that plays the script. `refusing`: steps may raise (see `Implementation.refusing`). In
-        a case with the option `used` the script is played with other tokens first, and the cache is
-        reset."""
+        """The call that plays the script; `refusing`: see `Implementation.refusing`. With the option
+        `used` the script is played with other tokens first, and the cache is reset."""
         backend, case = self.backend, inputs.case
         # The cache, not the script, must refuse malformed actions.
         script = [(inputs, *each) for each in play_script(case, lenient=True)]
@@ -186,11 +182,11 @@ class Scripted(Implementation):
             before = [(other_inputs, action, contents) for _, action, contents in script]
             script = [*before, reset, *script]
 
-        def integer_array(numbers: Any) -> Any:
+        def integers(numbers: Any) -> Any:
             return backend.array(np.array(numbers), None)
 
-        def samples_argument(samples: Any) -> tuple[Any, ...]:
-            return () if samples is None else (integer_array(samples),)
+        def as_argument(samples: Any) -> tuple[Any, ...]:
+            return () if samples is None else (integers(samples),)
 
         def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
             state = self.init(inputs, key)
@@ -216,14 +212,14 @@ class Scripted(Implementation):
                             rows, refused = q, True
                         parts += [(action, rows)] if played_inputs is inputs else []
                     case Crop(count=count, samples=samples):
-                        state = self.crop(state, count, *samples_argument(samples))
+                        state = self.crop(state, count, *as_argument(samples))
                     case Reset(samples=samples):
-                        state = self.reset(state, *samples_argument(samples))
+                        state = self.reset(state, *as_argument(samples))
                     case Pick(samples=samples):
-                        state = self.reorder(state, integer_array(samples))
+                        state = self.reorder(state, integers(samples))
                     case Keep(count=count, samples=samples):
                         state = self.keep(
-                            state, integer_array(action.table), count, *samples_argument(samples)
+                            state, integers(action.table), count, *as_argument(samples)
                         )
             return concatenate_chunks(parts, self.concat, self.place)
 

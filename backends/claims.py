@@ -80,10 +80,8 @@ class Claims:
             )
             values = {**of_function, **of_options}
             folder = Path(getattr(inspect.getmodule(function), "__file__", None) or ".").parent
-            expect = (
-                *(folder / path for path in of_function.get("expect", ())),
-                *of_options.get("expect", ()),
-            )
+            manifests = [folder / path for path in of_function.get("expect", ())]
+            expect = (*manifests, *of_options.get("expect", ()))
             elections = {**of_function.get("elections", {}), **of_options.get("elections", {})}
             claimed_dtypes = {dtype(name).name for name in values.get("dtypes", DTYPES)}
             names = tuple(name for name in ORDER if name in claimed_dtypes)
@@ -270,9 +268,8 @@ def stated(function: Any) -> dict[str, Any]:
                 f"{near[0]!r}? Valid: {', '.join(CLAIMS)}"
             )
     values = {name: getattr(function, name, None) for name in CLAIMS}
-    return claims | {
-        n: v for n, v in values.items() if v is not None and (is_function or _fits(n, v))
-    }
+    made = {n: v for n, v in values.items() if v is not None}
+    return claims | {n: v for n, v in made.items() if is_function or _fits(n, v)}
 
 
 def _fits(name: str, value: Any) -> bool:
@@ -285,8 +282,8 @@ def _fits(name: str, value: Any) -> bool:
 
 
 def _default(dtype_name: str, native: Declared | None) -> str:
-    """The default numerics class in a dtype (short name): the wider of `DEFAULT_NUMERICS` and the class
-    that the framework's own attention declares (`native`)."""
+    """The default numerics class in a dtype: `DEFAULT_NUMERICS`, or the class of `native` if that is
+    wider."""
     if native is None or dtype_name not in native.dtypes:
         return DEFAULT_NUMERICS
     return max(DEFAULT_NUMERICS, native.numerics_for(DTYPES[dtype_name]), key=NUMERICS.index)

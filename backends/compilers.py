@@ -162,13 +162,10 @@ def compiled_forms(backend: Backend, implementations: list[Implementation]) -> l
 
     If `implementations` has any of the backend's own, `Compilers.implementations` are included.
     """
-    native_names = {i.name for i in implementations} & {i.name for i in backend.implementations()}
+    own = {i.name for i in implementations} & {i.name for i in backend.implementations()}
     return [
         Compiled(inner, compiler)
-        for inner in [
-            *implementations,
-            *(backend.compilers.implementations() if native_names else []),
-        ]
+        for inner in [*implementations, *(backend.compilers.implementations() if own else [])]
         if inner.mode == "eager"
         for compiler in backend.compilers.of(inner)
     ]

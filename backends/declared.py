@@ -183,22 +183,19 @@ class DeclaredRounding:
     codes: Mapping[str, str] = field(default_factory=_empty)
 
     def __post_init__(self) -> None:
-        for rounding_field in fields(self):
-            value = getattr(self, rounding_field.name)
+        for f in fields(self):
+            value = getattr(self, f.name)
             checked_words("dtype", value, DTYPES)
             if isinstance(value, Mapping):
-                object.__setattr__(self, rounding_field.name, _read_only(value))
+                object.__setattr__(self, f.name, _read_only(value))
         for names in self.narrow_biases.values():
             checked_words("parameter", names, PARAMETERS)
         checked_words("format of codes", self.codes.values(), CODES)
 
     def in_dtype(self, dtype: str) -> dict[str, Any]:
-        """The fields' values in a dtype, by field: that of a mapping, if it has the dtype, and for a
-        tuple of dtypes whether it has this one."""
-        declared = {
-            rounding_field.name: getattr(self, rounding_field.name)
-            for rounding_field in fields(self)
-        }
+        """The values in a dtype by field: that of a mapping that has the dtype; True for a tuple with
+        it."""
+        declared = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
             name: value[dtype] if isinstance(value, Mapping) else dtype in value
             for name, value in declared.items()
@@ -208,11 +205,9 @@ class DeclaredRounding:
     def joined(self, other: DeclaredRounding) -> DeclaredRounding:
         """The rounding of both declarations; `other` prevails for a dtype with a value in both."""
         joined: dict[str, Any] = {}
-        for rounding_field in fields(self):
-            mine, theirs = getattr(self, rounding_field.name), getattr(other, rounding_field.name)
-            joined[rounding_field.name] = (
-                {**mine, **theirs} if isinstance(mine, Mapping) else (*mine, *theirs)
-            )
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            joined[f.name] = {**mine, **theirs} if isinstance(mine, Mapping) else (*mine, *theirs)
         return DeclaredRounding(**joined)
 
 

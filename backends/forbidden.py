@@ -53,20 +53,17 @@ def watched(
     has_threads = bool({*sys._current_frames()} - _BEFORE)
 
     def make(called: set[str], action: Callable[[], Any]) -> Any:
-        """The value of `action`, a call or a derivative of its output; adds forbidden calls to
-        `called`."""
+        """The value of `action`, a call or its derivative; adds forbidden calls to `called`."""
         nonlocal has_threads
         heard: set[str] = set()
         _RUNNING[id(heard)] = get_ident(), heard
         try:
-            output, operators_run = backend.profiler.operators(action, has_threads)
+            output, ran = backend.profiler.operators(action, has_threads)
         finally:
             del _RUNNING[id(heard)]
             has_threads |= not heard.isdisjoint(_STARTS)
         called |= {name for name in heard if name in operators}
-        called |= {
-            name for name, op in operators.items() if op and any(map(op.fullmatch, operators_run))
-        }
+        called |= {name for name, op in operators.items() if op and any(map(op.fullmatch, ran))}
         if called:
             raise ForbiddenCall(
                 f"the function calls {', '.join(sorted(called))}, which is forbidden"
@@ -139,12 +136,8 @@ def replace(name: str, new: Callable[..., Any]) -> None:
     setattr(pkgutil.resolve_name(place), attribute, new)
     for module in [*sys.modules.values()]:
         if isinstance(module, ModuleType):
-            for name_in_module in [
-                name_in_module
-                for name_in_module, value in vars(module).items()
-                if value is replaced
-            ]:
-                setattr(module, name_in_module, new)
+            for key in [key for key, value in vars(module).items() if value is replaced]:
+                setattr(module, key, new)
 
 
 def _signature(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:
-    """Decorate `prepare`, a method that prepares calls of user code. Preparation and call run in the
-    context of users' programs (`Compilers.surroundings`), the call perhaps as one program
+    """Decorate a method that prepares calls of user code: preparation and call run in the context of
+    users' programs (`Compilers.surroundings`), the call perhaps as one program
     (`Compilers.as_program`)."""
 
     @wraps(prepare)
@@ -178,9 +178,8 @@ class Implementation(ABC):
     def nearest_supported(self, case: AnyCase) -> Case | None:
         """The nearest supported case; None if this case is supported, or if there is no near case.
 
-        A case beyond the declared limits is tested in the nearest sizes. A user function is also tested
-        in another dtype, axis order and scale, and without the features that it lacks (see
-        `Case.without`).
+        A case beyond the declared limits is tested in the nearest sizes. User code is also tested in
+        another dtype, axis order and scale, and without the features that it lacks (see `Case.without`).
         """
         has_limits = self.declared.is_user_code or self.declared.limits != ANY
         if not has_limits or not isinstance(case, Case) or self.unsupported(case) is None:
@@ -226,8 +225,7 @@ class Implementation(ABC):
         return self.declared.numerics_for(dtype)
 
     def elected(self, question: str, dtype: DType) -> str | None:
-        """The declared answer to an election question in a dtype; None if the answer is to be
-        observed."""
+        """The declared answer to an election question in a dtype; None if it is to be observed."""
         if question not in QUESTIONS:
             raise KeyError(question)
         answer = self.declared.elections.get(question)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """{"slots": the slots of tokens (B, Lk)} for `from_pages`, the framework's int64; {} without
-    pages."""
+    """{"slots": the framework's int64 slots of tokens (B, Lk)} for `from_pages`; {} without pages."""
     if "page_table" not in inputs.arrays:
         return {}
     refuse_malformed(inputs.arrays, inputs)
@@ -35,8 +34,7 @@ def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
 
 def refuse_malformed(arrays: Mapping[str, Any], inputs: Inputs) -> None:
-    """Raise as `in_pages.refuse_malformed` for a malformed table; ValueError for pools of different
-    sizes."""
+    """Raise as `in_pages.refuse_malformed`, and ValueError for pools of different sizes."""
     pools = in_pages.pools(inputs).items()
     pool_sizes = {tuple(arrays[name].shape[axes.index(x)] for x in "ps") for name, axes in pools}
     if len(pool_sizes) > 1:
@@ -66,16 +64,14 @@ def from_pages(
     for name, x in arrays.items():
         if name in TABLE:
             continue
-        pool_axes, heads_in_front = axes.get(name, ""), heads_first(case, axes.get(name, ""))
+        pool_axes, in_front = axes.get(name, ""), heads_first(case, axes.get(name, ""))
         if is_pooled(pool_axes):
-            if heads_in_front:
+            if in_front:
                 x = transpose(x, (0, 2, 1, *range(3, len(x.shape))))
-            x, heads_in_front = (
-                take(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), slots),
-                False,
-            )
+            x = take(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), slots)
+            in_front = False
         has_heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
-        tokens[name] = transpose(x, (0, 2, 1, 3)) if has_heads and not heads_in_front else x
+        tokens[name] = transpose(x, (0, 2, 1, 3)) if has_heads and not in_front else x
     return tokens
 
 
@@ -84,10 +80,9 @@ def with_new_tokens(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[st
     if not in_pages.stored_pool_names(inputs.case):
         return dict(arrays)
     refuse_malformed(arrays, inputs)
-    stored_arrays = in_pages.with_stored_tokens(
-        replace(inputs, arrays={**inputs.arrays, **arrays})
-    ).arrays
-    return {name: stored_arrays[name] for name in arrays if name in stored_arrays}
+    inputs = replace(inputs, arrays={**inputs.arrays, **arrays})
+    stored = in_pages.with_stored_tokens(inputs).arrays
+    return {name: stored[name] for name in arrays if name in stored}
 
 
 def from_numpy_pages(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:

@@ -115,21 +115,11 @@ class Kernel:
         ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
         return ways if scale is None else ways | {"scale written out": {"scale": scale}}
 
-    def divided(
-        self, inputs: Inputs, binder: Binder[AttentionCall], flag_beside_mask: bool
-    ) -> Native:
-        """The mask divided into the flags that a callable with `binder` takes, and the rest.
-        `flag_beside_mask`: the causal flag is passed beside a mask or bias, too; otherwise only if the
-        case asks for both."""
-        mask_is_one_part = (
-            inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-        )
-        passes_flag = (
-            flag_beside_mask
-            or mask_is_one_part
-            or not self.flag_alone
-            or inputs.form == "flag-and-mask"
-        )
+    def divided(self, inputs: Inputs, binder: Binder[AttentionCall], both: bool) -> Native:
+        """The mask divided into the flags that a callable with `binder` takes, and the rest. `both`: the
+        causal flag is passed together with a mask or bias, too; else only if the case asks for both."""
+        alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
+        passes_flag = both or alone or not self.flag_alone or inputs.form == "flag-and-mask"
         return split_native(
             inputs,
             causal=binder.serves("native-causal") and passes_flag,
@@ -144,7 +134,7 @@ class Kernel:
         if self.divide is not None:
             return self.divide(inputs)
         taken = frozenset(parameter.name for parameter in self.parameters)
-        return self.divided(inputs, Binder(self.parameters, taken), flag_beside_mask=False)
+        return self.divided(inputs, Binder(self.parameters, taken), both=False)
 
     def arguments(self, backend: Backend, inputs: Inputs) -> dict[str, Any]:
         """The arguments of the framework's own function."""

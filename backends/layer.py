@@ -25,8 +25,7 @@ SEED = "dropout_seed"
 
 
 def outputs(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Output and weights of a layer's answer, a tuple or the output alone. Weights are None if the case
-    does not ask for them."""
+    """Output and weights of a layer's answer, a pair or the output. Weights not asked for are None."""
     output, weights = answer if isinstance(answer, tuple | list) else (answer, None)
     return output, weights if inputs.returned != "none" else None
 

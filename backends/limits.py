@@ -120,8 +120,7 @@ class Limits:
     def fitted(self, sizes: Sizes, separate: bool = True) -> Sizes:
         """The nearest sizes within the limits; the next larger size if there is one.
 
-        - Dv stays equal to D if the limits allow. With `separate` Dv stays different from D if they
-          allow.
+        - Dv stays equal to D if the limits allow. With `separate` Dv also stays unequal.
         - The longer of Lq and Lk stays the longer one if the limits allow.
         - Lk of 0 or 1, and Lq of 0, stay unchanged: with one key every row has its value.
         """

@@ -116,17 +116,12 @@ class Memory:
         return tuple(getattr(layer, "trainable_variables", ()))
 
     def variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
-        """The variables of `parameters` by their path of attributes, as "query.kernel", in the order of
+        """The variables of `found` by their path of attributes, as "query.kernel", in the order of
         definition; each with the order of a matrix' axes: "io" if the first axis is that of the inputs,
         "oi" if the last one is, "" if unknown."""
-        learned = {id(variable) for variable in self.parameters(layer)}
-        parameters = {
-            path: variable for path, variable in reached(layer) if id(variable) in learned
-        }
-        return {
-            path: (variable, "io" if path.endswith("kernel") else "")
-            for path, variable in parameters.items()
-        }
+        learned = {id(x) for x in self.parameters(layer)}
+        found = {path: x for path, x in reached(layer) if id(x) in learned}
+        return {path: (x, "io" if path.endswith("kernel") else "") for path, x in found.items()}
 
     def transpose(self, array: Any, *axes: int) -> Any:
         """The array with permuted axes: a view if the framework has views."""
@@ -298,13 +293,11 @@ def own_arrays(
 ) -> dict[str, Any]:
     """All arrays of the inputs, as the framework's arrays: whole numbers as `integers`, others in their
     dtype."""
-    integer_names, dtype_of = inputs.operator.array_kinds.integers, inputs.case.dtype_of
+    integral, dtype_of = inputs.operator.array_kinds.integers, inputs.case.dtype_of
     arrays = dict[str, Any]()
     for name, x in inputs.arrays.items():
-        values_and_dtype = (
-            (x.astype(integers), None) if name in integer_names else (x, dtype_of(name))
-        )
-        arrays[name] = backend.array(*values_and_dtype)
+        values = (x.astype(integers), None) if name in integral else (x, dtype_of(name))
+        arrays[name] = backend.array(*values)
     return arrays
 
 

@@ -49,8 +49,7 @@ class ForbiddenCall(Exception):
 
 @contextmanager
 def raised_as(make: Callable[[str], Exception], message: str) -> Iterator[None]:
-    """A context in which an error whose message matches the pattern `message` is replaced by
-    `make(line)`, for the first line of the message."""
+    """A context in which an error whose message matches a pattern is replaced by `make(first line)`."""
     try:
         yield
     except (ForwardOnly, NoKernel):
@@ -210,14 +209,12 @@ class PreparedCall:
         Arguments that share one array (self-attention) are all replaced, unless `arrays` names them.
         """
         passed = {self.argument(name): array for name, array in arrays.items()}
-        replacements: dict[int, Any] = {}
+        new_by_id: dict[int, Any] = {}
         for name, array in passed.items():
             if self.arguments.get(name) is not None:
-                replacements.setdefault(id(self.arguments[name]), array)
+                new_by_id.setdefault(id(self.arguments[name]), array)
         shared = {
-            n: replacements[id(array)]
-            for n, array in self.arguments.items()
-            if id(array) in replacements
+            n: new_by_id[id(array)] for n, array in self.arguments.items() if id(array) in new_by_id
         }
         return self.arguments | shared | passed
 

@@ -105,8 +105,7 @@ class Profiler:
         return
 
     def derive_by(self, output: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
-        """From now on let `make` make the calls that compute derivatives of an output, if the framework
-        can."""
+        """Let `make` make the calls that compute derivatives of an output, if the framework can."""
         return
 
     def traces(self) -> bool:

@@ -189,10 +189,8 @@ def _make_importable(folder: Path) -> None:
     """
     for neighbour in sorted(folder.iterdir()):
         file = getattr(sys.modules.get(neighbour.stem), "__file__", None) or neighbour
-        package_folder = (
-            Path(file).parent if Path(file).name != "__init__.py" else Path(file).parents[1]
-        )
-        if str(package_folder) in FOLDERS - {str(folder)}:
+        home = Path(file).parent if Path(file).name != "__init__.py" else Path(file).parents[1]
+        if str(home) in FOLDERS - {str(folder)}:
             raise UsageError(
                 f"{neighbour} has the name of {file}, which is imported: judge the two in two runs"
             )

@@ -79,16 +79,9 @@ def definition(
     **features: Any,
 ) -> Any:  # fmt: skip
     """The reference in a `precise` type, rounded once to `fmt`."""
-    given_features = {name: x for name, x in features.items() if x is not None}
+    used = {name: x for name, x in features.items() if x is not None}
     reference = attention(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        scale=scale,
-        features=given_features,
-        precision=precise(fmt),
+        query, key, value, mask=mask, bias=bias, scale=scale, features=used, precision=precise(fmt)
     )
     output = round_to(reference.output, fmt)
     return (output, round_to(reference.lse, fmt.widened)) if lse else output

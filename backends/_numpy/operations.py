@@ -18,8 +18,7 @@ FORMATS = {
 
 
 def rounding(function: Callable[..., Any]) -> Callable[..., Rounded]:
-    """`function` of arrays' values as a function of `Rounded`, rounded to the format of the first
-    array."""
+    """`function` of arrays' values as a function of `Rounded`, in the format of the first."""
 
     def rounded_function(x: Rounded, *others: Any) -> Rounded:
         return rounded(function, x.fmt, x, *others)

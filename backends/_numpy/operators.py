@@ -98,11 +98,8 @@ class SampleBySample(ByDefinition):
         paged_attention.refuse_malformed(query, key, value, starts, counts, table)
         for n, count in enumerate(counts):
             rows = slice(starts[n], starts[n + 1])
-            sample_pages = (pool[table[n]] for pool in (key, value))
-            k, v = (
-                pages.reshape(-1, *pages.shape[2:])[:count].transpose(1, 0, 2)[None]
-                for pages in sample_pages
-            )
+            pages = (pool[table[n]] for pool in (key, value))
+            k, v = (y.reshape(-1, *y.shape[2:])[:count].transpose(1, 0, 2)[None] for y in pages)
             q = query[rows].transpose(1, 0, 2)[None]
             mask = paged_attention.allowed(inputs.case, q.shape[2], int(count))
             settings = {"scale": inputs.scale, "fmt": inputs.dtype, **inputs.features}
@@ -183,23 +180,22 @@ class ScaledCodes(ByDefinition):
         pools = {name: array.astype(precise(fmt)) for name, array in x.items()}
         tokens = from_numpy_pages(by_component(pools, inputs, np.repeat), inputs)
         code = CODES[case.option("codes")]
-        new_codes = {n: nearest_codes(tokens, n, code) for n in kinds if n in tokens}
-        for n, codes in new_codes.items():
+        new = {n: nearest_codes(tokens, n, code) for n in kinds if n in tokens}
+        for n, codes in new.items():
             tokens[f"{n}_codes"][:, :, -codes.shape[2] :] = codes
         key, value = (
             (tokens[f"{n}_codes"] - tokens.get(f"{n}_zero", 0)) * tokens[f"{n}_scale"]
             for n in kinds
         )
         output = definition(query, key, value, mask=mask, scale=inputs.scale, fmt=fmt)
-        codes_in_cache = {n: tokens[f"{n}_codes"] for n in new_codes}
+        written = {n: tokens[f"{n}_codes"] for n in new}
         if "page_table" in pools:
             slots, write_tokens = in_pages.slots(inputs), in_pages.write_tokens
-            codes_in_cache = {
+            written = {
                 n: write_tokens(case, pools[f"{n}_codes"], slots, codes, quantized.axes_of(n))
-                for n, codes in codes_in_cache.items()
+                for n, codes in written.items()
             }
-        written = [codes.astype(np.float64) for codes in codes_in_cache.values()]
-        return (output, *written) if new_codes else output
+        return (output, *(y.astype(np.float64) for y in written.values())) if new else output
 
 
 class NearestCodes(ByDefinition):

@@ -49,7 +49,7 @@ def operations(torch: Any) -> Operations:
     )
 
 
-VARIANT = "the variant for rewrites by pattern"
+TWIN = "the variant for rewrites by pattern"
 
 
 class EagerPermuted(TextbookAttention):
@@ -62,13 +62,9 @@ class EagerPermuted(TextbookAttention):
     name = "eager-permuted"
     declared = EAGER.refusing(
         {
-            "grouped-heads": f"{VARIANT} has no grouped heads",
-            "gradient": f"{VARIANT} has no gradients",
-            **{
-                f.word: f"{VARIANT} has no {f.word}"
-                for f in FEATURES.values()
-                if f.axes or f.outputs
-            },
+            "grouped-heads": f"{TWIN} has no grouped heads",
+            "gradient": f"{TWIN} has no gradients",
+            **{f.word: f"{TWIN} has no {f.word}" for f in FEATURES.values() if f.axes or f.outputs},
         }
     )
 

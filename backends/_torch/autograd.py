@@ -18,8 +18,7 @@ from attention_conformance.backends.prepared import (
 from attention_conformance.backends.profiler import Step
 
 DERIVED_BY = "suite_derived_by"
-"""The attribute of an output with the function that must make the calls for its derivatives (see
-`Profiler.derive_by`)."""
+"""The attribute of an output with the function that makes the calls for its derivatives."""
 
 UNDERIVABLE = (
     "no autograd formula was registered|You must implement either the backward or vjp method"
@@ -37,13 +36,11 @@ def by_autograd(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> G
 def pullback(
     prepared: PreparedCall, wrt: Sequence[str], keeps_graph: bool = True, passes_leaves: bool = True
 ) -> Pullback:
-    """Output and pullback by `torch.autograd.grad`; `keeps_graph`: the pullback can be called
-    again.
+    """Output and pullback by `torch.autograd.grad`; `keeps_graph`: allow several pullbacks.
 
     Leaves have the strides of the call's arguments; a parameter of a layer, or an array that is part of a
     graph, is itself the leaf. Without `passes_leaves` the call takes views of the leaves. Raises
-    ForwardOnly if the output has no gradient function, or if torch says that an operation has no
-    derivative.
+    ForwardOnly if the output has no gradient function, or an operation no derivative.
     """
     import torch
 

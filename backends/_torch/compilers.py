@@ -105,9 +105,7 @@ def by_torch_compile(
     functorch.enable_autograd_cache = False
 
     def compile_one(function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(
-            with_own_code(function), backend=compiler, dynamic=False, fullgraph=one_graph
-        )
+        return torch.compile(copied(function), backend=compiler, dynamic=False, fullgraph=one_graph)
 
     def compile_both(function: Callable[..., Any]) -> Callable[..., Any]:
         undifferentiated, differentiated = compile_one(function), compile_one(function)
@@ -121,7 +119,7 @@ def by_torch_compile(
     return with_constants(compile_both, backend.is_array, prepared)
 
 
-def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+def copied(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a Python function with its own code object.
 
     Dynamo keeps at most eight programs per code object, and all closures from one line of source share

@@ -88,16 +88,14 @@ def in_encoder(inputs: Inputs, layer: Any) -> Callable[..., Any]:
     encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=uses_nested_tensors).eval()
 
     def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, **hint: Any) -> Any:
-        output, padding_mask = (
-            encoder(src, src_mask, src_key_padding_mask, **hint),
-            src_key_padding_mask,
-        )
-        if padding_mask is None:
+        padding = src_key_padding_mask
+        output = encoder(src, src_mask, padding, **hint)
+        if padding is None:
             return output
-        hidden = padding_mask if padding_mask.dtype == torch.bool else padding_mask != 0
+        hidden = padding if padding.dtype == torch.bool else padding != 0
         if not hidden.any() or (output[hidden] != 0).any():
             return output
-        return torch.where(hidden[..., None], layer.eval()(src, src_mask, padding_mask), output)
+        return torch.where(hidden[..., None], layer.eval()(src, src_mask, padding), output)
 
     return call
 
@@ -138,8 +136,7 @@ ENCODER_FAST = NN_ENCODER.but(
 
 
 class TextbookEncoder(PackedHeads):
-    """Textbook code: attention and a feed-forward network with residuals, each with a norm behind it or,
-    with the option `pre`, before it."""
+    """Textbook code: attention and a network with residuals, and norms behind or before (`pre`) each."""
 
     name = "textbook-encoder"
     operator = ENCODER

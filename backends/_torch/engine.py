@@ -46,10 +46,7 @@ class TorchMemory(Memory):
             for path, part in layer.named_modules()
             if isinstance(part, torch.nn.Linear)
         }
-        return {
-            path: (parameter, "oi" if path in linear else "")
-            for path, parameter in layer.named_parameters()
-        }
+        return {path: (p, "oi" if path in linear else "") for path, p in layer.named_parameters()}
 
     def transpose(self, array: Any, *axes: int) -> Any:
         return array.permute(*axes)
@@ -137,8 +134,7 @@ class TorchEngine(Backend):
         return by_autograd(prepared, wrt, cotangent)
 
     def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
-        """See `Backend.pullback`. The call takes views of leaves, since operands in a model are no
-        leaves."""
+        """See `Backend.pullback`. As in a model, operands are no leaves."""
         return pullback(prepared, wrt, passes_leaves=False)
 
     @cached_property

@@ -31,8 +31,7 @@ Axes = tuple[int | None, int | None]
 """The numbers of samples and heads of a mask; None if all share one mask."""
 
 KEPT_MASKS, LARGEST_KEPT_MASK = 128, 2**20
-"""The number of block masks that are cached, and the largest number of query-key pairs of a cached
-mask."""
+"""The number of cached block masks, and the largest number of query-key pairs of a cached mask."""
 
 
 FLEX_REFUSALS = {
@@ -150,8 +149,7 @@ class Flex(Implementation):
     def _mask_mod_of_score_mod(
         self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
     ) -> Callable[..., Any]:
-        """A mask_mod that reads the array that create_mask makes from a score_mod, which returns -inf for
-        the pairs that `mask_mod` hides."""
+        """`_mask_mod_of_create_mask` of a score_mod that returns -inf where `mask_mod` is False."""
         where = self.backend.torch.where
 
         def score_mod(score, b, h, i, j):
@@ -162,13 +160,12 @@ class Flex(Implementation):
     def prepare(
         self,
         inputs: Inputs,
-        rewrite_mask_mod: Callable[[Callable[..., Any], Axes, Shape], Callable[..., Any]]
-        | None = None,
+        rewrite: Callable[[Callable[..., Any], Axes, Shape], Callable[..., Any]] | None = None,
         *,
         block_options: Mapping[str, Any] | None = None,
         extra_arguments: Mapping[str, Any] | None = None,
     ) -> PreparedCall:
-        """The call. `rewrite_mask_mod` returns the mask_mod to use instead of the usual one;
+        """The call. `rewrite` returns the mask_mod to use instead of the usual one;
         `block_options` are arguments of create_block_mask, and `extra_arguments` of flex_attention,
         besides the usual ones.
         """
@@ -185,8 +182,8 @@ class Flex(Implementation):
         sizes = zip(leading, (s.B, s.H), strict=True)
         batch, heads = (None if size == 1 <= count else count for size, count in sizes)
         mask_mod: Any = None if full_mask is None else _mask_mod_of(backend.array(full_mask, None))
-        if mask_mod is not None and rewrite_mask_mod is not None:
-            mask_mod = rewrite_mask_mod(mask_mod, (batch, heads), shape)
+        if mask_mod is not None and rewrite is not None:
+            mask_mod = rewrite(mask_mod, (batch, heads), shape)
         softcap, lse = inputs.feature("softcap"), inputs.feature("lse")
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
@@ -216,11 +213,10 @@ class Flex(Implementation):
         def ahead() -> None:
             if full_mask is not None and not block_masks:
                 # Models also make a block mask once and pass it to every layer.
-                is_usual = rewrite_mask_mod is None and block_options is None
-                if is_usual and full_mask.size <= LARGEST_KEPT_MASK:
-                    block_masks.append(self._block_masks.get((shape, mask_digest), make_block_mask))
-                else:
-                    block_masks.append(make_block_mask())
+                is_usual = rewrite is None and block_options is None
+                is_cached = is_usual and full_mask.size <= LARGEST_KEPT_MASK
+                get, key = self._block_masks.get, (shape, mask_digest)
+                block_masks.append(get(key, make_block_mask) if is_cached else make_block_mask())
 
         def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:
             traced = torch.compiler.is_compiling()

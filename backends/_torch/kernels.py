@@ -60,8 +60,7 @@ def enable_gqa_argument(call: AttentionCall) -> Any:
 
 
 def causal_biases(inputs: Inputs) -> dict[str, dict[str, Any]]:
-    """Arguments with the causal mask as an object of torch.nn.attention.bias, by its name; {} if there is
-    another mask or a bias."""
+    """The causal mask as an object of torch.nn.attention.bias; {} if there is another mask or a bias."""
     from torch.nn.attention import bias
 
     mask = inputs.mask
@@ -165,9 +164,7 @@ def force_kernel(kernel: str, backend: Backend) -> Iterator[None]:
             yield
 
 
-def with_forced_kernel(
-    name: str, kernel: str, declared: Declared = SDPA.declared, **changes: Any
-) -> Kernel:
+def force(name: str, kernel: str, declared: Declared = SDPA.declared, **changes: Any) -> Kernel:
     """The row `SDPA` changed so that torch uses one kernel, by its name in `SDPBackend`, or raises."""
     function = f"sdpa_kernel(SDPBackend.{kernel})({NATIVE})"
     return SDPA.but(
@@ -184,8 +181,7 @@ def with_forced_kernel(
 def flash_with_lse(
     query: Any, key: Any, value: Any, attn_mask: Any = None, enable_gqa: bool = False, **rest: Any
 ) -> Any:
-    """The CPU's flash operator, which returns output and log-sum-exp, called with the arguments of
-    scaled_dot_product_attention."""
+    """Output and log-sum-exp of the CPU's flash operator, for arguments of `NATIVE`."""
     import torch
 
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -205,14 +201,13 @@ def flash(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
 
 
 def refusal_without_rows(case: Case) -> str | None:
-    """The reason to refuse a case without queries or keys, or None (finding
-    flash-operator-without-rows)."""
+    """The reason to refuse a case without queries or keys (finding flash-operator-without-rows)."""
     if case.option("lse") and 0 in (case.sizes.Lq, case.sizes.Lk):
         return "without rows torch's flash operator divides by zero and ends the process"
     return None
 
 
-MATH = with_forced_kernel(
+MATH = force(
     "sdpa-math",
     "MATH",
     SDPA.declared.but(numerics="exact", rounding=AS_CLASS).electing(
@@ -221,7 +216,7 @@ MATH = with_forced_kernel(
 )
 """Separate operations, in float32 for 16-bit dtypes."""
 
-FLASH = with_forced_kernel(
+FLASH = force(
     "sdpa-flash",
     "FLASH_ATTENTION",
     SDPA.declared.electing({"value-size": "raises"}).refusing(
@@ -243,13 +238,12 @@ FLASH_ON_CPU = FLASH.but(
 )
 
 ON_CPU = (SDPA, *(row.but(later=frozenset({"variations"})) for row in (MATH, FLASH_ON_CPU)))
-"""The rows on a CPU. Variations of MATH and FLASH are tested only at later levels, since SDPA uses these
-kernels, and is tested in all variations."""
+"""The rows on a CPU. SDPA uses the other two kernels, so their variations are tested at later levels."""
 
 ON_CUDA = (
     SDPA,
     MATH,
     FLASH,
-    with_forced_kernel("sdpa-efficient", "EFFICIENT_ATTENTION"),
-    with_forced_kernel("sdpa-cudnn", "CUDNN_ATTENTION"),
+    force("sdpa-efficient", "EFFICIENT_ATTENTION"),
+    force("sdpa-cudnn", "CUDNN_ATTENTION"),
 )

@@ -15,10 +15,10 @@ from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.modules import (
     MULTI_HEAD_PATH,
     batch_first_false,
+    batch_second,
     called,
     differentiable,
     fast,
-    lengths_first_call,
     linear_state,
     masks,
     module_state,
@@ -50,8 +50,7 @@ def layers(backend: TorchEngine) -> list[Implementation]:
 
 
 def construct(own: FrameworkLayer, inputs: Inputs, kind: Any, **flags: Any) -> Any:
-    """A new module of class `kind`, which takes the arguments of `torch.nn.MultiheadAttention`. Its
-    parameters are those of its constructor."""
+    """A new module of class `kind` by the arguments of `torch.nn.MultiheadAttention`."""
     w = inputs.widths
     arguments = {
         "embed_dim": w.query, "num_heads": inputs.sizes.H, "dropout": inputs.rate,
@@ -77,8 +76,7 @@ def masks_without_weights(own: FrameworkLayer, inputs: Inputs, **how: Any) -> di
 
 
 def masks_with_weights(own: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
-    """The arguments of masks (`modules.masks`), and average_attn_weights=False if the case asks for the
-    weights of every head."""
+    """The arguments of masks, and average_attn_weights=False for the weights of every head."""
     weights_of_heads = {"average_attn_weights": False} if inputs.returned == "head" else {}
     return masks(own, inputs, **how) | weights_of_heads
 
@@ -95,7 +93,7 @@ def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     if inputs.squeezed:
         return calls
     calls["batch_first=False"] = batch_first_false(own, inputs)
-    for name, (problem, flags) in problems_with_appended_key(inputs).items():
+    for name, (problem, flags) in with_appended_key(inputs).items():
         layer = own.make(problem, **flags)
         longer = {name: own.call(inputs, layer=layer)} | {
             f"{name}, {hint}": own.call(inputs, layer=layer, **way) for hint, way in hints.items()
@@ -104,7 +102,7 @@ def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     return calls
 
 
-def problems_with_appended_key(inputs: Inputs) -> dict[str, tuple[Inputs, dict[str, Any]]]:
+def with_appended_key(inputs: Inputs) -> dict[str, tuple[Inputs, dict[str, Any]]]:
     """Problems with one more key, which a layer appends and all rows attend: a learned key (add_bias_kv),
     or zeros (add_zero_attn). By name, each with the flags of `multi_head`.
 
@@ -128,7 +126,7 @@ def _last_projected(inputs: Inputs, name: str) -> np.ndarray:
 
 def _with_row(inputs: Inputs, factor: int) -> Inputs:
     """The inputs with the key and value that a layer appends to every sample (see
-    `problems_with_appended_key`). All rows attend them. They are the first ones of the first sample times
+    `with_appended_key`). All rows attend them. They are the first ones of the first sample times
     `factor`; 0 makes zeros."""
     changes: dict[str, Any] = {"self_attention": False}
     for name in ("key", "value"):
@@ -235,19 +233,16 @@ def quantizable(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     from torch.ao.nn.quantizable import MultiheadAttention
 
     layer = construct(own, inputs, MultiheadAttention, **flags)
-    return with_state(
-        own, inputs, layer, linear_state(inputs.parameters, np.concatenate), is_complete=False
-    )
+    state = linear_state(inputs.parameters, np.concatenate)
+    return with_state(own, inputs, layer, state, strict=False)
 
 
 QUANTIZABLE = WEIGHTS.but(
     name="ao-quantizable-mha",
     make=quantizable,
-    called=lambda own, inputs, arguments, **how: lengths_first_call(
-        own, called(own, inputs, arguments, **how)
-    ),
+    called=lambda own, inputs, given, **how: batch_second(own, called(own, inputs, given, **how)),
     parameters=linear_state,
-    differentiable=lambda own, inputs: lengths_first_call(own, differentiable(own, inputs)),
+    differentiable=lambda own, inputs: batch_second(own, differentiable(own, inputs)),
     declared=WEIGHTS.declared.refusing({"squeezed": "the class reads three axes"}).electing(
         {"causal-with-mask": "raises", "nan-in-masked-key": "blocked"}
     ),

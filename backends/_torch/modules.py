@@ -59,25 +59,21 @@ def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
 
 
 def with_state(
-    own: FrameworkLayer,
-    inputs: Inputs,
-    layer: Any,
-    state: Mapping[str, Any],
-    is_complete: bool = True,
+    own: FrameworkLayer, inputs: Inputs, layer: Any, state: Mapping[str, Any], strict: bool = True
 ) -> Any:
-    """The layer after `load_state_dict(state)`; `is_complete`: raise if `state` lacks a parameter."""
+    """The layer after `load_state_dict(state)`; `strict`: raise if `state` lacks a parameter."""
     array, dtype = own.backend.array, inputs.dtype
     arrays = {name: array(np.ascontiguousarray(a), dtype) for name, a in state.items()}
-    layer.load_state_dict(arrays, strict=is_complete)
+    layer.load_state_dict(arrays, strict=strict)
     return layer
 
 
 def masks(
     own: FrameworkLayer, inputs: Inputs, hint: bool = False, float_mask: bool = False
 ) -> dict[str, Any]:
-    """key_padding_mask and attn_mask, in which True hides. `hint`: also is_causal=True, which PyTorch
-    takes for a hint about attn_mask. `float_mask`: attn_mask has 0 and -inf. A form "flag" passes
-    is_causal alone, against PyTorch's documentation."""
+    """key_padding_mask and attn_mask, in which True hides. `hint`: also is_causal=True, a hint that
+    attn_mask is causal. `float_mask`: attn_mask has 0 and -inf. The form "flag" passes is_causal
+    alone."""
     array = own.backend.array
     if inputs.form == "flag":
         return {"is_causal": True}
@@ -144,12 +140,11 @@ def called(
 
 def batch_first_false(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call of a layer with batch_first=False: operands and output are (L, B, E)."""
-    return lengths_first_call(own, own.call(inputs, batch_first=False))
+    return batch_second(own, own.call(inputs, batch_first=False))
 
 
-def lengths_first_call(own: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
-    """`plain`, a call whose operands and output are (L, B, E), as a call of operands and output (B, L,
-    E)."""
+def batch_second(own: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
+    """`plain`, a call of operands (L, B, E), as a call whose operands and output are (B, L, E)."""
     operands = own.layer.operands.values()
 
     def run(**arguments: Any) -> tuple[Any, Any]:

@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._torch.modules import (
-    called,
-    differentiable,
-    settings,
-    with_state,
-)
+from attention_conformance.backends._torch import modules
+from attention_conformance.backends._torch.modules import called, differentiable, with_state
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared, DeclaredRounding
 from attention_conformance.backends.layer import (
     STEPS,
@@ -43,17 +39,15 @@ def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
 
 
 def norm(kind: Any, affine: str, own: FrameworkLayer, inputs: Inputs, /, **flags: Any) -> Any:
-    """A norm of class `kind` with the inputs' parameters. The argument named `affine` of its constructor
-    is False for a norm without gain and offset."""
+    """A norm of class `kind` with the inputs' parameters; its argument `affine` says if there are any."""
     p = inputs.parameters
     # As in users' code: default values are not passed.
     arguments: dict[str, Any] = {} if "gain" in p else {affine: False}
     if inputs.epsilon != OWN_EPSILON:
         arguments["eps"] = inputs.epsilon
-    layer = kind(inputs.widths.query, **settings(own, inputs), **(arguments | flags))
-    known = layer.state_dict()
-    named = {n: a for n, a in state(p, np.concatenate).items() if n in known}
-    return with_state(own, inputs, layer, named, is_complete=False)
+    layer = kind(inputs.widths.query, **modules.settings(own, inputs), **(arguments | flags))
+    named = {n: a for n, a in state(p, np.concatenate).items() if n in layer.state_dict()}
+    return with_state(own, inputs, layer, named, strict=False)
 
 
 def layer_norm(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:

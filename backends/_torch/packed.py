@@ -100,7 +100,7 @@ class FlexPacked(Implementation):
 
             query_documents = documents(query_offsets, s.Lq)
             key_documents = documents(key_offsets, s.Lk)
-            query_lengths, key_lengths = query_offsets.diff(), key_offsets.diff()
+            more_keys = key_offsets.diff() - query_offsets.diff()  # than queries, by document
 
             def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
                 document = looked_up(query_documents, i)
@@ -110,10 +110,7 @@ class FlexPacked(Implementation):
                 row = i - looked_up(query_offsets, document)
                 key_place = j - looked_up(key_offsets, document)
                 if alignment == "causalbr":
-                    longer_by = looked_up(key_lengths, document) - looked_up(
-                        query_lengths, document
-                    )
-                    row = row + longer_by
+                    row = row + looked_up(more_keys, document)
                 return same_document & (key_place <= row)
 
             return create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
@@ -172,18 +169,16 @@ class FlexPaged(Implementation):
     later = frozenset({"f64", "f16"})
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """Two calls of the same problem: the last sample's pages belonged to the first sample and were
-        freed; samples stand in reversed order in the page tables, and `batch_idx` names them."""
+        """Calls of the same problem: `freed`: the last sample's pages belonged to the first one before;
+        `swapped`: samples stand in reversed order in the page tables, and `batch_idx` names them."""
         if inputs.sizes.B == 1:
             return {}
         return {
             "erase": self.prepare(inputs, freed=True),
-            "batch_idx": self.prepare(inputs, reversed_samples=True),
+            "batch_idx": self.prepare(inputs, swapped=True),
         }
 
-    def prepare(
-        self, inputs: Inputs, freed: bool = False, reversed_samples: bool = False
-    ) -> PreparedCall:
+    def prepare(self, inputs: Inputs, freed: bool = False, swapped: bool = False) -> PreparedCall:
         """The call; the flags are those of `paths`. Packed tokens become a batch and are packed again."""
         from torch.nn.attention.experimental._paged_attention import PagedAttention
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -208,7 +203,7 @@ class FlexPaged(Implementation):
             attends = j <= last if causal else j >= 0
             return attends & (j >= last - left) if left is not None else attends
 
-        samples = list(range(s.B))[:: -1 if reversed_samples else 1]
+        samples = list(range(s.B))[:: -1 if swapped else 1]
 
         def capped(score: Any, *place: Any) -> Any:
             return torch.tanh(score / softcap) * softcap
@@ -238,10 +233,10 @@ class FlexPaged(Implementation):
                 mask_mod, s.B, None, longest, pages_of_pool * page_size, device=device,
                 BLOCK_SIZE=(128, page_size),
             )  # fmt: skip
-            batch_idx = torch.tensor(samples, device=device) if reversed_samples else None
+            batch_idx = torch.tensor(samples, device=device) if swapped else None
             mask = manager.convert_logical_block_mask(logical, batch_idx, kv_len=key_lengths)
             score = capped if softcap is not None else None
-            if not reversed_samples:  # get_score_mod has no batch_idx
+            if not swapped:  # get_score_mod has no batch_idx
                 score = manager.get_score_mod(score, key_lengths)
             batch = query.new_zeros((s.B, longest, s.H, s.D)).index_put((sample, row), query)
             answer = uncompiled(flex_attention)(

@@ -69,8 +69,7 @@ def profiled(**settings: Any) -> Iterator[Any]:
 
 
 def guarded_switch(name: str, switch: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of `SWITCHES` that raises ForbiddenCall unless it is called within
-    `switching_allowed`."""
+    """A function of `SWITCHES` that raises ForbiddenCall outside of `switching_allowed`."""
 
     # Without `wraps`: its attribute `__wrapped__` would be the unguarded switch.
     def call(*arguments: Any) -> Any:
@@ -196,8 +195,8 @@ class TorchProfiler(Profiler):
     def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
         """The peak memory of a call's tensors, as the allocator counts it.
 
-        On the CPU the sum of torch.profiler's events, each the bytes of an allocation or (below 0) a
-        release.
+        On the CPU the sum of torch.profiler's events, the bytes of allocations and (negative) of
+        releases.
         """
         import torch
 

@@ -42,8 +42,7 @@ class RankProcesses:
         atexit.register(self.end)
 
     def call(self, arguments: Mapping[str, Any]) -> list[Any]:
-        """The results of `rank_answer` of all ranks for the same arguments. Raises the first error of a
-        rank."""
+        """`rank_answer` of all ranks for the same arguments. Raises the first error of a rank."""
         with self.lock:
             try:
                 pipes = [pipe for _, pipe in self.started_processes()]
@@ -114,8 +113,8 @@ def serve(rank: int, store: str, descriptor: int) -> None:
 def rank_answer(
     rank: int, operands: Any, cotangent: Any, balanced: bool, rotation: str, settings: Mapping[str, Any]
 ) -> Any:  # fmt: skip
-    """The output rows of one rank; with a cotangent the gradients of its queries, keys and values
-    instead."""
+    """The output rows of one rank, or, with a cotangent, the gradients of its queries, keys and
+    values."""
     import torch
     from torch import distributed
     from torch.distributed.tensor.experimental._context_parallel import _attention as ring
@@ -210,10 +209,7 @@ class Ring(Implementation):
             @torch.autograd.function.once_differentiable
             def backward(ctx: Any, cotangent: Any) -> Any:
                 parts = answers_of_ranks(ctx.saved_tensors, cotangent)
-                return tuple(
-                    joined_parts(gradient_parts, balanced)
-                    for gradient_parts in zip(*parts, strict=True)
-                )
+                return tuple(joined_parts(x, balanced) for x in zip(*parts, strict=True))
 
         return Function
 

@@ -122,16 +122,14 @@ class TextbookCached(TextbookOperator):
         if rotation_of_case is None or x is None:
             return x
         angles = arrays[f"cosine_{n}"], arrays[f"sine_{n}"]
-        return self.ops.like(
-            rotated_pairs(self.ops, self.ops.astype(x, wide_dtype), *angles, rotation_of_case), x
-        )
+        wide = rotated_pairs(self.ops, self.ops.astype(x, wide_dtype), *angles, rotation_of_case)
+        return self.ops.like(wide, x)
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: Arrays,
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """The rows (outputs) of the chunk that is action n, None without a query, and the state after
-        it."""
+        """The rows of the chunk that is action n (None without a query), and the state after it."""
         k, v = self.extended(state, key, value)
         return None if query is None else self.answer(query, k, v, n, arrays, inputs), (k, v)
 

@@ -81,8 +81,8 @@ class Textbook(TextbookOperator):
         return inputs.parameters
 
     def hidden(self, inputs: Inputs) -> np.ndarray | None:
-        """True where a query does not attend a key, (B, H, Lq, Lk) with `heads_apart`, else (B, Lq, Lk);
-        None without a mask."""
+        """True for hidden pairs, (B, H, Lq, Lk) with `heads_apart`, else (B, Lq, Lk); None without a
+        mask."""
         mask = LayerMasks.of(inputs, causal=False, lengths=False).rest
         if mask is None:
             return None
@@ -94,8 +94,7 @@ class Textbook(TextbookOperator):
     def layer(
         self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
-        """(output, weights). `arrays` has parameters by name, and perhaps the boolean `hidden` and
-        `bias`."""
+        """(output, weights). `arrays` has the parameters, and perhaps `hidden` and `bias`, by name."""
 
     def softmax(self, scores: Any, hidden: Any) -> Any:
         """softmax of scores, with hidden scores set to -inf."""

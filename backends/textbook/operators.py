@@ -30,8 +30,7 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class TextbookLatent(TextbookOperator):
-    """Latent attention that projects latents to keys and values of all heads, and repeats the rotary key
-    for every head."""
+    """Latents are projected to keys and values of all heads; the rotary key is repeated for each head."""
 
     name = "textbook-latent"
     operator = latent.LATENT
@@ -112,8 +111,8 @@ class TextbookMerge(TextbookOperator):
 
 
 class TextbookPacked(TextbookOperator):
-    """Packed attention that computes the scores of all pairs. Scores of pairs of different segments are
-    set to -inf before the softmax."""
+    """All scores are computed; those of pairs in different segments are set to -inf before the
+    softmax."""
 
     name = "textbook-packed"
     operator = packed.PACKED
@@ -163,10 +162,10 @@ def slots_first(ops: Operations, pool: Any, inputs: Inputs) -> Any:
 def with_stored(ops: Operations, pool: Any, tokens: Any, slots: Any) -> Any:
     """A pool (P, S, ...) with tokens (B, Lq, ...) in the last of the slots (B, Lk)."""
     last_slots = ops.reshape(slots[:, slots.shape[1] - tokens.shape[1] :], (-1,))
-    return put_in_pool(ops, pool, last_slots, ops.reshape(tokens, (-1, *pool.shape[2:])))
+    return put(ops, pool, last_slots, ops.reshape(tokens, (-1, *pool.shape[2:])))
 
 
-def put_in_pool(ops: Operations, pool: Any, slots: Any, tokens: Any) -> Any:
+def put(ops: Operations, pool: Any, slots: Any, tokens: Any) -> Any:
     """A pool (P, S, ...) with tokens (N, ...) in its slots (N,)."""
     pages, size, *inner = pool.shape
     flat = ops.reshape(pool, (pages * size, *inner))
@@ -230,10 +229,9 @@ class TextbookPagedWrite(TextbookOperator):
         def write(name: str) -> Any:
             pool = slots_first(ops, x[f"{name}_cache"], inputs)
             pages, size = pool.shape[:2]
-            with_spare_page = ops.concat([pool, pool[:1]], 0)  # the last page takes skipped tokens
+            longer = ops.concat([pool, pool[:1]], 0)  # the last page takes skipped tokens
             slots = ops.fill(x["slot_mapping"], x["skipped"], pages * size)
-            written = put_in_pool(ops, with_spare_page, slots, x[name])[:pages]
-            return slots_first(ops, written, inputs)
+            return slots_first(ops, put(ops, longer, slots, x[name])[:pages], inputs)
 
         return write("key"), write("value")
 
@@ -282,9 +280,7 @@ class TextbookQuantized(OverCodes):
             self.ops, query, key, value, None, None, inputs.effective_scale, hidden=hidden
         )
         if slots is not None:
-            new = {
-                n: self.put_last_codes(pools, n, codes, slots, inputs) for n, codes in new.items()
-            }
+            new = {n: self.put_codes(pools, n, codes, slots, inputs) for n, codes in new.items()}
         return (output, *new.values()) if new else output
 
     def codes(self, name: str, arrays: Arrays, inputs: Inputs) -> Any:
@@ -296,9 +292,7 @@ class TextbookQuantized(OverCodes):
         parts = [ops.like(arrays[f"{name}_codes"], scale)[:, :, :past], ops.like(new, scale)]
         return ops.astype(ops.concat(parts, 2), CODES[inputs.case.option("codes")].long_name)
 
-    def put_last_codes(
-        self, arrays: Arrays, name: str, codes: Any, slots: Any, inputs: Inputs
-    ) -> Any:
+    def put_codes(self, arrays: Arrays, name: str, codes: Any, slots: Any, inputs: Inputs) -> Any:
         """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in their `slots` (B, Lk)."""
         ops, scale = self.ops, arrays[name.replace("codes", "scale")]
         pool = slots_first(ops, ops.like(arrays[name], scale), inputs)

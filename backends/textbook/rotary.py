@@ -28,18 +28,16 @@ from attention_conformance.suite.spec.operators.rotary import (
 def rotated_pairs(ops: Operations, x: Any, cosine: Any, sine: Any, rotation: Rotation) -> Any:
     """x (B, H, L, D) with rotated pairs in its first r = `rotation.size` features. Cosine and sine
     broadcast to (B, H, L, r / 2)."""
-    rotated_size = rotation.size
-    unrotated = [x[..., rotated_size:]] if rotated_size < x.shape[-1] else []
+    size = rotation.size
+    unrotated = [x[..., size:]] if size < x.shape[-1] else []
     if rotation.interleaved:
-        pairs = ops.reshape(x[..., :rotated_size], (*x.shape[:-1], rotated_size // 2, 2))
-        first, second = pairs[..., 0:1], pairs[..., 1:2]
+        pairs = ops.reshape(x[..., :size], (*x.shape[:-1], size // 2, 2))
+        one, two = pairs[..., 0:1], pairs[..., 1:2]
         cosine, sine = (ops.reshape(t, (*t.shape, 1)) for t in (cosine, sine))
-        rotated = ops.concat([first * cosine - second * sine, second * cosine + first * sine], -1)
-        return ops.concat([ops.reshape(rotated, (*x.shape[:-1], rotated_size)), *unrotated], -1)
-    first, second = x[..., : rotated_size // 2], x[..., rotated_size // 2 : rotated_size]
-    return ops.concat(
-        [first * cosine - second * sine, second * cosine + first * sine, *unrotated], -1
-    )
+        rotated = ops.concat([one * cosine - two * sine, two * cosine + one * sine], -1)
+        return ops.concat([ops.reshape(rotated, (*x.shape[:-1], size)), *unrotated], -1)
+    one, two = x[..., : size // 2], x[..., size // 2 : size]
+    return ops.concat([one * cosine - two * sine, two * cosine + one * sine, *unrotated], -1)
 
 
 def tables(rotation: Rotation, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -37,8 +37,7 @@ class Named(Parameter[Inputs]):
     joined_heads: Callable[[Inputs], Any] | None = None
 
     def under(self, name: str, joined_heads: bool = False) -> Parameter[Inputs]:
-        """The parameter with `name`, one of its names; `joined_heads`: the code counts all heads
-        together."""
+        """The parameter with one of its names; `joined_heads`: its code counts all heads together."""
         return replace(self, name=name, value=(joined_heads and self.joined_heads) or self.value)
 
 
@@ -50,10 +49,8 @@ def named(
     joined_heads: Callable[[Inputs], Any] | None = None,
 ) -> Named:
     """A row of the list; `names` are divided by spaces, and the suite's own name is the first."""
-    name, *other_names = names.split()
-    return Named(
-        name, features, value, names=tuple(other_names), text=text, joined_heads=joined_heads
-    )
+    name, *others = names.split()
+    return Named(name, features, value, names=tuple(others), text=text, joined_heads=joined_heads)
 
 
 def option(name: str) -> Callable[[Inputs], Any]:
@@ -77,8 +74,7 @@ def filled(value: Any) -> Any:
 
 
 def width(name: str) -> Callable[[Inputs], int]:
-    """A function that returns the width of an operand of a layer; H D for operators that are no
-    layers."""
+    """A function that returns the width of an operand; H D for operators that are no layers."""
     return lambda inputs: (
         getattr(inputs.widths, name) if inputs.operator.is_layer else all_heads(inputs)
     )

@@ -41,8 +41,7 @@ WORDS = (
     (("gate",), r"gate|(^|_|w)g($|_)"),
     (("output",), r"out|(^|_|w|to)o($|_|proj|lin|dense)|c_proj|^proj|^fc|final|unify|^dense$|combine"),
 )  # fmt: skip
-"""Roles, and the pattern of names of a projection that has these roles. The pattern is searched in the
-last word of a variable's path. The first pattern that fits counts."""
+"""Roles, and the pattern of the last word of a variable's path that says them. The first match counts."""
 
 LAYOUTS = ("ihd", "hid", "hdi", "dih", "idh", "dhi")
 """The orders in which the features of fused projections may stand: i is the projection, h the head, d
@@ -180,8 +179,8 @@ def sizes_of(role: str, case: Case) -> tuple[int, int]:
 
 
 def roles_named_by(name: str, roles: Iterable[str]) -> tuple[str, ...]:
-    """The roles of `WORDS` for the last word of a projection's name, without digits; () if no pattern
-    fits, or only patterns with roles outside `roles`."""
+    """The roles, all of `roles`, that `WORDS` has for the last word of a projection's name; () for
+    none."""
     words = [word for word in name.split(".") if not word.isdigit() and word != "*"]
     last = re.sub(r"\d", "", words[-1]).lower() if words else ""
     rows = ((row_roles, pattern) for row_roles, pattern in WORDS if set(row_roles) <= {*roles})
@@ -213,12 +212,9 @@ def projections_of(
         else:
             projections[name] = Projection(name, path, "", variable.shape, variable.order)
     for path, name in vectors.items():
+        named = roles_named_by(name, roles)
         owner = projections.get(name) or next(
-            (
-                p
-                for p in projections.values()
-                if roles_named_by(p.name, roles) == roles_named_by(name, roles) != ()
-            ),
+            (p for p in projections.values() if roles_named_by(p.name, roles) == named != ()),
             None,
         )
         if owner is None or owner.bias:
@@ -238,8 +234,7 @@ def stem(path: str) -> tuple[str, bool]:
 
 
 def heads_joined(projections: Sequence[Projection], heads: int) -> list[Projection] | None:
-    """The projections, where one projection per head becomes one of all heads; None if there is none per
-    head."""
+    """The projections, with those of all heads joined to one; None if no head has its own projection."""
     groups: dict[str, list[Projection]] = {}
     for projection in projections:
         groups.setdefault(with_stars(projection.name), []).append(projection)
@@ -272,16 +267,12 @@ def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def seats_for(
-    projection: Projection,
-    named_roles: tuple[str, ...],
-    roles: Sequence[str],
-    case: Case,
-    default_order: str,
+    projection: Projection, named: tuple[str, ...], roles: Sequence[str], case: Case, order: str
 ) -> Iterator[Seat]:
-    """The seats that fit a projection's shape: with the roles `named_roles` that its name says, or, if it
-    says none, any of `roles`. `default_order` is the order of axes if the framework does not tell."""
-    choices: list[tuple[str, ...]] = [named_roles] if named_roles else [(role,) for role in roles]
-    if not named_roles and {*ROLES[:3]} <= {*roles}:
+    """The seats that fit a projection's shape: with the roles `named` that its name says, or, if it
+    says none, any of `roles`. `order` is the order of axes if the framework does not tell."""
+    choices: list[tuple[str, ...]] = [named] if named else [(role,) for role in roles]
+    if not named and {*ROLES[:3]} <= {*roles}:
         choices.append(ROLES[:3])
     count = projection.heads
     for seat_roles in choices:
@@ -293,19 +284,19 @@ def seats_for(
         outputs = sum(out for _, out in shapes)
         if outputs % count:
             continue
-        want, order = (shapes[0][0], outputs // count), projection.order or default_order
+        want, seat_order = (shapes[0][0], outputs // count), projection.order or order
         shape = projection.shape
         if len(shape) == 3 and seat_roles[0] != "score":
             letters = "".join(AXES[seat_roles[0]])
             if len(seat_roles) > 1 or shape != tuple(case.letters[x] for x in letters):
                 continue
-            order = "io"
+            seat_order = "io"
         elif len(shape) == 1:
             if shape != want[:1] or seat_roles != ("score",):
                 continue
-        elif shape != (want[::-1] if order == "oi" else want):
+        elif shape != (want[::-1] if seat_order == "oi" else want):
             continue
-        yield Seat(projection, seat_roles, order)
+        yield Seat(projection, seat_roles, seat_order)
 
 
 def seatings(

@@ -46,10 +46,7 @@ def feature_parameter(
     takes the native parameter for the feature.
     """
     words = (feature.word, feature.name) if feature.reduction.to == "mask" else (feature.word,)
-    unless = next(
-        (parameter.name for parameter in native_parameters if feature.word in parameter.features),
-        "",
-    )
+    unless = next((p.name for p in native_parameters if feature.word in p.features), "")
     return Parameter(feature.name, words, partial(feature_argument, feature), unless=unless)
 
 
@@ -214,11 +211,9 @@ class UserFunction(UserCallable):
     def merges_mask_into_bias(self) -> bool:
         """True if mask and bias are passed as one argument."""
         biases, masks = self.binder.serving("bias"), self.binder.serving("mask")
-        return (
-            not {*biases}.isdisjoint(masks)
-            if biases
-            else self.native.declared.merges_mask_into_bias
-        )
+        if not biases:
+            return self.native.declared.merges_mask_into_bias
+        return not {*biases}.isdisjoint(masks)
 
     def refusal(self, case: Case) -> str | None:
         if self.loses_window(case):
@@ -238,8 +233,7 @@ class UserFunction(UserCallable):
         return super().nearest_supported(case)
 
     def loses_window(self, case: Case) -> bool:
-        """True if the function can pass the case's window neither as its window argument nor as a
-        mask."""
+        """True if the function can take the case's window neither as a window argument nor as a mask."""
         return self.moves_window(case.mask, case.sizes) and not self.binder.serving("mask")
 
     def moves_window(self, mask: Mask | None, sizes: Sizes) -> bool:
@@ -248,9 +242,8 @@ class UserFunction(UserCallable):
         sides = [part.right for part in parts if isinstance(part, Window)]
         has_right_side = any(side is not None for side in sides) and not is_causal(mask)
         drops_right_side = bool(self.binder.name_of("window_left")) and has_right_side
-        return bool(sides) and (
-            drops_right_side or (self.binding.window == "last" and sizes.Lq != sizes.Lk)
-        )
+        shifts = self.binding.window == "last" and sizes.Lq != sizes.Lk
+        return bool(sides) and (drops_right_side or shifts)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """The call with each neutral value as an explicit argument, unless the argument has another
@@ -268,8 +261,7 @@ class UserFunction(UserCallable):
         return replace(self.call_of(inputs, output_index=1), outputs=("output",), source="")
 
     def problems(self, inputs: Inputs) -> dict[str, Inputs]:
-        """The inputs of each path (see `paths`) that answers another problem than that of `inputs`, by
-        path."""
+        """The inputs of each path that answers another problem than `inputs`, by path (see `paths`)."""
         if self.binding.returns != "weights" or inputs.training:
             return {}
         sizes = inputs.sizes

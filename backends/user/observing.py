@@ -268,9 +268,7 @@ def facts_of(layer: UserLayer, case: Case) -> Facts:
     layer.facts = replace(
         layer.facts,
         causal=may_be_causal and hides_later_keys(layer, draw(probe)),
-        weights=next(
-            (name for name in ("head", "average") if are_weights_of(weights, probe, name)), ""
-        ),
+        weights=next((n for n in ("head", "average") if are_weights_of(weights, probe, n)), ""),
     )
     if layer.takes("mask"):
         find_mask_form(layer, draw(probe))
@@ -299,8 +297,7 @@ def fitted_or_none(facts: Facts, case: Case) -> Case | None:
 
 
 def answer_of(layer: UserLayer, inputs: Inputs) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The output and the weights of a call; None for each that is no array, and for both if the call
-    raises."""
+    """Output and weights of a call; None for one that is no array, and for both if the call raises."""
     backend = layer.backend
     try:
         output, weights = layer.prepare(inputs)()
@@ -364,13 +361,12 @@ def find_mask_form(layer: UserLayer, inputs: Inputs) -> None:
     mask = np.ones((s.B, 1, s.Lq, s.Lk), bool)
     mask[..., -1] = False
     inputs = inputs.with_dense(mask_array=mask)
+    changed_inputs = with_changed_last_key(inputs)
     facts_before, callable_facts = layer.facts, list[Facts]()
     for axes in (4, 3):
         for kind in MASKS:
             layer.facts = replace(facts_before, mask_axes=axes, mask_kind=kind)
-            first, second = (
-                answer_of(layer, i)[0] for i in (inputs, with_changed_last_key(inputs))
-            )
+            first, second = (answer_of(layer, i)[0] for i in (inputs, changed_inputs))
             if not has_output_shape(first, inputs, "output") or second is None:
                 continue
             rows = [rows_without_changed_query(output, inputs) for output in (first, second)]

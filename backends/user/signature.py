@@ -137,16 +137,15 @@ class SignatureReading:
     @cached_property
     def all_words(self) -> dict[str, str]:
         """The word of each parameter that has one, by name; no two have the same word."""
-        words = {n: word_of(n) or n for n in self.parameters if n in self.known_rows} | {
-            **self.claimed
-        }
+        words = {n: word_of(n) or n for n in self.parameters if n in self.known_rows}
+        words |= self.claimed
         native_drops = any("dropout" in row.features for row in self.native_rows.values())
         for name, parameter in self.parameters.items():
             word = word_of(name)
-            is_unused = (
-                word == "dropout" and not native_drops and parameter.default is not parameter.empty
-            )
-            if word and not is_unused and name not in words and word not in words.values():
+            required = parameter.default is parameter.empty
+            if word == "dropout" and not native_drops and not required:
+                continue
+            if word and name not in words and word not in words.values():
                 words[name] = word
         return words
 
@@ -158,12 +157,8 @@ class SignatureReading:
         if all(word in by_word for word in OPERANDS):
             return {word: by_word[word] for word in OPERANDS}
         positional = [n for n, p in self.parameters.items() if p.kind in BY_PLACE]
-        free_names = [n for n in positional if self.all_words.get(n, "query") in OPERANDS]
-        return (
-            dict(zip(OPERANDS, free_names, strict=False))
-            if len(free_names) >= len(OPERANDS)
-            else {}
-        )
+        names = [n for n in positional if self.all_words.get(n, "query") in OPERANDS]
+        return dict(zip(OPERANDS, names, strict=False)) if len(names) >= len(OPERANDS) else {}
 
     @cached_property
     def words(self) -> dict[str, str]:
@@ -180,9 +175,8 @@ class SignatureReading:
         parameter, word = self.parameters[name], self.words[name]
         row = self.known_rows.get(name if name not in self.claimed else word)
         required = parameter.default is parameter.empty
-        merged = (
-            word == "attn_mask" and "bias" in self.words.values() and "bias" not in self.native_rows
-        )
+        has_bias = "bias" in self.words.values() and "bias" not in self.native_rows
+        merged = word == "attn_mask" and has_bias
         if word in (*MASK_WORDS, "bias") and (row is None or self.mask_kind or merged):
             kind = self.mask_kind or ("either" if self.native_merges else "boolean")
             return pair_argument(name, word, [*self.words.values()], kind, required)
@@ -213,10 +207,8 @@ class SignatureReading:
     @cached_property
     def missing(self) -> list[str]:
         """The parameters without a default and without a word."""
-        bound_names = (*self.words, *self.operands.values())
-        return [
-            n for n, p in self.parameters.items() if p.default is p.empty and n not in bound_names
-        ]
+        bound = (*self.words, *self.operands.values())
+        return [n for n, p in self.parameters.items() if p.default is p.empty and n not in bound]
 
     @cached_property
     def positional(self) -> dict[str, Any]:
