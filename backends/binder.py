@@ -103,26 +103,28 @@ class Binder(Generic[T]):
         its signature cannot be read.
         """
         signature = signature_of(function)
-        known = [parameter.name for parameter in table]
+        row_names = [parameter.name for parameter in table]
         parameters = list(signature.parameters.values())
         kinds = {p.kind for p in parameters}
         places = [p for p in parameters if p.kind in BY_PLACE]
         if arrays is None:
-            arrays = [p.name for p in places if p.default is p.empty and p.name not in known]
+            arrays = [p.name for p in places if p.default is p.empty and p.name not in row_names]
         keywords = [*places[len(arrays) :], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
-        taken = [p.name for p in keywords if p.kind is not p.POSITIONAL_ONLY and p.name in known]
-        unmet = any(p.default is p.empty and p.name not in taken for p in keywords)
+        taken_names = [
+            p.name for p in keywords if p.kind is not p.POSITIONAL_ONLY and p.name in row_names
+        ]
+        unmet = any(p.default is p.empty and p.name not in taken_names for p in keywords)
         if unmet or (len(places) < len(arrays) and inspect.Parameter.VAR_POSITIONAL not in kinds):
             raise TypeError(
-                f"{name}{signature} does not fit; expected {name}({signature_text(arrays, known)})"
-                f"{', any of the keywords' if known else ''}"
+                f"{name}{signature} does not fit; expected {name}({signature_text(arrays, row_names)})"
+                f"{', any of the keywords' if row_names else ''}"
             )
         collected = other_keywords if inspect.Parameter.VAR_KEYWORD in kinds else ()
         return cls(
             table,
-            frozenset([*taken, *collected]),
+            frozenset([*taken_names, *collected]),
             what,
-            tuple(p.name for p in keywords if p.name not in taken),
+            tuple(p.name for p in keywords if p.name not in taken_names),
             tuple(p.name for p in parameters),
             tuple(arrays),
         )
@@ -221,8 +223,8 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 def signature_of_instances(kind: type) -> inspect.Signature:
     """The signature that says how an instance of a class is called. Raises UnreadableSignature."""
-    methods = (vars(one).get(name) for one in kind.__mro__ for name in CALLED)
-    method = next((one for one in methods if inspect.isfunction(one)), None)
+    methods = (vars(base).get(name) for base in kind.__mro__ for name in CALLED)
+    method = next((base for base in methods if inspect.isfunction(base)), None)
     if method is None:
         raise UnreadableSignature(f"{kind.__name__} has no method {', '.join(CALLED)} in Python")
     _, *parameters = inspect.signature(method).parameters.values()  # without self

@@ -67,22 +67,23 @@ class Claims:
     expect: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, function: Any, said: Mapping[str, Any], operator: str = "") -> Claims:
-        """The claims in `said` (options) and of the function itself; options override the function's.
+    def of(cls, function: Any, option_claims: Mapping[str, Any], operator: str = "") -> Claims:
+        """The claims in `option_claims` (options) and of the function itself; options override the
+        function's.
 
         Elections and manifests of both are joined. Raises UsageError, also for a claim that a function
         of `operator` cannot make.
         """
         try:
-            of_function, of_options = (
+            by_function, by_options = (
                 {name: read(name, value) for name, value in source.items()}
-                for source in (stated(function), said)
+                for source in (stated(function), option_claims)
             )
-            values = {**of_function, **of_options}
+            values = {**by_function, **by_options}
             folder = Path(getattr(inspect.getmodule(function), "__file__", None) or ".").parent
-            manifests = [folder / path for path in of_function.get("expect", ())]
-            expect = (*manifests, *of_options.get("expect", ()))
-            elections = {**of_function.get("elections", {}), **of_options.get("elections", {})}
+            manifests = [folder / path for path in by_function.get("expect", ())]
+            expect = (*manifests, *by_options.get("expect", ()))
+            elections = {**by_function.get("elections", {}), **by_options.get("elections", {})}
             claimed_dtypes = {dtype(name).name for name in values.get("dtypes", DTYPES)}
             names = tuple(name for name in ORDER if name in claimed_dtypes)
             claims = cls(values, names, elections, _limits(values, names), expect)
@@ -120,22 +121,22 @@ class Claims:
     ) -> Declared:
         """The declaration of the function's implementation; `native` is the declaration of the
         framework's own attention. Raises DeclarationError."""
-        said, numerics = self.said, self.said.get("numerics", {})
+        claimed, numerics = self.said, self.said.get("numerics", {})
         if not isinstance(numerics, str):
             defaults = {name: _default(name, native) for name in self.dtypes}
             numerics = {**defaults, **numerics}
         refusals = {
-            feature: f"claims {name}" if said[name] is True else f"claims {name}={said[name]}"
+            feature: f"claims {name}" if claimed[name] is True else f"claims {name}={claimed[name]}"
             for name, features_lacking in REFUSED.items()
             for feature in features_lacking
-            if said.get(name)
+            if claimed.get(name)
         }
         fields["refusals"] = {**fields.get("refusals", {}), **refusals}
-        reruns = ("rerun",) if said.get("deterministic", True) else ()
+        reruns = ("rerun",) if claimed.get("deterministic", True) else ()
         return Declared(
             numerics=numerics, features=frozenset(features), elections=self.elections,
-            dtypes=self.dtypes, limits=self.limits, drop_in=said.get("drop_in", False),
-            is_user_code=True, bitwise=(*reruns, *said.get("bitwise", ())), rounding=self._rounding(),
+            dtypes=self.dtypes, limits=self.limits, drop_in=claimed.get("drop_in", False),
+            is_user_code=True, bitwise=(*reruns, *claimed.get("bitwise", ())), rounding=self._rounding(),
             **fields,
         )  # fmt: skip
 
@@ -268,8 +269,8 @@ def stated(function: Any) -> dict[str, Any]:
                 f"{near[0]!r}? Valid: {', '.join(CLAIMS)}"
             )
     values = {name: getattr(function, name, None) for name in CLAIMS}
-    made = {n: v for n, v in values.items() if v is not None}
-    return claims | {n: v for n, v in made.items() if is_function or _fits(n, v)}
+    present = {n: v for n, v in values.items() if v is not None}
+    return claims | {n: v for n, v in present.items() if is_function or _fits(n, v)}
 
 
 def _fits(name: str, value: Any) -> bool:

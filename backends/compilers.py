@@ -142,13 +142,13 @@ class Compiled(Implementation):
         super().__init__(inner.backend, name, declared.refusing(refusals))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain, compilers = self.inner.prepare(inputs), self.backend.compilers
-        compiled = compilers.compiled(plain, self.compiler, inputs.sizes.B)
+        prepared, compilers = self.inner.prepare(inputs), self.backend.compilers
+        compiled = compilers.compiled(prepared, self.compiler, inputs.sizes.B)
         dialect = DIALECTS.get(self.backend.name)
         expressions = {} if dialect is None else dialect.compiled
-        source = plain.source if self.compiler in expressions else ""
+        source = prepared.source if self.compiler in expressions else ""
         return replace(
-            plain, function=compiled.function, compiled=compiled.compiled, source=source,
+            prepared, function=compiled.function, compiled=compiled.compiled, source=source,
             through=expressions.get(self.compiler, ""),
         )  # fmt: skip
 

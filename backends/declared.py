@@ -121,16 +121,16 @@ class DeclarationError(UsageError):
     """An adapter uses an unknown word; the message lists the valid words."""
 
 
-def checked_name(what: str, name: str, more: str = "") -> str:
+def checked_name(what: str, name: str, extra: str = "") -> str:
     """`name`, if valid in ids, file names and command lines.
 
-    Raises DeclarationError for characters other than ASCII letters, digits, "_", ".", "-" and `more`.
+    Raises DeclarationError for characters other than ASCII letters, digits, "_", ".", "-" and `extra`.
     """
-    letters = rf"[A-Za-z0-9_.{re.escape(more)}-]+"
+    letters = rf"[A-Za-z0-9_.{re.escape(extra)}-]+"
     if not isinstance(name, str) or not re.fullmatch(letters, name):
         raise DeclarationError(
             f"{name!r} cannot be the name of {what}: a name has one character or more, all of them "
-            f"ASCII letters, digits, '_', '.' or '-'{f' or {more!r}' if more else ''}"
+            f"ASCII letters, digits, '_', '.' or '-'{f' or {extra!r}' if extra else ''}"
         )
     return name
 

@@ -55,14 +55,14 @@ def watched(
     def make(called: set[str], action: Callable[[], Any]) -> Any:
         """The value of `action`, a call or its derivative; adds forbidden calls to `called`."""
         nonlocal has_threads
-        heard: set[str] = set()
-        _RUNNING[id(heard)] = get_ident(), heard
+        noted: set[str] = set()
+        _RUNNING[id(noted)] = get_ident(), noted
         try:
             output, ran = backend.profiler.operators(action, has_threads)
         finally:
-            del _RUNNING[id(heard)]
-            has_threads |= not heard.isdisjoint(_STARTS)
-        called |= {name for name in heard if name in operators}
+            del _RUNNING[id(noted)]
+            has_threads |= not noted.isdisjoint(_STARTS)
+        called |= {name for name in noted if name in operators}
         called |= {name for name, op in operators.items() if op and any(map(op.fullmatch, ran))}
         if called:
             raise ForbiddenCall(
@@ -122,9 +122,9 @@ def _with_note(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def noting(*arguments: Any, **keywords: Any) -> Any:
-        for thread, heard in [*_RUNNING.values()]:
+        for thread, noted in [*_RUNNING.values()]:
             if name not in _STARTS or thread == get_ident():
-                heard.add(name)
+                noted.add(name)
         return function(*arguments, **keywords)
 
     return noting

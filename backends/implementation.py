@@ -49,7 +49,7 @@ ORDINARY = ("normal", "ties", "integers", "onehot")
 class Implementation(ABC):
     """One way in which a framework computes an operator.
 
-    `operator` is the computed operator: only its cases are asked. `mode` is "eager" or "compiled". Name
+    `operator` is the computed operator: only its cases are tested. `mode` is "eager" or "compiled". Name
     and declaration are class attributes or arguments of the constructor, which raises DeclarationError
     for a bad name.
     """
@@ -74,7 +74,7 @@ class Implementation(ABC):
     remarks: tuple[str, ...] = ()
     """For a user's function: remarks for the user on how the function is called."""
     causal_alignment = "top-left"
-    """How the causal flag is aligned if the answer to `causal-alignment` is unknown."""
+    """The alignment of the causal flag if the answer to `causal-alignment` is unknown."""
     advice: tuple[str, tuple[str, ...]] = ("", ())
     """For a user's function: the claim that trial calls suggest, as a sentence, and the features of cases
     that fail without the claim."""

@@ -49,7 +49,8 @@ def evaluated(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A framework's attention function, and the signature that users' functions are given.
+    """A framework's attention function, and the signature that users' functions are given. `own` is the
+    `FrameworkFunction` with this row.
 
     What is called:
 
@@ -70,12 +71,12 @@ class Kernel:
     - `without_flag`: the arguments of a call whose causal flag is merged into the mask or bias beside it.
       A user's function is called so if it refuses both together. None without both
 
-    What is asked besides the cases:
+    What is tested besides the cases:
 
     - `neutral`: values of parameters that change no answer (see `written_out`)
     - `wrong`: arguments, or functions of inputs, that the function must refuse (see
       `Implementation.refused`)
-    - `paths(own, inputs, plain)`: see `Implementation`
+    - `paths(own, inputs, plain)`: see `Implementation`; `plain` is the call without `through`
 
     What is promised:
 
@@ -115,11 +116,11 @@ class Kernel:
         ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
         return ways if scale is None else ways | {"scale written out": {"scale": scale}}
 
-    def divided(self, inputs: Inputs, binder: Binder[AttentionCall], both: bool) -> Native:
-        """The mask divided into the flags that a callable with `binder` takes, and the rest. `both`: the
-        causal flag is passed together with a mask or bias, too; else only if the case asks for both."""
-        alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-        passes_flag = both or alone or not self.flag_alone or inputs.form == "flag-and-mask"
+    def divided(self, inputs: Inputs, binder: Binder[AttentionCall], with_mask: bool) -> Native:
+        """The mask divided into the flags that a callable with `binder` takes, and the rest. `with_mask`:
+        the causal flag is also passed beside a mask or bias; else only if the case asks so."""
+        single = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
+        passes_flag = with_mask or single or not self.flag_alone or inputs.form == "flag-and-mask"
         return split_native(
             inputs,
             causal=binder.serves("native-causal") and passes_flag,
@@ -134,7 +135,7 @@ class Kernel:
         if self.divide is not None:
             return self.divide(inputs)
         taken = frozenset(parameter.name for parameter in self.parameters)
-        return self.divided(inputs, Binder(self.parameters, taken), both=False)
+        return self.divided(inputs, Binder(self.parameters, taken), with_mask=False)
 
     def arguments(self, backend: Backend, inputs: Inputs) -> dict[str, Any]:
         """The arguments of the framework's own function."""
@@ -155,7 +156,7 @@ class Kernel:
 
 
 class FrameworkFunction(FromRow):
-    """A framework's attention function, as its row says."""
+    """The implementation that calls the attention function of a row (`Kernel`)."""
 
     def __init__(self, backend: Backend, kernel: Kernel) -> None:
         self.kernel, self.axis_order = kernel, kernel.axis_order
@@ -180,8 +181,8 @@ class FrameworkFunction(FromRow):
         return {name: self.kernel.through(self, inputs, call) for name, call in calls.items()}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        plain = self.plain(inputs)
+        call = self.plain(inputs)
         return {
-            call_text(way): partial(plain.function, **plain.arguments | evaluated(way, inputs))
+            call_text(way): partial(call.function, **call.arguments | evaluated(way, inputs))
             for way in self.kernel.wrong
         }

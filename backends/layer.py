@@ -32,7 +32,7 @@ def outputs(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A framework's layer.
+    """A framework's layer. `own` is the `FrameworkLayer` with this row.
 
     What is called:
 
@@ -47,7 +47,7 @@ class Layer:
     - `operands`: the arguments of the operands that the layer takes
     - `arguments(own, inputs, **given)`: the arguments besides operands, such as masks, changed by `given`
 
-    What is asked besides the cases:
+    What is tested besides the cases:
 
     - `wrong`: arguments of the constructor that a layer must refuse (see `Implementation.refused`)
     - `paths(own, inputs)`: see `Implementation`
@@ -79,7 +79,7 @@ class Layer:
 
 
 class FrameworkLayer(FromRow):
-    """A framework's layer, as its row says. `made_layers`: layers that calls share, by
+    """The implementation that calls the layer of a row. `made_layers`: shared layers, by
     configuration."""
 
     def __init__(self, backend: Backend, layer: Layer) -> None:
@@ -131,8 +131,8 @@ STEPS = (1.0, 2.0)
 
 
 def can_train(inputs: Inputs) -> bool:
-    """True if an evaluation can show the statistics that training stored. 16 bits are too coarse for
-    this."""
+    """True for an evaluation of a norm that stores statistics, in which training shows: not in 16
+    bits."""
     stored = inputs.operator.array_kinds.statistics
     return bool(stored) and not inputs.training and not inputs.dtype.is_half
 

@@ -214,9 +214,9 @@ class LayerMasks:
         if native.lengths is None:
             return cls(native.causal, None, dense_of(inputs, native.rest))
         # Join several paddings: a key is valid if it is valid in all of them.
-        others = [part for part in native.rest if isinstance(part, Padding) and not part.left]
-        rest = tuple(part for part in native.rest if part not in others)
-        counts = [part.lengths(inputs.sizes, inputs.seed) for part in (native.lengths, *others)]
+        paddings = [part for part in native.rest if isinstance(part, Padding) and not part.left]
+        rest = tuple(part for part in native.rest if part not in paddings)
+        counts = [part.lengths(inputs.sizes, inputs.seed) for part in (native.lengths, *paddings)]
         valid = np.arange(inputs.sizes.Lk) < np.min(counts, axis=0)[:, None]
         return cls(native.causal, valid, dense_of(inputs, rest))
 

@@ -72,8 +72,8 @@ class Profiler:
                 outcome.append(error)
 
         threads = [
-            Thread(target=run, args=(own, outcome), daemon=True)
-            for own, outcome in zip(calls, outcomes, strict=True)
+            Thread(target=run, args=(thread_calls, outcome), daemon=True)
+            for thread_calls, outcome in zip(calls, outcomes, strict=True)
         ]
         with set_to(EAGER_SWITCHES, sys.getswitchinterval, sys.setswitchinterval):
             for thread in threads:
@@ -97,7 +97,7 @@ class Profiler:
         return call(), ()
 
     def ways(self, name: str) -> Sequence[str]:
-        """The places of other functions by which code may call the function `name`."""
+        """The dotted names of private functions through which code can call the function `name`."""
         return ()
 
     def guard(self) -> None:

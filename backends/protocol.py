@@ -57,7 +57,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Ambient(NamedTuple):
-    """A mode of a framework or of the process in which people make calls.
+    """A mode of a framework or of the process in which users make calls.
 
     - `within` makes the context of the mode.
     - `dtype`: the short name of the dtype in which calls may compute; "" for the dtype of the operands.
@@ -287,8 +287,8 @@ def seeded(backend: Backend, function: Callable[..., Any], inputs: Inputs) -> Ca
     if not (inputs.training and inputs.rate):
         return function
 
-    def seeded(*arrays: Any, **arguments: Any) -> Any:
+    def call(*arrays: Any, **arguments: Any) -> Any:
         backend.reseed(inputs.dropout_seed)
         return function(*arrays, **arguments)
 
-    return seeded
+    return call

@@ -173,8 +173,8 @@ def implementations(backend: Backend) -> list[Implementation]:
     """The implementations of a backend. Raises DeclarationError for an invalid name."""
     entries = list(backend.implementations())
     for implementation in entries:
-        more = THROUGH if implementation.mode == "compiled" else ""
-        checked_name("an implementation", implementation.name, more)
+        extra = THROUGH if implementation.mode == "compiled" else ""
+        checked_name("an implementation", implementation.name, extra)
     return entries
 
 
@@ -273,17 +273,19 @@ USER_KINDS: dict[Operator, type[UserCallable]] = {
 
 
 def function_implementation(
-    backend: Backend, text: str, said: Mapping[str, Any], like: str = ""
+    backend: Backend, text: str, option_claims: Mapping[str, Any], like: str = ""
 ) -> tuple[Implementation, Claims]:
     """The implementation of the user's function named by `text` (see `load_object`), and its claims by
-    options (`said`) and by attributes of the function.
+    options (`option_claims`) and by attributes of the function.
 
     `like` names the layer that the function makes, or the function's operator; "" stands for the
     framework's attention signature. Raises UsageError if the function cannot be imported or called, has
     another signature or an invalid name, or if a claim is invalid.
     """
-    function = load_function(backend, text, said)
-    return callable_implementation(backend, function, text.rpartition(":")[2], said, like, text)
+    function = load_function(backend, text, option_claims)
+    return callable_implementation(
+        backend, function, text.rpartition(":")[2], option_claims, like, text
+    )
 
 
 def example(backend: Backend) -> Implementation | None:
@@ -302,11 +304,11 @@ def attention_names(backend: Backend) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*native, *backend.profiler.attention)))
 
 
-def load_function(backend: Backend, text: str, said: Mapping[str, Any]) -> Any:
+def load_function(backend: Backend, text: str, option_claims: Mapping[str, Any]) -> Any:
     """The user's function named by `text`. Before its file is imported, the functions that the claims
-    `said` forbid are made to note their calls. Raises UsageError."""
+    `option_claims` forbid are made to note their calls. Raises UsageError."""
     try:
-        listen(backend, read("forbid", said.get("forbid", ())))
+        listen(backend, read("forbid", option_claims.get("forbid", ())))
     except ValueError as error:
         raise UsageError(f"a claim cannot be used: {error}") from error
     return load_object(text, "function")
@@ -316,7 +318,7 @@ def callable_implementation(
     backend: Backend,
     function: Any,
     name: str,
-    said: Mapping[str, Any],
+    option_claims: Mapping[str, Any],
     like: str = "",
     text: str = "",
 ) -> tuple[Implementation, Claims]:
@@ -329,7 +331,7 @@ def callable_implementation(
         )
     check_function(function, repr(text))
     try:
-        claims = Claims.of(function, said, like or "sdpa")
+        claims = Claims.of(function, option_claims, like or "sdpa")
         if kind:
             return kind(backend, function, name, claims), claims
         if like:

@@ -161,7 +161,7 @@ def rotated_by_position(x: np.ndarray, positions: np.ndarray, rotation: Rotation
 
 
 class ScaledCodes(ByDefinition):
-    """Attention over codes: the reference over scale (code - zero)."""
+    """Attention over codes: the reference for keys and values scale (code - zero)."""
 
     name = "scaled-codes"
     operator = quantized.QUANTIZED

@@ -65,10 +65,10 @@ def complex_product(x: np.ndarray, factor: np.ndarray, rotation: Rotation) -> np
     """x (B, H, L, D) with its pairs multiplied by complex factors that broadcast to (B, H, L, r / 2)."""
     half = rotation.size // 2
     if rotation.interleaved:
-        first, second = slice(0, rotation.size, 2), slice(1, rotation.size, 2)
+        real, imaginary = slice(0, rotation.size, 2), slice(1, rotation.size, 2)
     else:
-        first, second = slice(0, half), slice(half, rotation.size)
-    product = (x[..., first] + 1j * x[..., second]) * factor
+        real, imaginary = slice(0, half), slice(half, rotation.size)
+    product = (x[..., real] + 1j * x[..., imaginary]) * factor
     rotated = x.copy()
-    rotated[..., first], rotated[..., second] = product.real, product.imag
+    rotated[..., real], rotated[..., imaginary] = product.real, product.imag
     return rotated

@@ -27,7 +27,7 @@ class TorchCompilers(Compilers):
 
     ambient = {"vmap": "mapped"}
     one_graph = True
-    """Whether `torch.compile` must make one graph of a call."""
+    """True if `torch.compile` must make one graph of a call."""
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         import torch
@@ -137,6 +137,7 @@ def exported(
     """The call through the program that `export(module, arrays)` makes of the first call."""
 
     def compile_by_export(function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` of the dictionary of arrays, exported at the first call and run detached."""
         import torch
 
         class Module(torch.nn.Module):
@@ -157,7 +158,7 @@ def exported(
 
 
 def by_torch_export(module: Any, arrays: Any) -> Callable[..., Any]:
-    """The program of `torch.export`."""
+    """The program that `torch.export` makes of a module for example arrays."""
     import torch
 
     program: Callable[..., Any] = torch.export.export(module, (arrays,)).module()
@@ -172,12 +173,12 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 def exporters() -> tuple[str, ...]:
-    """The compilers `OPSETS`; none if a needed module is missing."""
+    """The names of the exporters to ONNX (`OPSETS`); () if a module of `NEEDED` is not installed."""
     return tuple(OPSETS) if all(find_spec(module) for module in NEEDED) else ()
 
 
 def by_onnx(opset: int | None, module: Any, arrays: Any) -> Callable[..., Any]:
-    """The model of `torch.onnx.export`, run by ONNX Runtime on the CPU."""
+    """A function that runs the model of `torch.onnx.export` in ONNX Runtime on the CPU."""
     import onnxruntime
     import torch
 

@@ -162,7 +162,7 @@ def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call to differentiate: canonical parameters are arguments, too."""
     import torch
 
-    plain, layer = own.prepare(inputs), own.make(inputs).train(inputs.training)
+    prepared, layer = own.prepare(inputs), own.make(inputs).train(inputs.training)
     learned = inputs.parameters.keys() - {*inputs.operator.array_kinds.statistics}
     p = {name: own.backend.array(inputs.parameters[name], inputs.dtype) for name in learned}
 
@@ -170,22 +170,22 @@ def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
         state = own.layer.parameters({name: arguments.pop(name) for name in p}, torch.cat)
         return outputs(torch.func.functional_call(layer, state, (), arguments), inputs)
 
-    return replace(plain, function=run, arguments=plain.arguments | p, layer_parameters=())
+    return replace(prepared, function=run, arguments=prepared.arguments | p, layer_parameters=())
 
 
 def fast(
     native: str, own: FrameworkLayer, inputs: Inputs, arguments: dict[str, Any], **how: Any
 ) -> PreparedCall:
     """The call without gradients, which raises RuntimeError unless it calls the function `native`."""
-    plain = called(own, inputs, arguments, no_grad=True, **how)
+    prepared = called(own, inputs, arguments, no_grad=True, **how)
 
     def call(**arguments: Any) -> Any:
-        answer, taken = witnessed(lambda: plain.function(**arguments), native)
-        if not taken:
+        answer, took_fast_path = witnessed(lambda: prepared.function(**arguments), native)
+        if not took_fast_path:
             raise RuntimeError("the fast path was not taken")
         return answer
 
-    return replace(plain, function=call)
+    return replace(prepared, function=call)
 
 
 MULTI_HEAD_PATH = "_native_multi_head_attention"

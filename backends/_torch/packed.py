@@ -67,7 +67,7 @@ class NestedSdpa(Implementation):
 
 
 class FlexPacked(Implementation):
-    """`flex_attention` over one sample, with a block mask of documents as in its documentation."""
+    """`flex_attention` over one sample, with a block mask of documents as in torch's documentation."""
 
     backend: TorchEngine
 
@@ -151,7 +151,7 @@ def as_cache(pool: Any, hnd: bool) -> Any:
 class FlexPaged(Implementation):
     """`flex_attention` of a batch (B, H, longest, D) over the whole pool (1, Hkv, P S, D).
 
-    The page tables of `PagedAttention` are set, and it turns masks of keys into masks of slots.
+    `PagedAttention`, whose page tables are set, converts masks of keys to masks of slots.
     """
 
     backend: TorchEngine

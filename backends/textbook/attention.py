@@ -123,12 +123,12 @@ class OwnAlibi(TextbookAttention):
         return None if inputs.bias is None else super().refuses(inputs)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain, bias = super().prepare(inputs), self.make(inputs)
+        prepared, bias = super().prepare(inputs), self.make(inputs)
         if inputs.bias is None:
-            return plain
+            return prepared
 
         def call(**arguments: Any) -> Any:
-            return plain.function(**arguments, bias=bias())
+            return prepared.function(**arguments, bias=bias())
 
-        arguments = {n: a for n, a in plain.arguments.items() if n != "bias"}
-        return replace(plain, function=call, arguments=arguments, source="", constants=None)
+        arguments = {n: a for n, a in prepared.arguments.items() if n != "bias"}
+        return replace(prepared, function=call, arguments=arguments, source="", constants=None)

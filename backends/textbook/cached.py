@@ -174,8 +174,8 @@ class TextbookCached(TextbookOperator):
         """The tokens `path[sample]` of one sample, (1, Hkv, n, .)."""
         axes = (2, 0, 1, 3)
         tokens = self.ops.permute_dims(x[sample : sample + 1], axes)
-        taken = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))
-        return self.ops.permute_dims(taken, (1, 2, 0, 3))
+        nodes = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))
+        return self.ops.permute_dims(nodes, (1, 2, 0, 3))
 
 
 class CodedCache(TextbookCached):

@@ -118,7 +118,8 @@ def layer_norm(layer: Textbook, x: Any, arrays: Mapping[str, Any], inputs: Input
 def normalised(
     layer: Textbook, x: Any, mean: Any, variance: Any, arrays: Mapping[str, Any], inputs: Inputs
 ) -> Any:
-    """(x - mean) / sqrt(variance + epsilon), with gain and offset if there are any."""
+    """The normalised tokens (x - mean) / sqrt(variance + epsilon), with gain and offset if there are
+    any."""
     y = (x - mean) / layer.ops.sqrt(variance + layer.number(inputs.epsilon, inputs))
     y = y * arrays["gain"] if "gain" in arrays else y
     return y + arrays["offset"] if "offset" in arrays else y
@@ -186,8 +187,8 @@ class PackedHeads(Textbook):
         gate = query @ arrays["gate_kernel"]
         if "gate_bias" in arrays:
             gate = gate + arrays["gate_bias"]
-        one = self.number(1.0, inputs)
-        return one / (self.ops.exp(gate * self.number(-1.0, inputs)) + one)
+        unit = self.number(1.0, inputs)
+        return unit / (self.ops.exp(gate * self.number(-1.0, inputs)) + unit)
 
 
 class TextbookLayerNorm(Textbook):
@@ -274,10 +275,10 @@ class Luong(Textbook):
     declared = ONE_HEAD.refusing({"squeezed": "the layer needs the query axis, for one query, too"})
 
     def declaration(self, numerics: Numerics) -> Declared:
-        plain = super().declaration(numerics)
-        wide = plain.numerics_for(DTYPES["f16"]) in ("exact", "fused")
+        declared = super().declaration(numerics)
+        sums_in_float32 = declared.numerics_for(DTYPES["f16"]) in ("exact", "fused")
         # Overflowing stored scores give inf - inf in the softmax.
-        return plain.electing({"large-scores": "largest" if wide else "nan"})
+        return declared.electing({"large-scores": "largest" if sums_in_float32 else "nan"})
 
     def layer(
         self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs

@@ -57,7 +57,7 @@ class Operations:
     round: Callable[[Any], Any]
     number: Callable[[float, Any], Any] = lambda value, array: value
     called: Callable[[Implementation, PreparedCall], PreparedCall] = lambda layer, call: call
-    """How a call with these operations runs: unchanged, or through a compiler."""
+    """The call of an implementation as it runs with these operations: unchanged, or compiled."""
 
 
 def operations_of(namespace: Any, **others: Any) -> Operations:

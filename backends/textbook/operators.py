@@ -73,7 +73,7 @@ class TextbookLatent(TextbookOperator):
         return attention(ops, query, key, value, mask, None, scale, lse=lse)
 
     def projected(self, latents: Any, kernel: Any) -> Any:
-        """Keys or values (B, H, Lk, m) of latents (B, Lk, R) and a kernel (R, H, m)."""
+        """Keys or values (B, H, Lk, m), the latents (B, Lk, R) times a projection `kernel` (R, H, m)."""
         ops, (B, Lk, R), (_, H, m) = self.ops, latents.shape, kernel.shape
         flat = latents @ ops.reshape(kernel, (R, H * m))
         return ops.permute_dims(ops.reshape(flat, (B, Lk, H, m)), (0, 2, 1, 3))
@@ -184,13 +184,13 @@ class TextbookPaged(TextbookOperator):
     )
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        n, given = inputs.letters, inputs.arrays
+        n, arrays_of_case = inputs.letters, inputs.arrays
         hidden = np.ones((inputs.sizes.Lq, 1, 1, n["t"] * n["s"]), bool)
         for rows, _, attends in paged.parts(inputs.case):
             hidden[rows, 0, 0, : attends.shape[1]] = ~attends
         samples = np.repeat(np.arange(inputs.sizes.B), inputs.case.option("segments")[0])
         arrays_in_numpy = {
-            "page_table": given["page_table"].astype(np.int32),
+            "page_table": arrays_of_case["page_table"].astype(np.int32),
             "hidden": hidden,
             "sample": samples.astype(np.int32),
         }
@@ -254,7 +254,7 @@ class OverCodes(TextbookOperator):
 
 
 class TextbookQuantized(OverCodes):
-    """Codes times scales, stored in the query's dtype, then attention."""
+    """Keys and values are codes times scales, rounded to the query's dtype; then attention."""
 
     name = "textbook-quantized"
     operator = quantized.QUANTIZED
@@ -310,7 +310,8 @@ class TextbookQuantized(OverCodes):
 
 
 class TextbookQuantizedWrite(OverCodes):
-    """x / scale + zero, clipped to the range of the codes and rounded to the nearest one."""
+    """Quantisation: x / scale + zero, clipped to the range of the codes and rounded to the nearest
+    code."""
 
     name = "textbook-quantized-write"
     operator = quantized_write.QUANTIZED_WRITE

@@ -32,12 +32,12 @@ def rotated_pairs(ops: Operations, x: Any, cosine: Any, sine: Any, rotation: Rot
     unrotated = [x[..., size:]] if size < x.shape[-1] else []
     if rotation.interleaved:
         pairs = ops.reshape(x[..., :size], (*x.shape[:-1], size // 2, 2))
-        one, two = pairs[..., 0:1], pairs[..., 1:2]
+        x1, x2 = pairs[..., 0:1], pairs[..., 1:2]
         cosine, sine = (ops.reshape(t, (*t.shape, 1)) for t in (cosine, sine))
-        rotated = ops.concat([one * cosine - two * sine, two * cosine + one * sine], -1)
+        rotated = ops.concat([x1 * cosine - x2 * sine, x2 * cosine + x1 * sine], -1)
         return ops.concat([ops.reshape(rotated, (*x.shape[:-1], size)), *unrotated], -1)
-    one, two = x[..., : size // 2], x[..., size // 2 : size]
-    return ops.concat([one * cosine - two * sine, two * cosine + one * sine, *unrotated], -1)
+    x1, x2 = x[..., : size // 2], x[..., size // 2 : size]
+    return ops.concat([x1 * cosine - x2 * sine, x2 * cosine + x1 * sine, *unrotated], -1)
 
 
 def tables(rotation: Rotation, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -27,14 +27,15 @@ from attention_conformance.suite.spec.operators.scripts import capacity, has_doc
 
 @dataclass(frozen=True)
 class Beginning(OperatorCall):
-    """The context of `init` of a user's cache, with a key of the case for dtype and device."""
+    """The context from which the arguments of `init` of a user's cache are made; `key` is a key of the
+    case, for dtype and device."""
 
     key: Any
 
 
 @dataclass(frozen=True)
 class Step(Beginning):
-    """The context of `step` of a user's cache."""
+    """The context of a step, from which the arguments of `step` of a user's cache are made."""
 
     turn: StepContext
 
@@ -136,12 +137,12 @@ class UserCached(Scripted, UserCallable):
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
     ) -> None:
         super().__init__(backend, function, name, claims)
-        own = own_attention(self.backend)
+        native = own_attention(self.backend)
         kinds = [i for i in backend.implementations() if i.textbook and i.operator is CACHED]
-        if own is None or not kinds:
+        if native is None or not kinds:
             raise UsageError(f"no cache is judged with {self.backend.name}; use torch, tf or jax")
         self.textbook_cache: Any = kinds[0]
-        self.axis_order = own.prepare(draw(Case.parse(ONE_KEY))).axis_order
+        self.axis_order = native.prepare(draw(Case.parse(ONE_KEY))).axis_order
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         cache = self.cache_of(function)

@@ -336,14 +336,15 @@ def required(parameter: inspect.Parameter | None) -> bool:
 def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> list[str] | None:
     """The first parameters of a layer's call that have names of `ARRAYS`. None if there are none, or if
     another parameter without a default follows that is not in `table`."""
-    known, passed = {name for names in ARRAYS.values() for name in names}, {p.name for p in table}
+    array_names = {name for names in ARRAYS.values() for name in names}
+    row_names = {p.name for p in table}
     arrays: list[str] = []
     for parameter in parameters_of(function):
         if parameter.kind not in BY_PLACE:
             break
-        if parameter.name in known and len(arrays) < len(ARRAYS):
+        if parameter.name in array_names and len(arrays) < len(ARRAYS):
             arrays.append(parameter.name)
-        elif required(parameter) and parameter.name not in passed:
+        elif required(parameter) and parameter.name not in row_names:
             return None
         else:
             break

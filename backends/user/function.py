@@ -248,9 +248,11 @@ class UserFunction(UserCallable):
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """The call with each neutral value as an explicit argument, unless the argument has another
         value; and the weights that the function returns, judged as the output for one-hot values."""
-        plain = self.prepare(inputs)
-        ways = {n: way for n, way in self.ways.items() if not way.keys() & plain.arguments.keys()}
-        calls = plain.written_out(ways)
+        prepared = self.prepare(inputs)
+        ways = {
+            n: way for n, way in self.ways.items() if not way.keys() & prepared.arguments.keys()
+        }
+        calls = prepared.written_out(ways)
         for name, problem in self.problems(inputs).items():
             calls[name] = replace(self.weights_of(problem), problem=problem)
         return calls
@@ -315,12 +317,12 @@ class UserFunction(UserCallable):
                     raise
             return seeded_function(**merged)
 
-        plain = not arguments.keys() & FEATURES.keys() and self.binder.has_plain_places
+        can_be_scripted = not arguments.keys() & FEATURES.keys() and self.binder.has_plain_places
         draws = self.maker is not None or inputs.training
         constants = (output_index, inputs.form, inputs.dtype.name, inputs.case.option("lse"))
         return attention_call(
             called, arguments, inputs, axis_order=self.axis_order, operands=self.passed_as(inputs),
-            source=function_source(self.called, self.name) if plain else "",
+            source=function_source(self.called, self.name) if can_be_scripted else "",
             constants=None if draws else constants, dropping=self.dropping,
         )  # fmt: skip
 

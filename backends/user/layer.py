@@ -278,8 +278,8 @@ class UserLayer(Implementation):
         return super().nearest_supported(bare_case or fitted_case)
 
     def fitted(self, case: Case) -> Case:
-        """The case in the form of the layer: its sizes, axes and mask; the case itself if it has no such
-        form."""
+        """The case changed in kind, sizes, axes and mask so that the layer's facts allow it
+        (`Facts.fitted`); unchanged if the operator has no such case."""
         try:
             return self.facts.fitted(as_kind(case, self.kind), self.missing)
         except ValueError:

@@ -205,10 +205,10 @@ def hypotheses(layer: UserLayer, case: Case) -> Iterator[tuple[Maker, Facts]]:
     if maker.config:
         inputs = draw(without_mask_in_f32(case))
         settings = maker.settings(inputs)
-        made = layer.backend.memory.made(partial(maker, inputs, settings), inputs.dtype)
-        layer.call_with(ends_in(made))
+        new_layer = layer.backend.memory.made(partial(maker, inputs, settings), inputs.dtype)
+        layer.call_with(ends_in(new_layer))
         with suppress(Exception):
-            layer.variables(made, inputs)  # the first call of some layers reads the config
+            layer.variables(new_layer, inputs)  # the first call of some layers reads the config
         read = tuple(settings.read)
     names = maker.binder.taken | {*read}
     rows = (row_of(name, names) for name in names)
@@ -226,25 +226,25 @@ def fitting_layer(layer: UserLayer, case: Case) -> Any:
     for layer.maker, layer.facts in ways:
         inputs = draw(with_tie(without_mask_in_f32(case), layer.facts.tie))
         try:
-            made = layer.layer(inputs)
-            layer.call_with(ends_in(made))
-            if hasattr(made, "load_attention"):
-                return made
-            layer.readings = readings_of(layer, made, inputs)
+            new_layer = layer.layer(inputs)
+            layer.call_with(ends_in(new_layer))
+            if hasattr(new_layer, "load_attention"):
+                return new_layer
+            layer.readings = readings_of(layer, new_layer, inputs)
         except Exception:
             continue
         if layer.readings or not inputs.parameters:
-            return made
+            return new_layer
     layer.maker, layer.facts = ways[0]
-    made = layer.layer(draw(without_mask_in_f32(case)))
-    layer.call_with(ends_in(made))
-    return made
+    new_layer = layer.layer(draw(without_mask_in_f32(case)))
+    layer.call_with(ends_in(new_layer))
+    return new_layer
 
 
-def readings_of(layer: UserLayer, made: Any, inputs: Inputs) -> tuple[Reading, ...]:
+def readings_of(layer: UserLayer, new_layer: Any, inputs: Inputs) -> tuple[Reading, ...]:
     """The readings of the variables of the made layer."""
-    layer.variables(made, inputs)
-    variables = layer.backend.memory.variables(made)
+    layer.variables(new_layer, inputs)
+    variables = layer.backend.memory.variables(new_layer)
     shapes = {path: Variable(tuple(x.shape), order) for path, (x, order) in variables.items()}
     return readings(shapes, inputs.case)
 
@@ -383,8 +383,8 @@ def dtypes_of(layer: UserLayer, case: Case) -> tuple[str, ...]:
     for name in claimed:
         inputs = draw(replace(probe_case(layer, case), dtype=DTYPES[name]))
         try:
-            made = layer.layer(inputs)
-            variables = layer.variables(made, inputs).values()
+            new_layer = layer.layer(inputs)
+            variables = layer.variables(new_layer, inputs).values()
         except Exception:
             continue
         long = DTYPES[name].long_name

@@ -316,11 +316,17 @@ class UserLatent(UserOperator):
     features = latent.FEATURES | latent.SERVED | {"length-arrays"}
 
     def unsupported(self, case: AnyCase) -> str | None:
-        """As for every function; a mask whose causal part is a flag needs no array for this part."""
+        """See `Implementation.unsupported`. A causal part that a flag passes needs no mask array."""
         if isinstance(case, Case) and "causal" in self.binder.taken:
-            has_causal_part, others = latent.split_causal(case.mask, case.form, case.sizes)
+            has_causal_part, other_parts = latent.split_causal(case.mask, case.form, case.sizes)
             if has_causal_part:
-                mask = And(others) if len(others) > 1 else others[0] if others else None
+                mask = (
+                    And(other_parts)
+                    if len(other_parts) > 1
+                    else other_parts[0]
+                    if other_parts
+                    else None
+                )
                 case = replace(case, mask=mask)
         return super().unsupported(case)
 

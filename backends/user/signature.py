@@ -126,7 +126,7 @@ class SignatureReading:
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The parameters with names."""
+        """The parameters by name, without `*args` and `**kwargs`."""
         named = self.signature.parameters.items()
         return {n: p for n, p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
@@ -293,10 +293,10 @@ def _misfit(name: str, reading: SignatureReading) -> str:
     """The message about a signature that does not fit."""
     expected = f"{name}({signature_text(OPERANDS, [*reading.known_rows])}), any of the keywords"
     ways = "".join(
-        f"; nobody knows what {one!r} is given: give it a default, a name of docs/signatures.md, or "
-        f'--parameter {one}=WORD or @claims(parameters={{"{one}": WORD}}), WORD one of '
+        f"; nobody knows what {p!r} is given: give it a default, a name of docs/signatures.md, or "
+        f'--parameter {p}=WORD or @claims(parameters={{"{p}": WORD}}), WORD one of '
         f"{', '.join(ROWS)}"
-        for one in reading.missing[:1]
+        for p in reading.missing[:1]
     )
     if len(reading.parameters) == 1:
         ways = "; one array is taken by layers, classes that make projections: --like=multi-head"
