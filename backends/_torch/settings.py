@@ -21,9 +21,9 @@ MOVING = ("copy_", "to", "type_as", "expand_as", "view_as", "reshape_as")
 
 @contextmanager
 def _on_meta(torch: Any) -> Iterator[None]:
-    """The default device is meta, and arrays of two devices raise, as on devices with memory.
+    """A context in which the default device is meta, and calls with arrays of two devices raise.
 
-    PyTorch checks this in some functions. Others read memory that arrays on meta do not have."""
+    PyTorch itself raises in some functions; in others it reads memory that arrays on meta lack."""
 
     class OneDevice(torch.overrides.TorchFunctionMode):
         def __torch_function__(
@@ -45,8 +45,8 @@ def _on_meta(torch: Any) -> Iterator[None]:
 
 
 def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
-    """The settings by name; only autocast on `own_device`, the backend's, has modes. The default device
-    is read as its type.
+    """The settings by name. Autocast has modes only for `own_device`, that of the backend. The default
+    device is read as its type.
 
     `torch.vmap` is a compiler (see `TorchCompilers`). In deterministic mode other algorithms warn: which
     algorithms are deterministic depends on the machine.

@@ -72,7 +72,8 @@ class TextbookRotary(TextbookOperator):
     def rotated(
         self, query: Any, position: Any, rotation: Rotation, length: int, dtype: DType
     ) -> Any:
-        """The rotated query of a sequence of `length`."""
+        """The query, rotated by `position`; `length` is that of the sequence, by which frequencies
+        scale."""
         ops, wide = self.ops, dtype.widened
 
         def number(value: float | np.ndarray) -> Any:

@@ -271,7 +271,7 @@ class Maker:
         return Settings(inputs, self.joined_heads)
 
     def __call__(self, inputs: Inputs, settings: Settings | None = None) -> Any:
-        """A layer for the inputs' sizes."""
+        """A new layer for the inputs' sizes; `settings` is its config, by default a new one."""
         if not self.config:
             return self.factory(**{n: filled(v) for n, v in self.binder.bind(inputs).items()})
         names = names_of(self.factory)

@@ -180,8 +180,7 @@ class UserLayer(Implementation):
 
     @property
     def without_sizes(self) -> str:
-        """The end of a sentence about an error of a layer whose constructor takes no width; "" for
-        others."""
+        """A hint to append to an error message, if the layer's constructor takes no width; else ""."""
         if self.maker.tells_widths:
             return ""
         return (

@@ -84,12 +84,12 @@ class LayerCall(Call):
         return self.array(np.where(mask, *(0.0, -np.inf) if added else (1.0, 0.0)), inputs.dtype)
 
     def valid_lens(self) -> Any:
-        """The numbers (B,) of valid keys, as int32."""
+        """The numbers (B,) of valid keys, as int32; None without padding."""
         valid = self.masks.valid
         return None if valid is None else self.array(valid.sum(-1).astype(np.int32))
 
     def padding(self) -> Any:
-        """Boolean (B, Lk): True for the hidden keys."""
+        """Boolean (B, Lk), True for the hidden keys; None without padding."""
         return None if self.masks.valid is None else self.array(~self.masks.valid)
 
     def bias(self) -> Any:

@@ -171,7 +171,7 @@ class SignatureReading:
         }
 
     def row(self, name: str) -> Parameter[AttentionCall]:
-        """The row of a parameter with a word."""
+        """The row (`binder.Parameter`) that passes the argument of the word of the parameter `name`."""
         parameter, word = self.parameters[name], self.words[name]
         row = self.known_rows.get(name if name not in self.claimed else word)
         required = parameter.default is parameter.empty
