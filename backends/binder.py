@@ -24,11 +24,11 @@ BY_PLACE = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KE
 
 
 CALLED = ("forward", "call", "__call__")
-"""The methods that say how an object is called."""
+"""The methods whose signature is that of calls of an object."""
 
 
 def unasked(call: Any) -> None:
-    """The value of a parameter that no call passes."""
+    """The value of a parameter that no call passes: None."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Parameter(Generic[T]):
 
     @property
     def every_name(self) -> tuple[str, ...]:
-        """The own name and the other names."""
+        """The row's name and its other names."""
         return (self.name, *self.names)
 
 
 def arguments(table: Iterable[Parameter[T]], call: T) -> dict[str, Any]:
-    """The arguments of a call to a callable that takes the whole table."""
+    """The arguments of a call, for a callable that takes all parameters of the table."""
     values = {parameter.name: parameter.value(call) for parameter in table}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -93,36 +93,38 @@ class Binder(Generic[T]):
         table: tuple[Parameter[T], ...],
         arrays: Sequence[str] | None,
         what: str = "function",
-        rest: Collection[str] = (),
+        other_keywords: Collection[str] = (),
     ) -> Binder[T]:
         """Read the signature of a callable.
 
         `arrays` are passed by position; None stands for all positional parameters without a default that
-        are not in the table. `rest` are the parameters that `**keywords` stands for. Raises TypeError if
-        the callable takes fewer arrays or requires other parameters, UnreadableSignature if its signature
-        cannot be read.
+        are not in the table. `other_keywords` are the parameters that `**keywords` stands for. Raises
+        TypeError if the callable takes fewer arrays or requires other parameters, UnreadableSignature if
+        its signature cannot be read.
         """
         signature = signature_of(function)
-        known = [parameter.name for parameter in table]
+        row_names = [parameter.name for parameter in table]
         parameters = list(signature.parameters.values())
         kinds = {p.kind for p in parameters}
         places = [p for p in parameters if p.kind in BY_PLACE]
         if arrays is None:
-            arrays = [p.name for p in places if p.default is p.empty and p.name not in known]
-        others = [*places[len(arrays) :], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
-        named = [p.name for p in others if p.kind is not p.POSITIONAL_ONLY and p.name in known]
-        unmet = any(p.default is p.empty and p.name not in named for p in others)
+            arrays = [p.name for p in places if p.default is p.empty and p.name not in row_names]
+        keywords = [*places[len(arrays) :], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+        taken_names = [
+            p.name for p in keywords if p.kind is not p.POSITIONAL_ONLY and p.name in row_names
+        ]
+        unmet = any(p.default is p.empty and p.name not in taken_names for p in keywords)
         if unmet or (len(places) < len(arrays) and inspect.Parameter.VAR_POSITIONAL not in kinds):
             raise TypeError(
-                f"{name}{signature} does not fit; expected {name}({signature_text(arrays, known)})"
-                f"{', any of the keywords' if known else ''}"
+                f"{name}{signature} does not fit; expected {name}({signature_text(arrays, row_names)})"
+                f"{', any of the keywords' if row_names else ''}"
             )
-        more = rest if inspect.Parameter.VAR_KEYWORD in kinds else ()
+        collected = other_keywords if inspect.Parameter.VAR_KEYWORD in kinds else ()
         return cls(
             table,
-            frozenset([*named, *more]),
+            frozenset([*taken_names, *collected]),
             what,
-            tuple(p.name for p in others if p.name not in named),
+            tuple(p.name for p in keywords if p.name not in taken_names),
             tuple(p.name for p in parameters),
             tuple(arrays),
         )
@@ -169,13 +171,13 @@ class Binder(Generic[T]):
 
     def check_names(self, who: str) -> None:
         """Raise UsageError if a knob's name is similar to a parameter that is not taken."""
-        free = [p.name for p in self.table if p.name not in self.taken]
-        near = {knob: get_close_matches(knob, free, 1) for knob in self.knobs}
-        misspelt = [knob for knob, names in near.items() if names]
+        untaken = [p.name for p in self.table if p.name not in self.taken]
+        matches = {knob: get_close_matches(knob, untaken, 1) for knob in self.knobs}
+        misspelt = [knob for knob, names in matches.items() if names]
         if misspelt:
             raise UsageError(
                 f"{self.what} {who} has parameters that are never passed: {', '.join(misspelt)}; did "
-                f"you mean {', '.join(dict.fromkeys(chain(*near.values())))}? Passed are "
+                f"you mean {', '.join(dict.fromkeys(chain(*matches.values())))}? Passed are "
                 f"{', '.join(p.name for p in self.table)}, by name. A parameter that is never passed is "
                 f"not judged: {self.ways_out}"
             )
@@ -201,19 +203,19 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """The signature that says how a callable is called: that of `forward` or `call` for a module, that of
     the constructor for a class, and for `apply` of a `torch.autograd.Function` that of its `forward`, by
     position. Raises UnreadableSignature."""
-    owner = getattr(function, "__self__", None)
-    applied = getattr(function, "__name__", "") == "apply" and hasattr(owner, "backward")
+    bound_to = getattr(function, "__self__", None)
+    is_apply = getattr(function, "__name__", "") == "apply" and hasattr(bound_to, "backward")
     called: Any = function if isinstance(function, type) else ends_in(function)
     if isinstance(function, type) and type(function).__call__ is not type.__call__:
         # The metaclass makes the instances, and may take anything, as that of Flax NNX.
         called = partial(called.__init__, None)
     try:
-        signature = inspect.signature(owner.forward if applied and owner else called)
+        signature = inspect.signature(bound_to.forward if is_apply and bound_to else called)
     except (TypeError, ValueError) as error:
         raise UnreadableSignature(
             f"cannot read the signature of {function!r}: {error}; wrap it in a function that has one"
         ) from error
-    if not applied:
+    if not is_apply:
         return signature
     _, *parameters = signature.parameters.values()  # without the context
     return inspect.Signature([p.replace(kind=p.POSITIONAL_ONLY) for p in parameters])
@@ -221,8 +223,8 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 def signature_of_instances(kind: type) -> inspect.Signature:
     """The signature that says how an instance of a class is called. Raises UnreadableSignature."""
-    methods = (vars(one).get(name) for one in kind.__mro__ for name in CALLED)
-    method = next((one for one in methods if inspect.isfunction(one)), None)
+    methods = (vars(base).get(name) for base in kind.__mro__ for name in CALLED)
+    method = next((base for base in methods if inspect.isfunction(base)), None)
     if method is None:
         raise UnreadableSignature(f"{kind.__name__} has no method {', '.join(CALLED)} in Python")
     _, *parameters = inspect.signature(method).parameters.values()  # without self
@@ -230,8 +232,8 @@ def signature_of_instances(kind: type) -> inspect.Signature:
 
 
 def ends_in(thing: Callable[..., Any]) -> Callable[..., Any]:
-    """The callable whose signature to read: `thing` itself, or, if `thing` takes any arguments, its
-    `forward` (torch) or `call` (Keras) with a specific signature."""
+    """The callable whose signature is that of calls of `thing`: `thing` itself or, if its signature is
+    only `*args, **kwargs`, its method `forward` (torch) or `call` (Keras)."""
     if not _takes_anything(thing):
         return thing
     module = getattr(thing, "_orig_mod", thing)  # the module inside torch.compile's wrapper
@@ -240,6 +242,7 @@ def ends_in(thing: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _takes_anything(thing: Callable[..., Any]) -> bool:
+    """True for a signature of only `*args` and `**kwargs`, or one that Python cannot read."""
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):

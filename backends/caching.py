@@ -1,4 +1,4 @@
-"""Attention with a cache that is called step by step, as a script says."""
+"""Attention with a key-value cache that is called step by step, as the script of a case says."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from attention_conformance.suite.spec.operators.views import allowed
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step knows besides its arrays: the inputs of the case, the chunk, and what the cache holds
-    afterwards."""
+    """The context of a step: the inputs of the case, the chunk of tokens that the step adds, and the
+    contents of the cache after the step. b is the number of samples of the chunk."""
 
     inputs: Inputs
     chunk: Chunk
@@ -34,12 +34,12 @@ class StepContext:
 
     @property
     def begins(self) -> np.ndarray:
-        """The first positions (b, tokens) that the chunk's tokens attend without a window."""
+        """The first position (b, tokens) that each token of the chunk attends without a window."""
         return self.contents.begins[self.contents.newest(self.chunk)]
 
     @property
     def padding(self) -> np.ndarray:
-        """The left padding (b,) of the chunk's samples, of a case without documents."""
+        """The left padding (b,) of the chunk's samples; only for a case without documents."""
         return self.begins[:, 0]
 
     @property
@@ -48,10 +48,10 @@ class StepContext:
         return self.contents.positions.shape[1]
 
     def mask(self, columns: int) -> np.ndarray:
-        """The mask (b, tokens, columns) over the tokens of the cache, and hidden columns behind them."""
-        rows, keys = (self.rows, self.begins), self.contents.positions[list(self.chunk.own)]
-        seen = allowed(self.inputs.case, *rows, keys, self.chunk.tree)
-        return np.pad(seen, ((0, 0), (0, 0), (0, columns - seen.shape[2])))
+        """The mask (b, tokens, columns) over the tokens of the cache; columns behind them are hidden."""
+        keys, tree = self.contents.positions[list(self.chunk.own)], self.chunk.tree
+        mask = allowed(self.inputs.case, self.rows, self.begins, keys, tree)
+        return np.pad(mask, ((0, 0), (0, 0), (0, columns - mask.shape[2])))
 
     @property
     def rows(self) -> np.ndarray:
@@ -60,18 +60,18 @@ class StepContext:
 
 
 def rolled_back(length: int, count: int) -> int:
-    """The number of tokens after a rollback of `count`, for caches whose caller counts. Raises
-    ValueError."""
+    """The number of cached tokens after a rollback of `count` tokens. Raises ValueError for more tokens
+    than there are. For caches that do not count their tokens themselves."""
     if not 0 <= count <= length:
         raise ValueError(f"a rollback of {count} tokens, and there are {length}")
     return length - count
 
 
 class Scripted(Implementation):
-    """A cache with methods for the actions of a script. Each of them returns the state after it.
+    """A cache with a method for each action of a script, which returns the state after the action.
 
-    Operands and rows have the order of `axis_order`. Samples are the framework's integers (B,).
-    Operations of some samples alone have their numbers as an argument.
+    Operands and rows (outputs of attention) have the order of `axis_order`. An action on some samples
+    alone gets their indices as `samples`, the framework's integers.
     """
 
     operator = CACHED
@@ -84,49 +84,49 @@ class Scripted(Implementation):
     def step(
         self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
     ) -> tuple[Any, Any]:
-        """The rows of a chunk, and the state."""
+        """The rows of the chunk's queries, and the state with the chunk's keys and values."""
 
     def fill(self, state: Any, query: Any, key: Any, value: Any, turn: StepContext) -> Any:
-        """The state with tokens whose rows nobody asks; the queries are zeros."""
+        """The state with tokens whose rows are not judged; the queries are zeros."""
         return self.step(state, query, key, value, turn)[1]
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
-        """The state without its last tokens."""
+        """The state without its last `count` tokens."""
         raise NotImplementedError
 
     def rewinds(self, inputs: Inputs) -> bool:
-        """True if `rewound` is possible."""
+        """True if `rewound` can restore the state before a timed step."""
         windowed = inputs.case.option("left") is not None
         return self.missing(["rollback", *(["window-rollback"] * windowed)]) is None
 
     def rewound(self, state: Any, count: int) -> Any:
-        """The state without the tokens of a step that was timed."""
+        """The state without the `count` tokens of a timed step."""
         return self.crop(state, count)
 
     def reset(self, state: Any, *samples: Any) -> Any:
-        """The empty state."""
+        """The state without tokens."""
         raise NotImplementedError
 
     def keep(self, state: Any, paths: Any, count: int, *samples: Any) -> Any:
-        """The state with the nodes `paths` (b, longest) of its last `count` tokens, a tree. -1 stands
-        behind shorter paths."""
+        """The state in which the last `count` tokens, a tree, are replaced by its nodes `paths` (b,
+        longest). Shorter paths end with -1."""
         raise NotImplementedError
 
     def reorder(self, state: Any, samples: Any) -> Any:
-        """The state whose sample n goes on with the history of sample `samples[n]`."""
+        """The state whose sample n has the tokens of sample `samples[n]`."""
         raise NotImplementedError
 
     @abstractmethod
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
-        """The arrays as one."""
+        """The arrays concatenated along `axis`."""
 
     @property
     def place(self) -> int:
-        """The axis of tokens."""
+        """The axis of tokens in operands and rows."""
         return 2 if self.axis_order == "bhld" else 1
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        """The operands, and as `earlier` the queries of tokens that the cache has before the script."""
+        """The operands, and as `earlier` zero queries of the Lk - Lq tokens that fill the cache."""
         memory, s = self.backend.memory, inputs.sizes
         operands = memory.operands(inputs, self.axis_order)
         arguments = dict(zip(("query", "key", "value"), operands, strict=True))
@@ -136,9 +136,9 @@ class Scripted(Implementation):
         return arguments
 
     def timed(self, inputs: Inputs) -> PreparedCall:
-        """A single chunk behind a full cache, which goes back after every call.
+        """The call of a single chunk behind a filled cache, whose state is rewound after every call.
 
-        Of longer scripts, and of caches that cannot go back, all is timed.
+        The whole script is timed if it is longer, or if the cache cannot be rewound.
         """
         s, case = inputs.sizes, inputs.case
         single = len(case.option("script")) == 1 and s.Lk > s.Lq
@@ -151,8 +151,8 @@ class Scripted(Implementation):
         )
         operands = self.arguments(inputs)
         old, new = (
-            {n: turn.chunk.cut(operands[n], self.concat, self.place) for n in ("key", "value")}
-            for turn in (before, last)
+            {n: step.chunk.cut(operands[n], self.concat, self.place) for n in ("key", "value")}
+            for step in (before, last)
         )
         empty = self.init(inputs, operands["key"])
         states = [self.fill(empty, operands["earlier"], old["key"], old["value"], before)]
@@ -172,66 +172,69 @@ class Scripted(Implementation):
         return self.scripted(inputs, refusing=True)
 
     def scripted(self, inputs: Inputs, refusing: bool = False) -> PreparedCall:
-        """The call that plays the script: as `prepare`, or as `refusing`."""
+        """The call that plays the script; `refusing`: see `Implementation.refusing`. With the option
+        `used` the script is played with other tokens first, and the cache is reset."""
         backend, case = self.backend, inputs.case
-        # What is malformed the cache refuses.
+        # The cache, not the script, must refuse malformed actions.
         script = [(inputs, *each) for each in play_script(case, lenient=True)]
         if case.option("used"):
-            other, emptied = with_other_options(inputs), (inputs, Reset(), script[-1][2])
-            before = [(other, action, contents) for _, action, contents in script]
-            script = [*before, emptied, *script]
+            other_inputs, reset = with_other_options(inputs), (inputs, Reset(), script[-1][2])
+            before = [(other_inputs, action, contents) for _, action, contents in script]
+            script = [*before, reset, *script]
 
         def integers(numbers: Any) -> Any:
             return backend.array(np.array(numbers), None)
 
-        def some(samples: Any) -> tuple[Any, ...]:
+        def as_argument(samples: Any) -> tuple[Any, ...]:
             return () if samples is None else (integers(samples),)
 
         def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
             state = self.init(inputs, key)
             parts, refused = list[tuple[Chunk, Any]](), False
-            for given, action, contents in script:
+            for played_inputs, action, contents in script:
                 match action:
                     case Crop() if refused:
                         refused = False
                     case Chunk():
                         k, v = (action.cut(x, self.concat, self.place) for x in (key, value))
-                        if given is not inputs:  # another sequence has other tokens
+                        if played_inputs is not inputs:  # another sequence has other tokens
                             k, v = -k, -v
-                        turn = StepContext(given, action, contents)
+                        context = StepContext(played_inputs, action, contents)
                         if not action.asked:
-                            state = self.fill(state, earlier, k, v, turn)
+                            state = self.fill(state, earlier, k, v, context)
                             continue
                         q = action.cut(query, self.concat, self.place, queries=True)
                         try:
-                            rows, state = self.step(state, q, k, v, turn)
+                            rows, state = self.step(state, q, k, v, context)
                         except Exception:
                             if not refusing:
                                 raise
                             rows, refused = q, True
-                        parts += [(action, rows)] if given is inputs else []
+                        parts += [(action, rows)] if played_inputs is inputs else []
                     case Crop(count=count, samples=samples):
-                        state = self.crop(state, count, *some(samples))
+                        state = self.crop(state, count, *as_argument(samples))
                     case Reset(samples=samples):
-                        state = self.reset(state, *some(samples))
+                        state = self.reset(state, *as_argument(samples))
                     case Pick(samples=samples):
                         state = self.reorder(state, integers(samples))
                     case Keep(count=count, samples=samples):
-                        state = self.keep(state, integers(action.table), count, *some(samples))
+                        state = self.keep(
+                            state, integers(action.table), count, *as_argument(samples)
+                        )
             return concatenate_chunks(parts, self.concat, self.place)
 
         return PreparedCall(call, self.arguments(inputs), axis_order=self.axis_order)
 
 
 SIGNS = ((1, 1, 1, 1), (-1, 1, -1, 1), (-1, -1, -1, -1), (1, -1, 1, -1))
-"""The signs of a layer's projections of query, key, value and rows, by turn."""
+"""Signs of a layer's projections of query, key, value and rows. Steps use the tuples in turn."""
 
 
 class Projected(Scripted):
-    """A layer with projections, each the identity or its negative.
+    """A cache inside a layer with projections, each the identity or its negative.
 
-    They change between steps, as if the layer were trained. Operands and rows have the signs of their
-    projections, so a layer that reads its parameters in every step computes attention over its operands.
+    Signs of projections change between steps, as if the layer were trained. Each step multiplies operands
+    and rows by the same signs, which then cancel. A layer that keeps old parameters gives wrong answers.
     """
 
     @abstractmethod
@@ -243,7 +246,7 @@ class Projected(Scripted):
     def layer_step(
         self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
     ) -> tuple[Any, Any]:
-        """The rows of a chunk, and the state, as the layer gives them."""
+        """The layer's rows of a chunk, with the signs of its projections, and the state."""
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, turn: StepContext

@@ -34,7 +34,7 @@ REFUSED = {
     "forward_only": ("gradient", "gradient-of-bias"),
     "threads": ("calls-at-once",),
 }
-"""The features that a function lacks by a claim."""
+"""The features that a function lacks, by the claim that says so."""
 
 ROUNDING = tuple(one.name for one in fields(DeclaredRounding) if one.name in CLAIMS)
 """Claims about rounding, which hold in every claimed dtype."""
@@ -67,23 +67,25 @@ class Claims:
     expect: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, function: Any, said: Mapping[str, Any], operator: str = "") -> Claims:
-        """The claims in `said` (options) and of the function itself; options override the function's.
+    def of(cls, function: Any, option_claims: Mapping[str, Any], operator: str = "") -> Claims:
+        """The claims in `option_claims` (options) and of the function itself; options override the
+        function's.
 
         Elections and manifests of both are joined. Raises UsageError, also for a claim that a function
         of `operator` cannot make.
         """
         try:
-            own, others = (
+            by_function, by_options = (
                 {name: read(name, value) for name, value in source.items()}
-                for source in (stated(function), said)
+                for source in (stated(function), option_claims)
             )
-            values = {**own, **others}
+            values = {**by_function, **by_options}
             folder = Path(getattr(inspect.getmodule(function), "__file__", None) or ".").parent
-            expect = (*(folder / path for path in own.get("expect", ())), *others.get("expect", ()))
-            elections = {**own.get("elections", {}), **others.get("elections", {})}
-            taken = {dtype(name).name for name in values.get("dtypes", DTYPES)}
-            names = tuple(name for name in ORDER if name in taken)
+            manifests = [folder / path for path in by_function.get("expect", ())]
+            expect = (*manifests, *by_options.get("expect", ()))
+            elections = {**by_function.get("elections", {}), **by_options.get("elections", {})}
+            claimed_dtypes = {dtype(name).name for name in values.get("dtypes", DTYPES)}
+            names = tuple(name for name in ORDER if name in claimed_dtypes)
             claims = cls(values, names, elections, _limits(values, names), expect)
             claims.declared()
         except (TypeError, ValueError) as error:
@@ -95,12 +97,12 @@ class Claims:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """What parameters of the function are given, by name."""
+        """The claim `parameters`: the word of each bound parameter (see `backends.user.names`)."""
         return self.said.get("parameters", {})
 
     @property
     def binding(self) -> Binding:
-        """How the function is called, as far as it is claimed."""
+        """The binding of the function, with the claims about axes, masks and log-sum-exp."""
         names = ("axes", "output_axes", "lse_base", "masks")
         return Binding(**{name: self.said.get(name, "") for name in names})
 
@@ -111,31 +113,31 @@ class Claims:
 
     @property
     def allow_unused(self) -> bool:
-        """True if parameters may have nearly the names of those passed."""
+        """True if the function may have parameters whose names resemble those of passed parameters."""
         return self.said.get("allow_unused", False)
 
     def declared(
-        self, features: Iterable[str] = (), beside: Declared | None = None, **more: Any
+        self, features: Iterable[str] = (), native: Declared | None = None, **fields: Any
     ) -> Declared:
-        """The declaration of the function's implementation; `beside` is the declaration of the
+        """The declaration of the function's implementation; `native` is the declaration of the
         framework's own attention. Raises DeclarationError."""
-        said, numerics = self.said, self.said.get("numerics", {})
+        claimed, numerics = self.said, self.said.get("numerics", {})
         if not isinstance(numerics, str):
-            widest = {name: _default(name, beside) for name in self.dtypes}
-            numerics = {**widest, **numerics}
+            defaults = {name: _default(name, native) for name in self.dtypes}
+            numerics = {**defaults, **numerics}
         refusals = {
-            feature: f"claims {name}" if said[name] is True else f"claims {name}={said[name]}"
-            for name, lacking in REFUSED.items()
-            for feature in lacking
-            if said.get(name)
+            feature: f"claims {name}" if claimed[name] is True else f"claims {name}={claimed[name]}"
+            for name, features_lacking in REFUSED.items()
+            for feature in features_lacking
+            if claimed.get(name)
         }
-        more["refusals"] = {**more.get("refusals", {}), **refusals}
-        reruns = ("rerun",) if said.get("deterministic", True) else ()
+        fields["refusals"] = {**fields.get("refusals", {}), **refusals}
+        reruns = ("rerun",) if claimed.get("deterministic", True) else ()
         return Declared(
             numerics=numerics, features=frozenset(features), elections=self.elections,
-            dtypes=self.dtypes, limits=self.limits, drop_in=said.get("drop_in", False),
-            is_user_code=True, bitwise=(*reruns, *said.get("bitwise", ())), rounding=self._rounding(),
-            **more,
+            dtypes=self.dtypes, limits=self.limits, drop_in=claimed.get("drop_in", False),
+            is_user_code=True, bitwise=(*reruns, *claimed.get("bitwise", ())), rounding=self._rounding(),
+            **fields,
         )  # fmt: skip
 
     def _rounding(self) -> DeclaredRounding:
@@ -157,7 +159,7 @@ def read(name: str, value: Any) -> Any:
     """
     claim = CLAIMS[name]
     if claim.by_dtype and isinstance(value, Mapping):
-        return {dtype(place).name: read(name, one) for place, one in value.items()}
+        return {dtype(place).name: read(name, item) for place, item in value.items()}
     if get_origin(claim.type) is tuple:
         if isinstance(value, str):
             value = [part.strip() for part in value.split(",")]
@@ -165,17 +167,17 @@ def read(name: str, value: Any) -> Any:
     elif value == "" and claim.type is bool:
         value = True
     try:
-        taken = msgspec.convert(
-            value, claim.type, strict=False, dec_hook=lambda kind, one: kind(one)
+        converted = msgspec.convert(
+            value, claim.type, strict=False, dec_hook=lambda kind, item: kind(item)
         )
     except msgspec.ValidationError as error:
         raise ValueError(f"{name}: {error}; {claim.text}") from error
-    if claim.type is int and taken < 1:
+    if claim.type is int and converted < 1:
         raise ValueError(
-            f"{name}: expected a whole number from 1 on, got {taken}; without a limit, "
+            f"{name}: expected a whole number from 1 on, got {converted}; without a limit, "
             "leave the claim out"
         )
-    return taken
+    return converted
 
 
 def read_claims(texts: Iterable[str]) -> dict[str, Any]:
@@ -200,17 +202,17 @@ def read_claims(texts: Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"{text}: {name} are {BY_OPTION[name]}")
         try:
             places = [dtype(place).name] if place else DTYPES
-            one = read(name, value)
+            claimed = read(name, value)
         except ValueError as error:
             raise UsageError(f"{text}: {error}") from error
         if claim.by_dtype:
-            one = {**claims.get(name, {}), **dict.fromkeys(places, one)}
-        claims[name] = one
+            claimed = {**claims.get(name, {}), **dict.fromkeys(places, claimed)}
+        claims[name] = claimed
     return claims
 
 
 def read_parameters(texts: Iterable[str]) -> dict[str, str]:
-    """Read what parameters are given from texts such as "m=attn_mask". Raises UsageError."""
+    """The words of parameters by name, from texts such as "m=attn_mask". Raises UsageError."""
     bound: dict[str, str] = {}
     for text in texts:
         name, _, word = text.partition("=")
@@ -258,8 +260,8 @@ def stated(function: Any) -> dict[str, Any]:
     claims = dict(getattr(function, MARK, {}))
     if isinstance(function, type):
         return claims
-    plain = inspect.isfunction(function)
-    for name in vars(function) if plain else ():
+    is_function = inspect.isfunction(function)
+    for name in vars(function) if is_function else ():
         near = get_close_matches(name, CLAIMS, 1, 0.8)
         if near and name not in CLAIMS and not name.startswith("_"):
             raise UsageError(
@@ -267,7 +269,8 @@ def stated(function: Any) -> dict[str, Any]:
                 f"{near[0]!r}? Valid: {', '.join(CLAIMS)}"
             )
     values = {name: getattr(function, name, None) for name in CLAIMS}
-    return claims | {n: v for n, v in values.items() if v is not None and (plain or _fits(n, v))}
+    present = {n: v for n, v in values.items() if v is not None}
+    return claims | {n: v for n, v in present.items() if is_function or _fits(n, v)}
 
 
 def _fits(name: str, value: Any) -> bool:
@@ -279,14 +282,16 @@ def _fits(name: str, value: Any) -> bool:
     return True
 
 
-def _default(name: str, beside: Declared | None) -> str:
-    """The default numerics class in the dtype of this short name."""
-    if beside is None or name not in beside.dtypes:
+def _default(dtype_name: str, native: Declared | None) -> str:
+    """The default numerics class in a dtype: `DEFAULT_NUMERICS`, or the class of `native` if that is
+    wider."""
+    if native is None or dtype_name not in native.dtypes:
         return DEFAULT_NUMERICS
-    return max(DEFAULT_NUMERICS, beside.numerics_for(DTYPES[name]), key=NUMERICS.index)
+    return max(DEFAULT_NUMERICS, native.numerics_for(DTYPES[dtype_name]), key=NUMERICS.index)
 
 
 def _limits(values: Mapping[str, Any], dtypes: Iterable[str]) -> Limits | dict[str, Limits]:
+    """The limits among the claims; by short dtype name if one of them differs by dtype."""
     limits = {f.name: values[f.name] for f in fields(Limits) if f.name in values}
     if not any(isinstance(value, Mapping) for value in limits.values()):
         return Limits(**limits)

@@ -34,11 +34,11 @@ class Compilers:
     compiles_shapes = False
     """True if calls, also eager calls, are compiled for every new shape."""
     runs_models = False
-    """True if every call, also of textbook code, is a model that a runtime rewrites."""
+    """True if every call, also of textbook code, is compiled to a model that the runtime rewrites."""
 
     ambient: Mapping[str, str] = {}
-    """Those of the names that surround calls in other people's programs: no answer may depend on them, in
-    eager mode, too. With the election question whose answer "raises" allows an error."""
+    """The names of transformations that users' programs apply around calls: no answer may depend on them,
+    in eager mode, too. By name the election question whose answer "raises" allows an error."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class Compilers:
         return implementation.declared
 
     def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
-        """The features that an implementation loses in a compiler, with the reason. A key may also be a
-        dtype's long name, or "compiled" if the compiler cannot compile the implementation."""
+        """The features that an implementation loses in a compiler, with the reason. Other keys: the long
+        name of an unsupported dtype, and "compiled" if nothing can be compiled."""
         return {}
 
     def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
-        """What makes the context in which people's programs call with arrays of a dtype; by default
-        none."""
+        """A function that makes the context in which users' programs run with arrays of a dtype; by
+        default that context changes nothing."""
         return nullcontext
 
     def raised_inside(self, error: BaseException) -> BaseException:
@@ -107,8 +107,8 @@ class Compilers:
         return error
 
     def as_program(self, function: Implementation, prepared: PreparedCall) -> PreparedCall:
-        """The call of a user's function as this backend makes it: a quick backend may make it one
-        program, if the call names its constants."""
+        """The call of a user's function, by default unchanged. A quick backend may compile it to one
+        program, if `PreparedCall.constants` is known."""
         return prepared
 
     def quick(self) -> Backend | None:
@@ -142,14 +142,15 @@ class Compiled(Implementation):
         super().__init__(inner.backend, name, declared.refusing(refusals))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain, compilers = self.inner.prepare(inputs), self.backend.compilers
-        through = compilers.compiled(plain, self.compiler, inputs.sizes.B)
+        prepared, compilers = self.inner.prepare(inputs), self.backend.compilers
+        compiled = compilers.compiled(prepared, self.compiler, inputs.sizes.B)
         dialect = DIALECTS.get(self.backend.name)
-        words = {} if dialect is None else dialect.compiled
-        source, text = (plain.source, words[self.compiler]) if self.compiler in words else ("", "")
+        expressions = {} if dialect is None else dialect.compiled
+        source = prepared.source if self.compiler in expressions else ""
         return replace(
-            plain, function=through.function, compiled=through.compiled, source=source, through=text
-        )
+            prepared, function=compiled.function, compiled=compiled.compiled, source=source,
+            through=expressions.get(self.compiler, ""),
+        )  # fmt: skip
 
     def unsupported(self, case: AnyCase) -> str | None:
         refused = self.lacking.get("compiled") or self.lacking.get(case.dtype.long_name)
@@ -172,7 +173,7 @@ def compiled_forms(backend: Backend, implementations: list[Implementation]) -> l
 
 def over_batch(
     vmap: Callable[..., Any],
-    moved: Callable[[Any, int, int], Any],
+    moveaxis: Callable[[Any, int, int], Any],
     is_array: Callable[[Any], bool],
     prepared: PreparedCall,
     batch: int,
@@ -183,27 +184,27 @@ def over_batch(
     mapped over axis 0. Masks and biases that all samples share, and arrays per head, are not mapped.
     """
     function = prepared.function
-    of_features = {prepared.argument(name) for name in ARRAYS}
+    feature_arguments = {prepared.argument(name) for name in ARRAYS}
 
     def axis(name: str, array: Any) -> int | None:
-        has_batch = len(array.shape) in (1, 3, 4) and name not in of_features
+        has_batch = len(array.shape) in (1, 3, 4) and name not in feature_arguments
         if not has_batch or array.shape[0] != batch:
             return None
         return 3 if name == "key" and len(array.shape) == 4 else 0
 
     def call(**arguments: Any) -> Any:
         arrays = {n: a for n, a in arguments.items() if is_array(a)}
-        rest = {n: a for n, a in arguments.items() if n not in arrays}
+        constants = {n: a for n, a in arguments.items() if n not in arrays}
         axes = {n: axis(n, a) for n, a in arrays.items()}
 
         def single(*samples: Any) -> Any:
-            one = {
+            sample = {
                 n: x if axes[n] is None else x[None] for n, x in zip(arrays, samples, strict=True)
             }
-            return function(**one, **rest)[0]
+            return function(**sample, **constants)[0]
 
-        places = [moved(a, 0, 3) if axes[n] == 3 else a for n, a in arrays.items()]
-        return vmap(single, tuple(axes.values()))(*places)
+        mapped = [moveaxis(a, 0, 3) if axes[n] == 3 else a for n, a in arrays.items()]
+        return vmap(single, tuple(axes.values()))(*mapped)
 
     return replace(prepared, function=call)
 
@@ -215,11 +216,11 @@ def with_constants(
 ) -> PreparedCall:
     """The call compiled as a function of a dictionary of its arrays; flags and numbers are constants. The
     compiled function is the handle `compiled`."""
-    rest: Mapping[str, Any] = {n: a for n, a in prepared.arguments.items() if not is_array(a)}
+    constants: Mapping[str, Any] = {n: a for n, a in prepared.arguments.items() if not is_array(a)}
     inner = prepared.function  # a reference to `prepared` would keep its arrays alive
-    function = compiler(lambda arrays: inner(**arrays, **rest))
+    function = compiler(lambda arrays: inner(**arrays, **constants))
 
     def call(**arguments: Any) -> Any:
-        return function({n: a for n, a in arguments.items() if n not in rest})
+        return function({n: a for n, a in arguments.items() if n not in constants})
 
     return replace(prepared, function=call, compiled=function)

@@ -121,16 +121,16 @@ class DeclarationError(UsageError):
     """An adapter uses an unknown word; the message lists the valid words."""
 
 
-def checked_name(what: str, name: str, more: str = "") -> str:
+def checked_name(what: str, name: str, extra: str = "") -> str:
     """`name`, if valid in ids, file names and command lines.
 
-    Raises DeclarationError for characters other than ASCII letters, digits, "_", ".", "-" and `more`.
+    Raises DeclarationError for characters other than ASCII letters, digits, "_", ".", "-" and `extra`.
     """
-    letters = rf"[A-Za-z0-9_.{re.escape(more)}-]+"
+    letters = rf"[A-Za-z0-9_.{re.escape(extra)}-]+"
     if not isinstance(name, str) or not re.fullmatch(letters, name):
         raise DeclarationError(
             f"{name!r} cannot be the name of {what}: a name has one character or more, all of them "
-            f"ASCII letters, digits, '_', '.' or '-'{f' or {more!r}' if more else ''}"
+            f"ASCII letters, digits, '_', '.' or '-'{f' or {extra!r}' if extra else ''}"
         )
     return name
 
@@ -143,11 +143,11 @@ def checked_words(what: str, words: Iterable[str], valid: Collection[str]) -> No
             raise DeclarationError(f"unknown {what} {word!r}; valid: {shown}")
 
 
-def _frozen(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read_only(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     return MappingProxyType(dict(mapping))
 
 
-def _nothing() -> Mapping[str, Any]:
+def _empty() -> Mapping[str, Any]:
     return MappingProxyType({})
 
 
@@ -171,31 +171,31 @@ class DeclaredRounding:
     - `truncates_matmul`: the dtypes in which stored matrix products are truncated instead of rounded
     """
 
-    exp_error: Mapping[str, float] = field(default_factory=_nothing)
-    gradient_blocks: Mapping[str, tuple[int, int]] = field(default_factory=_nothing)
-    narrow_biases: Mapping[str, tuple[str, ...]] = field(default_factory=_nothing)
+    exp_error: Mapping[str, float] = field(default_factory=_empty)
+    gradient_blocks: Mapping[str, tuple[int, int]] = field(default_factory=_empty)
+    narrow_biases: Mapping[str, tuple[str, ...]] = field(default_factory=_empty)
     narrow_reductions: tuple[str, ...] = ()
     narrow_statistics: tuple[str, ...] = ()
     stored_parts: tuple[str, ...] = ()
     truncates_matmul: tuple[str, ...] = ()
     centred_keys: tuple[str, ...] = ()
-    absorbs: Mapping[str, bool] = field(default_factory=_nothing)
-    codes: Mapping[str, str] = field(default_factory=_nothing)
+    absorbs: Mapping[str, bool] = field(default_factory=_empty)
+    codes: Mapping[str, str] = field(default_factory=_empty)
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for f in fields(self):
+            value = getattr(self, f.name)
             checked_words("dtype", value, DTYPES)
             if isinstance(value, Mapping):
-                object.__setattr__(self, one.name, _frozen(value))
+                object.__setattr__(self, f.name, _read_only(value))
         for names in self.narrow_biases.values():
             checked_words("parameter", names, PARAMETERS)
         checked_words("format of codes", self.codes.values(), CODES)
 
     def in_dtype(self, dtype: str) -> dict[str, Any]:
-        """The declaration in a dtype, by name: the value of a mapping if the mapping has the dtype, and
-        whether a tuple of dtypes has it."""
-        declared = {one.name: getattr(self, one.name) for one in fields(self)}
+        """The values in a dtype by field: that of a mapping that has the dtype; True for a tuple with
+        it."""
+        declared = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
             name: value[dtype] if isinstance(value, Mapping) else dtype in value
             for name, value in declared.items()
@@ -203,12 +203,12 @@ class DeclaredRounding:
         }
 
     def joined(self, other: DeclaredRounding) -> DeclaredRounding:
-        """The rounding of both; `other` prevails for a dtype that has a value in both."""
-        both: dict[str, Any] = {}
-        for one in fields(self):
-            mine, theirs = getattr(self, one.name), getattr(other, one.name)
-            both[one.name] = {**mine, **theirs} if isinstance(mine, Mapping) else (*mine, *theirs)
-        return DeclaredRounding(**both)
+        """The rounding of both declarations; `other` prevails for a dtype with a value in both."""
+        joined: dict[str, Any] = {}
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            joined[f.name] = {**mine, **theirs} if isinstance(mine, Mapping) else (*mine, *theirs)
+        return DeclaredRounding(**joined)
 
 
 AS_CLASS = DeclaredRounding()
@@ -241,8 +241,8 @@ class Declared:
 
     numerics: Numerics = "eager"
     features: frozenset[str] = frozenset()
-    refusals: Mapping[str, str] = field(default_factory=_nothing)
-    elections: Mapping[str, Election] = field(default_factory=_nothing)
+    refusals: Mapping[str, str] = field(default_factory=_empty)
+    elections: Mapping[str, Election] = field(default_factory=_empty)
     dtypes: tuple[str, ...] = tuple(DTYPES)
     bitwise: tuple[str, ...] = ("rerun",)
     rounding: DeclaredRounding = AS_CLASS
@@ -278,13 +278,13 @@ class Declared:
         elif refusals.get("dropout") == NO_DROPOUT:
             del refusals["dropout"]  # changed from a declaration without dropout
         features = {*self.features, *(["dropout"] if self.dropout else [])} - refusals.keys()
-        own: dict[str, Any] = {
-            "features": frozenset(features), "refusals": _frozen(refusals),
-            "elections": _frozen(self.elections),
+        checked_fields: dict[str, Any] = {
+            "features": frozenset(features), "refusals": _read_only(refusals),
+            "elections": _read_only(self.elections),
         }  # fmt: skip
         if not isinstance(self.limits, Limits):
-            own["limits"] = _frozen(self.limits)
-        for name, value in own.items():
+            checked_fields["limits"] = _read_only(self.limits)
+        for name, value in checked_fields.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -309,15 +309,15 @@ class Declared:
         return self.limits if isinstance(self.limits, Limits) else self.limits.get(dtype.name, ANY)
 
     def but(self, **changes: Any) -> Declared:
-        """The declaration with other values of some fields."""
+        """The declaration with some fields replaced."""
         return replace(self, **changes)
 
     def refusing(self, refusals: Mapping[str, str]) -> Declared:
-        """The declaration without some features: reasons by feature."""
+        """The declaration without some features; `refusals` are reasons by feature."""
         return replace(self, refusals={**self.refusals, **refusals})
 
     def taking(self, *features: str) -> Declared:
-        """The declaration with more features; their refusals are dropped."""
+        """The declaration with further features, without refusals of these."""
         refusals = {n: reason for n, reason in self.refusals.items() if n not in features}
         return replace(self, features=self.features | {*features}, refusals=refusals)
 
@@ -328,12 +328,12 @@ class Declared:
     def without_axes(self, samples: int, heads: int) -> Declared:
         """The declaration with `Limits.samples` and `Limits.heads`, in every dtype."""
 
-        def narrowed(limits: Limits) -> Limits:
+        def with_axes(limits: Limits) -> Limits:
             return replace(limits, samples=samples, heads=heads)
 
         if isinstance(self.limits, Limits):
-            return replace(self, limits=narrowed(self.limits))
-        return replace(self, limits={n: narrowed(one) for n, one in self.limits.items()})
+            return replace(self, limits=with_axes(self.limits))
+        return replace(self, limits={n: with_axes(limits) for n, limits in self.limits.items()})
 
     def on(self, device: str) -> Declared:
         """The declaration on a device. A framework's elections and rounding were verified only on the CPU

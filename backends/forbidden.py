@@ -44,25 +44,25 @@ _NOTED: set[str] = set()
 def watched(
     backend: Backend, function: Callable[..., Any], names: Iterable[str]
 ) -> Callable[..., Any]:
-    """The function, which raises ForbiddenCall if it calls one of the functions `names`. Raises
+    """The function, changed to raise ForbiddenCall if it calls one of the functions `names`. Raises
     UsageError."""
     operators = listen(backend, names)
     if not operators:
         return function
-    known: dict[str, set[str]] = {}
+    called_by_signature: dict[str, set[str]] = {}
     has_threads = bool({*sys._current_frames()} - _BEFORE)
 
     def make(called: set[str], action: Callable[[], Any]) -> Any:
-        """The value of a call, or of a derivative of its output."""
+        """The value of `action`, a call or its derivative; adds forbidden calls to `called`."""
         nonlocal has_threads
-        heard: set[str] = set()
-        _RUNNING[id(heard)] = get_ident(), heard
+        noted: set[str] = set()
+        _RUNNING[id(noted)] = get_ident(), noted
         try:
             output, ran = backend.profiler.operators(action, has_threads)
         finally:
-            del _RUNNING[id(heard)]
-            has_threads |= not heard.isdisjoint(_STARTS)
-        called |= {name for name in heard if name in operators}
+            del _RUNNING[id(noted)]
+            has_threads |= not noted.isdisjoint(_STARTS)
+        called |= {name for name in noted if name in operators}
         called |= {name for name, op in operators.items() if op and any(map(op.fullmatch, ran))}
         if called:
             raise ForbiddenCall(
@@ -74,7 +74,7 @@ def watched(
     def call(*arguments: Any, **keywords: Any) -> Any:
         if backend.profiler.traces():
             return function(*arguments, **keywords)
-        called = known.setdefault(_signature(arguments, keywords), set())
+        called = called_by_signature.setdefault(_signature(arguments, keywords), set())
         output = make(called, partial(function, *arguments, **keywords))
         backend.profiler.derive_by(output, partial(make, called))
         return output
@@ -100,45 +100,47 @@ def listen(backend: Backend, names: Iterable[str]) -> dict[str, Pattern[str] | N
             if isinstance(function, type) or not callable(function):
                 raise UsageError(f"forbid: {name} is no function; name a function or a method")
             for place in (name, *backend.profiler.ways(name)):
-                _note(name, place)
+                _make_noting(name, place)
     if operators:
         backend.profiler.guard()
     if operators and not _BEFORE:
         _BEFORE.update(sys._current_frames())
         for name in _STARTS:
             with suppress(AttributeError):
-                _note(name, name)
+                _make_noting(name, name)
     return operators
 
 
-def _note(name: str, place: str) -> None:
+def _make_noting(name: str, place: str) -> None:
     """Let the function at a place note its calls as calls of `name`."""
     _NOTED.add(name)
-    replace(place, _noting(name, pkgutil.resolve_name(place)))
+    replace(place, _with_note(name, pkgutil.resolve_name(place)))
 
 
-def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_note(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which adds `name` to the running calls of `_RUNNING` when it is called."""
+
     @wraps(function)
     def noting(*arguments: Any, **keywords: Any) -> Any:
-        for thread, heard in [*_RUNNING.values()]:
+        for thread, noted in [*_RUNNING.values()]:
             if name not in _STARTS or thread == get_ident():
-                heard.add(name)
+                noted.add(name)
         return function(*arguments, **keywords)
 
     return noting
 
 
 def replace(name: str, new: Callable[..., Any]) -> None:
-    """Put another function where `name` says, and in every module that has the function there."""
-    old, (place, _, last) = pkgutil.resolve_name(name), name.rpartition(".")
-    setattr(pkgutil.resolve_name(place), last, new)
+    """Replace the function with the dotted `name` by `new`, in every module that has it."""
+    replaced, (place, _, attribute) = pkgutil.resolve_name(name), name.rpartition(".")
+    setattr(pkgutil.resolve_name(place), attribute, new)
     for module in [*sys.modules.values()]:
         if isinstance(module, ModuleType):
-            for other in [other for other, one in vars(module).items() if one is old]:
-                setattr(module, other, new)
+            for key in [key for key, value in vars(module).items() if value is replaced]:
+                setattr(module, key, new)
 
 
 def _signature(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
-    """A text that is equal for arguments of equal names, shapes, dtypes and plain values."""
+    """A text that is the same for arguments with the same names, shapes, dtypes and constants."""
     every = [*enumerate(arguments), *sorted(keywords.items())]
     return repr([(n, getattr(x, "shape", x), str(getattr(x, "dtype", ""))) for n, x in every])

@@ -26,29 +26,30 @@ if TYPE_CHECKING:
 
 
 def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:
-    """A method that prepares calls of people's code: both run as in people's own programs (see
-    `Compilers.surroundings`), the call perhaps as one program (`Compilers.as_program`)."""
+    """Decorate a method that prepares calls of user code: preparation and call run in the context of
+    users' programs (`Compilers.surroundings`), the call perhaps as one program
+    (`Compilers.as_program`)."""
 
     @wraps(prepare)
-    def prepared(self: Any, inputs: Inputs, **how: Any) -> PreparedCall:
+    def prepare_in_context(self: Any, inputs: Inputs, **options: Any) -> PreparedCall:
         compilers = self.backend.compilers
         within = compilers.surroundings(inputs.dtype)
         with within():
-            return compilers.as_program(self, prepare(self, inputs, **how).under(within))
+            return compilers.as_program(self, prepare(self, inputs, **options).under(within))
 
-    return prepared
+    return prepare_in_context
 
 
 ALL_BUT_FLOAT32 = tuple(name for name in DTYPES if name != "f32")
 
 ORDINARY = ("normal", "ties", "integers", "onehot")
-"""Recipes whose values mean the same in every dtype."""
+"""Recipes whose cases make sense in every dtype."""
 
 
 class Implementation(ABC):
     """One way in which a framework computes an operator.
 
-    `operator` is the computed operator: only its cases are asked. `mode` is "eager" or "compiled". Name
+    `operator` is the computed operator: only its cases are tested. `mode` is "eager" or "compiled". Name
     and declaration are class attributes or arguments of the constructor, which raises DeclarationError
     for a bad name.
     """
@@ -73,7 +74,7 @@ class Implementation(ABC):
     remarks: tuple[str, ...] = ()
     """For a user's function: remarks for the user on how the function is called."""
     causal_alignment = "top-left"
-    """How the causal flag is aligned if the answer to `causal-alignment` is unknown."""
+    """The alignment of the causal flag if the answer to `causal-alignment` is unknown."""
     advice: tuple[str, tuple[str, ...]] = ("", ())
     """For a user's function: the claim that trial calls suggest, as a sentence, and the features of cases
     that fail without the claim."""
@@ -86,14 +87,13 @@ class Implementation(ABC):
 
     @property
     def later(self) -> frozenset[str]:
-        """The short dtype names, "variations" and "kernels" that are asked later (see
-        `suite.spec.levels.POSTPONED`).
+        """The short dtype names, and the words "variations" and "kernels", whose cells are tested only
+        from a later level on (see `suite.spec.levels.POSTPONED`).
 
-        These are for textbook code, whose operations the framework's functions and layers already use in
-        every dtype, unless a runtime rewrites the code into its own kernels.
+        Textbook code postpones all dtypes but float32: the framework's functions and layers test its
+        operations in every dtype. A runtime that rewrites the code into its own kernels postpones none.
         """
-        own = self.textbook and not self.backend.compilers.runs_models
-        if not own:
+        if not self.textbook or self.backend.compilers.runs_models:
             return frozenset()
         return frozenset({*ALL_BUT_FLOAT32, "variations"})
 
@@ -105,18 +105,18 @@ class Implementation(ABC):
         """
 
     def timed(self, inputs: Inputs) -> PreparedCall:
-        """The call whose time is measured: `prepare`. Caches may override it, to be full before the clock
-        runs."""
+        """The call whose time is measured, by default that of `prepare`. Caches override it to be filled
+        before the time starts."""
         return self.prepare(inputs)
 
     @property
     def unwatched(self) -> Implementation:
-        """The implementation whose time is measured: no call is watched for what `forbid` names."""
+        """The implementation whose time is measured: this one, without the search for forbidden calls."""
         return self
 
     def refusing(self, inputs: Inputs) -> PreparedCall | None:
-        """`prepare` of a cache that goes on after steps that raise; None without steps of its own. The
-        rows of such a step are its queries, and the rollback behind the step is left out."""
+        """The call of `prepare` of a cache, in which steps may raise; None if the implementation has no
+        steps. A step that raised has its queries as rows, and the rollback behind it is not made."""
         return None
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
@@ -124,7 +124,7 @@ class Implementation(ABC):
         return self.prepare(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """Calls of the same problem with other flags that must not change the answer, by flag name."""
+        """Further calls that must give the same answer, such as calls with other flags, by a name."""
         return {}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
@@ -138,7 +138,7 @@ class Implementation(ABC):
         return {}
 
     def begin_cell(self) -> None:
-        """Forget compiled programs, and whatever else cells must not share."""
+        """Forget compiled programs and other state that cells must not share."""
         return None
 
     def refusal(self, case: Case) -> str | None:
@@ -178,11 +178,11 @@ class Implementation(ABC):
     def nearest_supported(self, case: AnyCase) -> Case | None:
         """The nearest supported case; None if this case is supported, or if there is no near case.
 
-        A case beyond the declared limits is asked in the nearest sizes. A user function is also asked in
+        A case beyond the declared limits is tested in the nearest sizes. User code is also tested in
         another dtype, axis order and scale, and without the features that it lacks (see `Case.without`).
         """
-        limited = self.declared.is_user_code or self.declared.limits != ANY
-        if not limited or not isinstance(case, Case) or self.unsupported(case) is None:
+        has_limits = self.declared.is_user_code or self.declared.limits != ANY
+        if not has_limits or not isinstance(case, Case) or self.unsupported(case) is None:
             return None
         nearest = case
         try:
@@ -204,12 +204,10 @@ class Implementation(ABC):
             if pages is not None:
                 nearest = with_pages_of(nearest, limits.nearest_page_size(pages))
             if not case.operator.is_layer:
-                apart = self.missing(["value-size"]) is None
-                nearest = replace(nearest, sizes=limits.fitted(nearest.sizes, apart))
+                separate_value_size = self.missing(["value-size"]) is None
+                nearest = replace(nearest, sizes=limits.fitted(nearest.sizes, separate_value_size))
         except ValueError:
-            return (
-                None  # the operator cannot have this case, such as packed segments of other lengths
-            )
+            return None  # the operator has no such case, as for packed segments of other lengths
         return nearest if self.unsupported(nearest) is None else None
 
     def missing(self, features: Iterable[str]) -> str | None:
@@ -227,7 +225,7 @@ class Implementation(ABC):
         return self.declared.numerics_for(dtype)
 
     def elected(self, question: str, dtype: DType) -> str | None:
-        """The declared answer to a question in a dtype; None if the answer is to be observed."""
+        """The declared answer to an election question in a dtype; None if it is to be observed."""
         if question not in QUESTIONS:
             raise KeyError(question)
         answer = self.declared.elections.get(question)

@@ -1,4 +1,4 @@
-"""Tokens taken from the slots of pools, by a framework's own functions."""
+"""Replacement of pools (paged arrays) by the tokens in them, with a framework's own functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """The slots of tokens (B, Lk) for `from_pages`, as int64 by name; nothing without pages."""
+    """{"slots": the framework's int64 slots of tokens (B, Lk)} for `from_pages`; {} without pages."""
     if "page_table" not in inputs.arrays:
         return {}
     refuse_malformed(inputs.arrays, inputs)
@@ -34,44 +34,45 @@ def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
 
 def refuse_malformed(arrays: Mapping[str, Any], inputs: Inputs) -> None:
-    """As `in_pages.refuse_malformed`, and ValueError for pools of several sizes."""
+    """Raise as `in_pages.refuse_malformed`, and ValueError for pools of different sizes."""
     pools = in_pages.pools(inputs).items()
-    found = {tuple(arrays[name].shape[axes.index(x)] for x in "ps") for name, axes in pools}
-    if len(found) > 1:
-        raise ValueError(f"expected pools of one size, got {found}")
-    ((pages, size),) = found
+    pool_sizes = {tuple(arrays[name].shape[axes.index(x)] for x in "ps") for name, axes in pools}
+    if len(pool_sizes) > 1:
+        raise ValueError(f"expected pools of one size, got {pool_sizes}")
+    ((pages, size),) = pool_sizes
     table, counts = (arrays[name] for name in TABLE)
     in_pages.refuse_malformed(table, counts, size, pages, inputs.sizes.B)
 
 
 def from_pages(
     arrays: Mapping[str, Any],
-    at: Any,
+    slots: Any,
     inputs: Inputs,
     take: Callable[[Any, Any], Any],
     reshape: Callable[[Any, Shape], Any],
     transpose: Callable[[Any, Shape], Any],
 ) -> dict[str, Any]:
-    """The arrays of a call with the tokens in the slots `at` (B, Lk) of pools, (B, Lk, .) or
-    (B, Hkv, Lk, .). Scales that all tokens share get the order of these axes. Without a table the arrays
-    as they are.
+    """The arrays of a call in which each pool is replaced by the tokens in its `slots` (B, Lk): (B, Lk,
+    .) or (B, Hkv, Lk, .). Scales that all tokens share get this order of axes. Unchanged without a page
+    table.
 
     The functions are the framework's: take(array, indices) takes slices along the first axis.
     """
     if "page_table" not in arrays:
         return dict(arrays)
-    axes, made, case = case_without_pages(inputs.case).axes, dict[str, Any](), inputs.case
+    axes, tokens, case = case_without_pages(inputs.case).axes, dict[str, Any](), inputs.case
     for name, x in arrays.items():
         if name in TABLE:
             continue
-        own, in_front = axes.get(name, ""), heads_first(case, axes.get(name, ""))
-        if is_pooled(own):
+        pool_axes, in_front = axes.get(name, ""), heads_first(case, axes.get(name, ""))
+        if is_pooled(pool_axes):
             if in_front:
                 x = transpose(x, (0, 2, 1, *range(3, len(x.shape))))
-            x, in_front = take(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), at), False
-        heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
-        made[name] = transpose(x, (0, 2, 1, 3)) if heads and not in_front else x
-    return made
+            x = take(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), slots)
+            in_front = False
+        has_heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
+        tokens[name] = transpose(x, (0, 2, 1, 3)) if has_heads and not in_front else x
+    return tokens
 
 
 def with_new_tokens(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:
@@ -79,8 +80,9 @@ def with_new_tokens(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[st
     if not in_pages.stored_pool_names(inputs.case):
         return dict(arrays)
     refuse_malformed(arrays, inputs)
-    after = in_pages.with_stored_tokens(replace(inputs, arrays={**inputs.arrays, **arrays})).arrays
-    return {name: after[name] for name in arrays if name in after}
+    inputs = replace(inputs, arrays={**inputs.arrays, **arrays})
+    stored = in_pages.with_stored_tokens(inputs).arrays
+    return {name: stored[name] for name in arrays if name in stored}
 
 
 def from_numpy_pages(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:
@@ -89,5 +91,5 @@ def from_numpy_pages(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[s
         return dict(arrays)
     refuse_malformed(arrays, inputs)
     table, counts = arrays["page_table"], arrays["key_lengths"]
-    at = readable(slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk))
-    return from_pages(arrays, at, inputs, lambda x, at: x[at], np.reshape, np.transpose)
+    slots = readable(slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk))
+    return from_pages(arrays, slots, inputs, lambda x, slots: x[slots], np.reshape, np.transpose)

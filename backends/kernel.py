@@ -21,7 +21,7 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def as_named(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function of the row, imported if the row has its dotted name."""
+    """The function of the row; imported, if the row has only its dotted name."""
     function = own.kernel.function
     called: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
     return called
@@ -30,26 +30,27 @@ def as_named(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
 def written_out(
     own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
 ) -> dict[str, PreparedCall]:
-    """The call with each neutral value, and with the default scale, as explicit arguments."""
+    """`plain` with one additional explicit argument: each neutral value, or the default scale."""
     names = [name for name in own.kernel.neutral if name not in plain.arguments]
     return plain.written_out(own.kernel.ways(names, inputs.default_scale))
 
 
 def call_text(arguments: Mapping[str, Any]) -> str:
-    """Arguments as in a call."""
+    """The text of keyword arguments in a call: "causal=True, scale=1.0"."""
     return ", ".join(
         f"{n}={getattr(value, '__name__', repr(value))}" for n, value in arguments.items()
     )
 
 
 def evaluated(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """Arguments for inputs: functions stand for what they make of the inputs."""
+    """Arguments in which each function is replaced by its value for the inputs."""
     return {name: x(inputs) if callable(x) else x for name, x in arguments.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A framework's attention function, and the signature that users' functions are given.
+    """A framework's attention function, and the signature that users' functions are given. `own` is the
+    `FrameworkFunction` with this row.
 
     What is called:
 
@@ -70,12 +71,12 @@ class Kernel:
     - `without_flag`: the arguments of a call whose causal flag is merged into the mask or bias beside it.
       A user's function is called so if it refuses both together. None without both
 
-    What is asked besides the cases:
+    What is tested besides the cases:
 
     - `neutral`: values of parameters that change no answer (see `written_out`)
     - `wrong`: arguments, or functions of inputs, that the function must refuse (see
       `Implementation.refused`)
-    - `paths(own, inputs, plain)`: see `Implementation`
+    - `paths(own, inputs, plain)`: see `Implementation`; `plain` is the call without `through`
 
     What is promised:
 
@@ -106,7 +107,7 @@ class Kernel:
     later: frozenset[str] = frozenset()
 
     def but(self, **changes: Any) -> Kernel:
-        """The row with other values of some fields."""
+        """The row with some fields replaced."""
         return replace(self, **changes)
 
     def ways(self, names: Iterable[str], scale: float | None = None) -> dict[str, dict[str, Any]]:
@@ -115,14 +116,14 @@ class Kernel:
         ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
         return ways if scale is None else ways | {"scale written out": {"scale": scale}}
 
-    def divided(self, inputs: Inputs, binder: Binder[AttentionCall], beside: bool) -> Native:
-        """The mask divided into the flags that a callable takes, and the rest. `beside`: the causal flag
-        is passed beside a mask or bias, too; otherwise so only if the case asks for both."""
-        alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-        flagged = beside or alone or not self.flag_alone or inputs.form == "flag-and-mask"
+    def divided(self, inputs: Inputs, binder: Binder[AttentionCall], with_mask: bool) -> Native:
+        """The mask divided into the flags that a callable with `binder` takes, and the rest. `with_mask`:
+        the causal flag is also passed beside a mask or bias; else only if the case asks so."""
+        single = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
+        passes_flag = with_mask or single or not self.flag_alone or inputs.form == "flag-and-mask"
         return split_native(
             inputs,
-            causal=binder.serves("native-causal") and flagged,
+            causal=binder.serves("native-causal") and passes_flag,
             window=binder.serves("native-window"),
             lengths=any(
                 p.features == ("padding",) and p.name in binder.taken for p in binder.table
@@ -130,11 +131,11 @@ class Kernel:
         )
 
     def native(self, inputs: Inputs) -> Native:
-        """The mask divided for the framework's own function."""
+        """The mask divided into the flags that the framework's own function takes, and the rest."""
         if self.divide is not None:
             return self.divide(inputs)
         taken = frozenset(parameter.name for parameter in self.parameters)
-        return self.divided(inputs, Binder(self.parameters, taken), beside=False)
+        return self.divided(inputs, Binder(self.parameters, taken), with_mask=False)
 
     def arguments(self, backend: Backend, inputs: Inputs) -> dict[str, Any]:
         """The arguments of the framework's own function."""
@@ -144,7 +145,7 @@ class Kernel:
         return dict(zip(names, operands, strict=True)) | arguments(self.parameters, call)
 
     def dropping(self, rate: float) -> dict[str, Any]:
-        """The argument that drops weights at a rate."""
+        """The keyword argument that sets the rate of dropout."""
         return {p.name: rate for p in self.parameters if "dropout" in p.features}
 
     def operands(self, inputs: Inputs) -> dict[str, str]:
@@ -155,14 +156,14 @@ class Kernel:
 
 
 class FrameworkFunction(FromRow):
-    """A framework's attention function, as its row says."""
+    """The implementation that calls the attention function of a row (`Kernel`)."""
 
     def __init__(self, backend: Backend, kernel: Kernel) -> None:
         self.kernel, self.axis_order = kernel, kernel.axis_order
         super().__init__(backend, kernel)
 
     def plain(self, inputs: Inputs) -> PreparedCall:
-        """The call of the function itself."""
+        """The call of the function, without `Kernel.through`."""
         kernel = self.kernel
         within = nullcontext if kernel.within is None else partial(kernel.within, self.backend)
         return attention_call(
@@ -180,8 +181,8 @@ class FrameworkFunction(FromRow):
         return {name: self.kernel.through(self, inputs, call) for name, call in calls.items()}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        plain = self.plain(inputs)
+        call = self.plain(inputs)
         return {
-            call_text(way): partial(plain.function, **plain.arguments | evaluated(way, inputs))
+            call_text(way): partial(call.function, **call.arguments | evaluated(way, inputs))
             for way in self.kernel.wrong
         }

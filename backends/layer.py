@@ -25,14 +25,14 @@ SEED = "dropout_seed"
 
 
 def outputs(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Output and weights of a layer's answer; None for weights that the case does not ask for."""
+    """Output and weights of a layer's answer, a pair or the output. Weights not asked for are None."""
     output, weights = answer if isinstance(answer, tuple | list) else (answer, None)
     return output, weights if inputs.returned != "none" else None
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A framework's layer.
+    """A framework's layer. `own` is the `FrameworkLayer` with this row.
 
     What is called:
 
@@ -47,7 +47,7 @@ class Layer:
     - `operands`: the arguments of the operands that the layer takes
     - `arguments(own, inputs, **given)`: the arguments besides operands, such as masks, changed by `given`
 
-    What is asked besides the cases:
+    What is tested besides the cases:
 
     - `wrong`: arguments of the constructor that a layer must refuse (see `Implementation.refused`)
     - `paths(own, inputs)`: see `Implementation`
@@ -74,12 +74,12 @@ class Layer:
     later: frozenset[str] = frozenset()
 
     def but(self, **changes: Any) -> Layer:
-        """The row with other values of some fields."""
+        """The row with some fields replaced."""
         return replace(self, **changes)
 
 
 class FrameworkLayer(FromRow):
-    """A framework's layer, as its row says. `made_layers`: layers that calls share, by
+    """The implementation that calls the layer of a row. `made_layers`: shared layers, by
     configuration."""
 
     def __init__(self, backend: Backend, layer: Layer) -> None:
@@ -122,7 +122,7 @@ class FrameworkLayer(FromRow):
         return {call_text(way): partial(self._answer, inputs, way) for way in self.layer.wrong}
 
     def _answer(self, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
-        """What a layer with these flags of the constructor answers."""
+        """The outputs of a layer that is made with these flags."""
         return self.call(inputs, **flags)()
 
 
@@ -131,8 +131,8 @@ STEPS = (1.0, 2.0)
 
 
 def can_train(inputs: Inputs) -> bool:
-    """True if evaluation shows the statistics that training stored: not in 16 bits, which are too
-    coarse."""
+    """True for an evaluation of a norm that stores statistics, in which training shows: not in 16
+    bits."""
     stored = inputs.operator.array_kinds.statistics
     return bool(stored) and not inputs.training and not inputs.dtype.is_half
 
@@ -144,8 +144,8 @@ def with_epsilon(norm: Implementation, inputs: Inputs, epsilon: float) -> Prepar
 
 
 def after_training(call: Callable[..., PreparedCall], inputs: Inputs) -> PreparedCall:
-    """The evaluation after training on `STEPS`, where each batch has the share 0.01 of the statistics.
-    `call(inputs, steps=...)` makes the norm's call after these steps."""
+    """The call of an evaluation after training on `STEPS`; each batch contributes 0.01 to the statistics.
+    `call(inputs, steps=...)` prepares the norm's call after these steps."""
     return replace(call(inputs, steps=STEPS), problem=trained(inputs, (0.01, 0.01)))
 
 
@@ -156,9 +156,9 @@ def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> 
     mean, variance = inputs.parameters["mean"], inputs.parameters["variance"]
     count = inputs.query.shape[0] * inputs.query.shape[1]
     for factor, share in zip(STEPS, shares, strict=True):
-        batch = factor * inputs.query.astype(np.longdouble)
-        spread = batch.var((0, 1)) * (count / (count - 1) if unbiased else 1.0)
-        mean = (1 - share) * mean + share * batch.mean((0, 1))
-        variance = (1 - share) * variance + share * spread
+        tokens = factor * inputs.query.astype(np.longdouble)
+        batch_variance = tokens.var((0, 1)) * (count / (count - 1) if unbiased else 1.0)
+        mean = (1 - share) * mean + share * tokens.mean((0, 1))
+        variance = (1 - share) * variance + share * batch_variance
     statistics = {"mean": np.float64(mean), "variance": np.float64(variance)}
     return inputs.replace(**statistics, averaged=max(STEPS))

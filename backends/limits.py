@@ -90,8 +90,8 @@ class Limits:
             listed = _listed(self.sizes_of_values)
             return f"declares value sizes {listed}, and {sizes.Dv} is none of them"
         if self.queries and sizes.Lq != self.queries:
-            other = "more" if sizes.Lq > self.queries else "fewer"
-            return f"declares calls of {self.queries} queries, and here are {other}"
+            comparison = "more" if sizes.Lq > self.queries else "fewer"
+            return f"declares calls of {self.queries} queries, and here are {comparison}"
         longest = max(sizes.Lq, sizes.Lk)
         if self.max_length and longest > self.max_length:
             return f"declares lengths up to {self.max_length}, and {longest} is more"
@@ -117,16 +117,16 @@ class Limits:
             return f"declares pages of {listed} slots, and {page_size} is none of them"
         return None
 
-    def fitted(self, sizes: Sizes, apart: bool = True) -> Sizes:
+    def fitted(self, sizes: Sizes, separate: bool = True) -> Sizes:
         """The nearest sizes within the limits; the next larger size if there is one.
 
-        - Dv stays equal to D if the limits allow, and with `apart` another size.
+        - Dv stays equal to D if the limits allow. With `separate` Dv also stays unequal.
         - The longer of Lq and Lk stays the longer one if the limits allow.
         - Lk of 0 or 1, and Lq of 0, stay unchanged: with one key every row has its value.
         """
         D = _next(sizes.D, self.head_sizes)
         Dv = _next(D if sizes.Dv == sizes.D else sizes.Dv, self.sizes_of_values)
-        if apart and Dv == D and sizes.Dv != sizes.D:
+        if separate and Dv == D and sizes.Dv != sizes.D:
             Dv = _next(Dv, tuple(n for n in self.sizes_of_values if n != D))
         Lq, Lk = sizes.Lq and (self.queries or sizes.Lq), sizes.Lk
         of_queries, of_keys = self.steps
@@ -150,11 +150,11 @@ class Limits:
         return min(max(scale, self.scales[0]), self.scales[1])
 
     def nearest_page_size(self, size: int) -> int:
-        """The next larger supported page, or the largest one."""
+        """The next larger supported size of a page, or the largest one."""
         return _next(size, self.page_sizes)
 
     def _multiple(self, length: int, step: int) -> int:
-        """The next multiple of `of`, or the largest one within `max_length`."""
+        """The next multiple of `step` from `length` on, or the largest one up to `max_length`."""
         multiple = -(-length // step) * step
         return min(multiple, self.max_length // step * step) if self.max_length else multiple
 
@@ -164,6 +164,7 @@ ANY = Limits()
 
 
 def _next(size: int, valid: tuple[int, ...]) -> int:
+    """The size itself if `valid` has it or is empty; else the next larger valid size, or the largest."""
     if not valid or size in valid:
         return size
     return min((n for n in valid if n > size), default=max(valid))

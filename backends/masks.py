@@ -34,7 +34,7 @@ class Native:
     rest: tuple[Mask, ...] = ()
 
     def without_window(self) -> Native:
-        """The window among the other parts."""
+        """The division in which the window is one of the other parts."""
         if self.window is None:
             return self
         return replace(self, window=None, rest=(*self.rest, self.window))
@@ -71,30 +71,30 @@ def causal_alone(inputs: Inputs) -> bool:
     return isinstance(inputs.mask, Causal) and not inputs.mask.bottom_right
 
 
-def dense_of(inputs: Inputs, rest: tuple[Mask, ...]) -> np.ndarray | None:
-    """The dense form of the parts `rest`, or the mask that the inputs have as an array."""
+def dense_of(inputs: Inputs, parts: tuple[Mask, ...]) -> np.ndarray | None:
+    """The dense form of the parts `parts`, or the mask that the inputs have as an array."""
     if inputs.mask_array is not None:
         return inputs.mask_array
-    if inputs.mask is not None and rest == inputs.mask.parts:
+    if inputs.mask is not None and parts == inputs.mask.parts:
         return inputs.dense_mask
-    out: np.ndarray | None = None
-    for mask in rest:
-        block = mask.dense(inputs.sizes, inputs.seed)
-        out = block if out is None else out & block
-    return out
+    dense: np.ndarray | None = None
+    for mask in parts:
+        part = mask.dense(inputs.sizes, inputs.seed)
+        dense = part if dense is None else dense & part
+    return dense
 
 
-def merged_bias(inputs: Inputs, rest: tuple[Mask, ...] | None = None) -> np.ndarray | None:
+def merged_bias(inputs: Inputs, parts: tuple[Mask, ...] | None = None) -> np.ndarray | None:
     """The bias with -inf where the mask hides, for interfaces with one additive argument.
 
-    `rest` are the mask's parts that no flag expresses, by default all. float64, of the rank to which mask
-    and bias broadcast. None without bias and mask.
+    `parts` are the mask's parts that no flag expresses, by default all. float64, of the rank to which
+    mask and bias broadcast. None without bias and mask.
     """
-    mask = inputs.dense_mask if rest is None else dense_of(inputs, rest)
+    mask = inputs.dense_mask if parts is None else dense_of(inputs, parts)
     if mask is None:
         return inputs.bias
-    added = np.where(mask, 0.0, -np.inf)
-    return added if inputs.bias is None else np.where(mask, inputs.bias, -np.inf)
+    mask_bias = np.where(mask, 0.0, -np.inf)
+    return mask_bias if inputs.bias is None else np.where(mask, inputs.bias, -np.inf)
 
 
 def rank4(array: np.ndarray) -> np.ndarray:
@@ -104,7 +104,7 @@ def rank4(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Call:
-    """What the arguments of a call are made of."""
+    """The context of a call, from which the values of its arguments are made."""
 
     backend: Backend
     inputs: Inputs
@@ -134,15 +134,15 @@ class AttentionCall(Call):
         bias = self.inputs.bias
         return self.array(None if bias is None else rank4(bias), self.inputs.dtype)
 
-    def mask_or_bias(self, shaped: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Any:
-        """The part of the mask that no flag expresses, merged into the bias if there is one; `shaped`
+    def mask_or_bias(self, reshape: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Any:
+        """The part of the mask that no flag expresses, merged into the bias if there is one; `reshape`
         gives the array its final shape."""
         dtype = None if self.inputs.bias is None else self.inputs.dtype
-        hidden = (dense_of if dtype is None else merged_bias)(self.inputs, self.native.rest)
-        return self.array(None if hidden is None else shaped(hidden), dtype)
+        array = (dense_of if dtype is None else merged_bias)(self.inputs, self.native.rest)
+        return self.array(None if array is None else reshape(array), dtype)
 
     def lengths(self, integers: type[np.signedinteger[Any]] = np.int64) -> Any:
-        """The numbers of keys (B,), if the call passes padding so."""
+        """The numbers of keys (B,), if the padding is divided from the mask as lengths; else None."""
         part, inputs = self.native.lengths, self.inputs
         counts = None if part is None else part.lengths(inputs.sizes, inputs.seed)
         return self.array(None if counts is None else counts.astype(integers))
@@ -214,9 +214,9 @@ class LayerMasks:
         if native.lengths is None:
             return cls(native.causal, None, dense_of(inputs, native.rest))
         # Join several paddings: a key is valid if it is valid in all of them.
-        more = [part for part in native.rest if isinstance(part, Padding) and not part.left]
-        rest = tuple(part for part in native.rest if part not in more)
-        counts = [part.lengths(inputs.sizes, inputs.seed) for part in (native.lengths, *more)]
+        paddings = [part for part in native.rest if isinstance(part, Padding) and not part.left]
+        rest = tuple(part for part in native.rest if part not in paddings)
+        counts = [part.lengths(inputs.sizes, inputs.seed) for part in (native.lengths, *paddings)]
         valid = np.arange(inputs.sizes.Lk) < np.min(counts, axis=0)[:, None]
         return cls(native.causal, valid, dense_of(inputs, rest))
 
@@ -238,11 +238,11 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
 
 def masked_arrays(
-    backend: Backend, inputs: Inputs, rest: tuple[Mask, ...] | None = None
+    backend: Backend, inputs: Inputs, parts: tuple[Mask, ...] | None = None
 ) -> dict[str, Any]:
-    """All arrays of the inputs, and `mask`, the dense mask of rank 4, if there is one. `rest` are the
+    """All arrays of the inputs, and `mask`, the dense mask of rank 4, if there is one. `parts` are the
     mask's parts that no flag expresses, by default all."""
-    mask = dense_of(inputs, split_native(inputs).rest if rest is None else rest)
+    mask = dense_of(inputs, split_native(inputs).rest if parts is None else parts)
     arrays = own_arrays(backend, inputs)
     return arrays if mask is None else arrays | {"mask": backend.array(rank4(mask), None)}
 

@@ -37,7 +37,7 @@ Window = tuple[Shape, Callable[[np.ndarray], np.ndarray]]
 
 
 def _shared(shape: Shape, axes: tuple[int, ...]) -> Window:
-    """The window with stride 0 along `axes`, as far as the shape has these axes."""
+    """The window of an array with stride 0 along those of `axes` that the shape has."""
     shared = {axis % len(shape) for axis in axes if axis < len(shape)}
 
     def window(x: np.ndarray) -> np.ndarray:
@@ -47,15 +47,15 @@ def _shared(shape: Shape, axes: tuple[int, ...]) -> Window:
     return tuple(1 if axis in shared else n for axis, n in enumerate(shape)), window
 
 
-def _odd(x: np.ndarray) -> np.ndarray:
+def _with_odd_strides(x: np.ndarray) -> np.ndarray:
     """The array with a stride of 7 elements along every axis of size 1."""
     steps = (7 * x.itemsize if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
     return np.lib.stride_tricks.as_strided(x, x.shape, list(steps))
 
 
-def _grown(shape: Shape, axis: int, by: int) -> Shape:
-    """The shape with `axis` increased by `by`."""
-    return (*shape[:axis], shape[axis] + by, *shape[len(shape) + axis + 1 :])
+def _grown(shape: Shape, axis: int, added: int) -> Shape:
+    """The shape with `axis` increased by `added`."""
+    return (*shape[:axis], shape[axis] + added, *shape[len(shape) + axis + 1 :])
 
 
 WINDOWS: Mapping[str, Callable[[Shape], Window]] = {
@@ -79,7 +79,7 @@ WINDOWS: Mapping[str, Callable[[Shape], Window]] = {
     ),
     "shifted": lambda s: ((int(np.prod(s)) + 1,), lambda x: x[1:].reshape(s)),
     "negative": lambda s: (s, lambda x: x[..., ::-1, :]),
-    "odd-strides": lambda s: (s, _odd),
+    "odd-strides": lambda s: (s, _with_odd_strides),
     **{how: partial(_shared, axes=axes) for how, axes in EXPANDED.items()},
 }
 """For each arrangement a function from the shape of the values to their window."""
@@ -116,12 +116,12 @@ class Memory:
         return tuple(getattr(layer, "trainable_variables", ()))
 
     def variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
-        """The parameters of `parameters` by the path of attributes, as "query.kernel", in the order of
+        """The variables of `found` by their path of attributes, as "query.kernel", in the order of
         definition; each with the order of a matrix' axes: "io" if the first axis is that of the inputs,
         "oi" if the last one is, "" if unknown."""
-        learned = {id(variable) for variable in self.parameters(layer)}
-        found = {path: one for path, one in reached(layer) if id(one) in learned}
-        return {path: (one, "io" if path.endswith("kernel") else "") for path, one in found.items()}
+        learned = {id(x) for x in self.parameters(layer)}
+        found = {path: x for path, x in reached(layer) if id(x) in learned}
+        return {path: (x, "io" if path.endswith("kernel") else "") for path, x in found.items()}
 
     def transpose(self, array: Any, *axes: int) -> Any:
         """The array with permuted axes: a view if the framework has views."""
@@ -132,8 +132,8 @@ class Memory:
         raise NotImplementedError
 
     def alias(self, array: Any) -> Any:
-        """Another array of the same memory, which does not hold the array itself; the array, if the
-        framework has no views."""
+        """A view of the whole array, which keeps no reference to it; the array itself, if the framework
+        has no views."""
         return array
 
     def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
@@ -152,21 +152,21 @@ class Memory:
             array = self.backend.array(np.ascontiguousarray(values), dtype)
             return array, array
         shape, window_of = WINDOWS[how](values.shape)
-        larger = np.resize(between(values, dtype), shape)
+        larger = np.resize(filler(values, dtype), shape)
         window = window_of(larger)
         window[...] = values
         if not (window == values).all():
             raise ValueError("slices that lie in one place must be equal")
-        whole = self.backend.array(larger.ravel(), dtype)
-        return self.window(whole, larger, window), whole
+        flat = self.backend.array(larger.ravel(), dtype)
+        return self.window(flat, larger, window), flat
 
-    def window(self, whole: Any, larger: np.ndarray, window: np.ndarray) -> Any:
-        """The view of the framework's array `whole` (n,) that lies in it as `window` lies in the
+    def window(self, flat: Any, larger: np.ndarray, window: np.ndarray) -> Any:
+        """The view of the framework's array `flat` (n,) that lies in it as `window` lies in the
         contiguous array `larger`."""
-        offset, rest = divmod(window.ctypes.data - larger.ctypes.data, larger.itemsize)
-        assert not rest
+        offset, remainder = divmod(window.ctypes.data - larger.ctypes.data, larger.itemsize)
+        assert not remainder
         strides = tuple(step // larger.itemsize for step in window.strides)
-        return self.view(whole, window.shape, strides, offset)
+        return self.view(flat, window.shape, strides, offset)
 
     def operands(self, inputs: Inputs, axis_order: str) -> tuple[Any, Any, Any]:
         """query, key and value as the framework's arrays, (B, H, L, D) or (B, L, H, D).
@@ -192,14 +192,14 @@ class Memory:
         return array if back == (0, 1, 2, 3) else self.transpose(array, *back)
 
     def made(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
-        """The layer that `make` makes, converted to the dtype, device and mode (training or evaluation),
-        as far as the framework's layers can be converted."""
+        """The new layer `make()`, converted to the dtype, device and mode (training or evaluation) if the
+        framework's layers can be converted."""
         return make()
 
 
 def reached(layer: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Each variable that attributes of a layer lead to, once, with its path. Public attributes come
-    before private ones, so that a path has the names that people gave."""
+    """Each variable in a layer's attributes, lists and dictionaries, once, with its path. Public
+    attributes come first, so that a path has public names."""
     seen = set() if seen is None else seen
     if id(layer) in seen:
         return
@@ -208,22 +208,22 @@ def reached(layer: Any, path: str = "", seen: set[int] | None = None) -> Iterato
         yield path, layer
         return
     if isinstance(layer, list | tuple):
-        parts: dict[str, Any] = {str(n): one for n, one in enumerate(layer)}
+        children: dict[str, Any] = {str(n): child for n, child in enumerate(layer)}
     elif isinstance(layer, Mapping):
-        parts = {str(name): one for name, one in layer.items()}
+        children = {str(name): child for name, child in layer.items()}
     elif hasattr(layer, "trainable_variables"):
-        parts = dict(vars(layer))
+        children = dict(vars(layer))
     else:
         return
-    plain = [name for name in parts if not name.startswith("_")]
-    private = [name for name in parts if name.startswith("_")]
-    containers = [name for name in private if isinstance(parts[name], list | tuple | Mapping)]
-    for name in [*plain, *(n for n in private if n not in containers), *containers]:
-        yield from reached(parts[name], f"{path}.{name.lstrip('_')}".lstrip("."), seen)
+    public = [name for name in children if not name.startswith("_")]
+    private = [name for name in children if name.startswith("_")]
+    containers = [name for name in private if isinstance(children[name], list | tuple | Mapping)]
+    for name in [*public, *(n for n in private if n not in containers), *containers]:
+        yield from reached(children[name], f"{path}.{name.lstrip('_')}".lstrip("."), seen)
 
 
 class ShapesAlone(Memory):
-    """Memory of a framework without strides: an axis order is the order of the shape."""
+    """Memory of a framework without strides: operands are arrays whose shape has the axis order."""
 
     def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
         if values.ndim == 4 and axis_order == "blhd":
@@ -231,8 +231,8 @@ class ShapesAlone(Memory):
         return self.backend.array(values, inputs.dtype)
 
 
-def between(values: np.ndarray, dtype: DType | None) -> np.ndarray:
-    """Wrong numbers for the memory between the numbers of an array, in turn."""
+def filler(values: np.ndarray, dtype: DType | None) -> np.ndarray:
+    """Wrong numbers, repeated to fill the memory of a larger array around the `values` of a view."""
     if values.dtype == bool:
         return np.asarray(~values)
     if values.dtype.kind == "i":
@@ -278,14 +278,14 @@ def paged(
 ) -> dict[str, Any]:
     """query, key and value of paged attention, and as `integers` the cumulative lengths of queries from 0
     on, `query_offsets` (B + 1,), `key_lengths` (B,) and `page_table` (B, T)."""
-    numbers = inputs.arrays
+    inputs_arrays = inputs.arrays
     arrays = {
-        "query_offsets": cumulative_lengths(numbers["query_lengths"]),
-        "key_lengths": numbers["key_lengths"],
-        "page_table": numbers["page_table"],
+        "query_offsets": cumulative_lengths(inputs_arrays["query_lengths"]),
+        "key_lengths": inputs_arrays["key_lengths"],
+        "page_table": inputs_arrays["page_table"],
     }
-    whole = {n: backend.array(array.astype(integers), None) for n, array in arrays.items()}
-    return sequences(backend, inputs) | whole
+    integer_arrays = {n: backend.array(array.astype(integers), None) for n, array in arrays.items()}
+    return sequences(backend, inputs) | integer_arrays
 
 
 def own_arrays(
@@ -293,19 +293,19 @@ def own_arrays(
 ) -> dict[str, Any]:
     """All arrays of the inputs, as the framework's arrays: whole numbers as `integers`, others in their
     dtype."""
-    whole, dtype_of = inputs.operator.array_kinds.integers, inputs.case.dtype_of
+    integral, dtype_of = inputs.operator.array_kinds.integers, inputs.case.dtype_of
     arrays = dict[str, Any]()
     for name, x in inputs.arrays.items():
-        number = (x.astype(integers), None) if name in whole else (x, dtype_of(name))
-        arrays[name] = backend.array(*number)
+        values = (x.astype(integers), None) if name in integral else (x, dtype_of(name))
+        arrays[name] = backend.array(*values)
     return arrays
 
 
 def coded(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """The arrays of attention over codes, or of writing codes, by name. Scales and zero points broadcast
-    with their keys or values, but for one number of every tile."""
-    granular = [name for name in inputs.arrays if name.endswith(("scale", "zero"))]
-    broadcast = {name: scale_argument(inputs, name) for name in granular}
+    """The arrays of attention over codes, or of writing codes, by name. Scales and zero points get axes
+    to broadcast with their keys or values, except those of tiles (see `by_component`)."""
+    names = [name for name in inputs.arrays if name.endswith(("scale", "zero"))]
+    broadcast = {name: scale_argument(inputs, name) for name in names}
     return own_arrays(backend, replace(inputs, arrays={**inputs.arrays, **broadcast}))
 
 

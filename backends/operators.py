@@ -1,4 +1,4 @@
-"""Operators as implementations: the arrays of a call by name, and what is computed of them."""
+"""Operators as implementations: the arrays of a call by name, and the outputs for these arrays."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class OperatorFunction(Implementation):
         return CALL_ARRAYS[self.operator.name](self.backend, inputs)
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
-        """The outputs for the arrays of a call. Inputs of equal sizes, dtype and options share a
-        program, so nothing else is read off them."""
+        """The outputs for the arrays `x` of a call. Reads only sizes, dtype and options of `inputs`,
+        since calls in which these are equal share a program."""
         raise NotImplementedError
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.made(inputs, self.arguments(inputs))
 
     def made(self, inputs: Inputs, arguments: Arrays, *more: Any) -> PreparedCall:
-        """The call of these arguments; `more` is what else its program depends on."""
+        """The call with these arguments; `more` are further constants of its program."""
         _ = inputs.letters  # read here, because torch.compile cannot trace a cached property
 
         def call(**arrays: Any) -> Any:
@@ -61,5 +61,5 @@ class OperatorFunction(Implementation):
         return self.through(PreparedCall(call, arguments, outputs, constants=constants))
 
     def through(self, call: PreparedCall) -> PreparedCall:
-        """The call as it is made, such as one that is compiled."""
+        """The call, unless a subclass compiles it."""
         return call

@@ -49,7 +49,7 @@ class ForbiddenCall(Exception):
 
 @contextmanager
 def raised_as(make: Callable[[str], Exception], message: str) -> Iterator[None]:
-    """A context in which an error whose message matches the pattern is raised as `make(first line)`."""
+    """A context in which an error whose message matches a pattern is replaced by `make(first line)`."""
     try:
         yield
     except (ForwardOnly, NoKernel):
@@ -101,7 +101,7 @@ def end_fork() -> None:
 
 
 def at_rate(rate: float) -> dict[str, Any]:
-    """The argument of torch's own attention that drops weights at a rate."""
+    """The keyword argument of torch's own attention that sets the rate of dropout."""
     return {"dropout_p": rate}
 
 
@@ -159,7 +159,7 @@ class PreparedCall:
         return answer
 
     def under(self, within: Callable[[], AbstractContextManager[Any]]) -> PreparedCall:
-        """The call in a context of the thread that makes the call; its derivatives, too."""
+        """The call whose function runs in the context that `within()` makes."""
         if within is nullcontext:
             return self
         inner = self.function
@@ -171,7 +171,7 @@ class PreparedCall:
         return replace(self, function=function, within=within)
 
     def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which then runs in the context of the call."""
+        """`function` as a function that runs in the context of this call."""
         if self.within is nullcontext:
             return function
 
@@ -182,10 +182,10 @@ class PreparedCall:
         return run
 
     def output(self, arguments: Mapping[str, Any]) -> Any:
-        """The output without weights or log-sum-exp."""
+        """The output of the call for these arguments, without weights or log-sum-exp."""
         answer = self.call(arguments)
-        several = len(self.outputs) > 1 and isinstance(answer, tuple)
-        return answer[self.outputs.index("output")] if several else answer
+        is_tuple = len(self.outputs) > 1 and isinstance(answer, tuple)
+        return answer[self.outputs.index("output")] if is_tuple else answer
 
     def of_operands(self, names: Sequence[str]) -> tuple[Callable[..., Any], list[Any]]:
         """The output as a function of the operands and parameters `names`, and their arrays."""
@@ -196,11 +196,11 @@ class PreparedCall:
         return output, [self.arguments[self.argument(name)] for name in names]
 
     def written_out(self, ways: Mapping[str, Mapping[str, Any]]) -> dict[str, PreparedCall]:
-        """Calls with additional arguments, by the names in `ways`."""
+        """For each name in `ways` this call with the additional arguments `ways[name]`."""
         return {n: replace(self, arguments=self.arguments | {**way}) for n, way in ways.items()}
 
     def argument(self, name: str) -> str:
-        """The argument that passes the operand or parameter `name`."""
+        """The name of the argument that passes the operand or parameter `name`."""
         return self.operands.get(name, name)
 
     def with_operands(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,17 +208,19 @@ class PreparedCall:
 
         Arguments that share one array (self-attention) are all replaced, unless `arrays` names them.
         """
-        new = {self.argument(name): array for name, array in arrays.items()}
-        old: dict[int, Any] = {}
-        for name, array in new.items():
+        passed = {self.argument(name): array for name, array in arrays.items()}
+        new_by_id: dict[int, Any] = {}
+        for name, array in passed.items():
             if self.arguments.get(name) is not None:
-                old.setdefault(id(self.arguments[name]), array)
-        same = {n: old[id(array)] for n, array in self.arguments.items() if id(array) in old}
-        return self.arguments | same | new
+                new_by_id.setdefault(id(self.arguments[name]), array)
+        shared = {
+            n: new_by_id[id(array)] for n, array in self.arguments.items() if id(array) in new_by_id
+        }
+        return self.arguments | shared | passed
 
 
 def attention_call(
-    function: Callable[..., Any], arguments: dict[str, Any], inputs: Inputs, **more: Any
+    function: Callable[..., Any], arguments: dict[str, Any], inputs: Inputs, **fields: Any
 ) -> PreparedCall:
     """A call of plain attention with all outputs of the inputs.
 
@@ -226,15 +228,15 @@ def attention_call(
     """
     outputs = inputs.outputs
     if len(outputs) > 1:
-        more["source"] = ""
-    if more.get("constants") is not None:
-        more["constants"] = (*more["constants"], outputs)
-    return PreparedCall(function, arguments, outputs, **more)
+        fields["source"] = ""
+    if fields.get("constants") is not None:
+        fields["constants"] = (*fields["constants"], outputs)
+    return PreparedCall(function, arguments, outputs, **fields)
 
 
 @contextmanager
 def set_to(value: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> Iterator[None]:
-    """A context in which a setting has another value."""
+    """A context in which a setting has `value`; afterwards the value before is written back."""
     before = read()
     write(value)
     try:

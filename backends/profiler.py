@@ -1,4 +1,4 @@
-"""Threads, kernels, time and memory of calls, as far as a framework tells them."""
+"""Threads, kernels, time and memory of calls, as far as a framework reports them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 
 
 EAGER_SWITCHES = 1e-6
-"""Seconds after which Python changes threads while several threads call."""
+"""Python's switch interval in seconds while several threads make calls."""
 
 MOST_ROUNDS = 400
-"""The greatest number of calls of a thread that calls beside another one."""
+"""The greatest number of calls of one thread in `Profiler.at_once`."""
 
 
 class Profiler:
@@ -46,8 +46,8 @@ class Profiler:
         raise NotImplementedError
 
     def at_once(self, calls: Sequence[Sequence[PreparedCall]], rounds: int) -> list[list[Any]]:
-        """The outputs of the calls of each thread, made by turns; a thread's last one is the error that
-        ended it.
+        """The outputs of each thread, which makes its `calls` in turn. The last entry of a thread that
+        raised is the error.
 
         Every thread calls until each has made all its calls `rounds` times, so that all of them overlap.
         It waits for each output (`sync`): arrays of some frameworks are computed when they are read.
@@ -72,8 +72,8 @@ class Profiler:
                 outcome.append(error)
 
         threads = [
-            Thread(target=run, args=(own, outcome), daemon=True)
-            for own, outcome in zip(calls, outcomes, strict=True)
+            Thread(target=run, args=(thread_calls, outcome), daemon=True)
+            for thread_calls, outcome in zip(calls, outcomes, strict=True)
         ]
         with set_to(EAGER_SWITCHES, sys.getswitchinterval, sys.setswitchinterval):
             for thread in threads:
@@ -87,8 +87,8 @@ class Profiler:
         return ""
 
     def operator(self, function: Any) -> Pattern[str] | None:
-        """The pattern of the names that `operators` gives a function of the framework; None if the
-        function is no operator."""
+        """The pattern of the names under which `operators` reports a function of the framework; None if
+        the function is no operator."""
         return None
 
     def operators(self, call: Callable[[], Any], threads: bool) -> tuple[Any, Iterable[str]]:
@@ -97,19 +97,19 @@ class Profiler:
         return call(), ()
 
     def ways(self, name: str) -> Sequence[str]:
-        """The places of other functions by which code may call the function `name`."""
+        """The dotted names of private functions through which code can call the function `name`."""
         return ()
 
     def guard(self) -> None:
-        """Let nobody else stop what `operators` hears: what would raises ForbiddenCall from now on."""
+        """From now on raise ForbiddenCall in functions that would stop the recording of `operators`."""
         return
 
     def derive_by(self, output: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
-        """Let `make` call whatever computes a derivative of an output, as far as the framework can."""
+        """Let `make` make the calls that compute derivatives of an output, if the framework can."""
         return
 
     def traces(self) -> bool:
-        """True while the framework reads Python code, and runs no operators."""
+        """True while a compiler of the framework traces Python code, without running operators."""
         return False
 
     def sync(self, outputs: Any) -> None:

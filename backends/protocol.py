@@ -57,7 +57,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Ambient(NamedTuple):
-    """A mode of a framework or of the process in which people make calls.
+    """A mode of a framework or of the process in which users make calls.
 
     - `within` makes the context of the mode.
     - `dtype`: the short name of the dtype in which calls may compute; "" for the dtype of the operands.
@@ -72,8 +72,8 @@ class Ambient(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Functions that read and write a setting of a framework or of the process. Values that were read can
-    be compared, printed, and written back. `modes` are other values of the setting under which calls must
+    """Functions that read and write a setting of a framework or of the process. Read values can be
+    compared, printed, and written back. `modes` are other values of the setting under which calls must
     give the same answers, by name."""
 
     read: Callable[[], Any]
@@ -83,7 +83,8 @@ class Setting(NamedTuple):
 
 class ChildSettings(dict[str, Setting]):
     """Settings of a child process that makes the calls of a backend; the child reads and writes them.
-    `begin` begins a cell there, and returns the function that restores them and says what changed."""
+    `begin` begins a cell in the child. It returns a function that restores the settings and returns the
+    names of the changed ones."""
 
     def __init__(
         self, settings: Mapping[str, Setting], begin: Callable[[], Callable[[], list[str]]]
@@ -110,7 +111,7 @@ class BrokenFramework(BackendUnavailable):
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """Around the import of a framework: its errors are raised as BackendUnavailable."""
+    """A context for the import of a framework: errors are raised as BackendUnavailable."""
     try:
         yield
     except Exception as error:
@@ -257,7 +258,7 @@ class Backend(ABC):
 PARTS = {
     "memory": Memory, "compilers": Compilers, "profiler": Profiler, "rounding": DeclaredRounding
 }  # fmt: skip
-"""The objects of a backend, by attribute."""
+"""The classes of a backend's objects, by attribute."""
 
 
 def _check_places(backend: type[Backend]) -> None:
@@ -277,17 +278,17 @@ def _check_places(backend: type[Backend]) -> None:
 
 
 def own_attention(backend: Backend) -> Implementation | None:
-    """The implementation named `backend.native`, or None."""
+    """The framework's own attention, named `backend.native`; None if it has none."""
     return next((i for i in backend.implementations() if i.name == backend.native), None)
 
 
 def seeded(backend: Backend, function: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-    """The function; with dropout every call first sets the seed of `inputs`."""
+    """The function; for inputs with dropout one that first sets their seed in every call."""
     if not (inputs.training and inputs.rate):
         return function
 
-    def seeded(*arrays: Any, **arguments: Any) -> Any:
+    def call(*arrays: Any, **arguments: Any) -> Any:
         backend.reseed(inputs.dropout_seed)
         return function(*arrays, **arguments)
 
-    return seeded
+    return call

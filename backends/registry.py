@@ -53,10 +53,10 @@ ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
 
 @cache
 def registered() -> Mapping[str, str]:
-    """The place of every backend with a name: those of `REGISTRY`, and those that installed distributions
-    register. Imports none."""
-    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    return REGISTRY | {entry.name: entry.value for entry in found if entry.name not in REGISTRY}
+    """The place ("module:object") of every backend by name: those of `REGISTRY`, and those that installed
+    distributions register. Imports no backend."""
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    return REGISTRY | {entry.name: entry.value for entry in entries if entry.name not in REGISTRY}
 
 
 def canonical(name: str) -> str:
@@ -74,26 +74,26 @@ def canonical(name: str) -> str:
 def installed() -> list[str]:
     """Registered backends that can be loaded: their modules can be found. Imports no framework."""
 
-    def found(name: str) -> bool:
+    def can_be_loaded(name: str) -> bool:
         with suppress(UsageError):
             return all(map(find_spec, modules(name)))
         return False
 
-    return [*filter(found, registered())]
+    return [*filter(can_be_loaded, registered())]
 
 
 def modules(name: str) -> tuple[str, ...]:
-    """The modules that must be installed for a registered backend; () for another one."""
-    return _stated(name, "modules", ())
+    """The modules that must be installed for a registered backend; () for an unregistered one."""
+    return _class_attribute(name, "modules", ())
 
 
 def keras_engine(name: str) -> str:
     """The engine of Keras that a registered backend needs, "" if it does not use Keras."""
-    return _stated(name, "engine_of_keras", "")
+    return _class_attribute(name, "engine_of_keras", "")
 
 
-def _stated(name: str, attribute: str, default: Any) -> Any:
-    """What a registered backend, or the class or function that makes it, states. It is not made."""
+def _class_attribute(name: str, attribute: str, default: Any) -> Any:
+    """An attribute of the class or function that makes a registered backend, which is not made."""
     place = registered().get(name)
     return getattr(load_object(place, "a backend object"), attribute, default) if place else default
 
@@ -107,9 +107,9 @@ def judged_together(names: list[str]) -> list[str]:
 
 def check_one_engine(names: list[str]) -> None:
     """Raise UsageError if the backends need Keras with more than one engine, as a process has one."""
-    users = {name: engine for name in names if (engine := keras_engine(name))}
-    if len(set(users.values())) > 1:
-        listed = ", ".join(f"{n} (Keras on {engine})" for n, engine in users.items())
+    engines = {name: engine for name in names if (engine := keras_engine(name))}
+    if len(set(engines.values())) > 1:
+        listed = ", ".join(f"{n} (Keras on {engine})" for n, engine in engines.items())
         raise UsageError(
             f"{listed} cannot share a process: KERAS_BACKEND is process-global; run them one by one"
         )
@@ -124,7 +124,7 @@ def load(name: str, device: str = "cpu") -> Backend:
     name = canonical(name)
     backend = load_object(registered().get(name, name), "a backend object")
     if isinstance(backend, type) or (callable(backend) and not isinstance(backend, Backend)):
-        backend = _made(backend, name, device)
+        backend = _make_backend(backend, name, device)
     if not isinstance(backend, Backend):
         raise UsageError(
             f"{name} is {type(backend).__name__}, expected a Backend of `attention_conformance.adapter`, "
@@ -134,9 +134,9 @@ def load(name: str, device: str = "cpu") -> Backend:
     return backend
 
 
-def _made(make: Callable[[str], Any], name: str, device: str) -> Any:
-    """What a class or function makes of the device. Raises what `load` raises."""
-    needs, engine = getattr(make, "modules", ()), getattr(make, "engine_of_keras", "")
+def _make_backend(make: Callable[[str], Any], name: str, device: str) -> Any:
+    """The object that a class or function makes for the device. Raises as `load`."""
+    modules_needed, engine = getattr(make, "modules", ()), getattr(make, "engine_of_keras", "")
     if engine:
         os.environ.setdefault("KERAS_BACKEND", engine)
     try:
@@ -145,8 +145,8 @@ def _made(make: Callable[[str], Any], name: str, device: str) -> Any:
         raise
     except BackendUnavailable as error:
         # sys.modules lacks a module whose import failed. Without a cause no import was tried.
-        failed = any(module not in sys.modules for module in needs)
-        if error.__cause__ is None or not failed or not all(map(find_spec, needs)):
+        import_failed = any(module not in sys.modules for module in modules_needed)
+        if error.__cause__ is None or not import_failed or not all(map(find_spec, modules_needed)):
             raise
         raise BrokenFramework(f"installed, and failed to import: {error}") from error
     except SystemExit as error:
@@ -160,13 +160,12 @@ def _made(make: Callable[[str], Any], name: str, device: str) -> Any:
 
 
 def kind_of(name: str, device: str = "cpu") -> type[Backend]:
-    """The class of a backend; for a registered one no framework is imported. Raises what `load`
-    raises."""
+    """The class of a backend. Imports no framework if the backend is registered. Raises as `load`."""
     name = canonical(name)
     if name in registered():
-        found = load_object(registered()[name], "a backend object")
-        if isinstance(found, type) and issubclass(found, Backend):
-            return found
+        backend_class = load_object(registered()[name], "a backend object")
+        if isinstance(backend_class, type) and issubclass(backend_class, Backend):
+            return backend_class
     return type(load(name, device))
 
 
@@ -174,8 +173,8 @@ def implementations(backend: Backend) -> list[Implementation]:
     """The implementations of a backend. Raises DeclarationError for an invalid name."""
     entries = list(backend.implementations())
     for implementation in entries:
-        more = THROUGH if implementation.mode == "compiled" else ""
-        checked_name("an implementation", implementation.name, more)
+        extra = THROUGH if implementation.mode == "compiled" else ""
+        checked_name("an implementation", implementation.name, extra)
     return entries
 
 
@@ -183,15 +182,15 @@ FOLDERS: set[str] = set()
 """The folders of users' files, which stand first on `sys.path`."""
 
 
-def _see_neighbours(folder: Path) -> None:
+def _make_importable(folder: Path) -> None:
     """Let a user's file import the modules in its folder, as Python does for a script.
 
     Raises UsageError if one of the modules has the name of an imported module of another user's folder.
     """
     for neighbour in sorted(folder.iterdir()):
         file = getattr(sys.modules.get(neighbour.stem), "__file__", None) or neighbour
-        place = Path(file).parent if Path(file).name != "__init__.py" else Path(file).parents[1]
-        if str(place) in FOLDERS - {str(folder)}:
+        home = Path(file).parent if Path(file).name != "__init__.py" else Path(file).parents[1]
+        if str(home) in FOLDERS - {str(folder)}:
             raise UsageError(
                 f"{neighbour} has the name of {file}, which is imported: judge the two in two runs"
             )
@@ -217,7 +216,7 @@ def load_object(text: str, what: str) -> Any:
             if not path.is_file():
                 raise UsageError(f"{what} {text!r}: there is no file {place}")
             folder, package = home_of(path)
-            _see_neighbours(folder)
+            _make_importable(folder)
             name_of_module = f"{package}.{JUDGED}{path.stem}".lstrip(".")
             spec = importlib.util.spec_from_file_location(name_of_module, path)
             assert spec is not None, "a file that ends in .py is Python source"
@@ -233,7 +232,7 @@ def load_object(text: str, what: str) -> Any:
         raise UsageError(
             f"{what} {text!r}: importing {place} failed with {type(error).__name__}: {error}"
         ) from error
-    if not _has(module, name, f"{what} {text!r}"):
+    if not _has_attribute(module, name, f"{what} {text!r}"):
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise UsageError(
             f"{what} {text!r}: {place} has no {name!r}; it has {', '.join(public) or 'no functions'}"
@@ -241,7 +240,7 @@ def load_object(text: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def _has(thing: Any, name: str, who: str) -> bool:
+def _has_attribute(thing: Any, name: str, who: str) -> bool:
     """True if a user's object has an attribute. Raises UsageError if its `__getattr__` raises another
     error than AttributeError."""
     try:
@@ -259,13 +258,13 @@ def check_function(function: Any, text: str) -> None:
         "an async function": inspect.iscoroutinefunction,
         "a generator function": inspect.isgeneratorfunction,
     }
-    _has(function, MARK, f"function {text}")
+    _has_attribute(function, MARK, f"function {text}")
     for kind, is_kind in kinds.items():
         if is_kind(function):
             raise UsageError(f"function {text} is {kind}: expected one that returns an array")
 
 
-OWN: dict[Operator, type[UserCallable]] = {
+USER_KINDS: dict[Operator, type[UserCallable]] = {
     kind.operator: kind
     for kind in classes_in("attention_conformance.backends.user", UserCallable)
     if "operator" in vars(kind)
@@ -274,21 +273,23 @@ OWN: dict[Operator, type[UserCallable]] = {
 
 
 def function_implementation(
-    backend: Backend, text: str, said: Mapping[str, Any], like: str = ""
+    backend: Backend, text: str, option_claims: Mapping[str, Any], like: str = ""
 ) -> tuple[Implementation, Claims]:
     """The implementation of the user's function named by `text` (see `load_object`), and its claims by
-    options (`said`) and by attributes of the function.
+    options (`option_claims`) and by attributes of the function.
 
     `like` names the layer that the function makes, or the function's operator; "" stands for the
     framework's attention signature. Raises UsageError if the function cannot be imported or called, has
     another signature or an invalid name, or if a claim is invalid.
     """
-    function = load_function(backend, text, said)
-    return callable_implementation(backend, function, text.rpartition(":")[2], said, like, text)
+    function = load_function(backend, text, option_claims)
+    return callable_implementation(
+        backend, function, text.rpartition(":")[2], option_claims, like, text
+    )
 
 
 def example(backend: Backend) -> Implementation | None:
-    """A function as users hand it over; None if the framework has no native signature."""
+    """The implementation of a minimal user's function; None if the framework has no native signature."""
     try:
         return backend.function(lambda query, key, value: value, "any", Claims())
     except TypeError:
@@ -303,11 +304,11 @@ def attention_names(backend: Backend) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*native, *backend.profiler.attention)))
 
 
-def load_function(backend: Backend, text: str, said: Mapping[str, Any]) -> Any:
-    """The user's function named by `text`. What `said` forbids notes its calls before the file is
-    imported. Raises UsageError."""
+def load_function(backend: Backend, text: str, option_claims: Mapping[str, Any]) -> Any:
+    """The user's function named by `text`. Before its file is imported, the functions that the claims
+    `option_claims` forbid are made to note their calls. Raises UsageError."""
     try:
-        listen(backend, read("forbid", said.get("forbid", ())))
+        listen(backend, read("forbid", option_claims.get("forbid", ())))
     except ValueError as error:
         raise UsageError(f"a claim cannot be used: {error}") from error
     return load_object(text, "function")
@@ -317,22 +318,22 @@ def callable_implementation(
     backend: Backend,
     function: Any,
     name: str,
-    said: Mapping[str, Any],
+    option_claims: Mapping[str, Any],
     like: str = "",
     text: str = "",
 ) -> tuple[Implementation, Claims]:
-    """`function_implementation` of a function object, with a name; messages call the function `text`."""
-    text, own = text or name, OWN.get(computed_like(like)) if like else None
-    if not callable(function) and not (own and own.method_names):
+    """The result of `function_implementation` for a function object; messages call it `text`."""
+    text, kind = text or name, USER_KINDS.get(computed_like(like)) if like else None
+    if not callable(function) and not (kind and kind.method_names):
         raise UsageError(
             f"function {text!r} is {type(function).__name__}, not callable; expected a function, a "
             "class or a module"
         )
     check_function(function, repr(text))
     try:
-        claims = Claims.of(function, said, like or "sdpa")
-        if own:
-            return own(backend, function, name, claims), claims
+        claims = Claims.of(function, option_claims, like or "sdpa")
+        if kind:
+            return kind(backend, function, name, claims), claims
         if like:
             if claims.forbid:
                 raise UsageError("forbid is a claim of functions, not of layers")

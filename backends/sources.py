@@ -1,4 +1,4 @@
-"""What scripts say of a framework, and of a user's function (see `suite.run.script`)."""
+"""The code of scripts for a framework and for a user's function (see `suite.run.script`)."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _KERAS = Dialect("import keras", 'keras.ops.convert_to_tensor({values}, "{dtype}
 
 def _on(engine: str, dialect: Dialect) -> Dialect:
     """The dialect of a framework as the engine of Keras."""
-    chosen = f'import os\n\nos.environ["KERAS_BACKEND"] = "{engine}"\n'
-    return dialect._replace(imports=chosen + dialect.imports)
+    engine_lines = f'import os\n\nos.environ["KERAS_BACKEND"] = "{engine}"\n'
+    return dialect._replace(imports=engine_lines + dialect.imports)
 
 
 DIALECTS = {
@@ -75,13 +75,13 @@ def home_of(path: Path) -> tuple[Path, str]:
 
 def function_source(function: Any, name: str) -> str:
     """Lines that import a user's function as `function`; "" if it cannot be imported."""
-    home = sys.modules.get(getattr(function, "__module__", ""))
-    if home is None or getattr(home, name, None) is not function or not name.isidentifier():
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    if module is None or getattr(module, name, None) is not function or not name.isidentifier():
         return ""
-    if not home.__name__.rpartition(".")[2].startswith(JUDGED):
-        return f"from {home.__name__} import {name} as function"
-    file = Path(str(home.__file__)).resolve()
+    if not module.__name__.rpartition(".")[2].startswith(JUDGED):
+        return f"from {module.__name__} import {name} as function"
+    file = Path(str(module.__file__)).resolve()
     folder, package = home_of(file)
-    run = f"module({f'{package}.{file.stem}'!r})" if package else f"path({str(file)!r})"
+    run_call = f"module({f'{package}.{file.stem}'!r})" if package else f"path({str(file)!r})"
     path = f"import runpy\nimport sys\n\nsys.path.insert(0, {str(folder)!r})"
-    return f"{path}\nfunction = runpy.run_{run}[{name!r}]"
+    return f"{path}\nfunction = runpy.run_{run_call}[{name!r}]"

@@ -13,7 +13,7 @@ VARIABLES = (
 
 
 def thread_variables(threads: int, processes: int = 1) -> dict[str, str]:
-    """The variables for `threads` threads; 0 divides all CPUs among `processes`."""
+    """`VARIABLES` with values for `threads` threads; 0 divides all CPUs among `processes`."""
     count = threads or max(1, (os.cpu_count() or 1) // processes)
     return dict.fromkeys(VARIABLES, str(count))
 
@@ -21,18 +21,18 @@ def thread_variables(threads: int, processes: int = 1) -> dict[str, str]:
 def limit_threads(
     threads: int, processes: int = 1, environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Set the variables that are not set yet. Call before a framework is imported."""
+    """Set the environment variables `VARIABLES` that are not set. Call before a framework is imported."""
     for name, count in thread_variables(threads, processes).items():
         environment.setdefault(name, count)
 
 
 def threads_as_set() -> dict[str, str]:
-    """The variables that are set, with their values."""
+    """The environment variables among `VARIABLES` that are set, with their values."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def threads_asked() -> int:
-    """The number of threads in OpenMP's variable, for runtimes that read no variable; 1 if the variable
-    has no number."""
+    """The number of threads in OMP_NUM_THREADS, for runtimes that read no variable; 1 if it has no
+    number."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else 1

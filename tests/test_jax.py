@@ -213,7 +213,7 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
         assert len(seen) >= 5
 
 
-@pytest.mark.parametrize("kind", [*registry.OWN.values(), UserFunction, UserLayer])
+@pytest.mark.parametrize("kind", [*registry.USER_KINDS.values(), UserFunction, UserLayer])
 def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
     prepare = getattr(kind, "scripted", kind.prepare)
     assert prepare.__code__ is as_in_programs(prepare).__code__

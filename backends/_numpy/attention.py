@@ -51,25 +51,25 @@ class Definition(Implementation):
         settings = {"scale": inputs.scale, "fmt": inputs.dtype, **numbers}
 
         def call(**arrays: Rounded | None) -> Any:
-            plain: dict[str, Any] = {
+            values: dict[str, Any] = {
                 name: None if a is None else a.values for name, a in arrays.items()
             }
             with np.errstate(all="ignore"):
-                return as_outputs(definition(**plain, **settings), inputs)
+                return as_outputs(definition(**values, **settings), inputs)
 
         return attention_call(call, dense_arguments(self.backend, inputs), inputs)
 
 
-def as_outputs(out: Any, inputs: Inputs) -> Any:
-    """What a function returns, an array or a tuple of arrays, as arrays of the outputs' dtypes."""
+def as_outputs(returned: Any, inputs: Inputs) -> Any:
+    """A function's result, an array or a tuple of arrays, as `Rounded` in the dtypes of the outputs."""
     if len(inputs.outputs) == 1:
-        return Rounded(out, inputs.dtype)
-    fmts = map(inputs.output_dtype, inputs.outputs)
-    return tuple(Rounded(x, fmt) for x, fmt in zip(out, fmts, strict=True))
+        return Rounded(returned, inputs.dtype)
+    formats = map(inputs.output_dtype, inputs.outputs)
+    return tuple(Rounded(x, fmt) for x, fmt in zip(returned, formats, strict=True))
 
 
 def precise(fmt: DType) -> type[np.floating[Any]]:
-    """float64, and extended precision for float64."""
+    """The NumPy type to compute in for a format: extended precision for float64, else float64."""
     return np.longdouble if fmt is DTYPES["f64"] else np.float64
 
 

@@ -52,10 +52,11 @@ class Rounded:
 
 
 def rounded(function: Callable[..., Any], fmt: DType | None, *operands: Any) -> Rounded:
-    """A NumPy function of the operands' values, rounded once to `fmt`. Other operands are passed on."""
-    plain = [x.values if isinstance(x, Rounded) else x for x in operands]
+    """A NumPy function of the operands' values, rounded once to `fmt` (None: not rounded). Operands
+    that are not `Rounded` are passed unchanged."""
+    values_of_operands = [x.values if isinstance(x, Rounded) else x for x in operands]
     with np.errstate(all="ignore"):
-        values = function(*plain)
+        values = function(*values_of_operands)
         return Rounded(values if fmt is None else round_to(values, fmt), fmt)
 
 
@@ -79,7 +80,7 @@ class RoundedMemory(Memory):
 
 
 class RoundedProfiler(Profiler):
-    """What is fastest with `Rounded` arrays."""
+    """Measures matrix products and copies of the values of `Rounded` arrays."""
 
     def multiplied(self, array: Rounded) -> Callable[[], Any]:
         return lambda: array.values @ array.values
@@ -142,5 +143,5 @@ class NumpyEngine(Backend):
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
         if prepared.jvp is None:
             raise ForwardOnly("NumPy differentiates nothing", declared=True)
-        moving = {prepared.argument(name): array for name, array in tangents.items()}
-        return prepared.jvp(**prepared.arguments, tangents=moving)
+        argument_tangents = {prepared.argument(name): array for name, array in tangents.items()}
+        return prepared.jvp(**prepared.arguments, tangents=argument_tangents)

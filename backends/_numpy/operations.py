@@ -18,12 +18,12 @@ FORMATS = {
 
 
 def rounding(function: Callable[..., Any]) -> Callable[..., Rounded]:
-    """`function` of an array's values, rounded to the array's format. More arrays may follow."""
+    """`function` of arrays' values as a function of `Rounded`, in the format of the first."""
 
-    def called(x: Rounded, *rest: Any) -> Rounded:
-        return rounded(function, x.fmt, x, *rest)
+    def rounded_function(x: Rounded, *others: Any) -> Rounded:
+        return rounded(function, x.fmt, x, *others)
 
-    return called
+    return rounded_function
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -48,6 +48,7 @@ def put(x: np.ndarray, indices: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def concat(arrays: Sequence[Rounded], axis: int) -> Rounded:
+    """The concatenated arrays, in the format of the first."""
     arrays = list(arrays)
     return Rounded(np.concatenate([x.values for x in arrays], axis), arrays[0].fmt)
 

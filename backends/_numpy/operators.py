@@ -41,7 +41,7 @@ class ByDefinition(OperatorFunction):
     """An operator by the definition of its outputs."""
 
     def values(self, x: Values, inputs: Inputs) -> Any:
-        """The outputs, numbers of their dtypes, of the values of the arrays of a call."""
+        """The outputs as NumPy arrays, rounded to their dtypes, for the values of a call's arrays."""
         raise NotImplementedError
 
     def compute(self, x: dict[str, Rounded], inputs: Inputs) -> Any:
@@ -63,17 +63,17 @@ class SegmentBySegment(ByDefinition):
     )
 
     def values(self, x: Values, inputs: Inputs) -> Any:
-        out = np.zeros((*x["query"].shape[:2], x["value"].shape[-1]))
+        output = np.zeros((*x["query"].shape[:2], x["value"].shape[-1]))
         starts, key_starts = x["query_offsets"], x["key_offsets"]
         for n in range(len(starts) - 1):
             rows, keys = slice(starts[n], starts[n + 1]), slice(key_starts[n], key_starts[n + 1])
             segment = {"query": rows, "key": keys, "value": keys}
-            q, k, v = (x[name][at].transpose(1, 0, 2)[None] for name, at in segment.items())
+            q, k, v = (x[name][part].transpose(1, 0, 2)[None] for name, part in segment.items())
             alignment = inputs.case.option("alignment")
             mask = packed.allowed_pairs(q.shape[2], k.shape[2], alignment)
             answer = definition(q, k, v, mask=mask, scale=inputs.scale, fmt=inputs.dtype)
-            out[rows] = answer[0].transpose(1, 0, 2)
-        return out
+            output[rows] = answer[0].transpose(1, 0, 2)
+        return output
 
 
 class SampleBySample(ByDefinition):
@@ -93,18 +93,18 @@ class SampleBySample(ByDefinition):
         query, starts, counts, table = (
             x[name] for name in ("query", "query_offsets", "key_lengths", "page_table")
         )
-        out = np.zeros((*query.shape[:2], x["value"].shape[-1]))
+        output = np.zeros((*query.shape[:2], x["value"].shape[-1]))
         key, value = (in_pages.slots_first(inputs.case, x[name]) for name in ("key", "value"))
         paged_attention.refuse_malformed(query, key, value, starts, counts, table)
         for n, count in enumerate(counts):
             rows = slice(starts[n], starts[n + 1])
-            taken = (pool[table[n]] for pool in (key, value))
-            k, v = (y.reshape(-1, *y.shape[2:])[:count].transpose(1, 0, 2)[None] for y in taken)
+            pages = (pool[table[n]] for pool in (key, value))
+            k, v = (y.reshape(-1, *y.shape[2:])[:count].transpose(1, 0, 2)[None] for y in pages)
             q = query[rows].transpose(1, 0, 2)[None]
             mask = paged_attention.allowed(inputs.case, q.shape[2], int(count))
             settings = {"scale": inputs.scale, "fmt": inputs.dtype, **inputs.features}
-            out[rows] = definition(q, k, v, mask=mask, **settings)[0].transpose(1, 0, 2)
-        return out
+            output[rows] = definition(q, k, v, mask=mask, **settings)[0].transpose(1, 0, 2)
+        return output
 
 
 class TokenByToken(ByDefinition):
@@ -118,7 +118,7 @@ class TokenByToken(ByDefinition):
         return tuple(self.pool(name, x, inputs.case) for name in ("key", "value"))
 
     def pool(self, name: str, arrays: Values, case: Case) -> np.ndarray:
-        """A pool after the write, in the layout of the case."""
+        """The pool of keys or values (`name`) after the write, in the layout of the case."""
         cache = arrays[f"{name}_cache"].copy()
         paged = in_pages.slots_first(case, cache)
         for token, slot in zip(arrays[name], arrays["slot_mapping"], strict=True):
@@ -140,27 +140,28 @@ class ChunkByChunk(ByDefinition):
     )
 
     def values(self, x: Values, inputs: Inputs) -> Any:
-        s, turn = inputs.sizes, rotation(inputs.case)
-        out = np.zeros((s.B, s.H, s.Lq, s.Dv))
+        s, rotation_of_case = inputs.sizes, rotation(inputs.case)
+        output = np.zeros((s.B, s.H, s.Lq, s.Dv))
         for view in views(inputs.case):
             k, v = (view.gathered(x[name]) for name in ("key", "value"))
             q, mask = view.queries(x["query"]), view.mask[:, None]
-            if turn is not None:
-                q, k = (rotated(y, at, turn) for y, at in ((q, view.at), (k, view.positions)))
+            if rotation_of_case is not None:
+                q = rotated_by_position(q, view.at, rotation_of_case)
+                k = rotated_by_position(k, view.positions, rotation_of_case)
             settings = {**view.features(inputs.features), "bias": view.bias(inputs.bias)}
             settings |= {"mask": mask, "scale": inputs.scale, "fmt": inputs.dtype}
-            view.put(out, definition(q, k, v, **settings))
-        return out
+            view.put(output, definition(q, k, v, **settings))
+        return output
 
 
-def rotated(x: np.ndarray, positions: np.ndarray, turn: Rotation) -> np.ndarray:
+def rotated_by_position(x: np.ndarray, positions: np.ndarray, rotation: Rotation) -> np.ndarray:
     """x (b, H, n, D) rotated by positions (b, n)."""
-    theta = frequencies(turn, positions.astype(np.float64)).theta
-    return complex_product(x, np.exp(1j * positions[:, None, :, None] * theta), turn)
+    theta = frequencies(rotation, positions.astype(np.float64)).theta
+    return complex_product(x, np.exp(1j * positions[:, None, :, None] * theta), rotation)
 
 
 class ScaledCodes(ByDefinition):
-    """Attention over codes: the reference over scale (code - zero)."""
+    """Attention over codes: the reference for keys and values scale (code - zero)."""
 
     name = "scaled-codes"
     operator = quantized.QUANTIZED
@@ -170,26 +171,28 @@ class ScaledCodes(ByDefinition):
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         mask = quantized.allowed(inputs)
-        shown = {} if mask is None else {"mask": self.backend.array(mask, None)}
-        return super().arguments(inputs) | shown
+        masks = {} if mask is None else {"mask": self.backend.array(mask, None)}
+        return super().arguments(inputs) | masks
 
     def values(self, x: Values, inputs: Inputs) -> Any:
         case, kinds, fmt = inputs.case, quantized.KINDS, inputs.dtype
         query, mask = x.pop("query"), x.pop("mask", None)
         pools = {name: array.astype(precise(fmt)) for name, array in x.items()}
-        plain = from_numpy_pages(by_component(pools, inputs, np.repeat), inputs)
-        new = {n: nearest(plain, n, CODES[case.option("codes")]) for n in kinds if n in plain}
+        tokens = from_numpy_pages(by_component(pools, inputs, np.repeat), inputs)
+        code = CODES[case.option("codes")]
+        new = {n: nearest_codes(tokens, n, code) for n in kinds if n in tokens}
         for n, codes in new.items():
-            plain[f"{n}_codes"][:, :, -codes.shape[2] :] = codes
+            tokens[f"{n}_codes"][:, :, -codes.shape[2] :] = codes
         key, value = (
-            (plain[f"{n}_codes"] - plain.get(f"{n}_zero", 0)) * plain[f"{n}_scale"] for n in kinds
+            (tokens[f"{n}_codes"] - tokens.get(f"{n}_zero", 0)) * tokens[f"{n}_scale"]
+            for n in kinds
         )
         output = definition(query, key, value, mask=mask, scale=inputs.scale, fmt=fmt)
-        written = {n: plain[f"{n}_codes"] for n in new}
+        written = {n: tokens[f"{n}_codes"] for n in new}
         if "page_table" in pools:
-            at = in_pages.slots(inputs)
+            slots, write_tokens = in_pages.slots(inputs), in_pages.write_tokens
             written = {
-                n: in_pages.write_tokens(case, pools[f"{n}_codes"], at, codes, quantized.axes_of(n))
+                n: write_tokens(case, pools[f"{n}_codes"], slots, codes, quantized.axes_of(n))
                 for n, codes in written.items()
             }
         return (output, *(y.astype(np.float64) for y in written.values())) if new else output
@@ -203,17 +206,17 @@ class NearestCodes(ByDefinition):
     declared = Declared(numerics="exact", features=quantized_write.FEATURES)
 
     def values(self, x: Values, inputs: Inputs) -> Any:
-        plain = by_component(x, inputs, np.repeat)
+        arrays = by_component(x, inputs, np.repeat)
         code = CODES[inputs.case.option("codes")]
-        return tuple(nearest(plain, name, code) for name in quantized.KINDS)
+        return tuple(nearest_codes(arrays, name, code) for name in quantized.KINDS)
 
 
-def nearest(arrays: Values, name: str, code: Code) -> np.ndarray:
-    """The codes of new keys or values."""
+def nearest_codes(arrays: Values, name: str, code: Code) -> np.ndarray:
+    """The codes of new keys or values (`name`): x / scale + zero, clipped and rounded."""
     x, zero = arrays[name], arrays.get(f"{name}_zero")
-    t = x / quantized.newest_scales(arrays[f"{name}_scale"], x.shape[2])
-    t = t if zero is None else t + quantized.newest_scales(zero, x.shape[2])
-    return round_to(np.clip(t, -code.max, code.max), code)
+    scaled = x / quantized.newest_scales(arrays[f"{name}_scale"], x.shape[2])
+    scaled = scaled if zero is None else scaled + quantized.newest_scales(zero, x.shape[2])
+    return round_to(np.clip(scaled, -code.max, code.max), code)
 
 
 class ProjectedKeys(ByDefinition):
@@ -259,7 +262,7 @@ class WeightedSum(ByDefinition):
         return round_to(output, fmt), round_to(lse, fmt.widened)
 
     def work(self, fmt: DType) -> type[np.floating[Any]]:
-        """The NumPy type of sums."""
+        """The NumPy type in which sums are computed."""
         return precise(fmt)
 
     def merged(

@@ -31,32 +31,32 @@ class ComplexRotation(Implementation):
             "position": self.backend.array(inputs.arrays["position"], None),
         }
 
-        def turned(x: Rounded, position: Rounded, back: bool = False) -> Rounded:
+        def rotate(x: Rounded, position: Rounded, inverse: bool = False) -> Rounded:
             freqs = frequencies(rotation, position.values)
             angle = position.values[..., None] * freqs.theta
-            factor = freqs.attention * np.exp((-1j if back else 1j) * angle)
+            factor = freqs.attention * np.exp((-1j if inverse else 1j) * angle)
             factor = factor if factor.ndim == 2 else factor[:, None]
             return Rounded(round_to(complex_product(x.values, factor, rotation), fmt), fmt)
 
-        return rotation_call(turned, arguments, (rotation, fmt.name))
+        return rotation_call(rotate, arguments, (rotation, fmt.name))
 
 
 def rotation_call(
-    turned: Callable[..., Rounded], arguments: dict[str, Any], constants: tuple[Any, ...]
+    rotate: Callable[..., Rounded], arguments: dict[str, Any], constants: tuple[Any, ...]
 ) -> PreparedCall:
-    """The call of a rotation, `turned(x, position, back=False)`. It is linear: a tangent is turned as the
-    query is, and a cotangent back."""
+    """The call of a rotation, `rotate(x, position, inverse)`. It is linear: tangents are rotated like
+    the query, and cotangents by the inverse rotation."""
 
     def call(query: Rounded, position: Rounded) -> Rounded:
-        return turned(query, position)
+        return rotate(query, position)
 
     def vjp(
         query: Rounded, position: Rounded, cotangent: Rounded, wrt: Sequence[str]
     ) -> dict[str, Any]:
-        return {"query": turned(cotangent, position, back=True)}
+        return {"query": rotate(cotangent, position, inverse=True)}
 
     def jvp(query: Rounded, position: Rounded, tangents: dict[str, Rounded]) -> Rounded:
-        return turned(tangents["query"], position)
+        return rotate(tangents["query"], position)
 
     return PreparedCall(call, arguments, vjp=vjp, jvp=jvp, constants=constants)
 
@@ -65,10 +65,10 @@ def complex_product(x: np.ndarray, factor: np.ndarray, rotation: Rotation) -> np
     """x (B, H, L, D) with its pairs multiplied by complex factors that broadcast to (B, H, L, r / 2)."""
     half = rotation.size // 2
     if rotation.interleaved:
-        one, two = slice(0, rotation.size, 2), slice(1, rotation.size, 2)
+        real, imaginary = slice(0, rotation.size, 2), slice(1, rotation.size, 2)
     else:
-        one, two = slice(0, half), slice(half, rotation.size)
-    product = (x[..., one] + 1j * x[..., two]) * factor
-    out = x.copy()
-    out[..., one], out[..., two] = product.real, product.imag
-    return out
+        real, imaginary = slice(0, half), slice(half, rotation.size)
+    product = (x[..., real] + 1j * x[..., imaginary]) * factor
+    rotated = x.copy()
+    rotated[..., real], rotated[..., imaginary] = product.real, product.imag
+    return rotated

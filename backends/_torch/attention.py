@@ -55,8 +55,8 @@ TWIN = "the variant for rewrites by pattern"
 class EagerPermuted(TextbookAttention):
     """Textbook attention with keys as (Lk, H, B, D), which one call permutes to (B, H, D, Lk).
 
-    Only compilers are asked: a rewrite of the pattern `key.transpose` must not match this permutation,
-    also if all sizes are equal.
+    It is judged only through compilers: a rewrite of the pattern `key.transpose` must not match this
+    permutation, also if all sizes are equal.
     """
 
     name = "eager-permuted"
@@ -69,12 +69,13 @@ class EagerPermuted(TextbookAttention):
     )
 
     def __init__(self, backend: TorchEngine) -> None:
-        turned = replace(
+        # `attention` permutes only keys, to (B, H, D, Lk).
+        ops = replace(
             operations(backend.torch), permute_dims=lambda key, axes: key.permute(2, 1, 3, 0)
         )
-        super().__init__(backend, turned)
+        super().__init__(backend, ops)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain = super().prepare(inputs)
-        key = plain.arguments["key"].permute(2, 1, 0, 3).contiguous()
-        return replace(plain, arguments=plain.arguments | {"key": key})
+        prepared = super().prepare(inputs)
+        key = prepared.arguments["key"].permute(2, 1, 0, 3).contiguous()
+        return replace(prepared, arguments=prepared.arguments | {"key": key})

@@ -18,7 +18,7 @@ from attention_conformance.backends.prepared import (
 from attention_conformance.backends.profiler import Step
 
 DERIVED_BY = "suite_derived_by"
-"""The attribute of a tensor with what makes the calls that compute its derivatives."""
+"""The attribute of an output with the function that makes the calls for its derivatives."""
 
 UNDERIVABLE = (
     "no autograd formula was registered|You must implement either the backward or vjp method"
@@ -29,31 +29,34 @@ UNDERIVABLE = (
 
 def by_autograd(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
     """Output and gradients by `torch.autograd.grad`; raises as `pullback`."""
-    out, pull = pullback(prepared, wrt, again=False)
-    return out, pull(cotangent)
+    output, pull = pullback(prepared, wrt, keeps_graph=False)
+    return output, pull(cotangent)
 
 
 def pullback(
-    prepared: PreparedCall, wrt: Sequence[str], again: bool = True, leaves: bool = True
+    prepared: PreparedCall, wrt: Sequence[str], keeps_graph: bool = True, passes_leaves: bool = True
 ) -> Pullback:
-    """Output and pullback by `torch.autograd.grad`; `again` keeps the graph for another call.
+    """Output and pullback by `torch.autograd.grad`; `keeps_graph`: allow several pullbacks.
 
-    Leaves have the strides of the call's arguments; a parameter of a layer, or an array that is part of
-    a graph, is itself the leaf. Without `leaves` the call takes views of the leaves. Raises ForwardOnly
-    if the output has no gradient function, or if torch says that an operation has no derivative.
+    Leaves have the strides of the call's arguments; a parameter of a layer, or an array that is part of a
+    graph, is itself the leaf. Without `passes_leaves` the call takes views of the leaves. Raises
+    ForwardOnly if the output has no gradient function, or an operation no derivative.
     """
     import torch
 
-    def is_own(array: Any) -> bool:
+    def is_leaf(array: Any) -> bool:
         return isinstance(array, torch.nn.Parameter) or array.requires_grad
 
-    given = {n: prepared.arguments[prepared.argument(n)] for n in wrt}
-    arrays = {n: a if is_own(a) else a.detach().requires_grad_(True) for n, a in given.items()}
-    taken = {n: a if leaves or is_own(given[n]) else a.view_as(a) for n, a in arrays.items()}
-    out = prepared.output(prepared.with_operands(taken))
-    if not (isinstance(out, torch.Tensor) and out.requires_grad):
+    arguments = {n: prepared.arguments[prepared.argument(n)] for n in wrt}
+    leaves = {n: a if is_leaf(a) else a.detach().requires_grad_() for n, a in arguments.items()}
+    passed = {
+        n: leaf if passes_leaves or leaf is arguments[n] else leaf.view_as(leaf)
+        for n, leaf in leaves.items()
+    }
+    output = prepared.output(prepared.with_operands(passed))
+    if not (isinstance(output, torch.Tensor) and output.requires_grad):
         raise ForwardOnly("the output of the call has no gradient function")
-    nested = any(
+    in_graph = any(
         isinstance(a, torch.Tensor) and a.requires_grad and not isinstance(a, torch.nn.Parameter)
         for a in prepared.arguments.values()
     )
@@ -62,30 +65,30 @@ def pullback(
         """The gradients by operand. If `Profiler.derive_by` marked the output, its function makes the
         call that computes them."""
         derivative = partial(
-            torch.autograd.grad, out, [*arrays.values()], cotangent, retain_graph=again or nested,
-            create_graph=nested, allow_unused=True,
+            torch.autograd.grad, output, [*leaves.values()], cotangent, create_graph=in_graph,
+            retain_graph=keeps_graph or in_graph, allow_unused=True,
         )  # fmt: skip
-        derive_by = getattr(out, DERIVED_BY, None)
+        derive_by = getattr(output, DERIVED_BY, None)
         with underivable(UNDERIVABLE):
             gradients = derivative() if derive_by is None else derive_by(derivative)
         # torch leaves out the error of `once_differentiable`: no input lies behind it.
-        if any(gradient is None for gradient in gradients) and _delays_error(out.grad_fn):
+        if any(gradient is None for gradient in gradients) and _delays_error(output.grad_fn):
             raise RuntimeError("differentiated twice, and marked with @once_differentiable")
-        return dict(zip(arrays, gradients, strict=True))
+        return dict(zip(leaves, gradients, strict=True))
 
-    return out.detach(), pull
+    return output.detach(), pull
 
 
-def _delays_error(end: Any) -> bool:
+def _delays_error(root: Any) -> bool:
     """True if a graph holds the error of `once_differentiable`. No input lies behind this error, so that
     `torch.autograd.grad` leaves the error out."""
-    seen, nodes = set(), [end]
+    visited, nodes = set(), [root]
     while nodes:
         node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            nodes += [before for before, _ in node.next_functions]
-    return any(node.name() == "torch::autograd::Error" for node in seen)
+        if node is not None and node not in visited:
+            visited.add(node)
+            nodes += [parent for parent, _ in node.next_functions]
+    return any(node.name() == "torch::autograd::Error" for node in visited)
 
 
 def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
@@ -96,11 +99,11 @@ def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str])
     config: Any = import_module("torch._functorch.config")
     config.donated_buffer = False
 
-    def ready(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
+    def timed_function(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
         call = replace(prepared, arguments=dict(arguments))
         if direction == "forward+backward":
             return lambda: by_autograd(call, wrt, cotangent)
         _, pull = pullback(call, wrt)
         return lambda: (None, pull(cotangent))
 
-    return ready
+    return timed_function

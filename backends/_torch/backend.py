@@ -56,7 +56,7 @@ class TorchBackend(TorchEngine):
 
     @cached_property
     def exporters(self) -> tuple[str, ...]:
-        """The compilers that export to ONNX; none on CUDA or without the needed packages."""
+        """The names of the compilers that export to ONNX; () on CUDA or without the needed packages."""
         return exporters() if self.device == "cpu" else ()
 
     def implementations(self) -> list[Implementation]:
@@ -86,10 +86,10 @@ class WithExporters(TorchCompilers):
     backend: TorchBackend
 
     def of(self, implementation: Implementation) -> tuple[str, ...]:
-        # An exported model has no kernels of torch to choose from.
-        eager = implementation.textbook and implementation.name == "eager"
-        alike = eager or getattr(implementation, "kernel", None) is SDPA
-        return super().of(implementation) + (self.backend.exporters if alike else ())
+        # An exported model runs no kernel of torch, so rows that force a kernel are not exported.
+        is_eager = implementation.textbook and implementation.name == "eager"
+        exports = is_eager or getattr(implementation, "kernel", None) is SDPA
+        return super().of(implementation) + (self.backend.exporters if exports else ())
 
     def implementations(self) -> list[Implementation]:
         return [EagerPermuted(self.backend)]
@@ -105,14 +105,14 @@ class WithExporters(TorchCompilers):
             return declared
         # ONNX Runtime stores scores in float16. torch forbids the causal flag beside a mask, and so does
         # the exporter.
-        stored = {"f64": "fused", "f32": "fused", "bf16": "eager", "f16": "eager"}
+        numerics = {"f64": "fused", "f32": "fused", "bf16": "eager", "f16": "eager"}
         rounding = replace(declared.rounding, exp_error={})
-        return declared.but(numerics=stored, rounding=rounding).electing(
+        return declared.but(numerics=numerics, rounding=rounding).electing(
             {"causal-with-mask": "raises"}
         )
 
     def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
-        flex = isinstance(implementation, Flex)
+        is_flex = isinstance(implementation, Flex)
         if compiler in self.backend.exporters:
             return {
                 "gradient": "the exported model has no gradients",
@@ -123,12 +123,12 @@ class WithExporters(TorchCompilers):
             return {"compiled": "a compiled call does not show whether the fast path is taken"}
         if compiler == "vmap":
             missing = {"empty-batch": "vmap cannot map over an empty batch"}
-            if flex:
+            if is_flex:
                 missing["compiled"] = "flex_attention has no rule for vmap"
             if isinstance(implementation, EagerPermuted):
                 missing["compiled"] = "vmap is asked only with the batch axis of keys in front"
             return missing
-        if compiler == "inductor" and flex and self.backend.device == "cpu":
+        if compiler == "inductor" and is_flex and self.backend.device == "cpu":
             return {"float64": "flex_attention's CPU template has no float64"}
         if compiler == "export":
             return {

@@ -19,7 +19,7 @@ from attention_conformance.backends.compilers import over_batch, with_constants
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Compilers
 
-_TWINS = count()
+_COPIES = count()
 
 
 class TorchCompilers(Compilers):
@@ -27,7 +27,7 @@ class TorchCompilers(Compilers):
 
     ambient = {"vmap": "mapped"}
     one_graph = True
-    """Whether `torch.compile` must make one graph of a call."""
+    """True if `torch.compile` must make one graph of a call."""
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         import torch
@@ -47,7 +47,7 @@ class TorchCompilers(Compilers):
     def recomputed(
         self, prepared: PreparedCall, rate: float, compiler: str
     ) -> dict[str, PreparedCall]:
-        """As of any backend: checkpoints, and programs that keep no activation."""
+        """Calls with `torch.utils.checkpoint`, and compiled calls that keep no or all activations."""
         from torch.utils.checkpoint import checkpoint
 
         dropping = replace(prepared, arguments=prepared.arguments | prepared.dropping(rate))
@@ -56,21 +56,21 @@ class TorchCompilers(Compilers):
         def checkpointed(**arguments: Any) -> Any:
             return checkpoint(function, use_reentrant=False, **arguments)
 
-        over = replace(dropping, function=checkpointed)
+        with_checkpoint = replace(dropping, function=checkpointed)
         if not compiler:
-            return {"checkpoint": over}
+            return {"checkpoint": with_checkpoint}
         if compiler in ("vmap", "export"):
             return {}
         functorch: Any = import_module("torch._functorch.config")
 
-        def through(call: PreparedCall) -> PreparedCall:
+        def compiled(call: PreparedCall) -> PreparedCall:
             return by_torch_compile(self.backend, call, compiler, self.one_graph)
 
-        least = partial(functorch.patch, activation_memory_budget=0.0)
+        least_memory = partial(functorch.patch, activation_memory_budget=0.0)
         return {
-            "all activations kept": through(dropping),
-            "over checkpoint": through(over),
-            "activation_memory_budget=0": replace(through(dropping), within=least),
+            "all activations kept": compiled(dropping),
+            "over checkpoint": compiled(with_checkpoint),
+            "activation_memory_budget=0": replace(compiled(dropping), within=least_memory),
         }
 
     def dropping(self, rate: float) -> Callable[[Any], Any]:
@@ -104,22 +104,22 @@ def by_torch_compile(
     # The cache's key does not contain the forced kernel (pytorch#185449): a hit could run another one.
     functorch.enable_autograd_cache = False
 
-    def one(function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(twin(function), backend=compiler, dynamic=False, fullgraph=one_graph)
+    def compile_one(function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(copied(function), backend=compiler, dynamic=False, fullgraph=one_graph)
 
-    def both(function: Callable[..., Any]) -> Callable[..., Any]:
-        plain, differentiated = one(function), one(function)
+    def compile_both(function: Callable[..., Any]) -> Callable[..., Any]:
+        undifferentiated, differentiated = compile_one(function), compile_one(function)
 
         def call(arrays: Any) -> Any:
             requires_grad = any(a.requires_grad for a in arrays.values())
-            return (differentiated if requires_grad else plain)(arrays)
+            return (differentiated if requires_grad else undifferentiated)(arrays)
 
         return call
 
-    return with_constants(both, backend.is_array, prepared)
+    return with_constants(compile_both, backend.is_array, prepared)
 
 
-def twin(function: Callable[..., Any]) -> Callable[..., Any]:
+def copied(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a Python function with its own code object.
 
     Dynamo keeps at most eight programs per code object, and all closures from one line of source share
@@ -127,7 +127,7 @@ def twin(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if not isinstance(function, FunctionType):
         raise TypeError(f"expected a function written in Python, got {function!r}")
-    code = function.__code__.replace(co_name=f"program_{next(_TWINS)}")
+    code = function.__code__.replace(co_name=f"program_{next(_COPIES)}")
     return FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
 
 
@@ -136,7 +136,8 @@ def exported(
 ) -> PreparedCall:
     """The call through the program that `export(module, arrays)` makes of the first call."""
 
-    def through(function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_by_export(function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` of the dictionary of arrays, exported at the first call and run detached."""
         import torch
 
         class Module(torch.nn.Module):
@@ -153,11 +154,11 @@ def exported(
 
         return call
 
-    return with_constants(through, backend.is_array, prepared)
+    return with_constants(compile_by_export, backend.is_array, prepared)
 
 
 def by_torch_export(module: Any, arrays: Any) -> Callable[..., Any]:
-    """The program of `torch.export`."""
+    """The program that `torch.export` makes of a module for example arrays."""
     import torch
 
     program: Callable[..., Any] = torch.export.export(module, (arrays,)).module()
@@ -168,16 +169,16 @@ OPSETS: dict[str, int | None] = {"onnx": None, "onnx-23": 23}
 """The opset of each exporter to ONNX; None for the default. From 23 on attention is one operator."""
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-"""Modules that exporting to ONNX and running a model needs beside torch."""
+"""Modules that export to ONNX and runs of the model need besides torch."""
 
 
 def exporters() -> tuple[str, ...]:
-    """The compilers `OPSETS`; none if a needed module is missing."""
+    """The names of the exporters to ONNX (`OPSETS`); () if a module of `NEEDED` is not installed."""
     return tuple(OPSETS) if all(find_spec(module) for module in NEEDED) else ()
 
 
 def by_onnx(opset: int | None, module: Any, arrays: Any) -> Callable[..., Any]:
-    """The model of `torch.onnx.export`, run by ONNX Runtime on the CPU."""
+    """A function that runs the model of `torch.onnx.export` in ONNX Runtime on the CPU."""
     import onnxruntime
     import torch
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._torch.modules import (
+    batch_first_false,
     called,
     differentiable,
     fast,
-    lengths_first,
-    loaded,
     masks,
     module_state,
     settings,
+    with_state,
 )
 from attention_conformance.backends._torch.norms import LAYER_NORM_ROUNDING
 from attention_conformance.backends.declared import Declared, Numerics
@@ -34,13 +34,13 @@ def encoder(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     import torch
 
     n, option = inputs.letters, inputs.case.option
-    own_settings: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "dim_feedforward": n["o"], "dropout": 0.0, "activation": option("activation"),
         "layer_norm_eps": inputs.epsilon, "batch_first": True, "norm_first": bool(option("pre")),
         **settings(own, inputs),
     }  # fmt: skip
-    layer = torch.nn.TransformerEncoderLayer(n["x"], n["h"], **(own_settings | flags))
-    return loaded(own, inputs, layer, state(inputs.parameters, np.concatenate))
+    layer = torch.nn.TransformerEncoderLayer(n["x"], n["h"], **(arguments | flags))
+    return with_state(own, inputs, layer, state(inputs.parameters, np.concatenate))
 
 
 def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
@@ -53,17 +53,17 @@ def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
     return state
 
 
-def named(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
-    """The masks by the layer's argument names."""
+def named_masks(own: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
+    """The arguments of masks (`modules.masks`) by the layer's names."""
     names = {"attn_mask": "src_mask", "key_padding_mask": "src_key_padding_mask"}
-    return {names.get(name, name): mask for name, mask in masks(own, inputs, **given).items()}
+    return {names.get(name, name): mask for name, mask in masks(own, inputs, **how).items()}
 
 
 def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls in training mode, and with other forms of masks and operands."""
     calls = fast_paths(own, inputs) | {"train()": own.call(inputs, train=True)}
     if not inputs.squeezed:
-        calls["batch_first=False"] = lengths_first(own, inputs)
+        calls["batch_first=False"] = batch_first_false(own, inputs)
     if causal_alone(inputs):
         calls["is_causal hint"] = own.call(inputs, {"hint": True})
     return calls
@@ -71,30 +71,31 @@ def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
 
 def fast_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls with a float mask, and of a `torch.nn.TransformerEncoder`."""
-    calls = {"TransformerEncoder": own.call(inputs, wrap=stacked)}
+    calls = {"TransformerEncoder": own.call(inputs, wrap=in_encoder)}
     if inputs.mask is not None or inputs.mask_array is not None:
         calls["float mask"] = own.call(inputs, {"float_mask": True})
     return calls
 
 
-def stacked(inputs: Inputs, layer: Any) -> Callable[..., Any]:
+def in_encoder(inputs: Inputs, layer: Any) -> Callable[..., Any]:
     """A `torch.nn.TransformerEncoder` of one layer.
 
-    With nested tensors it answers zeros for padded tokens; the layer's own answers replace them.
+    With nested tensors it returns zeros for padded tokens; the outputs of `layer` itself replace them.
     """
     import torch
 
-    nested = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
-    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).eval()
+    uses_nested_tensors = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
+    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=uses_nested_tensors).eval()
 
     def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, **hint: Any) -> Any:
-        output, padded = encoder(src, src_mask, src_key_padding_mask, **hint), src_key_padding_mask
-        if padded is None:
+        padding = src_key_padding_mask
+        output = encoder(src, src_mask, padding, **hint)
+        if padding is None:
             return output
-        hidden = padded if padded.dtype == torch.bool else padded != 0
+        hidden = padding if padding.dtype == torch.bool else padding != 0
         if not hidden.any() or (output[hidden] != 0).any():
             return output
-        return torch.where(hidden[..., None], layer.eval()(src, src_mask, padded), output)
+        return torch.where(hidden[..., None], layer.eval()(src, src_mask, padding), output)
 
     return call
 
@@ -114,7 +115,7 @@ NN_ENCODER = Layer(
     ),
     differentiable=differentiable,
     operands={"query": "src"},
-    arguments=named,
+    arguments=named_masks,
     paths=paths,
 )
 """The layer in eval() with parameters that require gradients: no fast path."""
@@ -135,7 +136,7 @@ ENCODER_FAST = NN_ENCODER.but(
 
 
 class TextbookEncoder(PackedHeads):
-    """Textbook code: attention and a network with residuals, and norms after or before (`pre`)."""
+    """Textbook code: attention and a network with residuals, and norms behind or before (`pre`) each."""
 
     name = "textbook-encoder"
     operator = ENCODER
@@ -147,24 +148,24 @@ class TextbookEncoder(PackedHeads):
         return super().declaration(numerics).but(numerics="stepwise")
 
     def layer(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+        self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, None]:
-        attend = super().layer
+        multi_head = super().layer
 
         def norm(x: Any, name: str) -> Any:
-            own = {"gain": rest[f"{name}_gain"], "offset": rest[f"{name}_offset"]}
-            return layer_norm(self, x, own, inputs)
+            parameters = {"gain": arrays[f"{name}_gain"], "offset": arrays[f"{name}_offset"]}
+            return layer_norm(self, x, parameters, inputs)
 
-        def attended(x: Any) -> Any:
-            return attend(x, x, x, rest, inputs)[0]
+        def self_attention(x: Any) -> Any:
+            return multi_head(x, x, x, arrays, inputs)[0]
 
         def network(y: Any) -> Any:
-            hidden = y @ rest["linear1_kernel"] + rest["linear1_bias"]
+            hidden = y @ arrays["linear1_kernel"] + arrays["linear1_bias"]
             active = self.ops.clip(hidden, 0.0, float("inf"))
-            return active @ rest["linear2_kernel"] + rest["linear2_bias"]
+            return active @ arrays["linear2_kernel"] + arrays["linear2_bias"]
 
         if inputs.case.option("pre"):
-            y = query + attended(norm(query, "norm1"))
+            y = query + self_attention(norm(query, "norm1"))
             return y + network(norm(y, "norm2")), None
-        y = norm(query + attended(query), "norm1")
+        y = norm(query + self_attention(query), "norm1")
         return norm(y + network(y), "norm2"), None

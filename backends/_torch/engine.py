@@ -46,9 +46,7 @@ class TorchMemory(Memory):
             for path, part in layer.named_modules()
             if isinstance(part, torch.nn.Linear)
         }
-        return {
-            path: (one, "oi" if path in linear else "") for path, one in layer.named_parameters()
-        }
+        return {path: (p, "oi" if path in linear else "") for path, p in layer.named_parameters()}
 
     def transpose(self, array: Any, *axes: int) -> Any:
         return array.permute(*axes)
@@ -89,13 +87,13 @@ class TorchEngine(Backend):
         with needed():
             import torch
         self.torch: Any = torch
-        # Methods as they are before a person's file is imported, which may replace them.
+        # Methods before a user's file is imported, which may replace them.
         tensor = torch.Tensor
-        self._read = (tensor.detach, tensor.resolve_conj, tensor.resolve_neg, tensor.cpu)
-        self._widened, self._values = tensor.double, tensor.numpy
+        self._steps_to_cpu = (tensor.detach, tensor.resolve_conj, tensor.resolve_neg, tensor.cpu)
+        self._to_double, self._to_numpy = tensor.double, tensor.numpy
         c = torch._C
-        self._modes = c._len_torch_function_stack, c._len_torch_dispatch_stack
-        self._unseen = c.DisableTorchFunction, c._DisableTorchDispatch
+        self._mode_counts = c._len_torch_function_stack, c._len_torch_dispatch_stack
+        self._disabled_modes = c.DisableTorchFunction, c._DisableTorchDispatch
         self.memory, self.profiler = TorchMemory(self), TorchProfiler(self)
         self.compilers = TorchCompilers(self)
         if device == "cuda" and not torch.cuda.is_available():
@@ -114,14 +112,14 @@ class TorchEngine(Backend):
         return array.to(device=self.device, dtype=getattr(self.torch, dtype.long_name))
 
     def to_numpy(self, array: Any) -> np.ndarray:
-        # A mode that a person's code entered and did not leave would see the calls, and answer.
+        # A mode that user code entered and did not exit would intercept the calls.
         with ExitStack() as stack:
-            for modes, unseen in zip(self._modes, self._unseen, strict=True):
-                if modes():
-                    stack.enter_context(unseen())
-            for step in self._read:
+            for count, disabled in zip(self._mode_counts, self._disabled_modes, strict=True):
+                if count():
+                    stack.enter_context(disabled())
+            for step in self._steps_to_cpu:
                 array = step(array)
-            return self._values(self._widened(array) if array.is_floating_point() else array)
+            return self._to_numpy(self._to_double(array) if array.is_floating_point() else array)
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self.torch.Tensor)
@@ -136,8 +134,8 @@ class TorchEngine(Backend):
         return by_autograd(prepared, wrt, cotangent)
 
     def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
-        """As of any backend; operands are no leaves, as in a model."""
-        return pullback(prepared, wrt, leaves=False)
+        """See `Backend.pullback`. As in a model, operands are no leaves."""
+        return pullback(prepared, wrt, passes_leaves=False)
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:

@@ -30,8 +30,8 @@ Shape = tuple[int, int, int, int]
 Axes = tuple[int | None, int | None]
 """The numbers of samples and heads of a mask; None if all share one mask."""
 
-KEPT, SMALL = 128, 2**20
-"""The number of block masks that are kept, and the largest number of query-key pairs of a kept mask."""
+KEPT_MASKS, LARGEST_KEPT_MASK = 128, 2**20
+"""The number of cached block masks, and the largest number of query-key pairs of a cached mask."""
 
 
 FLEX_REFUSALS = {
@@ -78,26 +78,27 @@ class Flex(Implementation):
         if backend.device == "cpu":
             declared = declared.refusing(FLEX_REFUSALS)
         super().__init__(backend, declared=declared)
-        self._block_masks: Cache[Any] = Cache(KEPT)
+        self._block_masks: Cache[Any] = Cache(KEPT_MASKS)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         calls: dict[str, PreparedCall] = {}
         if inputs.dense_mask is not None:
-            calls["create_mask"] = self.prepare(inputs, self._created)
-            calls["blocks of (16, 32)"] = self.prepare(inputs, blocks={"BLOCK_SIZE": (16, 32)})
-            full = {"separate_full_blocks": False}
-            calls["separate_full_blocks=False"] = self.prepare(inputs, blocks=full)
-            calls["create_mask of a score_mod"] = self.prepare(inputs, self._created_of_scores)
+            calls["create_mask"] = self.prepare(inputs, self._mask_mod_of_create_mask)
+            blocks = {"BLOCK_SIZE": (16, 32)}
+            calls["blocks of (16, 32)"] = self.prepare(inputs, block_options=blocks)
+            options = {"separate_full_blocks": False}
+            calls["separate_full_blocks=False"] = self.prepare(inputs, block_options=options)
+            calls["create_mask of a score_mod"] = self.prepare(inputs, self._mask_mod_of_score_mod)
         if inputs.feature("lse") and inputs.feature("sinks") is None:
-            calls["return_lse"] = self.prepare(inputs, more={"return_lse": True})
+            calls["return_lse"] = self.prepare(inputs, extra_arguments={"return_lse": True})
         dense = inputs.dense_mask
         if dense is not None and rank4(dense).shape[0] == inputs.sizes.B > 1:
             first = {n: getattr(inputs, n)[:1] for n in ("key", "value")}
-            same = {n: np.repeat(array, inputs.sizes.B, 0) for n, array in first.items()}
-            one = self.prepare(problem := inputs.replace(**same))
-            own = {n: one.arguments[n][:1] for n in first}
+            repeated = {n: np.repeat(array, inputs.sizes.B, 0) for n, array in first.items()}
+            call = self.prepare(problem := inputs.replace(**repeated))
+            single_sample = {n: call.arguments[n][:1] for n in first}
             calls["keys of one sample"] = replace(
-                one, arguments=one.arguments | own, problem=problem
+                call, arguments=call.arguments | single_sample, problem=problem
             )
         return calls
 
@@ -107,33 +108,33 @@ class Flex(Implementation):
         s, device = inputs.sizes, self.backend.device
         query, key, value = self.backend.memory.operands(inputs, "bhld")
 
-        def blocks(queries: int, keys: int) -> Any:
+        def block_mask(queries: int, keys: int) -> Any:
             return create_block_mask(lambda b, h, i, j: i >= j, None, None, queries, keys, device)
 
-        both = {"return_lse": True, "return_aux": AuxRequest(lse=True)}
-        more = [x[:1].expand(s.B + 1, -1, -1, -1) for x in (key, value)]
+        both_lse_options = {"return_lse": True, "return_aux": AuxRequest(lse=True)}
+        longer = [x[:1].expand(s.B + 1, -1, -1, -1) for x in (key, value)]
         changes: dict[str, dict[str, Any]] = {
             "one key head without enable_gqa": {"key": key[:, :1], "value": value[:, :1]},
             "heads that do not divide": {
                 "key": key[:, :2], "value": value[:, :2], "enable_gqa": True,
             },
-            "more samples of keys": dict(zip(("key", "value"), more, strict=True)),
+            "more samples of keys": dict(zip(("key", "value"), longer, strict=True)),
             "more values than keys": {"key": key[:, :, 1:]},
             "queries of another size": {"query": query[..., 1:]},
-            "return_lse beside return_aux": both,
-            "a block mask of fewer queries": {"block_mask": blocks(s.Lq - 1, s.Lk)},
-            "a block mask of fewer keys": {"block_mask": blocks(s.Lq, s.Lk - 1)},
-            "a block mask of more queries": {"block_mask": blocks(s.Lq + 1, s.Lk)},
-            "a block mask of more keys": {"block_mask": blocks(s.Lq, s.Lk + 1)},
+            "return_lse beside return_aux": both_lse_options,
+            "a block mask of fewer queries": {"block_mask": block_mask(s.Lq - 1, s.Lk)},
+            "a block mask of fewer keys": {"block_mask": block_mask(s.Lq, s.Lk - 1)},
+            "a block mask of more queries": {"block_mask": block_mask(s.Lq + 1, s.Lk)},
+            "a block mask of more keys": {"block_mask": block_mask(s.Lq, s.Lk + 1)},
         }  # fmt: skip
-        own = {"query": query, "key": key, "value": value}
+        operands = {"query": query, "key": key, "value": value}
         call = uncompiled(flex_attention)
-        return {name: partial(call, **own | change) for name, change in changes.items()}
+        return {name: partial(call, **operands | change) for name, change in changes.items()}
 
-    def _created(
+    def _mask_mod_of_create_mask(
         self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
     ) -> Callable[..., Any]:
-        """A mask_mod that reads the array (B, H, Lq, Lk) that create_mask makes from a mask_mod."""
+        """A mask_mod that reads the array (B, H, Lq, Lk) that create_mask makes from `mask_mod`."""
         from torch.nn.attention.flex_attention import create_mask
 
         batch, heads = axes
@@ -145,29 +146,28 @@ class Flex(Implementation):
 
         return as_written
 
-    def _created_of_scores(
+    def _mask_mod_of_score_mod(
         self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
     ) -> Callable[..., Any]:
-        """The same from a score_mod, which masks by scores of minus infinity."""
+        """`_mask_mod_of_create_mask` of a score_mod that returns -inf where `mask_mod` is False."""
         where = self.backend.torch.where
 
         def score_mod(score, b, h, i, j):
             return where(mask_mod(b, h, i, j), score, -float("inf"))
 
-        return self._created(score_mod, axes, shape)
+        return self._mask_mod_of_create_mask(score_mod, axes, shape)
 
     def prepare(
         self,
         inputs: Inputs,
-        rewritten: Callable[[Callable[..., Any], Axes, Shape], Callable[..., Any]] | None = None,
+        rewrite: Callable[[Callable[..., Any], Axes, Shape], Callable[..., Any]] | None = None,
         *,
-        blocks: Mapping[str, Any] | None = None,
-        more: Mapping[str, Any] | None = None,
+        block_options: Mapping[str, Any] | None = None,
+        extra_arguments: Mapping[str, Any] | None = None,
     ) -> PreparedCall:
-        """The call.
-
-        `rewritten` replaces the mask_mod, `blocks` are more arguments of create_block_mask, `more` those
-        of flex_attention.
+        """The call. `rewrite` returns the mask_mod to use instead of the usual one;
+        `block_options` are arguments of create_block_mask, and `extra_arguments` of flex_attention,
+        besides the usual ones.
         """
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
@@ -176,14 +176,14 @@ class Flex(Implementation):
         query, key, value = backend.memory.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         dense = dense_of(inputs, split_native(inputs).rest)
-        full = None if dense is None else np.broadcast_to(dense, shape)
+        full_mask = None if dense is None else np.broadcast_to(dense, shape)
         leading = (1, 1) if dense is None else rank4(dense).shape[:2]
         # As in users' code: None if all samples or all heads share one mask.
-        both = zip(leading, (s.B, s.H), strict=True)
-        batch, heads = (None if size == 1 <= count else count for size, count in both)
-        mask_mod: Any = None if full is None else _mask_mod_of(backend.array(full, None))
-        if mask_mod is not None and rewritten is not None:
-            mask_mod = rewritten(mask_mod, (batch, heads), shape)
+        sizes = zip(leading, (s.B, s.H), strict=True)
+        batch, heads = (None if size == 1 <= count else count for size, count in sizes)
+        mask_mod: Any = None if full_mask is None else _mask_mod_of(backend.array(full_mask, None))
+        if mask_mod is not None and rewrite is not None:
+            mask_mod = rewrite(mask_mod, (batch, heads), shape)
         softcap, lse = inputs.feature("softcap"), inputs.feature("lse")
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
@@ -198,61 +198,62 @@ class Flex(Implementation):
 
             return score_mod
 
-        called = uncompiled(flex_attention)
+        uncompiled_function = uncompiled(flex_attention)
         block_masks: list[Any] = []
 
-        def block_mask() -> Any:
-            named = {"device": backend.device, **(blocks or {})}
-            created = create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, **named)
-            if blocks is not None:
-                _compare(created, np.asarray(full))
+        def make_block_mask() -> Any:
+            options = {"device": backend.device, **(block_options or {})}
+            created = create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, **options)
+            if block_options is not None:
+                _compare(created, np.asarray(full_mask))
             return created
 
-        hidden = None if full is None else sha256(full.tobytes()).hexdigest()
+        mask_digest = None if full_mask is None else sha256(full_mask.tobytes()).hexdigest()
 
         def ahead() -> None:
-            if full is not None and not block_masks:
+            if full_mask is not None and not block_masks:
                 # Models also make a block mask once and pass it to every layer.
-                common = full.size <= SMALL and rewritten is None and blocks is None
-                cached = self._block_masks.get
-                block_masks.append(cached((shape, hidden), block_mask) if common else block_mask())
+                is_usual = rewrite is None and block_options is None
+                is_cached = is_usual and full_mask.size <= LARGEST_KEPT_MASK
+                get, key = self._block_masks.get, (shape, mask_digest)
+                block_masks.append(get(key, make_block_mask) if is_cached else make_block_mask())
 
         def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:
             traced = torch.compiler.is_compiling()
-            if full is not None:
+            if full_mask is not None:
                 if not traced:
                     ahead()
-                arguments["block_mask"] = block_masks[0] if block_masks else block_mask()
+                arguments["block_mask"] = block_masks[0] if block_masks else make_block_mask()
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = score_mod_of(bias)
             arrays = [bias, sinks, *(arguments[name] for name in OPERANDS)]
-            if more is not None:
-                arguments |= more
+            if extra_arguments is not None:
+                arguments |= extra_arguments
             elif lse or sinks is not None:
                 arguments["return_aux"] = AuxRequest(lse=True)
             if traced or any(array is not None and array.requires_grad for array in arrays):
                 answer = flex_attention(**arguments)
             else:
-                answer = called(**arguments)
+                answer = uncompiled_function(**arguments)
             if sinks is not None:
                 # Without rows flex_attention returns no log-sum-exp (finding flex-lse-of-nothing).
-                total = answer[1].lse
-                return answer[0] if total is None else sunk(answer[0], total, sinks)
+                lse_output = answer[1].lse
+                return answer[0] if lse_output is None else with_sinks(answer[0], lse_output, sinks)
             if not lse:
                 return answer
-            output, total = answer
-            return output, total.lse if more is None else total
+            output, lse_output = answer
+            return output, lse_output.lse if extra_arguments is None else lse_output
 
-        def sunk(output: Any, total: Any, sinks: Any) -> Any:
+        def with_sinks(output: Any, lse: Any, sinks: Any) -> Any:
             # The keys' share of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).
-            share = torch.sigmoid(total - sinks.to(total.dtype)[:, None])  # (B, H, Lq)
+            share = torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])  # (B, H, Lq)
             return (output * share[..., None]).to(output.dtype)
 
         return attention_call(
             call,
             arguments,
             inputs,
-            constants=(softcap, hidden),
+            constants=(softcap, mask_digest),
             ahead=ahead,
         )
 
@@ -274,9 +275,9 @@ def _compare(block_mask: Any, mask: np.ndarray) -> None:
     rows, keys = block_mask.BLOCK_SIZE
     *leading, queries, count = mask.shape
     padded = np.pad(mask, ((0, 0), (0, 0), (0, -queries % rows), (0, -count % keys)))
-    apart = padded.reshape(*leading, -(-queries // rows), rows, -(-count // keys), keys)
-    listed = np.broadcast_to(block_mask.to_dense().cpu().numpy() != 0, apart.any((3, 5)).shape)
-    if (listed != apart.any((3, 5))).any():
+    in_blocks = padded.reshape(*leading, -(-queries // rows), rows, -(-count // keys), keys)
+    listed = np.broadcast_to(block_mask.to_dense().cpu().numpy() != 0, in_blocks.any((3, 5)).shape)
+    if (listed != in_blocks.any((3, 5))).any():
         raise RuntimeError("the block mask lists other blocks than those of the mask")
 
 
@@ -294,7 +295,7 @@ def looked_up(table: Any, *indices: Any) -> Any:
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """flex_attention with its documented switch for debugging.
+    """flex_attention, called with its documented switch for debugging, which turns compilation off.
 
     Without the switch every call traces its closures again through torch.compile with the eager backend,
     0.35 s per call, to run the same operator. The switch warns of wrong gradients, so differentiated

@@ -54,13 +54,13 @@ def without_flag(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     return {n: x for n, x in arguments.items() if n != "is_causal"} | {"attn_mask": merged}
 
 
-def grouped(call: AttentionCall) -> Any:
-    """True if queries and keys have different numbers of heads, else None."""
+def enable_gqa_argument(call: AttentionCall) -> Any:
+    """The argument `enable_gqa`: True if queries and keys have different numbers of heads, else None."""
     return call.inputs.query.shape[1] != call.inputs.key.shape[1] or None
 
 
 def causal_biases(inputs: Inputs) -> dict[str, dict[str, Any]]:
-    """The causal mask as an object of torch.nn.attention.bias, if there is no other mask or bias."""
+    """The causal mask as an object of torch.nn.attention.bias; {} if there is another mask or a bias."""
     from torch.nn.attention import bias
 
     mask = inputs.mask
@@ -71,28 +71,28 @@ def causal_biases(inputs: Inputs) -> dict[str, dict[str, Any]]:
     return {name: {"attn_mask": causal_bias, "is_causal": False}}
 
 
-def fewer_axes(arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def masks_with_fewer_axes(arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """`attn_mask` without leading axes of size 1, but with two axes at least, by a description; {} if no
     axis can be removed. With one axis torch raises: the finding sdpa-mask-of-one-axis."""
     if "attn_mask" not in arguments:
         return {}
     mask = arguments["attn_mask"]
-    outer = mask.shape[:-2]
-    ones = next((n for n, size in enumerate(outer) if size != 1), len(outer))
-    shape = mask.shape[ones:]
-    return {f"attn_mask of rank {len(shape)}": {"attn_mask": mask.reshape(shape)}} if ones else {}
+    leading = mask.shape[:-2]
+    count = next((n for n, size in enumerate(leading) if size != 1), len(leading))
+    shape = mask.shape[count:]
+    return {f"attn_mask of rank {len(shape)}": {"attn_mask": mask.reshape(shape)}} if count else {}
 
 
 def upper_left(inputs: Inputs) -> Any:
-    """A causal mask as an object of torch.nn.attention.bias."""
+    """A top-left causal mask as an object of torch.nn.attention.bias."""
     from torch.nn.attention import bias
 
     return bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk)
 
 
 def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
-    """Calls with other forms of masks, and with parameters written out."""
-    masks = causal_biases(inputs) | fewer_axes(plain.arguments)
+    """Calls with other forms of masks, and with neutral values as explicit arguments."""
+    masks = causal_biases(inputs) | masks_with_fewer_axes(plain.arguments)
     ways = {"enable_gqa=True": {"enable_gqa": True}, **masks}
     return written_out(own, inputs, plain) | plain.written_out(ways)
 
@@ -108,7 +108,7 @@ SDPA = Kernel(
             AttentionCall.mask_or_bias,
         ),
         SCALE,
-        Parameter("enable_gqa", ("grouped-heads",), grouped),
+        Parameter("enable_gqa", ("grouped-heads",), enable_gqa_argument),
         Parameter("dropout_p", ("dropout",), AttentionCall.rate),
     ),
     Declared(
@@ -150,8 +150,8 @@ SDPA = Kernel(
 
 
 @contextmanager
-def forcing(kernel: str, backend: Backend) -> Iterator[None]:
-    """The context that forces a kernel."""
+def force_kernel(kernel: str, backend: Backend) -> Iterator[None]:
+    """A context in which torch uses one kernel, by its name in `SDPBackend`, or raises."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     # torch warns why a kernel refuses, and then raises.
@@ -164,24 +164,24 @@ def forcing(kernel: str, backend: Backend) -> Iterator[None]:
             yield
 
 
-def forced(name: str, kernel: str, declared: Declared = SDPA.declared, **more: Any) -> Kernel:
-    """`SDPA` with one kernel, or an error."""
+def force(name: str, kernel: str, declared: Declared = SDPA.declared, **changes: Any) -> Kernel:
+    """The row `SDPA` changed so that torch uses one kernel, by its name in `SDPBackend`, or raises."""
     function = f"sdpa_kernel(SDPBackend.{kernel})({NATIVE})"
     return SDPA.but(
         name=name,
         declared=declared,
         source=f"from torch.nn.attention import SDPBackend, sdpa_kernel\n\nfunction = {function}",
-        within=partial(forcing, kernel),
+        within=partial(force_kernel, kernel),
         paths=written_out,
         wrong=(),
-        **more,
+        **changes,
     )
 
 
 def flash_with_lse(
     query: Any, key: Any, value: Any, attn_mask: Any = None, enable_gqa: bool = False, **rest: Any
 ) -> Any:
-    """The CPU's flash operator, which returns the log-sum-exp, with arguments of the function."""
+    """Output and log-sum-exp of the CPU's flash operator, for arguments of `NATIVE`."""
     import torch
 
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -196,18 +196,18 @@ def flash_with_lse(
 
 
 def flash(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function, or the operator if the log-sum-exp is asked."""
+    """The row's function, or `flash_with_lse` if the case asks for the log-sum-exp."""
     return flash_with_lse if inputs.feature("lse") else as_named(own, inputs)
 
 
-def without_rows(case: Case) -> str | None:
-    """Finding flash-operator-without-rows: the process would die."""
+def refusal_without_rows(case: Case) -> str | None:
+    """The reason to refuse a case without queries or keys (finding flash-operator-without-rows)."""
     if case.option("lse") and 0 in (case.sizes.Lq, case.sizes.Lk):
         return "without rows torch's flash operator divides by zero and ends the process"
     return None
 
 
-MATH = forced(
+MATH = force(
     "sdpa-math",
     "MATH",
     SDPA.declared.but(numerics="exact", rounding=AS_CLASS).electing(
@@ -216,7 +216,7 @@ MATH = forced(
 )
 """Separate operations, in float32 for 16-bit dtypes."""
 
-FLASH = forced(
+FLASH = force(
     "sdpa-flash",
     "FLASH_ATTENTION",
     SDPA.declared.electing({"value-size": "raises"}).refusing(
@@ -227,7 +227,7 @@ FLASH = forced(
         }
     ),
     calls=flash,
-    unsupported=without_rows,
+    unsupported=refusal_without_rows,
 )
 
 FLASH_ON_CPU = FLASH.but(
@@ -237,13 +237,13 @@ FLASH_ON_CPU = FLASH.but(
     .refusing({"dropout": "the flash kernel of the CPU has no dropout"})
 )
 
-ON_CPU = (SDPA, *(one.but(later=frozenset({"variations"})) for one in (MATH, FLASH_ON_CPU)))
-"""`sdpa` uses one of the same two kernels, and is asked all variations."""
+ON_CPU = (SDPA, *(row.but(later=frozenset({"variations"})) for row in (MATH, FLASH_ON_CPU)))
+"""The rows on a CPU. SDPA uses the other two kernels, so their variations are tested at later levels."""
 
 ON_CUDA = (
     SDPA,
     MATH,
     FLASH,
-    forced("sdpa-efficient", "EFFICIENT_ATTENTION"),
-    forced("sdpa-cudnn", "CUDNN_ATTENTION"),
+    force("sdpa-efficient", "EFFICIENT_ATTENTION"),
+    force("sdpa-cudnn", "CUDNN_ATTENTION"),
 )

@@ -14,16 +14,16 @@ from attention_conformance.backends._torch.encoder import ENCODER_FAST, NN_ENCOD
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.modules import (
     MULTI_HEAD_PATH,
+    batch_first_false,
+    batch_second,
     called,
     differentiable,
     fast,
-    lengths_first,
     linear_state,
-    loaded,
     masks,
     module_state,
     settings,
-    turned,
+    with_state,
 )
 from attention_conformance.backends._torch.norms import BATCH, LAYER
 from attention_conformance.backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
@@ -40,7 +40,7 @@ SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
 
 
 def layers(backend: TorchEngine) -> list[Implementation]:
-    """All layers of PyTorch that are judged."""
+    """The judged layers of PyTorch: textbook layers, and rows."""
     ops = operations(backend.torch)
     rows = (NN_MHA, WEIGHTS, FAST, QUANTIZABLE, LAYER, BATCH, NN_ENCODER, ENCODER_FAST)
     return [
@@ -49,15 +49,15 @@ def layers(backend: TorchEngine) -> list[Implementation]:
     ]  # fmt: skip
 
 
-def constructed(own: FrameworkLayer, inputs: Inputs, kind: Any, **flags: Any) -> Any:
-    """A module with the arguments of `torch.nn.MultiheadAttention`, and its own parameters."""
+def construct(own: FrameworkLayer, inputs: Inputs, kind: Any, **flags: Any) -> Any:
+    """A new module of class `kind` by the arguments of `torch.nn.MultiheadAttention`."""
     w = inputs.widths
-    given = {
+    arguments = {
         "embed_dim": w.query, "num_heads": inputs.sizes.H, "dropout": inputs.rate,
         "bias": "query_bias" in inputs.parameters, "kdim": w.key, "vdim": w.value,
         **settings(own, inputs),
     }  # fmt: skip
-    return kind(**(given | flags))
+    return kind(**(arguments | flags))
 
 
 def multi_head(
@@ -65,20 +65,20 @@ def multi_head(
 ) -> Any:
     """The module with the inputs' parameters and those in `state`."""
     kind = own.backend.torch.nn.MultiheadAttention
-    layer = constructed(own, inputs, kind, **{"batch_first": True, **flags})
-    named = module_state(inputs.parameters, np.concatenate)
-    return loaded(own, inputs, layer, named | dict(state or {}))
+    layer = construct(own, inputs, kind, **{"batch_first": True, **flags})
+    named_parameters = module_state(inputs.parameters, np.concatenate)
+    return with_state(own, inputs, layer, named_parameters | dict(state or {}))
 
 
-def unweighted(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
-    """The masks, and need_weights=False."""
-    return masks(own, inputs, **given) | {"need_weights": False}
+def masks_without_weights(own: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
+    """The arguments of masks (`modules.masks`), and need_weights=False."""
+    return masks(own, inputs, **how) | {"need_weights": False}
 
 
-def weighted(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
-    """The masks, and average_attn_weights=False if the case asks for the weights of every head."""
-    whole = {"average_attn_weights": False} if inputs.returned == "head" else {}
-    return masks(own, inputs, **given) | whole
+def masks_with_weights(own: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
+    """The arguments of masks, and average_attn_weights=False for the weights of every head."""
+    weights_of_heads = {"average_attn_weights": False} if inputs.returned == "head" else {}
+    return masks(own, inputs, **how) | weights_of_heads
 
 
 def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
@@ -92,8 +92,8 @@ def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     calls = {name: own.call(inputs, **way) for name, way in (ways | hints).items()}
     if inputs.squeezed:
         return calls
-    calls["batch_first=False"] = lengths_first(own, inputs)
-    for name, (problem, flags) in appended(inputs).items():
+    calls["batch_first=False"] = batch_first_false(own, inputs)
+    for name, (problem, flags) in with_appended_key(inputs).items():
         layer = own.make(problem, **flags)
         longer = {name: own.call(inputs, layer=layer)} | {
             f"{name}, {hint}": own.call(inputs, layer=layer, **way) for hint, way in hints.items()
@@ -102,17 +102,17 @@ def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     return calls
 
 
-def appended(inputs: Inputs) -> dict[str, tuple[Inputs, dict[str, Any]]]:
-    """Problems with one more key, which a layer appends and all rows attend: a learned one (add_bias_kv),
-    or zeros (add_zero_attn). With each the flags of `multi_head`.
+def with_appended_key(inputs: Inputs) -> dict[str, tuple[Inputs, dict[str, Any]]]:
+    """Problems with one more key, which a layer appends and all rows attend: a learned key (add_bias_kv),
+    or zeros (add_zero_attn). By name, each with the flags of `multi_head`.
 
     Without biases a row of zeros is projected to zeros.
     """
-    own, biases = _with_row(inputs, -1), {"key_bias", "value_bias"} & set(inputs.parameters)
-    state = {f"bias_{n[0]}": _last_projected(own, n) for n in ("key", "value")}
+    longer, biases = _with_row(inputs, -1), {"key_bias", "value_bias"} & set(inputs.parameters)
+    state = {f"bias_{n[0]}": _last_projected(longer, n) for n in ("key", "value")}
     unbiased = inputs.replace(**{n: np.zeros_like(inputs.parameters[n]) for n in biases})
     return {
-        "bias_k and bias_v": (own, {"add_bias_kv": True, "state": state}),
+        "bias_k and bias_v": (longer, {"add_bias_kv": True, "state": state}),
         "add_zero_attn": (_with_row(unbiased, 0), {"add_zero_attn": True}),
     }
 
@@ -125,18 +125,19 @@ def _last_projected(inputs: Inputs, name: str) -> np.ndarray:
 
 
 def _with_row(inputs: Inputs, factor: int) -> Inputs:
-    """The inputs with the key and value that a layer appends to every sample (see `appended`). All rows
-    attend them. They are the first ones of the first sample times `factor`; 0 makes zeros."""
+    """The inputs with the key and value that a layer appends to every sample (see
+    `with_appended_key`). All rows attend them. They are the first ones of the first sample times
+    `factor`; 0 makes zeros."""
     changes: dict[str, Any] = {"self_attention": False}
     for name in ("key", "value"):
         rows = getattr(inputs, name)
-        more = np.broadcast_to(factor * rows[0, 0], (len(rows), 1, rows.shape[-1]))
-        changes[name] = np.concatenate([rows, more], 1)
-    for name, array, seen in (("bias", inputs.bias, 0.0), ("mask_array", inputs.dense_mask, True)):
+        appended_rows = np.broadcast_to(factor * rows[0, 0], (len(rows), 1, rows.shape[-1]))
+        changes[name] = np.concatenate([rows, appended_rows], 1)
+    for name, array, fill in (("bias", inputs.bias, 0.0), ("mask_array", inputs.dense_mask, True)):
         if array is not None:
-            every = np.broadcast_to(array, (*array.shape[:-1], inputs.sizes.Lk))
-            one = np.full((*array.shape[:-1], 1), seen, array.dtype)
-            changes[name] = np.concatenate([every, one], -1)
+            broadcast = np.broadcast_to(array, (*array.shape[:-1], inputs.sizes.Lk))
+            column = np.full((*array.shape[:-1], 1), fill, array.dtype)
+            changes[name] = np.concatenate([broadcast, column], -1)
     masked = {"mask": None, "form": "dense"} if inputs.dense_mask is not None else {}
     return inputs.replace(**changes, **masked)
 
@@ -174,7 +175,7 @@ NN_MHA = Layer(
         merges_mask_into_bias=True,
     ),
     differentiable=differentiable,
-    arguments=unweighted,
+    arguments=masks_without_weights,
     paths=paths,
     wrong=({"embed_dim": 0}, {"num_heads": 0}, {"num_heads": 5}),
 )
@@ -194,7 +195,7 @@ WEIGHTS = NN_MHA.but(
             "returned-weights": "after-dropout",
         }
     ),
-    arguments=weighted,
+    arguments=masks_with_weights,
 )
 """The layer with need_weights=True: separate products and a softmax."""
 
@@ -231,16 +232,17 @@ def quantizable(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """The module before it is quantized. Its base class has parameters that it never reads."""
     from torch.ao.nn.quantizable import MultiheadAttention
 
-    layer = constructed(own, inputs, MultiheadAttention, **flags)
-    return loaded(own, inputs, layer, linear_state(inputs.parameters, np.concatenate), whole=False)
+    layer = construct(own, inputs, MultiheadAttention, **flags)
+    state = linear_state(inputs.parameters, np.concatenate)
+    return with_state(own, inputs, layer, state, strict=False)
 
 
 QUANTIZABLE = WEIGHTS.but(
     name="ao-quantizable-mha",
     make=quantizable,
-    called=lambda own, inputs, arguments, **how: turned(own, called(own, inputs, arguments, **how)),
+    called=lambda own, inputs, given, **how: batch_second(own, called(own, inputs, given, **how)),
     parameters=linear_state,
-    differentiable=lambda own, inputs: turned(own, differentiable(own, inputs)),
+    differentiable=lambda own, inputs: batch_second(own, differentiable(own, inputs)),
     declared=WEIGHTS.declared.refusing({"squeezed": "the class reads three axes"}).electing(
         {"causal-with-mask": "raises", "nan-in-masked-key": "blocked"}
     ),

@@ -1,4 +1,4 @@
-"""How PyTorch's modules are called: parameters, masks, modes, and detection of fast paths."""
+"""Calls of PyTorch's modules: parameters, masks, modes, and detection of fast paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def matrix(kernel: Any) -> Any:
-    """A kernel (features, ...) as the weight of a linear layer."""
+    """A kernel (inputs, ...) as the weight (outputs, inputs) of a linear layer."""
     return kernel.reshape(kernel.shape[0], -1).T
 
 
@@ -43,8 +43,8 @@ def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, An
 
 
 def linear_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
-    """As `module_state`, by the names of `torch.ao.nn.quantizable.MultiheadAttention`, which has a linear
-    layer for each projection."""
+    """The parameters of `module_state` by the names of `torch.ao.nn.quantizable.MultiheadAttention`,
+    which has a linear layer for each projection."""
     names = {name: f"linear_{name[0].upper()}" for name in OPERANDS}
     weights = {f"{names[n]}.weight": matrix(p[f"{n}_kernel"]) for n in OPERANDS}
     if "query_bias" in p:
@@ -58,20 +58,22 @@ def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
     return {"device": own.backend.device, "dtype": dtype}
 
 
-def loaded(
-    own: FrameworkLayer, inputs: Inputs, layer: Any, state: Mapping[str, Any], whole: bool = True
+def with_state(
+    own: FrameworkLayer, inputs: Inputs, layer: Any, state: Mapping[str, Any], strict: bool = True
 ) -> Any:
-    """The layer with parameters by its names; with `whole` they must be all parameters."""
+    """The layer after `load_state_dict(state)`; `strict`: raise if `state` lacks a parameter."""
     array, dtype = own.backend.array, inputs.dtype
     arrays = {name: array(np.ascontiguousarray(a), dtype) for name, a in state.items()}
-    layer.load_state_dict(arrays, strict=whole)
+    layer.load_state_dict(arrays, strict=strict)
     return layer
 
 
 def masks(
     own: FrameworkLayer, inputs: Inputs, hint: bool = False, float_mask: bool = False
 ) -> dict[str, Any]:
-    """key_padding_mask and attn_mask; in both True hides. is_causal is passed only beside a mask."""
+    """key_padding_mask and attn_mask, in which True hides. `hint`: also is_causal=True, a hint that
+    attn_mask is causal. `float_mask`: attn_mask has 0 and -inf. The form "flag" passes is_causal
+    alone."""
     array = own.backend.array
     if inputs.form == "flag":
         return {"is_causal": True}
@@ -136,20 +138,20 @@ def called(
     )  # fmt: skip
 
 
-def lengths_first(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+def batch_first_false(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call of a layer with batch_first=False: operands and output are (L, B, E)."""
-    return turned(own, own.call(inputs, batch_first=False))
+    return batch_second(own, own.call(inputs, batch_first=False))
 
 
-def turned(own: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
-    """The call with operands (B, L, E), for one that takes and returns (L, B, E)."""
+def batch_second(own: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
+    """`plain`, a call of operands (L, B, E), as a call whose operands and output are (B, L, E)."""
     operands = own.layer.operands.values()
 
     def run(**arguments: Any) -> tuple[Any, Any]:
-        known = dict[int, Any]()  # one array in two places stays one
+        transposed = dict[int, Any]()  # operands that are one array stay one array
         for name in operands:
             x = arguments[name]
-            arguments[name] = known.setdefault(id(x), x.transpose(0, 1))
+            arguments[name] = transposed.setdefault(id(x), x.transpose(0, 1))
         output, weights = plain.function(**arguments)
         return output.transpose(0, 1), weights
 
@@ -157,10 +159,10 @@ def turned(own: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
 
 
 def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
-    """The call as a function of the parameters, too."""
+    """The call to differentiate: canonical parameters are arguments, too."""
     import torch
 
-    plain, layer = own.prepare(inputs), own.make(inputs).train(inputs.training)
+    prepared, layer = own.prepare(inputs), own.make(inputs).train(inputs.training)
     learned = inputs.parameters.keys() - {*inputs.operator.array_kinds.statistics}
     p = {name: own.backend.array(inputs.parameters[name], inputs.dtype) for name in learned}
 
@@ -168,22 +170,22 @@ def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
         state = own.layer.parameters({name: arguments.pop(name) for name in p}, torch.cat)
         return outputs(torch.func.functional_call(layer, state, (), arguments), inputs)
 
-    return replace(plain, function=run, arguments=plain.arguments | p, layer_parameters=())
+    return replace(prepared, function=run, arguments=prepared.arguments | p, layer_parameters=())
 
 
 def fast(
     native: str, own: FrameworkLayer, inputs: Inputs, arguments: dict[str, Any], **how: Any
 ) -> PreparedCall:
     """The call without gradients, which raises RuntimeError unless it calls the function `native`."""
-    plain = called(own, inputs, arguments, no_grad=True, **how)
+    prepared = called(own, inputs, arguments, no_grad=True, **how)
 
     def call(**arguments: Any) -> Any:
-        answer, taken = witnessed(lambda: plain.function(**arguments), native)
-        if not taken:
+        answer, took_fast_path = witnessed(lambda: prepared.function(**arguments), native)
+        if not took_fast_path:
             raise RuntimeError("the fast path was not taken")
         return answer
 
-    return replace(plain, function=call)
+    return replace(prepared, function=call)
 
 
 MULTI_HEAD_PATH = "_native_multi_head_attention"
@@ -193,22 +195,22 @@ _WITNESS = RLock()
 
 
 def witnessed(function: Callable[[], Any], native: str = MULTI_HEAD_PATH) -> tuple[Any, bool]:
-    """The answer of a call, and whether the call took the fast path, that is, called `native`."""
+    """The answer of a call, and True if the call took the fast path, that is, called `torch.<native>`."""
     import torch
 
     if torch.compiler.is_compiling():
         return function(), True  # a compiler traces no function that is replaced meanwhile
-    taken = []
+    calls = []
 
-    def counting(*arguments: Any, **named: Any) -> Any:
-        taken.append(True)
-        return original(*arguments, **named)
+    def recording(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(True)
+        return original(*arguments, **keywords)
 
     with _WITNESS:
         original = getattr(torch, native)
-        setattr(torch, native, counting)
+        setattr(torch, native, recording)
         try:
             answer = function()
         finally:
             setattr(torch, native, original)
-    return answer, bool(taken)
+    return answer, bool(calls)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._torch.modules import called, differentiable, loaded, settings
+from attention_conformance.backends._torch import modules
+from attention_conformance.backends._torch.modules import called, differentiable, with_state
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared, DeclaredRounding
 from attention_conformance.backends.layer import (
     STEPS,
@@ -38,15 +39,15 @@ def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
 
 
 def norm(kind: Any, affine: str, own: FrameworkLayer, inputs: Inputs, /, **flags: Any) -> Any:
-    """A norm with the inputs' parameters; the constructor's argument `affine` says if there are any."""
+    """A norm of class `kind` with the inputs' parameters; its argument `affine` says if there are any."""
     p = inputs.parameters
     # As in users' code: default values are not passed.
-    said: dict[str, Any] = {} if "gain" in p else {affine: False}
+    arguments: dict[str, Any] = {} if "gain" in p else {affine: False}
     if inputs.epsilon != OWN_EPSILON:
-        said["eps"] = inputs.epsilon
-    layer = kind(inputs.widths.query, **settings(own, inputs), **(said | flags))
-    given = {n: a for n, a in state(p, np.concatenate).items() if n in layer.state_dict()}
-    return loaded(own, inputs, layer, given, whole=False)
+        arguments["eps"] = inputs.epsilon
+    layer = kind(inputs.widths.query, **modules.settings(own, inputs), **(arguments | flags))
+    named = {n: a for n, a in state(p, np.concatenate).items() if n in layer.state_dict()}
+    return with_state(own, inputs, layer, named, strict=False)
 
 
 def layer_norm(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
@@ -57,31 +58,31 @@ def layer_norm(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
 
 
 @cache
-def turned_batch_norm() -> Any:
-    """`torch.nn.BatchNorm1d` of tokens (B, L, E), whose features it needs in the second axis."""
+def batch_norm_of_last_axis() -> Any:
+    """A subclass of `torch.nn.BatchNorm1d` for tokens (B, L, E): torch's class takes (B, E, L)."""
     import torch
 
-    class TurnedBatchNorm(torch.nn.BatchNorm1d):
+    class LastAxisBatchNorm(torch.nn.BatchNorm1d):
         def forward(self, input: Any) -> Any:
             return super().forward(input.transpose(1, 2)).transpose(1, 2)
 
-    return TurnedBatchNorm
+    return LastAxisBatchNorm
 
 
 def batch_norm(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """`turned_batch_norm`."""
-    return norm(turned_batch_norm(), "affine", own, inputs, **flags)
+    """`torch.nn.BatchNorm1d`, whose features are the last axis."""
+    return norm(batch_norm_of_last_axis(), "affine", own, inputs, **flags)
 
 
 def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls with the default epsilon, and after training."""
     calls = {"default epsilon": with_epsilon(own, inputs, OWN_EPSILON)}
     if can_train(inputs):
-        calls["after training"] = after(own, inputs)
+        calls["after training"] = after_training(own, inputs)
     return calls
 
 
-def after(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+def after_training(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """Evaluation after training steps with evaluations in between, which must not change statistics.
     torch divides the running variance by n - 1."""
 

@@ -1,4 +1,4 @@
-"""Operators of torch.library as people's functions."""
+"""Custom operators of torch.library as users' functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RULES = {
     "dtypes than it returns",
     "test_aot_dispatch_dynamic": "traced with symbolic sizes it answers otherwise, or fails",
 }
-"""What is wrong with an operator if a test of `torch.library.opcheck` fails."""
+"""The fault of an operator, by the test of `torch.library.opcheck` that fails."""
 
 
 def overload_of(function: object) -> Any:
@@ -38,8 +38,8 @@ def overload_of(function: object) -> Any:
     if isinstance(function, torch._ops.OpOverloadPacket):
         names = function.overloads()
         function = getattr(function, names[0]) if len(names) == 1 else None
-    custom = isinstance(function, torch._ops.OpOverload) and function.namespace not in OF_TORCH
-    return function if custom else None
+    is_custom = isinstance(function, torch._ops.OpOverload) and function.namespace not in OF_TORCH
+    return function if is_custom else None
 
 
 def signature_of(overload: Any) -> inspect.Signature:
@@ -76,15 +76,15 @@ class CustomOperator(UserFunction):
         operands = [arguments.pop(name).detach().clone() for name in OPERANDS]
         if self.differentiates(prepared):
             operands = [x.requires_grad_() for x in operands]
-        found = torch.library.opcheck(
+        outcomes = torch.library.opcheck(
             self.overload, tuple(operands), arguments, raise_exception=False
         )
-        failed = {name: why for name, why in found.items() if why != "SUCCESS"}
+        failed = {name: why for name, why in outcomes.items() if why != "SUCCESS"}
         return {name: f"{RULES.get(name, 'fails')}: {_line(why)}" for name, why in failed.items()}
 
     def differentiates(self, prepared: PreparedCall) -> bool:
-        """False if the operator says that it has no backward pass; True also if its backward pass fails,
-        which is for opcheck to say."""
+        """True unless the operator has no backward pass. A backward pass that fails counts: opcheck
+        reports it."""
         import torch
 
         try:
@@ -97,6 +97,6 @@ class CustomOperator(UserFunction):
 
 
 def _line(error: object) -> str:
-    """An error of opcheck in one line."""
+    """The first line of an error of opcheck, at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

@@ -1,5 +1,5 @@
-"""Packed and paged attention in PyTorch: jagged nested tensors, `flex_attention` with documents,
-and the experimental `PagedAttention`, which makes masks of pages for `flex_attention`, and writes."""
+"""Packed and paged attention in PyTorch: jagged nested tensors, `flex_attention` with documents, and the
+experimental `PagedAttention`, which converts masks for pages of `flex_attention`, and writes to pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attention_conformance.backends import memory
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.flex import (
     FLEX_REFUSALS,
-    KEPT,
+    KEPT_MASKS,
     looked_up,
     scale_and_groups,
     uncompiled,
@@ -67,7 +67,7 @@ class NestedSdpa(Implementation):
 
 
 class FlexPacked(Implementation):
-    """`flex_attention` over one sample, with a block mask of documents as in its documentation."""
+    """`flex_attention` over one sample, with a block mask of documents as in torch's documentation."""
 
     backend: TorchEngine
 
@@ -83,7 +83,7 @@ class FlexPacked(Implementation):
     def __init__(self, backend: TorchEngine) -> None:
         declared = self.declared if backend.device == "cpu" else self.declared.taking("gradient")
         super().__init__(backend, declared=declared)
-        self._block_masks: Cache[Any] = Cache(KEPT)
+        self._block_masks: Cache[Any] = Cache(KEPT_MASKS)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -91,30 +91,31 @@ class FlexPacked(Implementation):
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
         alignment = inputs.case.option("alignment")
         settings = scale_and_groups(inputs)
-        called = uncompiled(flex_attention)
+        uncompiled_function = uncompiled(flex_attention)
 
         def block_mask_of(query_offsets: Any, key_offsets: Any) -> Any:
             def documents(offsets: Any, count: int) -> Any:
                 places = torch.arange(count, device=offsets.device)
                 return torch.searchsorted(offsets, places, right=True) - 1
 
-            of_query, of_key = documents(query_offsets, s.Lq), documents(key_offsets, s.Lk)
-            of_rows, of_keys = query_offsets.diff(), key_offsets.diff()
+            query_documents = documents(query_offsets, s.Lq)
+            key_documents = documents(key_offsets, s.Lk)
+            more_keys = key_offsets.diff() - query_offsets.diff()  # than queries, by document
 
             def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
-                document = looked_up(of_query, i)
-                same = document == looked_up(of_key, j)
+                document = looked_up(query_documents, i)
+                same_document = document == looked_up(key_documents, j)
                 if alignment == "all":
-                    return same
+                    return same_document
                 row = i - looked_up(query_offsets, document)
                 key_place = j - looked_up(key_offsets, document)
                 if alignment == "causalbr":
-                    row = row + looked_up(of_keys, document) - looked_up(of_rows, document)
-                return same & (key_place <= row)
+                    row = row + looked_up(more_keys, document)
+                return same_document & (key_place <= row)
 
             return create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
 
-        def cached(*offsets: Any) -> Any:
+        def cached_block_mask(*offsets: Any) -> Any:
             """The block mask of these documents, cached: models make it once per batch.
 
             The key is the values of the offsets; on a GPU reading them synchronises.
@@ -126,10 +127,11 @@ class FlexPacked(Implementation):
 
         def call(query: Any, key: Any, value: Any, query_offsets: Any, key_offsets: Any) -> Any:
             traced = torch.compiler.is_compiling()
-            block_mask = (block_mask_of if traced else cached)(query_offsets, key_offsets)
+            make_mask = block_mask_of if traced else cached_block_mask
+            block_mask = make_mask(query_offsets, key_offsets)
             operands = (x.transpose(0, 1)[None] for x in (query, key, value))
             differentiated = any(x.requires_grad for x in (query, key, value))
-            function: Any = flex_attention if differentiated else called
+            function: Any = flex_attention if differentiated else uncompiled_function
             answer = function(*operands, block_mask=block_mask, **settings)
             return answer[0].transpose(0, 1)
 
@@ -137,7 +139,7 @@ class FlexPacked(Implementation):
 
 
 def heads_first(pool: Any, hnd: bool) -> Any:
-    """A pool as (P, Hkv, S, .), whichever of heads and slots comes first. Its own inverse."""
+    """A pool as (P, Hkv, S, .): unchanged with `hnd`, else from (P, S, Hkv, .). Its own inverse."""
     return pool if hnd else pool.transpose(1, 2)
 
 
@@ -149,7 +151,7 @@ def as_cache(pool: Any, hnd: bool) -> Any:
 class FlexPaged(Implementation):
     """`flex_attention` of a batch (B, H, longest, D) over the whole pool (1, Hkv, P S, D).
 
-    The page tables of `PagedAttention` are set, and it turns masks of keys into masks of slots.
+    `PagedAttention`, whose page tables are set, converts masks of keys to masks of slots.
     """
 
     backend: TorchEngine
@@ -163,29 +165,31 @@ class FlexPaged(Implementation):
         elections={"nan-behind-last-key": "leaks"},
     )
 
-    # Pages have no dtype, and `flex` asks the same operator in every dtype.
+    # Pages have no dtype, and the implementation `flex` tests the same operator in every dtype.
     later = frozenset({"f64", "f16"})
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """Calls in which the first sample has freed the pages of the last one, or in which `batch_idx`
-        names the samples, the last one first."""
+        """Calls of the same problem: `freed`: the last sample's pages belonged to the first one before;
+        `swapped`: samples stand in reversed order in the page tables, and `batch_idx` names them."""
         if inputs.sizes.B == 1:
             return {}
         return {
             "erase": self.prepare(inputs, freed=True),
-            "batch_idx": self.prepare(inputs, turned=True),
+            "batch_idx": self.prepare(inputs, swapped=True),
         }
 
-    def prepare(self, inputs: Inputs, freed: bool = False, turned: bool = False) -> PreparedCall:
-        """The call of pages that were freed before, or of samples in turned order."""
+    def prepare(self, inputs: Inputs, freed: bool = False, swapped: bool = False) -> PreparedCall:
+        """The call; the flags are those of `paths`. Packed tokens become a batch and are packed again."""
         from torch.nn.attention.experimental._paged_attention import PagedAttention
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         torch, backend, s, n = self.backend.torch, self.backend, inputs.sizes, inputs.letters
+        pages_of_pool, page_size = n["p"], n["s"]
         case, device = inputs.case, backend.device
         (queries, keys), (counts, _) = case.option("segments"), paged.page_counts(case)
         left, softcap = case.option("left"), case.option("softcap")
         hnd, causal = case.option("layout") == "hnd", case.option("alignment") == "causal"
+        # The place of each packed query in the batch: its sample, and its row there.
         sample = np.repeat(np.arange(s.B), queries)
         row = np.concatenate([np.arange(count) for count in queries])
         longest = max(queries)
@@ -194,18 +198,19 @@ class FlexPaged(Implementation):
         offset = torch.tensor(np.subtract(keys, queries), device=device)
         settings = scale_and_groups(inputs)
 
-        def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
+        def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
             last = i + looked_up(offset, b)
-            shown = j <= last if causal else j >= 0
-            return shown & (j >= last - left) if left is not None else shown
+            attends = j <= last if causal else j >= 0
+            return attends & (j >= last - left) if left is not None else attends
 
-        samples = list(range(s.B))[:: -1 if turned else 1]
+        samples = list(range(s.B))[:: -1 if swapped else 1]
 
         def capped(score: Any, *place: Any) -> Any:
             return torch.tanh(score / softcap) * softcap
 
-        def tables(page_table: Any) -> Any:
-            manager = PagedAttention(n["p"], n["s"], s.B, device=device)
+        def manager_of(page_table: Any) -> Any:
+            """A `PagedAttention` whose page tables are set."""
+            manager = PagedAttention(pages_of_pool, page_size, s.B, device=device)
 
             def give(sample: int, pages: Any) -> None:
                 manager.page_table[sample, : len(pages)] = pages
@@ -223,15 +228,15 @@ class FlexPaged(Implementation):
             query: Any, key: Any, value: Any, query_offsets: Any, key_lengths: Any,
             page_table: Any, sample: Any, row: Any,
         ) -> Any:  # fmt: skip
-            manager = tables(page_table)
+            manager = manager_of(page_table)
             logical = create_block_mask(
-                seen, s.B, None, longest, n["p"] * n["s"], device=device,
-                BLOCK_SIZE=(128, n["s"]),
+                mask_mod, s.B, None, longest, pages_of_pool * page_size, device=device,
+                BLOCK_SIZE=(128, page_size),
             )  # fmt: skip
-            named = {"batch_idx": torch.tensor(samples, device=device)} if turned else {}
-            mask = manager.convert_logical_block_mask(logical, **named, kv_len=key_lengths)
+            batch_idx = torch.tensor(samples, device=device) if swapped else None
+            mask = manager.convert_logical_block_mask(logical, batch_idx, kv_len=key_lengths)
             score = capped if softcap is not None else None
-            if not turned:  # get_score_mod has no batch_idx
+            if not swapped:  # get_score_mod has no batch_idx
                 score = manager.get_score_mod(score, key_lengths)
             batch = query.new_zeros((s.B, longest, s.H, s.D)).index_put((sample, row), query)
             answer = uncompiled(flex_attention)(

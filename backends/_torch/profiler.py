@@ -1,4 +1,4 @@
-"""What torch says of time, of memory, and of the kernels that ran."""
+"""torch's measurements of time and memory, and its names of the kernels that ran."""
 
 from __future__ import annotations
 
@@ -36,44 +36,44 @@ SWITCHES = (
     "_enable_record_function", "_enable_profiler", "_disable_profiler", "_enable_profiler_legacy",
     "_disable_profiler_legacy", "_clear_callbacks", "_toggle_collection_dynamic",
 )  # fmt: skip
-"""The functions that decide whether torch's profilers hear of calls."""
+"""The functions that switch torch's profilers on or off."""
 
 
-class _Own(threading.local):
-    """Does this thread switch a profiler for `TorchProfiler`?"""
+class _ThreadState(threading.local):
+    """`may_switch`: True while this thread switches a profiler for `TorchProfiler`."""
 
-    switches = False
-
-
-OWN = _Own()
+    may_switch = False
 
 
-def own() -> AbstractContextManager[None]:
-    """A context in which profilers can be switched."""
-    return set_to(True, lambda: OWN.switches, partial(setattr, OWN, "switches"))
+THIS_THREAD = _ThreadState()
+
+
+def switching_allowed() -> AbstractContextManager[None]:
+    """A context in which this thread can call the functions of `guarded_switch`."""
+    return set_to(True, lambda: THIS_THREAD.may_switch, partial(setattr, THIS_THREAD, "may_switch"))
 
 
 @contextmanager
 def profiled(**settings: Any) -> Iterator[Any]:
-    """A context in which torch's profiler hears of calls on the CPU; gives the profiler."""
+    """A context in which torch's profiler records calls on the CPU; its value is the profiler."""
     import torch
 
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **settings)
-    with own():
+    with switching_allowed():
         profile.__enter__()
     try:
         yield profile
     finally:
-        with own():
+        with switching_allowed():
             profile.__exit__(None, None, None)
 
 
-def guarded(name: str, switch: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of `SWITCHES` that raises ForbiddenCall unless it is called within `own`."""
+def guarded_switch(name: str, switch: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `SWITCHES` that raises ForbiddenCall outside of `switching_allowed`."""
 
-    # Without `wraps`, which would hand the switch on.
+    # Without `wraps`: its attribute `__wrapped__` would be the unguarded switch.
     def call(*arguments: Any) -> Any:
-        if not OWN.switches:
+        if not THIS_THREAD.may_switch:
             raise ForbiddenCall(f"the function calls {name}, which hides its calls")
         return switch(*arguments)
 
@@ -87,7 +87,7 @@ def guard_switches() -> None:
 
     for name in SWITCHES:
         if switch := getattr(torch._C._autograd, name, None):
-            replace(f"torch._C._autograd.{name}", guarded(f"torch.autograd.{name}", switch))
+            replace(f"torch._C._autograd.{name}", guarded_switch(f"torch.autograd.{name}", switch))
 
 
 class TorchProfiler(Profiler):
@@ -122,7 +122,7 @@ class TorchProfiler(Profiler):
         return ", ".join(fused or products) or "no attention kernel and no matrix product"
 
     def operator(self, function: Any) -> re.Pattern[str] | None:
-        """A public function of torch's C++ code, or one of `torch.ops`."""
+        """The pattern for a public function of torch's C++ code, or for one of `torch.ops`."""
         import torch
 
         name = getattr(function, "_qualified_op_name", "")
@@ -142,27 +142,27 @@ class TorchProfiler(Profiler):
 
     def operators(self, call: Callable[[], Any], threads: bool) -> tuple[Any, Iterable[str]]:
         """All operators that the dispatcher calls, also from C++ and from compiled code. Listening to all
-        threads costs some 30 ms a call. Calls that are profiled for another purpose are not heard."""
+        threads costs some 30 ms a call. Empty if another profiler is already active."""
         from torch import _C, autograd
 
         if self._is_profiled():
             return call(), ()
         if threads:
-            every = _C._profiler._ExperimentalConfig(profile_all_threads=True)
-            with profiled(experimental_config=every) as profile:
+            all_threads = _C._profiler._ExperimentalConfig(profile_all_threads=True)
+            with profiled(experimental_config=all_threads) as profile:
                 value = call()
             return value, {event.key for event in profile.key_averages()}
-        none = (False, False, False, False, False, _C._profiler._ExperimentalConfig())
-        with own():
+        no_recording = (False, False, False, False, False, _C._profiler._ExperimentalConfig())
+        with switching_allowed():
             autograd._enable_profiler_legacy(
-                autograd.ProfilerConfig(autograd.ProfilerState.CPU, *none)
+                autograd.ProfilerConfig(autograd.ProfilerState.CPU, *no_recording)
             )
         try:
             value = call()
         finally:
-            with own():
-                heard = autograd._disable_profiler_legacy()
-        return value, {event.name() for thread in heard for event in thread}
+            with switching_allowed():
+                events_by_thread = autograd._disable_profiler_legacy()
+        return value, {event.name() for thread in events_by_thread for event in thread}
 
     def derive_by(self, output: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
         for array in output if isinstance(output, tuple) else (output,):
@@ -193,9 +193,10 @@ class TorchProfiler(Profiler):
         return array.clone
 
     def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
-        """The most that a call's tensors hold at a time, by the allocator's own account.
+        """The peak memory of a call's tensors, as the allocator counts it.
 
-        On the CPU from the events of torch.profiler, a number of bytes for each allocation and release.
+        On the CPU the sum of torch.profiler's events, the bytes of allocations and (negative) of
+        releases.
         """
         import torch
 

@@ -32,24 +32,24 @@ RANKS = 2
 """The processes of a ring."""
 
 
-class Ranks:
+class RankProcesses:
     """The processes of a ring, from the first call to the end of this process. Threads take turns."""
 
     def __init__(self) -> None:
-        self.turn = Lock()
+        self.lock = Lock()
         self.processes: list[tuple[subprocess.Popen[bytes], Any]] = []
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         atexit.register(self.end)
 
-    def call(self, work: Mapping[str, Any]) -> list[Any]:
-        """The answers of all ranks to the same work. Raises the first error of a rank."""
-        with self.turn:
+    def call(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """`rank_answer` of all ranks for the same arguments. Raises the first error of a rank."""
+        with self.lock:
             try:
-                ends = [end for _, end in self.started()]
-                for end in ends:
-                    pickle.dump(work, end)
-                    end.flush()
-                answers = [pickle.load(end) for end in ends]
+                pipes = [pipe for _, pipe in self.started_processes()]
+                for pipe in pipes:
+                    pickle.dump(arguments, pipe)
+                    pipe.flush()
+                answers = [pickle.load(pipe) for pipe in pipes]
             except BaseException:
                 # Interrupted: an answer may be on its way.
                 self.end()
@@ -59,35 +59,36 @@ class Ranks:
                 raise answer
         return answers
 
-    def started(self) -> list[tuple[subprocess.Popen[bytes], Any]]:
-        """Every process with this end of its socket."""
+    def started_processes(self) -> list[tuple[subprocess.Popen[bytes], Any]]:
+        """Every process with the parent's file of its socket. Starts the processes if there are none."""
         if not self.processes:
             self.folder = tempfile.TemporaryDirectory()
             for rank in range(RANKS):
-                here, there = socket.socketpair()
-                with here, there:
-                    settings = (rank, str(Path(self.folder.name, "store")), there.fileno())
+                parent_socket, child_socket = socket.socketpair()
+                with parent_socket, child_socket:
+                    settings = (rank, str(Path(self.folder.name, "store")), child_socket.fileno())
                     code = f"from {__name__} import serve; serve{settings!r}"
                     process = subprocess.Popen(
-                        [sys.executable, "-c", code], pass_fds=(there.fileno(),)
+                        [sys.executable, "-c", code], pass_fds=(child_socket.fileno(),)
                     )
-                    self.processes.append((process, here.makefile("rwb")))
+                    self.processes.append((process, parent_socket.makefile("rwb")))
         return self.processes
 
     def end(self) -> None:
         """End the processes; the next call starts new ones."""
-        for process, end in self.processes:
+        for process, pipe in self.processes:
             process.kill()
             process.wait()
             with suppress(OSError):
-                end.close()
+                pipe.close()
         self.processes = []
         if self.folder is not None:
             self.folder.cleanup()
 
 
 def serve(rank: int, store: str, descriptor: int) -> None:
-    """Answer the calls of one rank until the other end of the socket is closed."""
+    """In the process of a rank: write `rank_answer` of each read dictionary of arguments to the socket
+    `descriptor`, until the parent closes the socket."""
     import torch
     from torch import distributed
 
@@ -95,31 +96,32 @@ def serve(rank: int, store: str, descriptor: int) -> None:
     distributed.init_process_group(
         "gloo", store=distributed.FileStore(store, RANKS), rank=rank, world_size=RANKS
     )
-    end = socket.socket(fileno=descriptor).makefile("rwb")
+    pipe = socket.socket(fileno=descriptor).makefile("rwb")
     while True:
         try:
-            work = pickle.load(end)
+            arguments = pickle.load(pipe)
         except EOFError:
             return
         try:
-            answer: Any = of_rank(rank, **work)
+            answer: Any = rank_answer(rank, **arguments)
         except Exception as error:
             answer = RuntimeError(f"rank {rank}: {type(error).__name__}: {error}")
-        pickle.dump(answer, end)
-        end.flush()
+        pickle.dump(answer, pipe)
+        pipe.flush()
 
 
-def of_rank(
+def rank_answer(
     rank: int, operands: Any, cotangent: Any, balanced: bool, rotation: str, settings: Mapping[str, Any]
 ) -> Any:  # fmt: skip
-    """The rows of one rank, or, with a cotangent, the gradients of its queries, keys and values."""
+    """The output rows of one rank, or, with a cotangent, the gradients of its queries, keys and
+    values."""
     import torch
     from torch import distributed
     from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
     ring.set_rotate_method(rotation)
     ring._cp_options.enable_load_balance = balanced
-    # Its default answers float64 in float32.
+    # By default the ring computes float64 in float32.
     ring._cp_options.convert_to_f32 = operands[0].dtype != torch.float64
     group: Any = distributed.group.WORLD
     aten = torch.ops.aten
@@ -147,8 +149,8 @@ def part_of_rank(array: Any, rank: int, balanced: bool) -> Any:
     return torch.cat([parts[rank], parts[2 * RANKS - 1 - rank]], 2)
 
 
-def joined(arrays: Any, balanced: bool) -> Any:
-    """The array (B, H, L, D) whose parts ranks hold."""
+def joined_parts(arrays: Any, balanced: bool) -> Any:
+    """The array (B, H, L, D) from the parts of all ranks: the inverse of `part_of_rank`."""
     import torch
 
     if balanced:
@@ -174,7 +176,7 @@ class Ring(Implementation):
     )
 
     def __init__(
-        self, backend: TorchEngine, name: str, rotation: str, balanced: bool, ranks: Ranks
+        self, backend: TorchEngine, name: str, rotation: str, balanced: bool, ranks: RankProcesses
     ) -> None:
         self.rotation, self.balanced, self.ranks = rotation, balanced, ranks
         super().__init__(backend, name)
@@ -195,31 +197,31 @@ class Ring(Implementation):
     def function(self, settings: Mapping[str, Any]) -> Any:
         """The ring as a `torch.autograd.Function` of query, key and value."""
         torch, balanced = self.backend.torch, self.balanced and settings["is_causal"]
-        ask = partial(self.ask, balanced, settings)
+        answers_of_ranks = partial(self.answers_of_ranks, balanced, settings)
 
         class Function(torch.autograd.Function):  # type: ignore[name-defined]
             @staticmethod
             def forward(ctx: Any, *operands: Any) -> Any:
                 ctx.save_for_backward(*operands)
-                return joined(ask(operands, None), balanced)
+                return joined_parts(answers_of_ranks(operands, None), balanced)
 
             @staticmethod
             @torch.autograd.function.once_differentiable
             def backward(ctx: Any, cotangent: Any) -> Any:
-                parts = ask(ctx.saved_tensors, cotangent)
-                return tuple(joined(of_ranks, balanced) for of_ranks in zip(*parts, strict=True))
+                parts = answers_of_ranks(ctx.saved_tensors, cotangent)
+                return tuple(joined_parts(x, balanced) for x in zip(*parts, strict=True))
 
         return Function
 
-    def ask(
+    def answers_of_ranks(
         self, balanced: bool, settings: Mapping[str, Any], operands: Any, cotangent: Any
     ) -> list[Any]:
-        """What ranks answer."""
-        apart = tuple(x.detach().clone() for x in operands)
-        rest = None if cotangent is None else cotangent.detach().clone()
+        """The answers of all ranks to detached copies of the arrays."""
+        detached = tuple(x.detach().clone() for x in operands)
+        detached_cotangent = None if cotangent is None else cotangent.detach().clone()
         return self.ranks.call(
             {
-                "operands": apart, "cotangent": rest, "balanced": balanced,
+                "operands": detached, "cotangent": detached_cotangent, "balanced": balanced,
                 "rotation": self.rotation, "settings": settings,
             }
         )  # fmt: skip
@@ -231,9 +233,9 @@ def rings(backend: TorchEngine) -> list[Implementation]:
 
     if backend.device != "cpu" or not torch.distributed.is_available():
         return []
-    ranks = Ranks()
+    processes = RankProcesses()
     return [
-        Ring(backend, f"ring{balance}{way}", rotation, bool(balance), ranks)
+        Ring(backend, f"ring{balance}{suffix}", rotation, bool(balance), processes)
         for balance in ("", "-balanced")
-        for way, rotation in (("", "allgather"), ("-alltoall", "alltoall"))
+        for suffix, rotation in (("", "allgather"), ("-alltoall", "alltoall"))
     ]

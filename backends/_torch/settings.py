@@ -16,43 +16,44 @@ _SUBNORMAL = np.float32(1e-45)
 
 
 MOVING = ("copy_", "to", "type_as", "expand_as", "view_as", "reshape_as")
-"""Functions that take arrays of two devices."""
+"""Functions that PyTorch allows to take arrays of two devices."""
 
 
 @contextmanager
 def _on_meta(torch: Any) -> Iterator[None]:
-    """The default device is meta, and arrays of two devices raise, as on devices with memory.
+    """A context in which the default device is meta, and calls with arrays of two devices raise.
 
-    PyTorch checks this in some functions. Others read memory that arrays on meta do not have."""
+    PyTorch itself raises in some functions; in others it reads memory that arrays on meta lack."""
 
-    class Apart(torch.overrides.TorchFunctionMode):
+    class OneDevice(torch.overrides.TorchFunctionMode):
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs, name = kwargs or {}, function.__name__
-            taken = args[:2] if name == "__setitem__" else (args, kwargs)  # the value is copied
-            arrays = [x for x in tree_leaves(taken) if isinstance(x, torch.Tensor)]
-            apart = any(x.is_meta for x in arrays) and any(x.ndim and not x.is_meta for x in arrays)
-            if apart and name not in MOVING:
+            checked = args[:2] if name == "__setitem__" else (args, kwargs)  # the value is copied
+            arrays = [x for x in tree_leaves(checked) if isinstance(x, torch.Tensor)]
+            mixes = any(x.is_meta for x in arrays) and any(x.ndim and not x.is_meta for x in arrays)
+            if mixes and name not in MOVING:
                 raise RuntimeError(
                     f"{name} is given arrays of the default device and of another one"
                 )
             return function(*args, **kwargs)
 
     tree_leaves = torch.utils._pytree.tree_leaves
-    with torch.device("meta"), Apart():
+    with torch.device("meta"), OneDevice():
         yield
 
 
 def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
-    """The settings by name, with the modes of the device `of`. The default device is read as its type.
+    """The settings by name. Autocast has modes only for `own_device`, that of the backend. The default
+    device is read as its type.
 
     `torch.vmap` is a compiler (see `TorchCompilers`). In deterministic mode other algorithms warn: which
     algorithms are deterministic depends on the machine.
     """
     kernels = torch.backends.cuda
 
-    def place(device: str) -> None:
+    def set_default_device(device: str) -> None:
         # None removes the mode through which all calls would go.
         torch.set_default_device(None if device == "cpu" else device)
 
@@ -60,7 +61,7 @@ def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
         return bool(_SUBNORMAL * np.float32(1) == 0)
 
     def autocast(device: str) -> Setting:
-        to = {"bfloat16": "bf16", "float16": "f16"} if device == own_device else {}
+        dtypes = {"bfloat16": "bf16", "float16": "f16"} if device == own_device else {}
         return Setting(
             lambda: torch.is_autocast_enabled(device),
             lambda on: torch.set_autocast_enabled(device, on),
@@ -70,7 +71,7 @@ def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
                     short,
                     "autocast",
                 )
-                for name, short in to.items()
+                for name, short in dtypes.items()
             },
         )
 
@@ -85,21 +86,22 @@ def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
         Ambient(partial(set_to, dtype, *default), question="wider-default-dtype")
         for dtype in (torch.float64, torch.bfloat16)
     )
-    meta = Ambient(partial(_on_meta, torch), question="other-default-device")
-    certain = Ambient(partial(set_to, "warn", *debug_mode))
+    meta_device = Ambient(partial(_on_meta, torch), question="other-default-device")
+    deterministic = Ambient(partial(set_to, "warn", *debug_mode))
 
     def modes(stack: Callable[[], list[Any]], pop: Callable[[], object]) -> Setting:
-        """The modes that were entered, the default device left out; those that were not left are left."""
+        """The setting of the modes on a stack, without the default device. Writing it pops the modes that
+        a call entered and did not exit."""
 
         def names() -> tuple[str, ...]:
             device = torch.utils._device.DeviceContext
             return tuple(type(mode).__name__ for mode in stack() if type(mode) is not device)
 
-        def leave(before: tuple[str, ...]) -> None:
+        def pop_newer(before: tuple[str, ...]) -> None:
             while len(names()) > len(before):
                 pop()
 
-        return Setting(names, leave)
+        return Setting(names, pop_newer)
 
     c, overrides, dispatch = torch._C, torch.overrides, torch.utils._python_dispatch
     return {
@@ -108,7 +110,9 @@ def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
             *default, {"default dtype float64": float64, "default dtype bfloat16": bfloat16}
         ),
         "the default device": Setting(
-            lambda: torch.get_default_device().type, place, {"default device meta": meta}
+            lambda: torch.get_default_device().type,
+            set_default_device,
+            {"default device meta": meta_device},
         ),
         "the modes of functions": modes(
             overrides._get_current_function_mode_stack, c._pop_torch_function_stack
@@ -124,7 +128,7 @@ def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
         "the choice of deterministic algorithms": Setting(
             torch.are_deterministic_algorithms_enabled,
             torch.use_deterministic_algorithms,
-            {"deterministic algorithms": certain},
+            {"deterministic algorithms": deterministic},
         ),
         "autocast on cpu": autocast("cpu"),
         "autocast on cuda": autocast("cuda"),

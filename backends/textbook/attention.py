@@ -1,4 +1,4 @@
-"""Textbook attention, written once: product, softmax, product, and every feature at its place.
+"""Textbook attention, written once: product, softmax, product, with every feature.
 
 A framework gives its operations (`Operations`), and declares its elections and numerics class.
 """
@@ -28,8 +28,8 @@ def attention(
 ):  # fmt: skip
     """The output (B, H, Lq, Dv), and with `lse` also the log-sum-exp (B, H, Lq).
 
-    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv). The scores of pairs that `mask` does
-    not allow are what `Operations.hide` says, and those of `hidden` pairs -inf.
+    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv). `Operations.hide` sets the scores of
+    pairs where `mask` is False; the scores of `hidden` pairs are -inf.
     """
     if key.shape[1] != query.shape[1]:
         groups = query.shape[1] // key.shape[1]
@@ -96,10 +96,11 @@ class TextbookAttention(Implementation):
 
 
 class OwnAlibi(TextbookAttention):
-    """Textbook attention that adds slope (k - Lk + 1), up to a constant per row, for key k of Lk.
+    """Textbook attention with a framework's own ALiBi, which adds slope (k - Lk + 1) for key k of Lk, up
+    to a constant per row.
 
-    `make(inputs)` returns the function that computes the bias, (1, H, 1, Lk) or (1, H, Lq, Lk), within
-    the call.
+    `make(inputs)` returns the framework's function without arguments that computes the bias, (1, H, 1,
+    Lk) or (1, H, Lq, Lk), in the call.
     """
 
     textbook = False
@@ -109,8 +110,8 @@ class OwnAlibi(TextbookAttention):
         make: Callable[[Inputs], Callable[[], Any]],
     ) -> None:  # fmt: skip
         self.name, self.make = name, make
-        own = {"gradient-of-bias": "the bias is no argument of the call"}
-        super().__init__(backend, ops, declared.refusing(own))
+        refusals = {"gradient-of-bias": "the bias is no argument of the call"}
+        super().__init__(backend, ops, declared.refusing(refusals))
 
     def unsupported(self, case: AnyCase) -> str | None:
         if not isinstance(case, Case) or case.option("bias") != "alibikeys":
@@ -122,12 +123,12 @@ class OwnAlibi(TextbookAttention):
         return None if inputs.bias is None else super().refuses(inputs)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain, bias = super().prepare(inputs), self.make(inputs)
+        prepared, bias = super().prepare(inputs), self.make(inputs)
         if inputs.bias is None:
-            return plain
+            return prepared
 
         def call(**arguments: Any) -> Any:
-            return plain.function(**arguments, bias=bias())
+            return prepared.function(**arguments, bias=bias())
 
-        arguments = {n: a for n, a in plain.arguments.items() if n != "bias"}
-        return replace(plain, function=call, arguments=arguments, source="", constants=None)
+        arguments = {n: a for n, a in prepared.arguments.items() if n != "bias"}
+        return replace(prepared, function=call, arguments=arguments, source="", constants=None)

@@ -15,7 +15,7 @@ from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.attention import attention
 from attention_conformance.backends.textbook.operations import TextbookOperator
-from attention_conformance.backends.textbook.rotary import tables, turned
+from attention_conformance.backends.textbook.rotary import rotated_pairs, tables
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -55,17 +55,18 @@ class TextbookCached(TextbookOperator):
         arguments |= {"held_key": old_key, "held_value": old_value}
         return self.made(inputs, arguments, "timed")
 
-    def begun(self, rest: Arrays) -> Any:
-        """The state of an empty cache."""
+    def begun(self, arrays: Arrays) -> Any:
+        """The state of an empty cache; None for a state without tokens."""
         return None
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """By action n: `mask_n` (b, 1, rows, keys), True attends; `distance_n` of the same shape if there
-        are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples; `path_n` (B, n) of the kept
-        tokens; `cosine_n` and `sine_n` (b, 1, tokens, D / 2) of a rotation. The features' arrays by name.
+        """Arrays by name. Of action n: `mask_n` (b, 1, rows, keys), True attends; `distance_n` of the
+        same shape if there are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples; `path_n`
+        (B, n) of the kept tokens; `cosine_n` and `sine_n` (b, 1, tokens, D / 2) of a rotation. Also the
+        features' arrays.
         """
         case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
-        pairs, turn = dict[str, np.ndarray](), rotation(case)
+        angles, rotation_of_case = dict[str, np.ndarray](), rotation(case)
         for n, (action, contents, keys) in enumerate(self.seen(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
@@ -77,8 +78,8 @@ class TextbookCached(TextbookOperator):
                 continue
             newest = contents.newest(action)
             rows = contents.positions[newest]
-            if turn is not None:
-                pairs[f"cosine_{n}"], pairs[f"sine_{n}"] = tables(turn, rows[:, None])
+            if rotation_of_case is not None:
+                angles[f"cosine_{n}"], angles[f"sine_{n}"] = tables(rotation_of_case, rows[:, None])
             if action.asked:
                 mask = allowed(case, rows, contents.begins[newest], keys, action.tree)
                 arrays[f"mask_{n}"] = mask[:, None]
@@ -87,14 +88,14 @@ class TextbookCached(TextbookOperator):
                 if "alibi_slopes" in inputs.arrays:
                     distance = (rows[:, :, None] - keys[:, None]).astype(np.float32)
                     arrays[f"distance_{n}"] = distance[:, None]
-        made = {name: self.backend.array(x, None) for name, x in arrays.items()}
-        made |= {name: self.backend.array(x, inputs.dtype) for name, x in biases.items()}
-        made |= {name: self.backend.array(x, inputs.dtype.widened) for name, x in pairs.items()}
-        return made | feature_arrays(self.backend, inputs)
+        masks = {name: self.backend.array(x, None) for name, x in arrays.items()}
+        masks |= {name: self.backend.array(x, inputs.dtype) for name, x in biases.items()}
+        masks |= {name: self.backend.array(x, inputs.dtype.widened) for name, x in angles.items()}
+        return masks | feature_arrays(self.backend, inputs)
 
     def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
-        """Each action, what the cache holds after it, and the positions (b, keys) of keys that a chunk
-        sees. The chunk's tokens are the last keys. Negative positions are no keys."""
+        """Each action, the contents of the cache after it, and the positions (b, keys) of the keys in the
+        state then. The tokens of a chunk are the last keys. A negative position is no key."""
         for action, contents in play_script(case):
             yield action, contents, contents.positions
 
@@ -114,33 +115,36 @@ class TextbookCached(TextbookOperator):
                 state = self.changed(state, action, n, x)
         return concatenate_chunks(answers, self.ops.concat)
 
-    def rotated(self, x: Any, n: int, rest: Arrays, inputs: Inputs) -> Any:
-        """Queries or keys of the chunk that is action n, rotated by their positions; as they are without
-        a rotation."""
-        turn, wide = rotation(inputs.case), inputs.dtype.widened.long_name
-        if turn is None or x is None:
+    def rotated(self, x: Any, n: int, arrays: Arrays, inputs: Inputs) -> Any:
+        """Queries or keys `x` of the chunk that is action n, rotated by their positions; unchanged if the
+        case has no rotation."""
+        rotation_of_case, wide_dtype = rotation(inputs.case), inputs.dtype.widened.long_name
+        if rotation_of_case is None or x is None:
             return x
-        tables = rest[f"cosine_{n}"], rest[f"sine_{n}"]
-        return self.ops.like(turned(self.ops, self.ops.astype(x, wide), *tables, turn), x)
+        angles = arrays[f"cosine_{n}"], arrays[f"sine_{n}"]
+        wide = rotated_pairs(self.ops, self.ops.astype(x, wide_dtype), *angles, rotation_of_case)
+        return self.ops.like(wide, x)
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: Arrays,
+        self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: Arrays,
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """The rows of the chunk that is action n, and the state after it. Without a query no rows."""
+        """The rows of the chunk that is action n (None without a query), and the state after it."""
         k, v = self.extended(state, key, value)
-        return None if query is None else self.answer(query, k, v, n, rest, inputs), (k, v)
+        return None if query is None else self.answer(query, k, v, n, arrays, inputs), (k, v)
 
-    def answer(self, query: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs) -> Any:
-        """The rows of one chunk."""
-        ops, slopes, bias = self.ops, rest.get("alibi_slopes"), rest.get(f"bias_{n}")
+    def answer(
+        self, query: Any, key: Any, value: Any, n: int, arrays: Arrays, inputs: Inputs
+    ) -> Any:
+        """The rows (outputs) of the chunk that is action n, for all keys and values in the cache."""
+        ops, slopes, bias = self.ops, arrays.get("alibi_slopes"), arrays.get(f"bias_{n}")
         if slopes is not None:
             slopes = ops.reshape(slopes, (1, inputs.sizes.H, 1, 1))
-            distance = ops.like(rest[f"distance_{n}"], slopes)
+            distance = ops.like(arrays[f"distance_{n}"], slopes)
             bias = ops.like(slopes * distance * ops.number(-1.0, slopes), query)
         return attention(
-            ops, query, key, value, rest[f"mask_{n}"], bias, inputs.effective_scale,
-            softcap=inputs.case.option("softcap"), sinks=rest.get("sinks"),
+            ops, query, key, value, arrays[f"mask_{n}"], bias, inputs.effective_scale,
+            softcap=inputs.case.option("softcap"), sinks=arrays.get("sinks"),
         )  # fmt: skip
 
     def extended(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
@@ -150,8 +154,8 @@ class TextbookCached(TextbookOperator):
         k, v = (self.ops.concat([old, x], 2) for old, x in zip(state, (key, value), strict=True))
         return k, v
 
-    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: Arrays) -> Any:
-        """The state after an operation."""
+    def changed(self, state: tuple[Any, Any], action: Action, n: int, arrays: Arrays) -> Any:
+        """The state after action n, which is no chunk."""
         match action:
             case Crop(count=count):
                 length = state[0].shape[2] - count
@@ -159,24 +163,24 @@ class TextbookCached(TextbookOperator):
             case Reset():
                 return None
             case Keep(paths=paths):
-                path = rest[f"path_{n}"]
+                path = arrays[f"path_{n}"]
                 return tuple(
                     self.ops.concat([self.nodes(x, path, b) for b in range(len(paths))], 0)
                     for x in state
                 )
-        return tuple(self.ops.take(x, rest[f"order_{n}"]) for x in state)
+        return tuple(self.ops.take(x, arrays[f"order_{n}"]) for x in state)
 
     def nodes(self, x: Any, path: Any, sample: int) -> Any:
         """The tokens `path[sample]` of one sample, (1, Hkv, n, .)."""
         axes = (2, 0, 1, 3)
         tokens = self.ops.permute_dims(x[sample : sample + 1], axes)
-        taken = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))
-        return self.ops.permute_dims(taken, (1, 2, 0, 3))
+        nodes = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))
+        return self.ops.permute_dims(nodes, (1, 2, 0, 3))
 
 
 class CodedCache(TextbookCached):
-    """Keys and values become int8 codes when they arrive. A token of a head has the scale of its largest
-    component."""
+    """Keys and values become int8 codes as they are stored. Each token of each head has one scale, of its
+    largest component."""
 
     name = "textbook-cached-codes"
     declared = TextbookCached.declared.but(
@@ -185,16 +189,16 @@ class CodedCache(TextbookCached):
 
     @property
     def later(self) -> frozenset[str]:
-        """As of all textbook code, and float32, too."""
-        others = super().later
-        return others | {"f32"} if others else others
+        """All dtypes, if textbook code is tested later at all: also float32."""
+        postponed = super().later
+        return postponed | {"f32"} if postponed else postponed
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         names = ("key", "value", *(name for name in x if name.startswith("held")))
         return super().compute(x | {n: self.dequantized(x[n], inputs) for n in names}, inputs)
 
     def dequantized(self, x: Any, inputs: Inputs) -> Any:
-        """Keys or values as their codes give them back."""
+        """Keys or values, quantised to int8 codes and dequantised."""
         ops, last = self.ops, CODES["int8"].max
         wide = ops.astype(x, inputs.dtype.widened.long_name)
         size = ops.max(ops.concat([wide, wide * ops.number(-1.0, wide)], 3), 3)

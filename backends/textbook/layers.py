@@ -50,37 +50,39 @@ class Textbook(TextbookOperator):
         },
     )
     heads_apart = False
+    """True if scores have an axis of heads."""
 
     def declaration(self, numerics: Numerics) -> Declared:
         return self.declared.but(numerics=numerics)
 
     def arguments(self, inputs: Inputs) -> Arrays:
-        backend, arrays = self.backend, sequences(self.backend, inputs)
+        backend, arguments = self.backend, sequences(self.backend, inputs)
         parameters = self.laid_out(inputs)
-        arrays |= {n: backend.array(a, inputs.dtype) for n, a in parameters.items()}
+        arguments |= {n: backend.array(a, inputs.dtype) for n, a in parameters.items()}
         hidden = self.hidden(inputs)
         if hidden is not None:
-            arrays["hidden"] = backend.array(hidden, None)
+            arguments["hidden"] = backend.array(hidden, None)
         if inputs.bias is not None:
-            arrays["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
-        return arrays
+            arguments["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
+        return arguments
 
     def made(self, inputs: Inputs, arguments: Arrays, *more: Any) -> PreparedCall:
-        # The function knows only sizes and options, so calls with equal ones share one function.
+        # The function depends only on sizes and options, so calls with equal sizes and options share it.
         return super().made(replace(inputs, arrays={}, mask_array=None), arguments, *more)
 
     def compute(self, x: Arrays, inputs: Inputs) -> tuple[Any, Any]:
-        rest = dict(x)
-        query, key, value = (rest.pop(name) for name in OPERANDS)
-        output, weights = self.layer(query, key, value, rest, inputs)
+        arrays = dict(x)
+        query, key, value = (arrays.pop(name) for name in OPERANDS)
+        output, weights = self.layer(query, key, value, arrays, inputs)
         return output, weights if inputs.returned != "none" else None
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        """The canonical parameters in this layer's layout."""
+        """The canonical parameters, reshaped as this layer uses them."""
         return inputs.parameters
 
     def hidden(self, inputs: Inputs) -> np.ndarray | None:
-        """True where a pair does not attend, (B, H, Lq, Lk) or (B, Lq, Lk); None without a mask."""
+        """True for hidden pairs, (B, H, Lq, Lk) with `heads_apart`, else (B, Lq, Lk); None without a
+        mask."""
         mask = LayerMasks.of(inputs, causal=False, lengths=False).rest
         if mask is None:
             return None
@@ -90,9 +92,9 @@ class Textbook(TextbookOperator):
 
     @abstractmethod
     def layer(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+        self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
-        """The layer: (output, weights). `rest` holds parameters, masks and biases."""
+        """(output, weights). `arrays` has the parameters, and perhaps `hidden` and `bias`, by name."""
 
     def softmax(self, scores: Any, hidden: Any) -> Any:
         """softmax of scores, with hidden scores set to -inf."""
@@ -105,21 +107,22 @@ class Textbook(TextbookOperator):
         return self.backend.array(np.asarray(value), inputs.dtype)
 
 
-def layer_norm(layer: Textbook, x: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
-    """Layer norm of x (..., L, E) in the operations of a layer, with gain and offset from `rest`."""
+def layer_norm(layer: Textbook, x: Any, arrays: Mapping[str, Any], inputs: Inputs) -> Any:
+    """Layer norm of x (..., L, E) in the operations of a layer, with gain and offset from `arrays`."""
     ops, axis, shape = layer.ops, len(x.shape) - 1, (*x.shape[:-1], 1)
     mean = ops.reshape(ops.mean(x, axis), shape)
     variance = ops.reshape(ops.mean((x - mean) * (x - mean), axis), shape)
-    return normalised(layer, x, mean, variance, rest, inputs)
+    return normalised(layer, x, mean, variance, arrays, inputs)
 
 
 def normalised(
-    layer: Textbook, x: Any, mean: Any, variance: Any, rest: Mapping[str, Any], inputs: Inputs
+    layer: Textbook, x: Any, mean: Any, variance: Any, arrays: Mapping[str, Any], inputs: Inputs
 ) -> Any:
-    """(x - mean) / sqrt(variance + epsilon), with gain and offset if there are any."""
+    """The normalised tokens (x - mean) / sqrt(variance + epsilon), with gain and offset if there are
+    any."""
     y = (x - mean) / layer.ops.sqrt(variance + layer.number(inputs.epsilon, inputs))
-    y = y * rest["gain"] if "gain" in rest else y
-    return y + rest["offset"] if "offset" in rest else y
+    y = y * arrays["gain"] if "gain" in arrays else y
+    return y + arrays["offset"] if "offset" in arrays else y
 
 
 class PackedHeads(Textbook):
@@ -143,47 +146,49 @@ class PackedHeads(Textbook):
         return packed
 
     def layer(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+        self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
         ops, s = self.ops, inputs.sizes
-        alone = inputs.squeezed
+        squeezed = inputs.squeezed
 
-        def heads(x: Any, name: str, count: int) -> Any:
-            y = x @ rest[f"{name}_kernel"]
-            if f"{name}_bias" in rest:
-                y = y + rest[f"{name}_bias"]
+        def split_heads(x: Any, name: str, count: int) -> Any:
+            """The projection of a sequence, (B, count, L, features)."""
+            y = x @ arrays[f"{name}_kernel"]
+            if f"{name}_bias" in arrays:
+                y = y + arrays[f"{name}_bias"]
             y = ops.reshape(y, (s.B, -1, count, y.shape[-1] // count))
-            if f"{name}_gain" in rest:
-                y = layer_norm(self, y, {"gain": rest[f"{name}_gain"]}, inputs)
+            if f"{name}_gain" in arrays:
+                y = layer_norm(self, y, {"gain": arrays[f"{name}_gain"]}, inputs)
             return ops.permute_dims(y, (0, 2, 1, 3))  # (B, H, L, D)
 
-        q, k, v = heads(query, "query", s.H), heads(key, "key", s.Hkv), heads(value, "value", s.Hkv)
+        q = split_heads(query, "query", s.H)
+        k, v = split_heads(key, "key", s.Hkv), split_heads(value, "value", s.Hkv)
         if s.H != s.Hkv:
             k, v = ops.repeat(k, s.group, 1), ops.repeat(v, s.group, 1)
         scores = q @ ops.permute_dims(k, (0, 1, 3, 2)) * self.number(s.D**-0.5, inputs)
-        if "bias" in rest:
-            scores = scores + rest["bias"]
-        weights = self.softmax(scores, rest.get("hidden"))  # (B, H, Lq, Lk)
+        if "bias" in arrays:
+            scores = scores + arrays["bias"]
+        weights = self.softmax(scores, arrays.get("hidden"))  # (B, H, Lq, Lk)
         # -1, because one program may serve calls of several lengths.
-        shape = (-1, s.H * s.Dv) if alone else (s.B, -1, s.H * s.Dv)
+        shape = (-1, s.H * s.Dv) if squeezed else (s.B, -1, s.H * s.Dv)
         output = ops.reshape(ops.permute_dims(weights @ v, (0, 2, 1, 3)), shape)
-        if "gate_kernel" in rest:
-            output = output * self.gate(query, rest, inputs)
-        if "output_kernel" in rest:
-            output = output @ rest["output_kernel"]
-        if "output_bias" in rest:
-            output = output + rest["output_bias"]
-        if inputs.returned == "average" or "output_kernel" not in rest:
+        if "gate_kernel" in arrays:
+            output = output * self.gate(query, arrays, inputs)
+        if "output_kernel" in arrays:
+            output = output @ arrays["output_kernel"]
+        if "output_bias" in arrays:
+            output = output + arrays["output_bias"]
+        if inputs.returned == "average" or "output_kernel" not in arrays:
             weights = ops.mean(weights, 1)
-        return output, weights[0] if alone else weights
+        return output, weights[0] if squeezed else weights
 
-    def gate(self, query: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+    def gate(self, query: Any, arrays: Mapping[str, Any], inputs: Inputs) -> Any:
         """The gates (B, Lq, H Dv) of concatenated heads."""
-        gate = query @ rest["gate_kernel"]
-        if "gate_bias" in rest:
-            gate = gate + rest["gate_bias"]
-        one = self.number(1.0, inputs)
-        return one / (self.ops.exp(gate * self.number(-1.0, inputs)) + one)
+        gate = query @ arrays["gate_kernel"]
+        if "gate_bias" in arrays:
+            gate = gate + arrays["gate_bias"]
+        unit = self.number(1.0, inputs)
+        return unit / (self.ops.exp(gate * self.number(-1.0, inputs)) + unit)
 
 
 class TextbookLayerNorm(Textbook):
@@ -194,7 +199,7 @@ class TextbookLayerNorm(Textbook):
     declared = Textbook.declared.but(elections={})
 
     def declaration(self, numerics: Numerics) -> Declared:
-        # If products are summed in the case's dtype, so are sums in gradients.
+        # Operations that sum products in the case's dtype also sum gradients in it.
         by_dtype = numerics if isinstance(numerics, Mapping) else {}
         narrow = tuple(name for name, kind in by_dtype.items() if kind == "working")
         # Mean, variance, root and quotient are separate operations, each stored.
@@ -203,9 +208,9 @@ class TextbookLayerNorm(Textbook):
         )
 
     def layer(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+        self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
-        return layer_norm(self, query, rest, inputs), None
+        return layer_norm(self, query, arrays, inputs), None
 
 
 class TextbookBatchNorm(TextbookLayerNorm):
@@ -215,14 +220,14 @@ class TextbookBatchNorm(TextbookLayerNorm):
     operator = BATCH_NORM
 
     def layer(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+        self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
         if not inputs.training:
-            return normalised(self, query, rest["mean"], rest["variance"], rest, inputs), None
+            return normalised(self, query, arrays["mean"], arrays["variance"], arrays, inputs), None
         tokens = self.ops.reshape(query, (-1, query.shape[-1]))  # (B L, E)
         mean = self.ops.mean(tokens, 0)
         variance = self.ops.mean((tokens - mean) * (tokens - mean), 0)
-        return normalised(self, query, mean, variance, rest, inputs), None
+        return normalised(self, query, mean, variance, arrays, inputs), None
 
 
 ONE_HEAD = Textbook.declared.refusing(
@@ -238,24 +243,24 @@ class Additive(Textbook):
     declared = ONE_HEAD
 
     def layer(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+        self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
         ops, s = self.ops, inputs.sizes
         if inputs.squeezed:
             query = ops.reshape(query, (s.B, 1, query.shape[-1]))
-        if "query_kernel" in rest:
-            query, key = query @ rest["query_kernel"], key @ rest["key_kernel"]
+        if "query_kernel" in arrays:
+            query, key = query @ arrays["query_kernel"], key @ arrays["key_kernel"]
         units = query.shape[-1]
         pairs = ops.reshape(query, (s.B, s.Lq, 1, units)) + ops.reshape(key, (s.B, 1, s.Lk, units))
         active = ops.tanh(pairs)  # (B, Lq, Lk, U)
-        if "score_vector" in rest:
+        if "score_vector" in arrays:
             # As matrices: TensorFlow's bfloat16 product of ranks 4 and 2 corrupts memory on CPU.
             flat = ops.reshape(active, (s.B * s.Lq * s.Lk, units))
-            scores = flat @ ops.reshape(rest["score_vector"], (units, 1))
+            scores = flat @ ops.reshape(arrays["score_vector"], (units, 1))
             scores = ops.reshape(scores, (s.B, s.Lq, s.Lk))
         else:
             scores = ops.sum(active, -1)
-        weights = self.softmax(scores, rest.get("hidden"))
+        weights = self.softmax(scores, arrays.get("hidden"))
         output = weights @ value
         if inputs.squeezed:
             return ops.reshape(output, (s.B, output.shape[-1])), ops.reshape(weights, (s.B, s.Lk))
@@ -263,23 +268,23 @@ class Additive(Textbook):
 
 
 class Luong(Textbook):
-    """Dot-product attention with a learned scale, or without."""
+    """Dot-product attention, with or without a learned scale."""
 
     name = "luong"
     operator = DOT
     declared = ONE_HEAD.refusing({"squeezed": "the layer needs the query axis, for one query, too"})
 
     def declaration(self, numerics: Numerics) -> Declared:
-        plain = super().declaration(numerics)
-        wide = plain.numerics_for(DTYPES["f16"]) in ("exact", "fused")
+        declared = super().declaration(numerics)
+        sums_in_float32 = declared.numerics_for(DTYPES["f16"]) in ("exact", "fused")
         # Overflowing stored scores give inf - inf in the softmax.
-        return plain.electing({"large-scores": "largest" if wide else "nan"})
+        return declared.electing({"large-scores": "largest" if sums_in_float32 else "nan"})
 
     def layer(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+        self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
         scores = query @ self.ops.permute_dims(key, (0, 2, 1))
-        if "scale" in rest:
-            scores = scores * rest["scale"]
-        weights = self.softmax(scores, rest.get("hidden"))
+        if "scale" in arrays:
+            scores = scores * arrays["scale"]
+        weights = self.softmax(scores, arrays.get("hidden"))
         return weights @ value, weights

@@ -57,25 +57,25 @@ class Operations:
     round: Callable[[Any], Any]
     number: Callable[[float, Any], Any] = lambda value, array: value
     called: Callable[[Implementation, PreparedCall], PreparedCall] = lambda layer, call: call
-    """How a call with these operations runs: unchanged, or through a compiler."""
+    """The call of an implementation as it runs with these operations: unchanged, or compiled."""
 
 
-def operations_of(namespace: Any, **own: Any) -> Operations:
-    """The operations with the names of the array API from a framework's namespace; `own` are all that it
-    lacks, or has under another name."""
-    named = {one.name for one in fields(Operations)} - {*own, "number", "called"}
-    return Operations(**{name: getattr(namespace, name) for name in named}, **own)
+def operations_of(namespace: Any, **others: Any) -> Operations:
+    """The operations of a framework: those of `namespace` by their names in the array API, and `others`,
+    which the namespace lacks, or has under another name."""
+    names = {field.name for field in fields(Operations)} - {*others, "number", "called"}
+    return Operations(**{name: getattr(namespace, name) for name in names}, **others)
 
 
 class TextbookOperator(OperatorFunction):
     """An operator in operations that all frameworks have.
 
-    The class of a framework's textbook attention (`numerics`) is declared, and at least `eager`: the
-    scale is rounded to the dtype, which narrower classes do not allow.
+    The numerics class `numerics` of the framework's textbook attention is declared, but no class narrower
+    than "eager": the scale is rounded to the dtype, which narrower classes do not allow.
     """
 
     textbook = True
-    own_class = False
+    has_fixed_numerics = False
     """True if the numerics class of `declared` holds in every framework."""
 
     def __init__(self, backend: Backend, ops: Operations, numerics: Numerics = "eager") -> None:
@@ -84,11 +84,11 @@ class TextbookOperator(OperatorFunction):
 
     def declaration(self, numerics: Numerics) -> Declared:
         """The declaration for operations of a numerics class."""
-        if self.own_class:
+        if self.has_fixed_numerics:
             return self.declared
         classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)
-        least = {name: max(one, "eager", key=NUMERICS.index) for name, one in classes.items()}
-        return self.declared.but(numerics=least)
+        widened = {name: max(kind, "eager", key=NUMERICS.index) for name, kind in classes.items()}
+        return self.declared.but(numerics=widened)
 
     def through(self, call: PreparedCall) -> PreparedCall:
         return self.ops.called(self, call)

@@ -30,7 +30,7 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class TextbookLatent(TextbookOperator):
-    """Keys and values of all heads are formed, with a copy of the rotary key for every head."""
+    """Latents are projected to keys and values of all heads; the rotary key is repeated for each head."""
 
     name = "textbook-latent"
     operator = latent.LATENT
@@ -48,70 +48,71 @@ class TextbookLatent(TextbookOperator):
         mask, slots = arrays.pop("mask", None), arrays.pop("slots", None)
         names = stored_pool_names(inputs.case)
         for name in names:
-            arrays[name] = stored(self.ops, arrays[name], arrays[f"{NEW}{name}"], slots)
-        tokens = unpaged(self.ops, arrays, inputs, slots)
+            arrays[name] = with_stored(self.ops, arrays[name], arrays[f"{NEW}{name}"], slots)
+        tokens = without_pages(self.ops, arrays, inputs, slots)
         if "latent_codes" in tokens:
-            tokens["latent"] = self.decoded(tokens)
-        answer = self.attended(tokens, mask, inputs.effective_scale, lse)
+            tokens["latent"] = self.decoded_latents(tokens)
+        answer = self.attention_of(tokens, mask, inputs.effective_scale, lse)
         pools = [arrays[name] for name in names]
         return (*(answer if lse else (answer,)), *pools) if pools else answer
 
-    def decoded(self, x: Arrays) -> Any:
+    def decoded_latents(self, x: Arrays) -> Any:
         """The latents (B, Lk, R) of codes, in the dtype of the query."""
         ops, scale, R = self.ops, x["latent_scale"], x["latent_codes"].shape[2]
         scales = ops.repeat(scale, TILE, 2)[..., :R]
         return ops.like(ops.like(x["latent_codes"], scale) * scales, x["query"])
 
-    def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
+    def attention_of(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
         """The output (B, H, Lq, Dv), and with `lse` the pair of output and log-sum-exp (B, H, Lq)."""
         ops, heads = self.ops, x["query"].shape[1]
-        key, value = (self.expanded(x["latent"], x[name]) for name in ("w_uk", "w_uv"))
+        key, value = (self.projected(x["latent"], x[name]) for name in ("w_uk", "w_uv"))
         B, Lk, E = x["key_rope"].shape
         rope = ops.repeat(ops.reshape(x["key_rope"], (B, 1, Lk, E)), heads, 1)
         query = ops.concat([x["query"], x["query_rope"]], -1)
         key = ops.concat([key, rope], -1)
         return attention(ops, query, key, value, mask, None, scale, lse=lse)
 
-    def expanded(self, latents: Any, kernel: Any) -> Any:
-        """Keys or values (B, H, Lk, m) of latents (B, Lk, R) and a kernel (R, H, m)."""
+    def projected(self, latents: Any, kernel: Any) -> Any:
+        """Keys or values (B, H, Lk, m), the latents (B, Lk, R) times a projection `kernel` (R, H, m)."""
         ops, (B, Lk, R), (_, H, m) = self.ops, latents.shape, kernel.shape
         flat = latents @ ops.reshape(kernel, (R, H * m))
         return ops.permute_dims(ops.reshape(flat, (B, Lk, H, m)), (0, 2, 1, 3))
 
 
 class TextbookMerge(TextbookOperator):
-    """A softmax over all parts."""
+    """A merge of partial outputs, weighted by the softmax of their log-sum-exp."""
 
     name = "textbook-merge"
     operator = merge.MERGE
     declared = Declared(numerics="exact", features=merge.FEATURES)
-    own_class = True
+    has_fixed_numerics = True
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
-        wide, shape = inputs.dtype.widened, inputs.full_shape("lse")
-        wider = self.ops.astype(x["partial_output"], wide.long_name)
-        nothing = self.backend.array(np.zeros(shape), wide)
-        merged, total = self.merged(wider, x["partial_lse"], nothing)
+        wide_dtype, shape = inputs.dtype.widened, inputs.full_shape("lse")
+        wider = self.ops.astype(x["partial_output"], wide_dtype.long_name)
+        zeros = self.backend.array(np.zeros(shape), wide_dtype)
+        merged, total = self.merged(wider, x["partial_lse"], zeros)
         return self.ops.astype(merged, inputs.dtype.long_name), total
 
-    def merged(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:
-        """The merged output and log-sum-exp; `nothing` are zeros (B, H, Lq). In rows without keys the
+    def merged(self, output: Any, lse: Any, zeros: Any) -> tuple[Any, Any]:
+        """The merged output and log-sum-exp; `zeros` are zeros (B, H, Lq). In rows without keys the
         largest log-sum-exp is -inf, and -inf - (-inf) must be avoided."""
         ops = self.ops
         largest = ops.max(lse, 0)
-        empty = largest == -np.inf
-        offset = ops.fill(largest, empty, 0.0)
-        sizes = ops.exp(lse - ops.reshape(offset, (1, *offset.shape)))
-        total = ops.sum(sizes, 0)
-        divisor = ops.fill(total, empty, 1.0)
-        weights = sizes / ops.reshape(divisor, (1, *divisor.shape))
+        has_no_keys = largest == -np.inf
+        offset = ops.fill(largest, has_no_keys, 0.0)
+        exponentials = ops.exp(lse - ops.reshape(offset, (1, *offset.shape)))
+        total = ops.sum(exponentials, 0)
+        divisor = ops.fill(total, has_no_keys, 1.0)
+        weights = exponentials / ops.reshape(divisor, (1, *divisor.shape))
         merged = ops.sum(ops.reshape(weights, (*weights.shape, 1)) * output, 0)
-        logarithm = ops.fill(offset + ops.log(divisor), empty, -np.inf)
-        return merged, logarithm + nothing
+        logarithm = ops.fill(offset + ops.log(divisor), has_no_keys, -np.inf)
+        return merged, logarithm + zeros
 
 
 class TextbookPacked(TextbookOperator):
-    """Scores of all pairs; pairs of different segments are set to -inf before the softmax."""
+    """All scores are computed; those of pairs in different segments are set to -inf before the
+    softmax."""
 
     name = "textbook-packed"
     operator = packed.PACKED
@@ -137,10 +138,10 @@ class TextbookPacked(TextbookOperator):
         return ops.permute_dims(answer, (0, 2, 1, 3))[0]
 
 
-def unpaged(
+def without_pages(
     ops: Operations, arrays: Mapping[str, Any], inputs: Inputs, slots: Any
 ) -> dict[str, Any]:
-    """The arrays with tokens taken from the slots (B, Lk) of pools.
+    """The arrays of a call in which pools are replaced by the tokens in their `slots` (B, Lk).
 
     Codes pass through the dtype of their scale: not every framework takes slices of 8-bit numbers.
     """
@@ -154,21 +155,21 @@ def unpaged(
 
 
 def slots_first(ops: Operations, pool: Any, inputs: Inputs) -> Any:
-    """A pool of the case as (P, S, ...). Its own inverse."""
+    """A pool in the layout of the case as (P, S, ...); also converts back."""
     return ops.permute_dims(pool, (0, 2, 1, 3)) if inputs.case.option("layout") == "hnd" else pool
 
 
-def stored(ops: Operations, pool: Any, tokens: Any, slots: Any) -> Any:
+def with_stored(ops: Operations, pool: Any, tokens: Any, slots: Any) -> Any:
     """A pool (P, S, ...) with tokens (B, Lq, ...) in the last of the slots (B, Lk)."""
-    at = ops.reshape(slots[:, slots.shape[1] - tokens.shape[1] :], (-1,))
-    return put(ops, pool, at, ops.reshape(tokens, (-1, *pool.shape[2:])))
+    last_slots = ops.reshape(slots[:, slots.shape[1] - tokens.shape[1] :], (-1,))
+    return put(ops, pool, last_slots, ops.reshape(tokens, (-1, *pool.shape[2:])))
 
 
 def put(ops: Operations, pool: Any, slots: Any, tokens: Any) -> Any:
     """A pool (P, S, ...) with tokens (N, ...) in its slots (N,)."""
-    pages, size, *rest = pool.shape
-    flat = ops.reshape(pool, (pages * size, *rest))
-    return ops.reshape(ops.put(flat, slots, tokens), (pages, size, *rest))
+    pages, size, *inner = pool.shape
+    flat = ops.reshape(pool, (pages * size, *inner))
+    return ops.reshape(ops.put(flat, slots, tokens), (pages, size, *inner))
 
 
 class TextbookPaged(TextbookOperator):
@@ -183,25 +184,25 @@ class TextbookPaged(TextbookOperator):
     )
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        n, given = inputs.letters, inputs.arrays
+        n, arrays_of_case = inputs.letters, inputs.arrays
         hidden = np.ones((inputs.sizes.Lq, 1, 1, n["t"] * n["s"]), bool)
-        for rows, _, shown in paged.parts(inputs.case):
-            hidden[rows, 0, 0, : shown.shape[1]] = ~shown
+        for rows, _, attends in paged.parts(inputs.case):
+            hidden[rows, 0, 0, : attends.shape[1]] = ~attends
         samples = np.repeat(np.arange(inputs.sizes.B), inputs.case.option("segments")[0])
-        made = {
-            "page_table": given["page_table"].astype(np.int32),
+        arrays_in_numpy = {
+            "page_table": arrays_of_case["page_table"].astype(np.int32),
             "hidden": hidden,
             "sample": samples.astype(np.int32),
         }
-        arrays = {name: self.backend.array(x, None) for name, x in made.items()}
+        arrays = {name: self.backend.array(x, None) for name, x in arrays_in_numpy.items()}
         return sequences(self.backend, inputs) | arrays
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         ops, s = self.ops, inputs.sizes
         pages = ops.take(x["page_table"], x["sample"])  # (Lq, T)
         pools = (slots_first(ops, x[name], inputs) for name in ("key", "value"))
-        taken = (ops.reshape(ops.take(pool, pages), (s.Lq, -1, *pool.shape[2:])) for pool in pools)
-        k, v = (ops.permute_dims(slots, (0, 2, 1, 3)) for slots in taken)  # (Lq, Hkv, T S, .)
+        slots = (ops.reshape(ops.take(pool, pages), (s.Lq, -1, *pool.shape[2:])) for pool in pools)
+        k, v = (ops.permute_dims(x, (0, 2, 1, 3)) for x in slots)  # (Lq, Hkv, T S, .)
         q = ops.reshape(x["query"], (s.Lq, s.Hkv, s.group, s.D))
         answer = attention(
             ops, q, k, v, None, None, inputs.effective_scale,
@@ -211,12 +212,12 @@ class TextbookPaged(TextbookOperator):
 
 
 class TextbookPagedWrite(TextbookOperator):
-    """Writing in operations that all frameworks have; the pools of the call stay as they are."""
+    """Writing of tokens into copies of the pools; the pools of the call stay unchanged."""
 
     name = "textbook-paged-write"
     operator = paged_write.PAGED_WRITE
     declared = Declared(numerics="exact", features=paged_write.FEATURES)
-    own_class = True
+    has_fixed_numerics = True
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         skipped = inputs.arrays["slot_mapping"] < 0
@@ -228,17 +229,17 @@ class TextbookPagedWrite(TextbookOperator):
         def write(name: str) -> Any:
             pool = slots_first(ops, x[f"{name}_cache"], inputs)
             pages, size = pool.shape[:2]
-            larger = ops.concat([pool, pool[:1]], 0)  # the last page takes skipped tokens
+            longer = ops.concat([pool, pool[:1]], 0)  # the last page takes skipped tokens
             slots = ops.fill(x["slot_mapping"], x["skipped"], pages * size)
-            return slots_first(ops, put(ops, larger, slots, x[name])[:pages], inputs)
+            return slots_first(ops, put(ops, longer, slots, x[name])[:pages], inputs)
 
         return write("key"), write("value")
 
 
 class OverCodes(TextbookOperator):
-    """Textbook code that makes codes."""
+    """Textbook code that quantises keys and values to codes."""
 
-    def written(self, name: str, arrays: Arrays, inputs: Inputs) -> Any:
+    def new_codes(self, name: str, arrays: Arrays, inputs: Inputs) -> Any:
         """The codes of new keys or values (B, Hkv, L, .)."""
         ops, code, x = self.ops, CODES[inputs.case.option("codes")], arrays[name]
         scale, zero = (
@@ -253,7 +254,7 @@ class OverCodes(TextbookOperator):
 
 
 class TextbookQuantized(OverCodes):
-    """Codes times scales, stored in the query's dtype, then attention."""
+    """Keys and values are codes times scales, rounded to the query's dtype; then attention."""
 
     name = "textbook-quantized"
     operator = quantized.QUANTIZED
@@ -267,54 +268,56 @@ class TextbookQuantized(OverCodes):
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         arrays = x.copy()
         query, hidden, slots = (arrays.pop(name, None) for name in ("query", "hidden", "slots"))
-        given = by_component(arrays, inputs, self.ops.repeat)
-        rest = unpaged(self.ops, given, inputs, slots)
+        pools = by_component(arrays, inputs, self.ops.repeat)
+        tokens = without_pages(self.ops, pools, inputs, slots)
         new = {
-            f"{name}_codes": self.codes(name, rest, inputs)
+            f"{name}_codes": self.codes(name, tokens, inputs)
             for name in quantized.KINDS
-            if name in rest
+            if name in tokens
         }
-        key, value = (self.scaled(name, rest | new, query) for name in quantized.KINDS)
+        key, value = (self.dequantized(name, tokens | new, query) for name in quantized.KINDS)
         output = attention(
             self.ops, query, key, value, None, None, inputs.effective_scale, hidden=hidden
         )
         if slots is not None:
-            new = {n: self.put(given, n, codes, slots, inputs) for n, codes in new.items()}
+            new = {n: self.put_codes(pools, n, codes, slots, inputs) for n, codes in new.items()}
         return (output, *new.values()) if new else output
 
-    def codes(self, name: str, rest: Arrays, inputs: Inputs) -> Any:
-        """All codes of keys or values, with new ones in the place of the last. Codes pass through the
-        dtype of the scale, because not every framework joins arrays of 8-bit numbers."""
-        ops, scale, new = self.ops, rest[f"{name}_scale"], self.written(name, rest, inputs)
-        past = rest[f"{name}_codes"].shape[2] - new.shape[2]
-        parts = [ops.like(rest[f"{name}_codes"], scale)[:, :, :past], ops.like(new, scale)]
+    def codes(self, name: str, arrays: Arrays, inputs: Inputs) -> Any:
+        """All codes of keys or values (`name`): those in the cache but the last, and new ones in their
+        place. Codes pass through the dtype of the scale, because not every framework joins arrays of
+        8-bit numbers."""
+        ops, scale, new = self.ops, arrays[f"{name}_scale"], self.new_codes(name, arrays, inputs)
+        past = arrays[f"{name}_codes"].shape[2] - new.shape[2]
+        parts = [ops.like(arrays[f"{name}_codes"], scale)[:, :, :past], ops.like(new, scale)]
         return ops.astype(ops.concat(parts, 2), CODES[inputs.case.option("codes")].long_name)
 
-    def put(self, given: Arrays, name: str, codes: Any, slots: Any, inputs: Inputs) -> Any:
+    def put_codes(self, arrays: Arrays, name: str, codes: Any, slots: Any, inputs: Inputs) -> Any:
         """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in their `slots` (B, Lk)."""
-        ops, scale = self.ops, given[name.replace("codes", "scale")]
-        pool = slots_first(ops, ops.like(given[name], scale), inputs)
+        ops, scale = self.ops, arrays[name.replace("codes", "scale")]
+        pool = slots_first(ops, ops.like(arrays[name], scale), inputs)
         tokens = ops.permute_dims(ops.like(codes, scale)[:, :, -inputs.sizes.Lq :], (0, 2, 1, 3))
         dtype = CODES[inputs.case.option("codes")].long_name
-        return ops.astype(slots_first(ops, stored(ops, pool, tokens, slots), inputs), dtype)
+        return ops.astype(slots_first(ops, with_stored(ops, pool, tokens, slots), inputs), dtype)
 
-    def scaled(self, name: str, rest: Arrays, query: Any) -> Any:
-        """Keys or values in the query's dtype."""
-        ops, scale = self.ops, rest[f"{name}_scale"]
-        codes = ops.like(rest[f"{name}_codes"], scale)
-        if f"{name}_zero" in rest:
-            codes = codes - ops.like(rest[f"{name}_zero"], scale)
+    def dequantized(self, name: str, arrays: Arrays, query: Any) -> Any:
+        """Keys or values (`name`) from their codes, in the query's dtype."""
+        ops, scale = self.ops, arrays[f"{name}_scale"]
+        codes = ops.like(arrays[f"{name}_codes"], scale)
+        if f"{name}_zero" in arrays:
+            codes = codes - ops.like(arrays[f"{name}_zero"], scale)
         return ops.like(codes * scale, query)
 
 
 class TextbookQuantizedWrite(OverCodes):
-    """x / scale + zero, clipped to the range of the codes and rounded to the nearest one."""
+    """Quantisation: x / scale + zero, clipped to the range of the codes and rounded to the nearest
+    code."""
 
     name = "textbook-quantized-write"
     operator = quantized_write.QUANTIZED_WRITE
     declared = Declared(numerics="exact", features=quantized_write.FEATURES)
-    own_class = True
+    has_fixed_numerics = True
 
     def compute(self, x: Arrays, inputs: Inputs) -> tuple[Any, ...]:
         arrays = by_component(x, inputs, self.ops.repeat)
-        return tuple(self.written(name, arrays, inputs) for name in quantized.KINDS)
+        return tuple(self.new_codes(name, arrays, inputs) for name in quantized.KINDS)

@@ -25,18 +25,19 @@ from attention_conformance.suite.spec.operators.rotary import (
 )
 
 
-def turned(ops: Operations, x: Any, cosine: Any, sine: Any, rotation: Rotation) -> Any:
-    """x (B, H, L, D) with rotated pairs, for cosine and sine that broadcast to (B, H, L, r / 2)."""
+def rotated_pairs(ops: Operations, x: Any, cosine: Any, sine: Any, rotation: Rotation) -> Any:
+    """x (B, H, L, D) with rotated pairs in its first r = `rotation.size` features. Cosine and sine
+    broadcast to (B, H, L, r / 2)."""
     size = rotation.size
-    rest = [x[..., size:]] if size < x.shape[-1] else []
+    unrotated = [x[..., size:]] if size < x.shape[-1] else []
     if rotation.interleaved:
         pairs = ops.reshape(x[..., :size], (*x.shape[:-1], size // 2, 2))
-        one, two = pairs[..., 0:1], pairs[..., 1:2]
+        x1, x2 = pairs[..., 0:1], pairs[..., 1:2]
         cosine, sine = (ops.reshape(t, (*t.shape, 1)) for t in (cosine, sine))
-        both = ops.concat([one * cosine - two * sine, two * cosine + one * sine], -1)
-        return ops.concat([ops.reshape(both, (*x.shape[:-1], size)), *rest], -1)
-    one, two = x[..., : size // 2], x[..., size // 2 : size]
-    return ops.concat([one * cosine - two * sine, two * cosine + one * sine, *rest], -1)
+        rotated = ops.concat([x1 * cosine - x2 * sine, x2 * cosine + x1 * sine], -1)
+        return ops.concat([ops.reshape(rotated, (*x.shape[:-1], size)), *unrotated], -1)
+    x1, x2 = x[..., : size // 2], x[..., size // 2 : size]
+    return ops.concat([x1 * cosine - x2 * sine, x2 * cosine + x1 * sine, *unrotated], -1)
 
 
 def tables(rotation: Rotation, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +53,7 @@ class TextbookRotary(TextbookOperator):
     name = "textbook-rotary"
     operator = ROTARY
     declared = Declared(numerics="exact", features=FEATURES)
-    own_class = True
+    has_fixed_numerics = True
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         position, rotation = inputs.arrays["position"], Rotation.of(inputs.case, inputs.sizes.D)
@@ -71,7 +72,8 @@ class TextbookRotary(TextbookOperator):
     def rotated(
         self, query: Any, position: Any, rotation: Rotation, length: int, dtype: DType
     ) -> Any:
-        """The rotated query of a sequence of `length`."""
+        """The query, rotated by `position`; `length` is that of the sequence, by which frequencies
+        scale."""
         ops, wide = self.ops, dtype.widened
 
         def number(value: float | np.ndarray) -> Any:
@@ -84,8 +86,8 @@ class TextbookRotary(TextbookOperator):
         cosine, sine = ops.cos(angle), ops.sin(angle)
         if factor != 1.0:
             cosine, sine = cosine * number(factor), sine * number(factor)
-        query, cosine, sine = (ops.astype(one, wide.long_name) for one in (query, cosine, sine))
-        return ops.astype(turned(ops, query, cosine, sine, rotation), dtype.long_name)
+        query, cosine, sine = (ops.astype(x, wide.long_name) for x in (query, cosine, sine))
+        return ops.astype(rotated_pairs(ops, query, cosine, sine, rotation), dtype.long_name)
 
     def frequencies(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
         """Frequencies (r / 2,) for sequences of `length`, and the factor on sine and cosine."""
@@ -93,7 +95,7 @@ class TextbookRotary(TextbookOperator):
         return theta, factor if rotation.attention is None else rotation.attention
 
     def _scaled(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
-        """Frequencies, and the factor of the scaling itself."""
+        """`frequencies` without `rotation.attention`, which overrides the variant's own factor."""
         ops, size, base, f = self.ops, rotation.size, rotation.base, FACTOR
         if rotation.variant == "ntk" and length > ORIGINAL_LENGTH:
             growth = f * length / ORIGINAL_LENGTH - (f - 1)
@@ -117,7 +119,8 @@ class TextbookRotary(TextbookOperator):
 
 
 def yarn_weights(rotation: Rotation) -> np.ndarray:
-    """yarn: how much each frequency is divided by the factor, (r / 2,), from 0 to 1."""
+    """The weights (r / 2,) of yarn's interpolation: 1 for frequencies that are divided by the factor, 0
+    for unchanged ones."""
 
     def dimension(turns: float) -> float:
         wavelength = ORIGINAL_LENGTH / (turns * 2 * math.pi)

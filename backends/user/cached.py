@@ -27,14 +27,15 @@ from attention_conformance.suite.spec.operators.scripts import capacity, has_doc
 
 @dataclass(frozen=True)
 class Beginning(OperatorCall):
-    """What is known when a person's cache begins, with a key of the case."""
+    """The context from which the arguments of `init` of a user's cache are made; `key` is a key of the
+    case, for dtype and device."""
 
     key: Any
 
 
 @dataclass(frozen=True)
 class Step(Beginning):
-    """What is known of a step of a person's cache."""
+    """The context of a step, from which the arguments of `step` of a user's cache are made."""
 
     turn: StepContext
 
@@ -43,23 +44,23 @@ class Step(Beginning):
         return self.array(None if numbers is None else np.asarray(numbers, np.int32))
 
     @property
-    def turned(self) -> Any:
-        """The rotation of queries and keys, or None."""
+    def rotation_of_case(self) -> Any:
+        """The rotation of queries and keys that the case asks of the cache, or None."""
         return rotation(self.inputs.case)
 
 
 def bias(step: Step) -> Any:
     """The bias (b, H, rows, tokens) of a step, with a column for every position; None without a bias."""
-    whole, turn = step.inputs.bias, step.turn
-    if whole is None:
+    bias_of_case, turn = step.inputs.bias, step.turn
+    if bias_of_case is None:
         return None
     keys = np.tile(np.arange(turn.total), (len(turn.chunk.starts), 1))
-    return step.backend.array(turn.chunk.biases(whole, keys), step.inputs.dtype)
+    return step.backend.array(turn.chunk.biases(bias_of_case, keys), step.inputs.dtype)
 
 
 def tree(step: Step) -> tuple[Any, Any]:
-    """The parents (n,) of nodes of a tree, -1 for the last token in the cache, and boolean (n, n), True
-    if a token attends another; None without a tree."""
+    """The parents (n,) of a tree's nodes, -1 for the last cached token, and the boolean (n, n) that is
+    True where a row's node attends a column's node. (None, None) if the chunk is no tree."""
     chunk = step.turn.chunk
     if chunk.tree is None:
         return None, None
@@ -88,10 +89,10 @@ STEP: tuple[Parameter[Step], ...] = (
     *(Parameter(one.name, (one.word,), partial(feature_argument, one)) for one in CARRIED),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
     Parameter("bias", ("bias", "bias-with-mask"), bias),
-    Parameter("rotary_base", ("rotary",), lambda step: getattr(step.turned, "base", None)),
+    Parameter("rotary_base", ("rotary",), lambda step: getattr(step.rotation_of_case, "base", None)),
     Parameter(
         "rotary_interleaved", ("interleaved",),
-        lambda step: getattr(step.turned, "interleaved", None),
+        lambda step: getattr(step.rotation_of_case, "interleaved", None),
     ),
     Parameter("samples", ("subsets",), lambda step: step.integers(step.turn.chunk.samples)),
     Parameter("parents", ("tree",), lambda step: tree(step)[0]),
@@ -108,23 +109,22 @@ OPERATIONS = {
     "reset": ("reset",), "crop": ("rollback", "window-rollback"), "reorder": ("reorder",),
     "keep": ("keep",),
 }  # fmt: skip
-"""The features that need a method."""
+"""The features that need a method, by the method's name."""
 
 
 ONE_KEY = "sdpa/none/mha/f32/b1h1q1k1d1"
-"""A case of the framework's own attention, which tells the order of axes."""
+"""A case whose call of the framework's own attention has the order of axes."""
 
 
 class UserCached(Scripted, UserCallable):
-    """A user's cache: a class without arguments, or an object. Each call of a case makes an object of the
-    class, or uses the object.
+    """A user's cache: an object, or a class without arguments. Of a class each call makes a new object.
 
     - `init(...)` returns a state, and receives the keywords of `INIT` that it takes. A case with fewer
-      slots than tokens is asked if it takes `window`, or no `capacity`.
+      slots than tokens is tested if it takes `window`, or no `capacity`.
     - `step(state, query, key, value, ...)` returns the rows of a chunk and the state, and receives the
       keywords of `STEP` that it takes. Arrays have the order of the framework's own attention.
     - `reset(state)`, `crop(state, count)`, `reorder(state, samples)`, `keep(state, paths, count)`, if
-      there are any, return the state. For some samples alone all but `reorder` get their numbers, too.
+      there are any, return the state. For some samples alone all but `reorder` get their indices, too.
     """
 
     operator = CACHED
@@ -137,32 +137,32 @@ class UserCached(Scripted, UserCallable):
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
     ) -> None:
         super().__init__(backend, function, name, claims)
-        own = own_attention(self.backend)
+        native = own_attention(self.backend)
         kinds = [i for i in backend.implementations() if i.textbook and i.operator is CACHED]
-        if own is None or not kinds:
+        if native is None or not kinds:
             raise UsageError(f"no cache is judged with {self.backend.name}; use torch, tf or jax")
         self.textbook_cache: Any = kinds[0]
-        self.axis_order = own.prepare(draw(Case.parse(ONE_KEY))).axis_order
+        self.axis_order = native.prepare(draw(Case.parse(ONE_KEY))).axis_order
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
-        made = self.made(function)
-        found = {name: getattr(made, name, None) for name in self.method_names}
-        self.methods = {name: method for name, method in found.items() if callable(method)}
+        cache = self.cache_of(function)
+        attributes = {name: getattr(cache, name, None) for name in self.method_names}
+        self.methods = {name: method for name, method in attributes.items() if callable(method)}
         lacking = [name for name in self.method_names[:2] if name not in self.methods]
         if lacking:
             raise UsageError(f"{name} has no {' and no '.join(lacking)}; expected both as methods")
-        self.initial = Binder.of(made.init, f"{name}.init", INIT, ())
+        self.initial = Binder.of(cache.init, f"{name}.init", INIT, ())
         self.lacked = {
             feature: f"the cache has no method {method}"
             for method, features in OPERATIONS.items()
             for feature in features
             if method not in self.methods
         }
-        return Binder.of(made.step, f"{name}.step", STEP, self.arrays)
+        return Binder.of(cache.step, f"{name}.step", STEP, self.arrays)
 
     @staticmethod
-    def made(function: Any) -> Any:
-        """The object."""
+    def cache_of(function: Any) -> Any:
+        """The user's object, or a new object of the user's class."""
         return function() if isinstance(function, type) else function
 
     def declaration(self, claims: Claims) -> Declared:
@@ -177,18 +177,18 @@ class UserCached(Scripted, UserCallable):
         return super().scripted(inputs, refusing=refusing)
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        """The pair of a person's object and its state, as in all methods."""
-        made, first = self.made(self.judged), Beginning(self.backend, inputs, key)
-        return made, made.init(**self.initial.bind(first, inputs.needs))
+        """The pair of the user's object and its state; all methods take and return such a pair."""
+        cache, beginning = self.cache_of(self.judged), Beginning(self.backend, inputs, key)
+        return cache, cache.init(**self.initial.bind(beginning, inputs.needs))
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
     ) -> tuple[Any, Any]:
-        made, own = state
+        cache, cache_state = state
         step = Step(self.backend, turn.inputs, key, turn)
         keywords = self.binder.bind(step, turn.inputs.needs)
-        rows, own = made.step(own, query, key, value, **keywords)
-        return rows, (made, own)
+        rows, cache_state = cache.step(cache_state, query, key, value, **keywords)
+        return rows, (cache, cache_state)
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
         return state[0], state[0].crop(state[1], count, *samples)

@@ -1,7 +1,7 @@
-"""How a person's class is made: the names that constructors and calls use, and what each is given.
+"""Constructors of user layers: the names of their parameters, and the argument for each name.
 
-`CONSTRUCTOR` is the published list (docs/layers.md, "Your class as it is"). `Maker` makes an object of a
-class for a case: each parameter of the constructor gets what the list says for its name.
+`CONSTRUCTOR` is the published list (docs/layers.md, "Your class as it is"). `Maker` makes a layer for a
+case: each parameter of the constructor gets the argument that the list has for its name.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Named(Parameter[Inputs]):
-    """A parameter of a constructor, under any of its names.
+    """A parameter of a constructor, with all its names.
 
-    - `text`: its value for people
-    - `whole(inputs)`: the argument if the parameter counts all heads together; None if it never does
+    - `text`: its argument in words, for docs/layers.md
+    - `joined_heads(inputs)`: its argument for code that counts all heads together; None if no code does
     """
 
     text: str = ""
-    whole: Callable[[Inputs], Any] | None = None
+    joined_heads: Callable[[Inputs], Any] | None = None
 
-    def under(self, name: str, whole: bool = False) -> Parameter[Inputs]:
-        """The parameter under one of the names."""
-        return replace(self, name=name, value=(whole and self.whole) or self.value)
+    def under(self, name: str, joined_heads: bool = False) -> Parameter[Inputs]:
+        """The parameter with one of its names; `joined_heads`: its code counts all heads together."""
+        return replace(self, name=name, value=(joined_heads and self.joined_heads) or self.value)
 
 
 def named(
@@ -46,11 +46,11 @@ def named(
     text: str,
     value: Callable[[Inputs], Any],
     *features: str,
-    whole: Callable[[Inputs], Any] | None = None,
+    joined_heads: Callable[[Inputs], Any] | None = None,
 ) -> Named:
     """A row of the list; `names` are divided by spaces, and the suite's own name is the first."""
-    own, *others = names.split()
-    return Named(own, features, value, names=tuple(others), text=text, whole=whole)
+    name, *others = names.split()
+    return Named(name, features, value, names=tuple(others), text=text, joined_heads=joined_heads)
 
 
 def option(name: str) -> Callable[[Inputs], Any]:
@@ -64,17 +64,17 @@ def all_heads(inputs: Inputs) -> int:
 
 
 def rngs() -> Any:
-    """The random numbers that a module of Flax is made with: new ones for each, since they count."""
+    """New random generators for a module of Flax. Generators count their uses, so modules share none."""
     return importlib.import_module("flax.nnx").Rngs(0)
 
 
 def filled(value: Any) -> Any:
-    """The argument of a constructor for a value of `CONSTRUCTOR`."""
+    """The argument of a constructor: `value`, but new generators if it is the function `rngs`."""
     return value() if value is rngs else value
 
 
 def width(name: str) -> Callable[[Inputs], int]:
-    """A function that returns the width of an operand; without widths the size of all heads."""
+    """A function that returns the width of an operand; H D for operators that are no layers."""
     return lambda inputs: (
         getattr(inputs.widths, name) if inputs.operator.is_layer else all_heads(inputs)
     )
@@ -122,13 +122,13 @@ CONSTRUCTOR: tuple[Named, ...] = (
         "key_size d_k dk d_key key_dim head_dim head_size d_head dim_head attention_head_size "
         "size_per_head",
         "D; H D if the layers have this size",
-        lambda inputs: inputs.sizes.D, "head-width", whole=all_heads,
+        lambda inputs: inputs.sizes.D, "head-width", joined_heads=all_heads,
     ),
     named(
         "value_size d_v dv d_value value_dim v_head_dim",
         "Dv; H Dv if the layers have this size",
         lambda inputs: inputs.sizes.Dv, "value-size",
-        whole=lambda inputs: inputs.sizes.H * inputs.sizes.Dv,
+        joined_heads=lambda inputs: inputs.sizes.H * inputs.sizes.Dv,
     ),
     named(UNITS, "H D; additive: U", all_heads),
     named(
@@ -157,36 +157,38 @@ CONSTRUCTOR: tuple[Named, ...] = (
     named(" ".join(OF_DTYPES), "the name of the dtype", lambda inputs: inputs.dtype.long_name),
     named("rngs", "the random numbers of Flax, `nnx.Rngs(0)`", lambda inputs: rngs),
 )  # fmt: skip
-"""What a constructor's parameter is given, by its name."""
+"""The parameters of constructors, by their names."""
 
 CONFIGS = ("config", "cfg", "conf", "args", "hparams")
 """A parameter of such a name gets an object whose attributes have the names of `CONSTRUCTOR`."""
 
 WIDTHS = {"key_size": "key_width", "value_size": "value_width", "key_dim": "key_width",
           "value_dim": "value_width"}  # fmt: skip
-"""Names that are widths in a constructor that names the width of queries in the same way."""
+"""The rows of names that mean widths if the constructor also has a name of `OF_QUERIES`."""
 
 OF_QUERIES = {"query_size", "query_dim"}
+"""The names of the width of queries in constructors in which the names of `WIDTHS` mean widths."""
 
 ROWS: Mapping[str, Named] = {name: row for row in CONSTRUCTOR for name in row.every_name}
 """The row of each name."""
 
 
-def row_of(name: str, beside: Collection[str] = ()) -> Named | None:
-    """The row of a constructor's parameter that has the names `beside` it, or None."""
-    if OF_QUERIES & {*beside}:
+def row_of(name: str, names: Collection[str] = ()) -> Named | None:
+    """The row of the parameter `name` of a constructor whose parameters are `names`; None if unknown."""
+    if OF_QUERIES & {*names}:
         name = WIDTHS.get(name, name)
     return ROWS.get(name) or ROWS.get(name.lower())
 
 
-def factory_table(names: Collection[str], whole: bool = False) -> tuple[Parameter[Inputs], ...]:
+def factory_table(
+    names: Collection[str], joined_heads: bool = False
+) -> tuple[Parameter[Inputs], ...]:
     """The parameters of a constructor with these names, and the suite's own names of the other rows."""
     rows = {name: row_of(name, names) for name in names}
-    own = {row: [name for name in names if rows[name] is row] for row in CONSTRUCTOR}
-    left = {row: [row.name] for row in CONSTRUCTOR if row.name not in rows}
-    return tuple(
-        row.under(name, whole) for row in CONSTRUCTOR for name in own[row] or left.get(row, [])
-    )
+    used = {row: [name for name in names if rows[name] is row] for row in CONSTRUCTOR}
+    unused = {row: [row.name] for row in CONSTRUCTOR if row.name not in rows}
+    named_rows = ((row, name) for row in CONSTRUCTOR for name in used[row] or unused.get(row, []))
+    return tuple(row.under(name, joined_heads) for row, name in named_rows)
 
 
 class Settings:
@@ -195,8 +197,9 @@ class Settings:
     `read` are the names that were read. A name outside of the list raises AttributeError or KeyError.
     """
 
-    def __init__(self, inputs: Inputs, whole: bool = False) -> None:
-        self._inputs, self._whole, self.read = inputs, whole, dict[str, None]()
+    def __init__(self, inputs: Inputs, joined_heads: bool = False) -> None:
+        self._inputs, self._joined_heads = inputs, joined_heads
+        self.read = dict[str, None]()
 
     def __getattr__(self, name: str) -> Any:
         row = row_of(name)
@@ -206,7 +209,7 @@ class Settings:
                 "name it so, or make the layer in a function with parameters of these names"
             )
         self.read[name] = None
-        return filled(row.under(name, self._whole).value(self._inputs))
+        return filled(row.under(name, self._joined_heads).value(self._inputs))
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -217,21 +220,25 @@ class Settings:
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes a person's layers.
+    """Makes a user's layers.
 
     - `binder`: the parameters of the constructor, or the read names of its config
     - `config`: the name of the parameter that is a config; "" if there is none
-    - `whole`: sizes of heads are those of all heads together
+    - `joined_heads`: the constructor counts all heads together: D and Dv are given as H D and H Dv
     """
 
     factory: Callable[..., Any]
     binder: Binder[Inputs]
     config: str = ""
-    whole: bool = False
+    joined_heads: bool = False
 
     @classmethod
     def of(
-        cls, factory: Callable[..., Any], name: str, read: Iterable[str] = (), whole: bool = False
+        cls,
+        factory: Callable[..., Any],
+        name: str,
+        read: Iterable[str] = (),
+        joined_heads: bool = False,
     ) -> Maker:
         """The maker of a class or function; `read` are the names that its config reads. Raises
         TypeError."""
@@ -244,32 +251,32 @@ class Maker:
                 "layer: make its layers in the constructor of a class, from sizes that it takes, whose "
                 "call takes these arrays (docs/layers.md)"
             )
-        table = factory_table([*names, *read], whole)
+        table = factory_table([*names, *read], joined_heads)
         if is_module(factory):  # torch's are made, and then moved to the dtype
             table = tuple(row for row in table if row.name not in {*OF_DTYPES} & {*names})
         config: tuple[Parameter[Inputs], ...] = tuple(map(Parameter, configs))
         binder = Binder.of(factory, name, (*table, *config), (), "factory")
         if configs:
             binder = replace(binder, table=table, taken=binder.taken - {*configs} | {*read})
-        return cls(factory, binder, configs[0] if configs else "", whole)
+        return cls(factory, binder, configs[0] if configs else "", joined_heads)
 
     @property
     def tells_widths(self) -> bool:
-        """True if the constructor is told a width of operands, or of all heads."""
+        """True if a parameter of the constructor is the width of the query, or the size of all heads."""
         rows = (row_of(name, self.binder.taken) for name in self.binder.taken)
         return any(row is not None and row.name in ("query_width", "units") for row in rows)
 
     def settings(self, inputs: Inputs) -> Settings:
         """The config for inputs."""
-        return Settings(inputs, self.whole)
+        return Settings(inputs, self.joined_heads)
 
     def __call__(self, inputs: Inputs, settings: Settings | None = None) -> Any:
-        """A layer for the inputs' sizes."""
+        """A new layer for the inputs' sizes; `settings` is its config, by default a new one."""
         if not self.config:
             return self.factory(**{n: filled(v) for n, v in self.binder.bind(inputs).items()})
-        direct = {*names_of(self.factory)}
-        given = {n: filled(v) for n, v in self.binder.bind(inputs).items() if n in direct}
-        return self.factory(**given, **{self.config: settings or self.settings(inputs)})
+        names = names_of(self.factory)
+        keywords = {n: filled(v) for n, v in self.binder.bind(inputs).items() if n in names}
+        return self.factory(**keywords, **{self.config: settings or self.settings(inputs)})
 
 
 def is_module(factory: Callable[..., Any]) -> bool:
@@ -292,7 +299,7 @@ def names_of(function: Callable[..., Any]) -> list[str]:
 
 
 ALONE = ("x", "X", "inputs", "input", "hidden_states", "tokens")
-"""Further names of the array of a layer that takes one."""
+"""Further names of the array of a layer that takes only one array."""
 
 ARRAYS: Mapping[str, tuple[str, ...]] = {
     word: (*names, word[0].upper(), f"inputs_{word[0]}", *(ALONE if word == "query" else ()))
@@ -304,22 +311,21 @@ ARRAYS: Mapping[str, tuple[str, ...]] = {
 def call_table(
     table: Collection[Parameter[T]], function: Callable[..., Any]
 ) -> tuple[tuple[Parameter[T], ...], dict[str, str]]:
-    """The table of a layer's call with the names of its own parameters, and the suite's name of each.
-
-    A parameter without a default gets None, too.
+    """`table` with the names that `function`, a layer's call, has for its rows, and the suite's name by
+    the layer's name. A parameter without a default is passed None, too.
     """
     parameters = {p.name: p for p in parameters_of(function)}
-    known = {name: row.name for row in table for name in row.every_name}
-    own = {known.get(name, name): name for name in reversed(parameters)}
+    row_of_name = {name: row.name for row in table for name in row.every_name}
+    name_of_row = {row_of_name.get(name, name): name for name in reversed(parameters)}
     renamed = tuple(
         replace(
             row,
-            name=own.get(row.name, row.name),
-            passes_none=row.passes_none or required(parameters.get(own.get(row.name, ""))),
+            name=name_of_row.get(row.name, row.name),
+            passes_none=row.passes_none or required(parameters.get(name_of_row.get(row.name, ""))),
         )
         for row in table
     )
-    return renamed, {name: canonical for canonical, name in own.items()}
+    return renamed, {name: canonical for canonical, name in name_of_row.items()}
 
 
 def required(parameter: inspect.Parameter | None) -> bool:
@@ -328,16 +334,17 @@ def required(parameter: inspect.Parameter | None) -> bool:
 
 
 def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> list[str] | None:
-    """The names of the arrays that stand first in a layer's call: all of `ARRAYS`, also those with a
-    default. None if there are further arrays, or none of these names."""
-    known, passed = {name for names in ARRAYS.values() for name in names}, {p.name for p in table}
+    """The first parameters of a layer's call that have names of `ARRAYS`. None if there are none, or if
+    another parameter without a default follows that is not in `table`."""
+    array_names = {name for names in ARRAYS.values() for name in names}
+    row_names = {p.name for p in table}
     arrays: list[str] = []
     for parameter in parameters_of(function):
         if parameter.kind not in BY_PLACE:
             break
-        if parameter.name in known and len(arrays) < len(ARRAYS):
+        if parameter.name in array_names and len(arrays) < len(ARRAYS):
             arrays.append(parameter.name)
-        elif required(parameter) and parameter.name not in passed:
+        elif required(parameter) and parameter.name not in row_names:
             return None
         else:
             break
@@ -345,8 +352,9 @@ def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> li
 
 
 def order_of(names: Iterable[str]) -> list[str]:
-    """query, key and value in the order of a layer's arrays."""
+    """The operand (query, key or value) that each array of a layer's call is, by the arrays' names or, if
+    these do not tell, in this order."""
     roles = {name: role for role, names in ARRAYS.items() for name in names}
-    found = [roles.get(name, "") for name in names]
+    named = [roles.get(name, "") for name in names]
     standard = ["query", "key", "value"]
-    return found if sorted(found) == sorted(standard[: len(found)]) else standard[: len(found)]
+    return named if sorted(named) == sorted(standard[: len(named)]) else standard[: len(named)]

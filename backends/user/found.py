@@ -1,7 +1,7 @@
-"""Which parameters of a person's layer are the canonical ones: found by names, and by shapes.
+"""Which variables of a user's layer are the canonical parameters: found by names, and by shapes.
 
-A `Reading` says for each variable of a layer which canonical parameters it holds. `readings` are all that
-fit. Where several fit, the judge takes the one that gives right answers (`suite.judge.trial`).
+A `Reading` says for each variable of a layer which canonical parameters it holds. `readings` returns all
+that fit. Where several fit, the judge takes the one that gives right answers (`suite.judge.trial`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MANY = 200
 """The number of readings that are tried at most."""
 
 ROLES = ("query", "key", "value", "gate", "output", "score")
-"""What a projection may be, in the order in which layers define them."""
+"""The roles of projections, in the order in which layers define their projections."""
 
 AXES = {"query": ("x", "hd"), "key": ("y", "gd"), "value": ("z", "gv"), "gate": ("x", "hv"),
         "output": ("hv", "o"), "score": ("d", "")}  # fmt: skip
@@ -41,7 +41,7 @@ WORDS = (
     (("gate",), r"gate|(^|_|w)g($|_)"),
     (("output",), r"out|(^|_|w|to)o($|_|proj|lin|dense)|c_proj|^proj|^fc|final|unify|^dense$|combine"),
 )  # fmt: skip
-"""The projections that a name says, by a pattern of its last word. The first pattern that fits counts."""
+"""Roles, and the pattern of the last word of a variable's path that says them. The first match counts."""
 
 LAYOUTS = ("ihd", "hid", "hdi", "dih", "idh", "dhi")
 """The orders in which the features of fused projections may stand: i is the projection, h the head, d
@@ -54,7 +54,7 @@ TEXTS = {"hid": "head by head", "hdi": "feature by feature of each head", "dih":
 @dataclass(frozen=True)
 class Variable:
     """A variable of a layer: its shape, and the order of a matrix' axes: "io" if the first axis is the
-    input's, "oi" if the last one is, "" if unknown."""
+    layer's inputs, "oi" if the last one is, "" if unknown."""
 
     shape: tuple[int, ...]
     order: str = ""
@@ -84,7 +84,7 @@ class Seat:
 
     @property
     def text(self) -> str:
-        """What the projection holds, for people."""
+        """The projection's name and the roles that it holds, as a text for the user."""
         layout = TEXTS.get(self.layout)
         text = f"{self.projection.name} = {', '.join(self.roles)}"
         return text if layout is None else f"{text} ({layout})"
@@ -92,22 +92,22 @@ class Seat:
     def values(
         self, names: Iterable[str], parameters: Mapping[str, np.ndarray], case: Case
     ) -> dict[str, np.ndarray]:
-        """The values of those of the variables `names` that the projection has. Biases that the case
-        lacks are zero."""
+        """The values of the projection's variables, by those of `names` that are its variables. Biases
+        that the case lacks are zero."""
         matrices = [
-            parameters[kernel_of(role)].reshape(sizes_of(role, case)) for role in self.roles
+            parameters[matrix_name(role)].reshape(sizes_of(role, case)) for role in self.roles
         ]
         matrix = self._laid_out(np.concatenate(matrices, -1), case)
         biases = [
-            parameters.get(f"{role}_bias", np.zeros(m.shape[1])).reshape(1, -1)
-            for role, m in zip(self.roles, matrices, strict=True)
+            parameters.get(f"{role}_bias", np.zeros(part.shape[1])).reshape(1, -1)
+            for role, part in zip(self.roles, matrices, strict=True)
         ]
         bias = self._laid_out(np.concatenate(biases, -1), case)[0]
         count = case.sizes.H if self.projection.heads > 1 else 1
-        parts = [m.T if self.order == "oi" else m for m in np.split(matrix, count, -1)]
-        own = dict(zip(matching(self.projection.matrix, names), parts, strict=True))
-        bias_names = matching(self.projection.bias, names)
-        return own | dict(zip(bias_names, np.split(bias, count), strict=False))
+        parts = [part.T if self.order == "oi" else part for part in np.split(matrix, count, -1)]
+        matrix_values = dict(zip(names_matching(self.projection.matrix, names), parts, strict=True))
+        bias_names = names_matching(self.projection.bias, names)
+        return matrix_values | dict(zip(bias_names, np.split(bias, count), strict=False))
 
     def _laid_out(self, columns: np.ndarray, case: Case) -> np.ndarray:
         if self.layout == LAYOUTS[0]:
@@ -120,36 +120,36 @@ class Seat:
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read the variables of a layer.
+    """One assignment of canonical parameters to the variables of a layer.
 
-    `ends`: the layer has no output projection, and ends with the joined heads. Then the suite adds it.
+    `lacks_output`: the layer has no output projection, and returns the joined heads. The suite adds one.
     """
 
     seats: tuple[Seat, ...]
-    ends: bool = False
+    lacks_output: bool = False
 
     @property
     def text(self) -> str:
-        """What the variables hold, for people."""
-        more = ["no output projection: the suite adds one"] if self.ends else []
-        return "; ".join([*(seat.text for seat in self.seats), *more])
+        """The projections and their roles, as a text for the user."""
+        notes = ["no output projection: the suite adds one"] if self.lacks_output else []
+        return "; ".join([*(seat.text for seat in self.seats), *notes])
 
     @property
     def biased(self) -> frozenset[str]:
-        """The projections with a bias."""
+        """The roles whose projection has a bias."""
         return frozenset(r for seat in self.seats if seat.projection.bias for r in seat.roles)
 
     def unread(self, names: Iterable[str]) -> list[str]:
-        """Those of the canonical parameters `names` that no variable holds."""
-        kernels = {kernel_of(role) for seat in self.seats for role in seat.roles}
-        read = kernels | {f"{role}_bias" for role in self.biased}
-        read |= {"output_kernel", "output_bias"} if self.ends else set()
-        return [name for name in names if name not in read]
+        """The canonical parameters among `names` that no variable holds."""
+        matrices = {matrix_name(role) for seat in self.seats for role in seat.roles}
+        held_parameters = matrices | {f"{role}_bias" for role in self.biased}
+        held_parameters |= {"output_kernel", "output_bias"} if self.lacks_output else set()
+        return [name for name in names if name not in held_parameters]
 
     def unknown(self, names: Iterable[str]) -> list[str]:
-        """The matrices of the layer that are none of the canonical parameters `names`."""
-        kernels = [kernel_of(role) for seat in self.seats for role in seat.roles]
-        return [name for name in kernels if name not in {*names}]
+        """The canonical names of the layer's matrices that are not among `names`."""
+        matrices = [matrix_name(role) for seat in self.seats for role in seat.roles]
+        return [name for name in matrices if name not in {*names}]
 
     def load(
         self,
@@ -161,38 +161,39 @@ class Reading:
         """Set a layer's variables to canonical parameters. Raises ValueError if a shape differs."""
         for seat in self.seats:
             for name, values in seat.values([*variables], parameters, case).items():
-                want = tuple(variables[name].shape)
-                if prod(want) != values.size:
-                    raise ValueError(f"{name} has the shape {want}, expected {values.shape}")
-                array = backend.array(values.reshape(want), case.dtype)
+                shape = tuple(variables[name].shape)
+                if prod(shape) != values.size:
+                    raise ValueError(f"{name} has the shape {shape}, expected {values.shape}")
+                array = backend.array(values.reshape(shape), case.dtype)
                 backend.memory.overwrite(variables[name], array)
 
 
-def kernel_of(role: str) -> str:
-    """The canonical name of a projection's matrix."""
+def matrix_name(role: str) -> str:
+    """The canonical name of the matrix of a projection with this role."""
     return "score_vector" if role == "score" else f"{role}_kernel"
 
 
 def sizes_of(role: str, case: Case) -> tuple[int, int]:
-    """The numbers of inputs and outputs of a projection."""
+    """The numbers of input and output features of a projection with this role."""
     return tuple(prod(case.letters[letter] for letter in axes) for axes in AXES[role])  # type: ignore[return-value]
 
 
-def said_by(name: str, roles: Iterable[str]) -> tuple[str, ...]:
-    """Those of `roles` that the last word of a variable's path says, without numbers; () if none."""
+def roles_named_by(name: str, roles: Iterable[str]) -> tuple[str, ...]:
+    """The roles, all of `roles`, that `WORDS` has for the last word of a projection's name; () for
+    none."""
     words = [word for word in name.split(".") if not word.isdigit() and word != "*"]
     last = re.sub(r"\d", "", words[-1]).lower() if words else ""
-    known = ((said, pattern) for said, pattern in WORDS if set(said) <= {*roles})
-    return next((said for said, pattern in known if re.search(pattern, last)), ())
+    rows = ((row_roles, pattern) for row_roles, pattern in WORDS if set(row_roles) <= {*roles})
+    return next((row_roles for row_roles, pattern in rows if re.search(pattern, last)), ())
 
 
-def names_tell(
+def roles_by_name(
     projections: Sequence[Projection], roles: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """What each projection's name says; () if several names say the same."""
-    said = {one.name: said_by(one.name, roles) for one in projections}
-    counts = Counter(said.values())
-    return {name: roles if counts[roles] == 1 else () for name, roles in said.items()}
+    """The roles that each projection's name says, by name; () if several names say the same roles."""
+    named_roles = {p.name: roles_named_by(p.name, roles) for p in projections}
+    counts = Counter(named_roles.values())
+    return {name: roles if counts[roles] == 1 else () for name, roles in named_roles.items()}
 
 
 def projections_of(
@@ -200,29 +201,30 @@ def projections_of(
 ) -> list[Projection] | None:
     """The matrices of a layer, each with its bias; None if a bias belongs to no matrix, or if a variable
     is neither."""
-    found: dict[str, Projection] = {}
+    projections: dict[str, Projection] = {}
     vectors: dict[str, str] = {}
-    for path, one in variables.items():
+    for path, variable in variables.items():
         name, is_bias = stem(path)
-        if is_bias or (len(one.shape) == 1 and said_by(name, roles) != ("score",)):
+        if is_bias or (len(variable.shape) == 1 and roles_named_by(name, roles) != ("score",)):
             vectors[path] = name
-        elif len(one.shape) > 3 or name in found:
+        elif len(variable.shape) > 3 or name in projections:
             return None
         else:
-            found[name] = Projection(name, path, "", one.shape, one.order)
+            projections[name] = Projection(name, path, "", variable.shape, variable.order)
     for path, name in vectors.items():
-        owner = found.get(name) or next(
-            (p for p in found.values() if said_by(p.name, roles) == said_by(name, roles) != ()),
+        named = roles_named_by(name, roles)
+        owner = projections.get(name) or next(
+            (p for p in projections.values() if roles_named_by(p.name, roles) == named != ()),
             None,
         )
         if owner is None or owner.bias:
             return None
-        found[owner.name] = replace(owner, bias=path)
-    return list(found.values())
+        projections[owner.name] = replace(owner, bias=path)
+    return list(projections.values())
 
 
 def stem(path: str) -> tuple[str, bool]:
-    """The path of a projection, and True if the variable is its bias."""
+    """The name of the projection that a variable belongs to, and True if the variable is its bias."""
     before, _, last = path.rpartition(".")
     match = re.fullmatch(r"(.*?)_?(weights?|kernel|w|bias|b)", last)
     if match is None:
@@ -231,93 +233,95 @@ def stem(path: str) -> tuple[str, bool]:
     return ".".join(part for part in (before, match[1]) if part) or last, is_bias
 
 
-def grouped(projections: Sequence[Projection], heads: int) -> list[Projection] | None:
-    """The projections with those of all heads as one; None if there are none of heads."""
+def heads_joined(projections: Sequence[Projection], heads: int) -> list[Projection] | None:
+    """The projections, with those of all heads joined to one; None if no head has its own projection."""
     groups: dict[str, list[Projection]] = {}
-    for one in projections:
-        groups.setdefault(starred(one.name), []).append(one)
-    out: list[Projection] = []
+    for projection in projections:
+        groups.setdefault(with_stars(projection.name), []).append(projection)
+    joined: list[Projection] = []
     for name, members in groups.items():
-        first, kinds = members[0], {(m.shape, starred(m.bias)) for m in members}
+        first, kinds = members[0], {(m.shape, with_stars(m.bias)) for m in members}
         if len(members) != heads or len(kinds) > 1:
-            out += members
+            joined += members
         else:
-            out.append(
+            joined.append(
                 replace(
                     first,
                     name=name,
-                    matrix=starred(first.matrix),
-                    bias=starred(first.bias),
+                    matrix=with_stars(first.matrix),
+                    bias=with_stars(first.bias),
                     heads=heads,
                 )
             )
-    return out if len(out) < len(projections) else None
+    return joined if len(joined) < len(projections) else None
 
 
-def starred(name: str) -> str:
-    """A name with stars in place of numbers."""
+def with_stars(name: str) -> str:
+    """A name with a star in place of each number."""
     return re.sub(r"\d+", "*", name)
 
 
-def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that are a pattern of `starred`, or equal to it."""
-    return [name for name in names if pattern in (name, starred(name))]
+def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that equal `pattern`, or do so with stars in place of numbers."""
+    return [name for name in names if pattern in (name, with_stars(name))]
 
 
 def seats_for(
-    projection: Projection, said: tuple[str, ...], roles: Sequence[str], case: Case, raw: str
+    projection: Projection, named: tuple[str, ...], roles: Sequence[str], case: Case, order: str
 ) -> Iterator[Seat]:
-    """The seats that a projection can take: what its name has `said`, or any of `roles`. `raw` is the
-    order of axes if the framework does not tell."""
-    choices: list[tuple[str, ...]] = [said] if said else [(role,) for role in roles]
-    if not said and {*ROLES[:3]} <= {*roles}:
+    """The seats that fit a projection's shape: with the roles `named` that its name says, or, if it
+    says none, any of `roles`. `order` is the order of axes if the framework does not tell."""
+    choices: list[tuple[str, ...]] = [named] if named else [(role,) for role in roles]
+    if not named and {*ROLES[:3]} <= {*roles}:
         choices.append(ROLES[:3])
     count = projection.heads
-    for chosen in choices:
-        if not {*chosen} <= {*roles} or (count > 1 and len(chosen) > 1):
+    for seat_roles in choices:
+        if not {*seat_roles} <= {*roles} or (count > 1 and len(seat_roles) > 1):
             continue
-        shapes = [sizes_of(role, case) for role in chosen]
+        shapes = [sizes_of(role, case) for role in seat_roles]
         if len({inputs for inputs, _ in shapes}) > 1:
             continue
         outputs = sum(out for _, out in shapes)
         if outputs % count:
             continue
-        want, order = (shapes[0][0], outputs // count), projection.order or raw
+        want, seat_order = (shapes[0][0], outputs // count), projection.order or order
         shape = projection.shape
-        if len(shape) == 3 and chosen[0] != "score":
-            letters = "".join(AXES[chosen[0]])
-            if len(chosen) > 1 or shape != tuple(case.letters[x] for x in letters):
+        if len(shape) == 3 and seat_roles[0] != "score":
+            letters = "".join(AXES[seat_roles[0]])
+            if len(seat_roles) > 1 or shape != tuple(case.letters[x] for x in letters):
                 continue
-            order = "io"
+            seat_order = "io"
         elif len(shape) == 1:
-            if shape != want[:1] or chosen != ("score",):
+            if shape != want[:1] or seat_roles != ("score",):
                 continue
-        elif shape != (want[::-1] if order == "oi" else want):
+        elif shape != (want[::-1] if seat_order == "oi" else want):
             continue
-        yield Seat(projection, chosen, order)
+        yield Seat(projection, seat_roles, seat_order)
 
 
-def arranged(
+def seatings(
     projections: Sequence[Projection],
-    said: Mapping[str, tuple[str, ...]],
+    roles_by_projection: Mapping[str, tuple[str, ...]],
     roles: Sequence[str],
     case: Case,
-    raw: str,
+    default_order: str,
 ) -> Iterator[tuple[Seat, ...]]:
-    """All ways to give each projection its roles, so that each role is given once."""
+    """All ways to give each projection a seat, so that each role is given once."""
     if not projections:
         if not roles:
             yield ()
         return
-    first, *rest = projections
-    for seat in seats_for(first, said[first.name], roles, case, raw):
-        left = [role for role in roles if role not in seat.roles]
-        for others in arranged(rest, said, left, case, raw):
-            yield (seat, *others)
+    first, *later_projections = projections
+    for seat in seats_for(first, roles_by_projection[first.name], roles, case, default_order):
+        free_roles = [role for role in roles if role not in seat.roles]
+        for other_seats in seatings(
+            later_projections, roles_by_projection, free_roles, case, default_order
+        ):
+            yield (seat, *other_seats)
 
 
-def laid_out(seats: tuple[Seat, ...], case: Case) -> Iterator[tuple[Seat, ...]]:
-    """The seats in all layouts of a fused projection."""
+def in_all_layouts(seats: tuple[Seat, ...], case: Case) -> Iterator[tuple[Seat, ...]]:
+    """The seats, once for each layout of the fused projection; once if no projection is fused."""
     fused = next((seat for seat in seats if len(seat.roles) > 1), None)
     s = case.sizes
     if fused is None or s.H != s.Hkv or s.D != s.Dv or s.H == 1:
@@ -328,34 +332,34 @@ def laid_out(seats: tuple[Seat, ...], case: Case) -> Iterator[tuple[Seat, ...]]:
 
 
 def readings(variables: Mapping[str, Variable], case: Case) -> tuple[Reading, ...]:
-    """The ways to read a layer's variables as the parameters of a case, the likeliest one first; none if
-    they do not fit, or if more than `MANY` do."""
-    roles = [role for role in ROLES if kernel_of(role) in case.axes]
-    known = {f"{role}_bias" for role in roles} | {kernel_of(role) for role in roles}
-    if set(case.operator.learned(case.axes)) - known:
+    """The readings of a layer's variables as the parameters of a case, the likeliest one first; none if
+    no reading fits, or if more than `MANY` fit. Without a fit a layer may lack an output projection."""
+    roles = [role for role in ROLES if matrix_name(role) in case.axes]
+    readable = {f"{role}_bias" for role in roles} | {matrix_name(role) for role in roles}
+    if set(case.operator.learned(case.axes)) - readable:
         return ()
     projections = projections_of(variables, roles)
     if projections is None:
         return ()
-    found = tuple(islice(possible(projections, roles, case), MANY + 1))
+    found = tuple(islice(readings_as(projections, roles, case), MANY + 1))
     if not found and "output" in roles:
-        rest = [role for role in roles if role != "output"]
-        if all({*said_by(one.name, roles)} & {*rest} for one in projections):
-            joined = islice(possible(projections, rest, case), MANY + 1)
-            found = tuple(replace(reading, ends=True) for reading in joined)
+        input_roles = [role for role in roles if role != "output"]
+        if all({*roles_named_by(p.name, roles)} & {*input_roles} for p in projections):
+            without_output = islice(readings_as(projections, input_roles, case), MANY + 1)
+            found = tuple(replace(reading, lacks_output=True) for reading in without_output)
     return found if len(found) <= MANY else ()
 
 
-def possible(
+def readings_as(
     projections: Sequence[Projection], roles: Sequence[str], case: Case
 ) -> Iterator[Reading]:
-    """The ways to read projections as these roles, the likeliest one first."""
-    by_head = grouped(projections, case.sizes.H)
-    unknown = any(not p.order and len(p.shape) == 2 for p in projections)
-    for these in (projections, by_head):
-        if these is None:
+    """The readings in which the projections have all these roles, the likeliest one first."""
+    joined = heads_joined(projections, case.sizes.H)
+    has_unknown_order = any(not p.order and len(p.shape) == 2 for p in projections)
+    for candidates in (projections, joined):
+        if candidates is None:
             continue
-        said = names_tell(these, roles)
-        for raw in ("io", "oi") if unknown else ("io",):
-            for arrangement in arranged(these, said, roles, case, raw):
-                yield from map(Reading, laid_out(arrangement, case))
+        named_roles = roles_by_name(candidates, roles)
+        for default_order in ("io", "oi") if has_unknown_order else ("io",):
+            for arrangement in seatings(candidates, named_roles, roles, case, default_order):
+                yield from map(Reading, in_all_layouts(arrangement, case))

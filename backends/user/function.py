@@ -1,4 +1,4 @@
-"""A user's function with the signature of its framework's own attention, as an implementation.
+"""A user's function with the signature of its framework's own ("native") attention, as an implementation.
 
 A case is unsupported if the function lacks a parameter that the case needs. Features of
 `suite.spec.features` are additional parameters with the names of the features.
@@ -37,14 +37,16 @@ from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
-def extra(feature: Feature, own: Iterable[Parameter[AttentionCall]]) -> Parameter[AttentionCall]:
-    """The parameter of a feature besides the parameters `own` of the native signature.
+def feature_parameter(
+    feature: Feature, native_parameters: Iterable[Parameter[AttentionCall]]
+) -> Parameter[AttentionCall]:
+    """The parameter with the name of a feature, in addition to the native parameters.
 
     A part of the mask is passed as this argument instead of an array. Nothing is passed if the function
-    takes an own parameter for the feature.
+    takes the native parameter for the feature.
     """
     words = (feature.word, feature.name) if feature.reduction.to == "mask" else (feature.word,)
-    unless = next((parameter.name for parameter in own if feature.word in parameter.features), "")
+    unless = next((p.name for p in native_parameters if feature.word in p.features), "")
     return Parameter(feature.name, words, partial(feature_argument, feature), unless=unless)
 
 
@@ -53,24 +55,23 @@ def binder_of(
     function: Callable[..., Any],
     name: str,
     claimed: Mapping[str, str],
-    masks: str = "",
+    mask_kind: str = "",
 ) -> CallBinder:
-    """The binder of a function with all or part of the parameters of a framework's attention, or with
-    people's names of the same things (see `backends.user.signature.bind`). Raises TypeError and
-    UsageError."""
-    own = [parameter.name for parameter in native.parameters]
-    neutral = [name for name in native.neutral if name not in own]
-    more = (extra(feature, native.parameters) for feature in FEATURES.values())
-    table = (*map(Parameter, neutral), *more)
+    """The binder of a function: its parameters are some of the native ones, under the native names or
+    names that people use (see `backends.user.signature.bind`). Raises TypeError and UsageError."""
+    native_names = [parameter.name for parameter in native.parameters]
+    neutral_names = [name for name in native.neutral if name not in native_names]
+    feature_rows = (feature_parameter(feature, native.parameters) for feature in FEATURES.values())
+    table = (*map(Parameter, neutral_names), *feature_rows)
     try:
         merges = native.declared.merges_mask_into_bias
-        return bind(function, name, native.parameters, table, claimed, masks, merges)
+        return bind(function, name, native.parameters, table, claimed, mask_kind, merges)
     except UnreadableSignature:
         if getattr(function, "__name__", "") != str(native.function).rpartition(".")[2]:
             raise
         # The framework's own function, written in C++.
         rows = (*native.parameters, *table)
-        return CallBinder(rows, frozenset([*own, *neutral]), arrays=OPERANDS)
+        return CallBinder(rows, frozenset([*native_names, *neutral_names]), arrays=OPERANDS)
 
 
 class UserCallable(Implementation):
@@ -102,20 +103,20 @@ class UserCallable(Implementation):
         self.declared = self.declared.refusing(self.observed())
 
     def quickly(self, traced: UserCallable) -> Implementation:
-        """The function, bound as this one, in the quick backend of `traced`, which is the function of
-        another import. Promises of bits, and functions that are forbidden, are judged without programs.
+        """The implementation that calls `traced`, this function from a second import for the quick
+        backend, with this binder. Unchanged if equal bits are promised or functions are forbidden.
         """
         if self.forbidden or {*self.declared.bitwise} - {"rerun"}:
             return self
-        other = copy(self)
-        other.backend, other.called, other.optimized = traced.backend, traced.called, self
-        return other
+        function = copy(self)
+        function.backend, function.called, function.optimized = traced.backend, traced.called, self
+        return function
 
     @cached_property
     def unwatched(self) -> Implementation:
-        other = copy(self)
-        other.called, other.forbidden = self.judged, ()
-        return other
+        function = copy(self)
+        function.called, function.forbidden = self.judged, ()
+        return function
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         """The binder of the function."""
@@ -126,7 +127,7 @@ class UserCallable(Implementation):
         return claims.declared(self.features, refusals=self.binder.lacking)
 
     def observed(self) -> dict[str, str]:
-        """The features that the function lacks as a trial call shows, with the reason."""
+        """The features that a trial call shows to be lacking, with the reason."""
         return {}
 
     @as_in_programs
@@ -134,13 +135,13 @@ class UserCallable(Implementation):
         return self.call_of(inputs)
 
     def call_of(self, inputs: Inputs) -> PreparedCall:
-        """The call of the function."""
+        """The call of the function, which `prepare` makes part of a program if the backend can."""
         raise NotImplementedError
 
 
 class UserFunction(UserCallable):
     """A user's function of plain attention. Its elections are compared with those of `beside`, by default
-    the framework's own attention. `binding` is how the function is called besides its names."""
+    the framework's own attention. `binding`: axes, masks and outputs of its calls (see `Binding`)."""
 
     binder: CallBinder
 
@@ -162,21 +163,21 @@ class UserFunction(UserCallable):
         self.maker = Maker.of(function, name) if isinstance(function, type) else None
         super().__init__(backend, function, name, claims)
         self.ways = native.ways(n for n in native.neutral if n in self.binder.taken)
-        asked = {parameter.name for parameter in native.parameters}
-        only = [name for name, way in self.ways.items() if not way.keys() & asked]
-        if only:
-            passed = f"{', '.join(only)} is all that is passed of these parameters"
-            self.remarks = (passed, *self.remarks)
+        native_names = {parameter.name for parameter in native.parameters}
+        fixed = [name for name, way in self.ways.items() if not way.keys() & native_names]
+        if fixed:
+            remark = f"{', '.join(fixed)} is all that is passed of these parameters"
+            self.remarks = (remark, *self.remarks)
         names = {name: word for word, name in self.binder.operands.items()} | {**self.binder.bound}
-        shown = self.binding if self.binder.pairs else self.binding.but(masks="")
-        says = described(shown, names)
-        if says and (self.binder.bound or replace(self.binding, causal="") != Binding()):
-            self.remarks = (f"binding: {says}", *self.remarks)
+        used_binding = self.binding if self.binder.pair_arguments else self.binding.but(masks="")
+        text = described(used_binding, names)
+        if text and (self.binder.bound or replace(self.binding, causal="") != Binding()):
+            self.remarks = (f"binding: {text}", *self.remarks)
 
     def rebind(self, binding: Binding) -> None:
-        """Call the function in another way."""
-        own = self.backend, self.judged, self.name, self.claims, self.native, self.beside
-        UserFunction.__init__(self, *own, binding)
+        """Initialise this implementation again, with another binding of the same function."""
+        arguments = self.backend, self.judged, self.name, self.claims, self.native, self.beside
+        UserFunction.__init__(self, *arguments, binding)
 
     def bound(self, function: Callable[..., Any], name: str) -> CallBinder:
         claims = self.claims.parameters
@@ -201,16 +202,18 @@ class UserFunction(UserCallable):
             lacking.pop("grouped-heads", None)
         elif self.binding.heads:
             lacking["grouped-heads"] = "an error is raised for grouped heads"
-        adds = set(self.binder.serving("bias")) - set(self.binder.serving("mask"))
-        if self.binding.masks not in ("", "either", "additive") and not adds:
+        bias_alone = set(self.binder.serving("bias")) - set(self.binder.serving("mask"))
+        if self.binding.masks not in ("", "either", "additive") and not bias_alone:
             lacking |= dict.fromkeys(ADDING, f"claims masks={self.binding.masks}")
         return lacking
 
     @property
     def merges_mask_into_bias(self) -> bool:
-        """True if one argument is given mask and bias together."""
-        adds, hides = self.binder.serving("bias"), self.binder.serving("mask")
-        return not {*adds}.isdisjoint(hides) if adds else self.native.declared.merges_mask_into_bias
+        """True if mask and bias are passed as one argument."""
+        biases, masks = self.binder.serving("bias"), self.binder.serving("mask")
+        if not biases:
+            return self.native.declared.merges_mask_into_bias
+        return not {*biases}.isdisjoint(masks)
 
     def refusal(self, case: Case) -> str | None:
         if self.loses_window(case):
@@ -218,8 +221,8 @@ class UserFunction(UserCallable):
         return None
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """The nearest supported case; instead of a window that is lost one with as many queries as
-        keys, and without a right side."""
+        """The nearest supported case. A window that the function loses is replaced: first with as many
+        queries as keys, then also without a right side."""
         if isinstance(case, Case) and case.mask is not None and self.loses_window(case):
             longest = max(case.sizes.Lq, case.sizes.Lk)
             case = replace(case, sizes=replace(case.sizes, Lq=longest, Lk=longest))
@@ -230,34 +233,37 @@ class UserFunction(UserCallable):
         return super().nearest_supported(case)
 
     def loses_window(self, case: Case) -> bool:
-        """True if a window of the case is another one in the function, which takes no mask instead."""
+        """True if the function can take the case's window neither as a window argument nor as a mask."""
         return self.moves_window(case.mask, case.sizes) and not self.binder.serving("mask")
 
     def moves_window(self, mask: Mask | None, sizes: Sizes) -> bool:
-        """True if a window of a mask is another one in the function."""
+        """True if the function's window argument means another window than that of a mask."""
         parts = () if mask is None else mask.parts
         sides = [part.right for part in parts if isinstance(part, Window)]
-        behind = any(side is not None for side in sides) and not is_causal(mask)
-        cuts = bool(self.binder.name_of("window_left")) and behind
-        return bool(sides) and (cuts or (self.binding.window == "last" and sizes.Lq != sizes.Lk))
+        has_right_side = any(side is not None for side in sides) and not is_causal(mask)
+        drops_right_side = bool(self.binder.name_of("window_left")) and has_right_side
+        shifts = self.binding.window == "last" and sizes.Lq != sizes.Lk
+        return bool(sides) and (drops_right_side or shifts)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """The call with each neutral value as an explicit argument, if it has no other value; and the
-        weights that a plain call returns, as the output for values that are one-hot."""
-        plain = self.prepare(inputs)
-        ways = {n: way for n, way in self.ways.items() if not way.keys() & plain.arguments.keys()}
-        calls = plain.written_out(ways)
+        """The call with each neutral value as an explicit argument, unless the argument has another
+        value; and the weights that the function returns, judged as the output for one-hot values."""
+        prepared = self.prepare(inputs)
+        ways = {
+            n: way for n, way in self.ways.items() if not way.keys() & prepared.arguments.keys()
+        }
+        calls = prepared.written_out(ways)
         for name, problem in self.problems(inputs).items():
             calls[name] = replace(self.weights_of(problem), problem=problem)
         return calls
 
     @as_in_programs
     def weights_of(self, inputs: Inputs) -> PreparedCall:
-        """The call whose output is what a plain call returns beside the output."""
-        return replace(self.call_of(inputs, returned=1), outputs=("output",), source="")
+        """The call whose output are the weights that the function returns besides its output."""
+        return replace(self.call_of(inputs, output_index=1), outputs=("output",), source="")
 
     def problems(self, inputs: Inputs) -> dict[str, Inputs]:
-        """The problems that paths answer, if these are other problems than that of the inputs."""
+        """The inputs of each path that answers another problem than `inputs`, by path (see `paths`)."""
         if self.binding.returns != "weights" or inputs.training:
             return {}
         sizes = inputs.sizes
@@ -267,61 +273,62 @@ class UserFunction(UserCallable):
     def divided(self, inputs: Inputs) -> Native:
         """The mask divided into the function's flags and the rest."""
         # torch's kernel gives NaN behind the flag for a scale of 0 or below (finding flash-causal-scale).
-        beside = inputs.scale is None or inputs.scale > 0
-        parts = self.native.divided(inputs, self.binder, beside)
+        flag_beside_mask = inputs.scale is None or inputs.scale > 0
+        parts = self.native.divided(inputs, self.binder, flag_beside_mask)
         return parts.without_window() if self.moves_window(inputs.mask, inputs.sizes) else parts
 
     def passed_as(self, inputs: Inputs) -> Mapping[str, str]:
-        """The arguments of arrays that are passed with another name."""
+        """The argument that passes each array, by the array's name, where the two names differ."""
         bound = self.binder.bound
         if not bound:
             return self.native.operands(inputs)
         names = {word: name for name, word in bound.items()}
-        adds, hides = self.binder.serving("bias"), self.binder.serving("mask")
-        if adds and inputs.bias is not None:
-            names["bias"] = adds[0]
-        if hides and (inputs.bias is None or not self.merges_mask_into_bias):
-            names["mask"] = hides[0]
+        biases, masks = self.binder.serving("bias"), self.binder.serving("mask")
+        if biases and inputs.bias is not None:
+            names["bias"] = biases[0]
+        if masks and (inputs.bias is None or not self.merges_mask_into_bias):
+            names["mask"] = masks[0]
         return names
 
-    def call_of(self, inputs: Inputs, returned: int = 0) -> PreparedCall:
-        """The function's call. `returned` is the part of a returned pair that is the output."""
+    def call_of(self, inputs: Inputs, output_index: int = 0) -> PreparedCall:
+        """The function's call. A causal flag that the function refuses beside a mask is merged into the
+        mask. `output_index`: the index of the output in the returned tuple."""
         backend, native = self.backend, self.native
         call = AttentionCall(backend, inputs, self.divided(inputs))
         operands = dict(
             zip(OPERANDS, backend.memory.operands(inputs, self.axis_order), strict=True)
         )
-        lacking = [one for one in inputs.needs if self.missing([one]) is not None]
+        lacking = [feature for feature in inputs.needs if self.missing([feature]) is not None]
         arguments = operands | self.binder.bind(call, lacking)
         adapted = Adapted(
             backend, self.binder.spread(self.function_for(inputs)), self.binding, self.axes,
-            self.binder.pairs, inputs, returned,
+            self.binder.pair_arguments, inputs, output_index,
         )  # fmt: skip
-        once = seeded(backend, adapted, inputs)
+        seeded_function = seeded(backend, adapted, inputs)
 
         def called(**arguments: Any) -> Any:
             try:
-                return once(**arguments)
+                return seeded_function(**arguments)
             except Exception as error:
                 if inputs.form == "flag-and-mask" or IS_CAUSAL.name not in str(error):
                     raise
                 merged = native.without_flag(arguments)
                 if merged is None:
                     raise
-            return once(**merged)
+            return seeded_function(**merged)
 
-        plain = not arguments.keys() & FEATURES.keys() and self.binder.is_plain
+        can_be_scripted = not arguments.keys() & FEATURES.keys() and self.binder.has_plain_places
         draws = self.maker is not None or inputs.training
-        constants = (returned, inputs.form, inputs.dtype.name, inputs.case.option("lse"))
+        constants = (output_index, inputs.form, inputs.dtype.name, inputs.case.option("lse"))
         return attention_call(
             called, arguments, inputs, axis_order=self.axis_order, operands=self.passed_as(inputs),
-            source=function_source(self.called, self.name) if plain else "",
+            source=function_source(self.called, self.name) if can_be_scripted else "",
             constants=None if draws else constants, dropping=self.dropping,
         )  # fmt: skip
 
     def function_for(self, inputs: Inputs) -> Callable[..., Any]:
-        """The function; of a class an instance for the inputs, in evaluation. Raises UsageError if the
-        instance has parameters."""
+        """The function to call; if it is a class, an instance for the inputs, in evaluation mode. Raises
+        UsageError if the instance has learned parameters."""
         if self.maker is None:
             return self.called
         memory = self.backend.memory

@@ -35,7 +35,13 @@ from attention_conformance.backends.user.layer_call import (
     parameter_names,
     without_biases,
 )
-from attention_conformance.backends.user.observing import NO_MASK, Facts, ObservedLayer, plain, tied
+from attention_conformance.backends.user.observing import (
+    NO_MASK,
+    Facts,
+    ObservedLayer,
+    with_tie,
+    without_mask_in_f32,
+)
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase, cases, gradient_cases
 from attention_conformance.suite.spec.inputs import Inputs, draw
@@ -53,8 +59,8 @@ FACTORY = factory_table(())
 class UserLayer(Implementation):
     """A user's layer; see the documentation of `--like`.
 
-    `factory(**configuration)` returns a callable layer, and receives what `CONSTRUCTOR` says for the
-    names of its parameters. The layer is called with query (B, Lq, Eq), key (B, Lk, Ek) and value
+    `factory(**configuration)` returns a callable layer. Its parameters are given the arguments of
+    `CONSTRUCTOR` for their names. The layer is called with query (B, Lq, Eq), key (B, Lk, Ek) and value
     (B, Lk, Ev), or only with the query if it takes one array, and with the keywords of `CALL` that it
     takes:
 
@@ -92,14 +98,14 @@ class UserLayer(Implementation):
         self.maker = Maker.of(factory, name)
         self.first = case = self.of_kind(gradient_cases("smoke"))[0]
         self.seen = self.observed(case)
-        self.own_layers.clear()  # these were not made as in people's programs
+        self.own_layers.clear()  # trial calls made them outside of `as_in_programs`
         self.facts, self.unread = self.seen.facts, self.seen.unread
-        self.maker = Maker.of(factory, name, self.facts.read, self.facts.whole)
+        self.maker = Maker.of(factory, name, self.facts.read, self.facts.joined_heads)
         self.factory = self.maker.binder
         self.call_with(self.seen.call)
         if self.facts.mask_kind == NO_MASK:
-            left = {own for own in self.called.taken if self.canonical.get(own) != "mask"}
-            self.called = replace(self.called, taken=frozenset(left))
+            without_mask = {n for n in self.called.taken if self.canonical.get(n) != "mask"}
+            self.called = replace(self.called, taken=frozenset(without_mask))
         if not claims.allow_unused:
             self.called.check_names(name)
             if not self.facts.found:
@@ -114,11 +120,12 @@ class UserLayer(Implementation):
 
     def of_kind(self, cases: Iterable[Case]) -> list[Case]:
         """The cases of the operator that `--like` names."""
-        own = (case for case in cases if case.operator is self.operator)
-        return [case for case in own if case.option("kind") in (None, self.kind)]
+        same_operator = (case for case in cases if case.operator is self.operator)
+        return [case for case in same_operator if case.option("kind") in (None, self.kind)]
 
     def call_with(self, call: Callable[..., Any]) -> None:
-        """Read the signature of the layer's call. Raises TypeError."""
+        """Set `called`, `canonical` (the suite's name by the layer's name of a keyword) and `count` (of
+        arrays) from the signature of the layer's call. Raises TypeError."""
         table, self.canonical = call_table(CALL, call)
         self.called = Binder.of(call, self.name, table, arrays_of(call, table), "layer")
         self.count = len(self.called.arrays)
@@ -130,11 +137,11 @@ class UserLayer(Implementation):
 
     def takes(self, name: str) -> bool:
         """True if the layer's call has the keyword, under any of its names."""
-        return any(self.canonical.get(own, own) == name for own in self.called.taken)
+        return any(self.canonical.get(keyword, keyword) == name for keyword in self.called.taken)
 
     def observed(self, case: Case) -> ObservedLayer:
-        """What a layer of the factory shows, made for a case."""
-        layer = observing.settled(self, case)
+        """The observations of a layer that the factory makes for a case, by trial calls."""
+        layer = observing.fitting_layer(self, case)
         loads = hasattr(layer, "load_attention")
         unread = self.loaded(case) if loads or self.readings else {}
         return ObservedLayer(
@@ -144,26 +151,26 @@ class UserLayer(Implementation):
 
     @property
     def reading(self) -> Reading | None:
-        """How the layer's variables are read; None if they are not found."""
+        """The chosen reading of the layer's variables; None if no reading fits."""
         return self.readings[self.chosen] if self.readings else None
 
     @property
     def choices(self) -> int:
-        """The number of ways in which the layer's variables can be read."""
+        """The number of readings of the layer's variables that fit."""
         return len(self.facts.found)
 
     def choose(self, number: int, right: bool = True) -> None:
-        """Read the layer's variables in one of the ways that fit, by number; `right` is False if none of
-        the ways gives right answers."""
+        """Choose one of the readings that fit, by number; `right` is False if no reading gives right
+        answers."""
         self.chosen, self.right = number, right
 
     @property
     def parameters_found(self) -> str:
-        """How the layer's variables are read, as a note for people."""
+        """The chosen reading of the layer's variables, or the lack of one, as a note for the user."""
         if self.facts.found:
             text = self.facts.found[self.chosen]
-            more = f" (the closest of {self.choices} ways; none gives right answers)"
-            return f"parameters: {text}{'' if self.right else more}" if text else ""
+            note = f" (the closest of {self.choices} ways; none gives right answers)"
+            return f"parameters: {text}{'' if self.right else note}" if text else ""
         if self.seen.takes_parameters:
             return ""
         return (
@@ -173,8 +180,7 @@ class UserLayer(Implementation):
 
     @property
     def without_sizes(self) -> str:
-        """The end of a sentence about an error of a layer whose constructor takes no width; "" for
-        others."""
+        """A hint to append to an error message, if the layer's constructor takes no width; else ""."""
         if self.maker.tells_widths:
             return ""
         return (
@@ -197,21 +203,22 @@ class UserLayer(Implementation):
         ).but(dtypes=self.facts.dtypes or self.claims.dtypes)
 
     def with_one_more(self) -> dict[str, UserLayer]:
-        """Copies of the layer whose factory or call takes one more keyword, by a description."""
+        """Copies of the layer whose factory or call is passed one more keyword, by a description. Each
+        keyword serves features."""
         layers = {}
         for field, binder in (("factory", self.factory), ("called", self.called)):
-            further = {p.name for p in binder.table if p.unless or not p.features}
-            for keyword, more in binder.with_one_more().items():
-                if keyword in further:
+            excluded = {p.name for p in binder.table if p.unless or not p.features}
+            for keyword, longer_binder in binder.with_one_more().items():
+                if keyword in excluded:
                     continue
                 layers[f"{keyword} of the {binder.what}"] = layer = copy(self)
-                setattr(layer, field, more)
+                setattr(layer, field, longer_binder)
                 layer.declared = layer.declaration().on(self.backend.device)
         return layers
 
     def loaded(self, first: Case) -> dict[frozenset[str], str]:
-        """The errors of `load_attention` by set of parameter names, "" if all parameters are read. One
-        case of each set is tried."""
+        """The error of setting each set of parameters that cases have, by the parameters' names; "" if
+        all can be set. One case of each set is tried."""
         pools = (self.of_kind(pool("standard")) for pool in (gradient_cases, cases))
         sets: dict[frozenset[str], Case] = {parameter_names(first): first}
         for case in chain.from_iterable(pools):
@@ -219,18 +226,14 @@ class UserLayer(Implementation):
         return {names: self.misread(draw(self.fitted(case))) for names, case in sets.items()}
 
     def misread(self, inputs: Inputs) -> str:
-        """The error of `load_attention` for the inputs' parameters: unread or unknown parameters, or an
-        exception; "" if there is none."""
+        """The error of setting the inputs' parameters by the chosen reading or by `load_attention`:
+        unread or unknown parameters, or an exception; "" if there is none."""
         if self.reading is not None:
-            left = self.reading.unread(inputs.parameters)
-            more = self.reading.unknown(inputs.parameters)
-            return (
-                f"the layer has no {', '.join(left)}"
-                if left
-                else f"the layer has {', '.join(more)}, which there is not here"
-                if more
-                else ""
-            )
+            unread = self.reading.unread(inputs.parameters)
+            unknown = self.reading.unknown(inputs.parameters)
+            if unread:
+                return f"the layer has no {', '.join(unread)}"
+            return f"the layer has {', '.join(unknown)}, which there is not here" if unknown else ""
         read = ReadNames(self.parameters(inputs))
         try:
             self.layer(inputs).load_attention(read)
@@ -238,16 +241,16 @@ class UserLayer(Implementation):
             return f"load_attention asks for {error.args[0]}, which there is not here"
         except Exception as error:
             return f"load_attention raised {type(error).__name__}: {error}"
-        left = [name for name in inputs.parameters if name not in read.names]
-        return f"load_attention never reads {', '.join(left)}" if left else ""
+        unread = [name for name in inputs.parameters if name not in read.names]
+        return f"load_attention never reads {', '.join(unread)}" if unread else ""
 
     def check_read(self, name: str, case: Case) -> None:
         """Raise UsageError if parameters are never read. A layer may leave out all biases."""
         names = parameter_names(case)
         reason = self.unread.get(names, "")
         biases = [n for n in case.axes if n in biases_of(names)]
-        without = biases and reason == f"load_attention never reads {', '.join(biases)}"
-        if reason and not without:
+        leaves_out_biases = biases and reason == f"load_attention never reads {', '.join(biases)}"
+        if reason and not leaves_out_biases:
             raise UsageError(
                 f"layer {name}: {reason}. What it does not read is not judged: read it, or say "
                 "--allow-unused"
@@ -265,18 +268,17 @@ class UserLayer(Implementation):
         without biases if it has none."""
         if not isinstance(case, Case) or self.unsupported(case) is None:
             return None
-        near = self.fitted(case)
-        bare = None
-        if biases_of(parameter_names(near)) and self.unsupported(near):
-            bare = without_biases(near)
-        for one in (near, bare):
-            if one is not None and self.unsupported(one) is None:
-                return one
-        return super().nearest_supported(bare or near)
+        fitted_case, bare_case = self.fitted(case), None
+        if biases_of(parameter_names(fitted_case)) and self.unsupported(fitted_case):
+            bare_case = without_biases(fitted_case)
+        for candidate in (fitted_case, bare_case):
+            if candidate is not None and self.unsupported(candidate) is None:
+                return candidate
+        return super().nearest_supported(bare_case or fitted_case)
 
     def fitted(self, case: Case) -> Case:
-        """The case in the form of the layer: its sizes, axes and mask; the case itself if it has no such
-        form."""
+        """The case changed in kind, sizes, axes and mask so that the layer's facts allow it
+        (`Facts.fitted`); unchanged if the operator has no such case."""
         try:
             return self.facts.fitted(as_kind(case, self.kind), self.missing)
         except ValueError:
@@ -298,8 +300,8 @@ class UserLayer(Implementation):
             reasons.pop("no-projection-bias", None)
         if self.facts.found:
             # The layer was made with the widths of the first case, or reads widths off its arrays.
-            seen = {*tied(plain(self.first), self.facts.tie).needs}
-            for feature in WIDTHS if not self.maker.tells_widths else WIDTHS & seen:
+            first_needs = {*with_tie(without_mask_in_f32(self.first), self.facts.tie).needs}
+            for feature in WIDTHS if not self.maker.tells_widths else WIDTHS & first_needs:
                 reasons.pop(feature, None)
         if self.count == 1:
             reasons["cross"] = "the layer takes one array"
@@ -338,21 +340,21 @@ class UserLayer(Implementation):
         return layer
 
     def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
-        """The variables of a layer by path. A layer that makes them in its first call is called once."""
+        """The variables of a layer by path. If it has none yet, it is called once to make them."""
         memory = self.backend.memory
         if not memory.variables(layer) and inputs.parameters:
             self.call(layer, inputs)()
-        return {path: one for path, (one, _) in memory.variables(layer).items()}
+        return {path: variable for path, (variable, _) in memory.variables(layer).items()}
 
-    def added(self, inputs: Inputs) -> list[Any]:
+    def added_projection(self, inputs: Inputs) -> list[Any]:
         """The matrix and the bias of the output projection that the suite adds; none if the layer has
         its own."""
-        if self.reading is None or not self.reading.ends:
+        if self.reading is None or not self.reading.lacks_output:
             return []
         values = inputs.parameters
         kernel = values["output_kernel"].reshape(-1, inputs.widths.output)
-        added = [kernel, *([values["output_bias"]] if "output_bias" in values else [])]
-        return [self.backend.array(each, inputs.dtype) for each in added]
+        biases = [values["output_bias"]] if "output_bias" in values else []
+        return [self.backend.array(array, inputs.dtype) for array in (kernel, *biases)]
 
     @as_in_programs
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -369,23 +371,23 @@ class UserLayer(Implementation):
         arrays = {name: arrays[name] for name in order_of(self.called.arrays)}
         hides = self.elected("mask-polarity", inputs.dtype) == "hides"
         needs = {*inputs.needs} - self.facts.unasked
-        named = self.called.bind(LayerCall(backend, inputs, masks, self.facts, hides), needs)
+        keywords = self.called.bind(LayerCall(backend, inputs, masks, self.facts, hides), needs)
         drops = bool(inputs.training and inputs.rate)
-        order, added = list(arrays), self.added(inputs)
+        order, projection = list(arrays), self.added_projection(inputs)
 
-        def last(output: Any) -> Any:
-            """The output with the projection that the suite adds."""
-            projected = output @ added[0] if added else output
-            return projected + added[1] if added[1:] else projected
+        def projected(output: Any) -> Any:
+            """The output, projected by the output projection that the suite adds, if any."""
+            output = output @ projection[0] if projection else output
+            return output + projection[1] if projection[1:] else output
 
         def call(**arguments: Any) -> tuple[Any, Any]:
             if drops:
                 backend.reseed(inputs.dropout_seed)
             places = [arguments.pop(name) for name in order]
             answer = layer(*places, **arguments)
-            several = isinstance(answer, tuple | list) and len(answer) > 0
-            output, weights, *_ = (*answer, None) if several else (answer, None)
-            return last(output), weights
+            is_tuple = isinstance(answer, tuple | list) and len(answer) > 0
+            output, weights, *_ = (*answer, None) if is_tuple else (answer, None)
+            return projected(output), weights
 
-        learned = (*backend.memory.parameters(layer), *added)
-        return PreparedCall(call, arrays | named, LAYER_OUTPUTS, layer_parameters=learned)
+        learned = (*backend.memory.parameters(layer), *projection)
+        return PreparedCall(call, arrays | keywords, LAYER_OUTPUTS, layer_parameters=learned)

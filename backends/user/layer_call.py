@@ -1,4 +1,4 @@
-"""The cases and the arguments of a call of a user's layer."""
+"""The arguments of a call of a user's layer, and cases changed for a kind of layer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from attention_conformance.suite.spec.case import Case, Widths
 
 
 def as_kind(case: Case, kind: str) -> Case:
-    """A case of multi-head attention as self-attention of one head, or with gated heads, of one tensor;
-    other cases unchanged. Raises ValueError."""
+    """A case of multi-head attention changed for layers of `kind`: self-attention, for "self-attention"
+    of one head without output projection. Unchanged for other operators. Raises ValueError."""
     if case.option("kind") in (None, kind) or kind == case.operator.name:
         return case
     s, w = case.sizes, case.widths
@@ -69,14 +69,13 @@ class LayerCall(Call):
     """True if the layer's masks are True where a key is hidden."""
 
     def mask(self) -> Any:
-        """The rest of the mask besides `causal` and `valid`, with the axes and in the form in which the
-        layer is seen to take masks. In the form "raw" a mask (Lq, Lk) has these axes, too, and nothing
-        else is changed."""
+        """The part of the mask that `causal` and `valid` do not pass, with `Facts.mask_axes` axes and of
+        `Facts.mask_kind`. A "raw" mask is passed as it is, but with these axes if it is (Lq, Lk)."""
         mask, inputs, facts = self.masks.rest, self.inputs, self.facts
         raw, s = inputs.form == "raw", inputs.sizes
         if mask is not None and (not raw or mask.shape == (s.Lq, s.Lk)):
-            same = mask.ndim < 4 or mask.shape[1] == 1
-            mask = full(mask, inputs)[:, :1] if same else full(mask, inputs)
+            heads_share = mask.ndim < 4 or mask.shape[1] == 1
+            mask = full(mask, inputs)[:, :1] if heads_share else full(mask, inputs)
             mask = mask[:, 0] if facts.mask_axes == 3 else mask
             mask = ~mask if self.hides and not raw else mask
         if mask is None or facts.mask_kind == MASKS[0] or raw:
@@ -85,12 +84,12 @@ class LayerCall(Call):
         return self.array(np.where(mask, *(0.0, -np.inf) if added else (1.0, 0.0)), inputs.dtype)
 
     def valid_lens(self) -> Any:
-        """The numbers (B,) of valid keys, as int32."""
+        """The numbers (B,) of valid keys, as int32; None without padding."""
         valid = self.masks.valid
         return None if valid is None else self.array(valid.sum(-1).astype(np.int32))
 
     def padding(self) -> Any:
-        """Boolean (B, Lk): True for the hidden keys."""
+        """Boolean (B, Lk), True for the hidden keys; None without padding."""
         return None if self.masks.valid is None else self.array(~self.masks.valid)
 
     def bias(self) -> Any:

@@ -1,4 +1,4 @@
-"""What parameters of people's functions are given, by the names that people use (docs/signatures.md)."""
+"""The arguments of users' functions, by the names that people use for parameters (docs/signatures.md)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def feature_argument(feature: Feature, call: Any) -> Any:
     """The argument of a call for a feature; None if the call does not need the feature.
 
-    - a mask: what the reduction of the feature makes of the part of the mask, of a call with `native`
+    - a mask: the operand that the feature's reduction makes of its part of the mask (in `call.native`)
     - the log-sum-exp: True; the function then returns the pair of output and log-sum-exp, (B, H, Lq) or
       (B, Lq, H) in the output's order
     - others: the array or number
@@ -43,7 +43,7 @@ def feature_argument(feature: Feature, call: Any) -> Any:
 
 
 def module(call: AttentionCall) -> SimpleNamespace:
-    """What functions of transformers read of their module."""
+    """A stand-in for the module that attention functions of transformers take and read attributes of."""
     group = call.inputs.sizes.group
     return SimpleNamespace(training=True, is_causal=False, num_key_value_groups=group)
 
@@ -61,7 +61,8 @@ def window_left(call: AttentionCall) -> Any:
 
 
 def dropping(backend: Backend, rate: float, default: Any) -> Any:
-    """The argument that drops weights at a rate: for the default None a function, else the rate."""
+    """The argument that drops weights at a rate: a function that drops elements if the parameter's
+    default is None, else the rate."""
     return rate if default is not None else backend.compilers.dropping(rate)
 
 
@@ -93,7 +94,7 @@ KNOWN: tuple[Parameter[AttentionCall], ...] = (
     Parameter("module", neutral=module),
     Parameter("nothing"),
 )  # fmt: skip
-"""What parameters are given besides query, key and value; `nothing` is None."""
+"""The parameters of users' functions besides query, key and value. `nothing` is always None."""
 
 ROWS = {row.name: row for row in KNOWN}
 
@@ -109,7 +110,7 @@ WORD_OF = {
     for names in (*OPERAND_NAMES.values(), *(row.every_name for row in KNOWN))
     for name in names
 }
-"""What a parameter of a name is given."""
+"""The first name in `OPERAND_NAMES` or `KNOWN` of each name: its word."""
 
 PARTS: Mapping[str, Callable[[Mask], bool]] = {
     "all": lambda part: True,
@@ -117,15 +118,15 @@ PARTS: Mapping[str, Callable[[Mask], bool]] = {
     "rest": lambda part: not isinstance(part, Causal),
     "none": lambda part: False,
 }
-"""Parts of a mask."""
+"""For each choice of a mask's parts, whether a part is chosen."""
 
 SERVED = {"all": HIDING, "causal": ("causal",), "rest": HIDING[:-1], "none": ()}
-"""The features that parts of a mask serve."""
+"""The features that an argument with these parts of a mask serves."""
 
 
 def parts_for(word: str, words: Collection[str]) -> str:
-    """The parts of a mask that the argument `word` is given in a function with arguments `words`."""
-    masks = [one for one in MASK_WORDS if one in words]
+    """The key of `PARTS` for the argument `word` of a function whose arguments are `words`."""
+    masks = [mask_word for mask_word in MASK_WORDS if mask_word in words]
     if word == "bias":
         return "none" if masks else "all"
     if "causal_mask" not in masks or len(masks) == 1:
@@ -139,26 +140,25 @@ def pair_argument(
     """The row of a parameter with axes of queries and keys: a mask of a `kind` of
     `suite.spec.claims.MASKS`, or a bias."""
     parts = parts_for(word, words)
-    own_bias = word == "bias"
-    biased = own_bias or (
+    is_bias = word == "bias"
+    takes_bias = is_bias or (
         word == "attn_mask" and "bias" not in words and kind in ("either", "additive")
     )
 
     def value(call: AttentionCall) -> Any:
         inputs = call.inputs
-        rest = tuple(part for part in call.native.rest if PARTS[parts](part))
-        whole = parts in ("all", "rest") or inputs.mask_array is None
-        mask = dense_of(inputs, rest) if whole and parts != "none" else None
-        return written(
-            call, mask, inputs.bias if biased else None, "additive" if own_bias else kind
-        )
+        chosen_parts = tuple(part for part in call.native.rest if PARTS[parts](part))
+        takes_array = parts in ("all", "rest") or inputs.mask_array is None
+        mask = dense_of(inputs, chosen_parts) if takes_array and parts != "none" else None
+        bias = inputs.bias if takes_bias else None
+        return mask_or_bias(call, mask, bias, "additive" if is_bias else kind)
 
     return Parameter(
-        name, (*SERVED[parts], *(ADDING if biased else ())), value, passes_none=required
+        name, (*SERVED[parts], *(ADDING if takes_bias else ())), value, passes_none=required
     )
 
 
-def written(
+def mask_or_bias(
     call: AttentionCall, mask: np.ndarray | None, bias: np.ndarray | None, kind: str
 ) -> Any:
     """The array of rank 4 of a mask of a `kind`, or of a bias with -inf where the mask hides; None
@@ -169,19 +169,19 @@ def written(
     if bias is not None or kind == "additive":
         added = np.where(mask, np.zeros(()) if bias is None else bias, -np.inf)
         return backend.array(rank4(added), dtype)
-    seen = rank4(~mask if kind.endswith("hides") else mask)
+    mask = rank4(~mask if kind.endswith("hides") else mask)
     if kind.startswith("binary"):
-        return backend.array(seen.astype(np.float64), dtype)
-    return backend.array(seen, None)
+        return backend.array(mask.astype(np.float64), dtype)
+    return backend.array(mask, None)
 
 
 def is_neutral(default: Any) -> bool:
-    """True if a default means that nothing is asked: None, False, 0, or -1; of two sides both."""
+    """True if a default switches its parameter off: None, False, 0 or -1; in a pair each None or -1."""
     if isinstance(default, tuple | list):
         return all(side in (-1, None) for side in default)
     return default is None or (isinstance(default, bool | int | float) and default in (0, -1))
 
 
 def word_of(name: str) -> str:
-    """What a parameter is given by its name; "" if nobody knows."""
+    """The word of a parameter, by its name; "" for an unknown name."""
     return WORD_OF.get(name) or WORD_OF.get(name.lower(), "")

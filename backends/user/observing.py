@@ -1,7 +1,8 @@
-"""What a person's layer shows before it is judged: how it is made, and how it is called.
+"""Facts about a user's layer before it is judged: how it is made, and how it is called.
 
-A class is made in the readings of `sizes` that its constructor may have, until its variables fit. Then it
-is called a few times. No reference is needed: shapes tell, and what an answer depends on.
+The layer is made in each way that its constructor may mean sizes, until the shapes of its variables fit.
+Then it is called a few times. The shapes of the answers, and whether masked or later keys change them,
+give the facts. No reference is needed.
 """
 
 from __future__ import annotations
@@ -37,18 +38,19 @@ TIES: Mapping[str, str] = {
 
 
 NO_MASK = "of no form that the suite knows"
-"""The masks of a layer that raises in every trial call with one."""
+"""The `mask_kind` of a layer that raises in every trial call with a mask."""
 
 MASKS = ("booleans", "numbers 0 and 1", "numbers 0 and -inf, added to scores")
-"""How a layer may take masks."""
+"""The possible `mask_kind` of other layers."""
 
 
 @dataclass(frozen=True)
 class Facts:
     """How a layer is made and called.
 
-    - `read`: the names that its config reads; `whole`: see `Maker`; `tie`: one of `TIES`
-    - `found`: the ways to read its variables, as texts
+    - `read`: the names that its constructor reads from its config; `tie`: one of `TIES`
+    - `joined_heads`: its constructor means D and Dv of all heads together (H D and H Dv)
+    - `found`: the readings of its variables, as texts for the user
     - `squeezed`: it takes arrays without the axis that the option `squeezed` leaves out
     - `causal`: it hides later keys in every call
     - `weights`: the weights that it always returns, "head" or "average", or ""
@@ -57,7 +59,7 @@ class Facts:
     """
 
     read: tuple[str, ...] = ()
-    whole: bool = False
+    joined_heads: bool = False
     tie: str = ""
     found: tuple[str, ...] = ()
     squeezed: bool = False
@@ -69,14 +71,14 @@ class Facts:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks for the user."""
+        """The unusual facts, as sentences for the user."""
         axes = "(B, Lq, Lk)" if self.mask_axes == 3 else "(B, 1, Lq, Lk)"
         usual = self.mask_axes == 4 and self.mask_kind == "booleans"
         return tuple(
             text
             for text, holds in (
                 (f"its config reads {', '.join(self.read)}", self.read),
-                ("sizes of heads are those of all heads together", self.whole),
+                ("sizes of heads are those of all heads together", self.joined_heads),
                 (f"{TIES[self.tie]}: its constructor tells no more sizes", self.tie),
                 ("always causal: only causal cases are asked", self.causal),
                 ("takes one query or one sample, without their axis", self.squeezed),
@@ -92,12 +94,12 @@ class Facts:
 
     @property
     def unasked(self) -> set[str]:
-        """The features that the layer has without being asked for them."""
+        """The features that every call of the layer has, also without an argument for them."""
         features = {"causal"} if self.causal else set()
         return features | ({"head": {"weights"}, "average": {"average"}}.get(self.weights, set()))
 
     def refusals(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """The reasons why features are lacking, as this layer is called."""
+        """`reasons`, by lacking feature, with the changes that these facts require."""
         reasons = dict(reasons)
         for feature in self.unasked:
             reasons.pop(feature, None)
@@ -111,7 +113,7 @@ class Facts:
         return reasons
 
     def refusal(self, case: Case) -> str | None:
-        """The reason why a case has another form than the layer, or None."""
+        """The reason why these facts exclude a case, or None."""
         if self.causal and not is_causal(case.mask):
             return "the layer is always causal"
         if self.squeezed and not case.option("squeezed"):
@@ -125,34 +127,34 @@ class Facts:
         return None
 
     def fitted(self, case: Case, missing: Callable[[list[str]], str | None]) -> Case:
-        """The case in this form: without the parts of the mask that need `missing` features, and with
-        projections. Raises ValueError if the operator has no such case."""
+        """The case changed so that these facts allow it. Parts of the mask whose features `missing`
+        refuses (with a reason) are left out. Raises ValueError if the operator has no such case."""
         parts = case.mask.parts if case.mask is not None else ()
-        left = [p for p in parts if missing(part_features(p, case.form)) is None]
+        kept_parts = [p for p in parts if missing(part_features(p, case.form)) is None]
         if self.causal and not is_causal(case.mask):
-            left = [Causal(), *left]
-        if tuple(left) != parts:
-            mask: Mask | None = reduce(and_, left) if left else None
-            case = replace(case, mask=mask, form=case.form if left else "native")
+            kept_parts = [Causal(), *kept_parts]
+        if tuple(kept_parts) != parts:
+            mask: Mask | None = reduce(and_, kept_parts) if kept_parts else None
+            case = replace(case, mask=mask, form=case.form if kept_parts else "native")
         if self.found and case.option("without_projections"):
             case = case.with_options(without_projections=False, vector=False)
-        case = tied(case, self.tie)
+        case = with_tie(case, self.tie)
         if self.squeezed and not case.option("squeezed"):
             letter = case.operator.squeezed_axis
             sizes = replace(case.sizes, **{"Lq" if letter == "q" else "B": 1})
-            own = {"self_attention": False} if letter == "q" else {}
-            case = replace(replace(case.with_options(**own), sizes=sizes), options=case.options)
-            case = case.with_options(**own, squeezed=True)
+            changed = {"self_attention": False} if letter == "q" else {}
+            case = replace(replace(case.with_options(**changed), sizes=sizes), options=case.options)
+            case = case.with_options(**changed, squeezed=True)
         return case
 
 
 @dataclass(frozen=True)
 class ObservedLayer:
-    """What a layer shows.
+    """All that is observed of a layer.
 
     - `call`: a callable with the signature of the layer's call
-    - `switches`: True if it has a method `train`; `takes_parameters`: its parameters can be set
-    - `unread`: the parameters that cannot be set (see `UserLayer.loaded`)
+    - `switches`: the layer has a method `train`; `takes_parameters`: its parameters can be set
+    - `unread`: the error of setting each set of parameters (see `UserLayer.loaded`)
     - `facts`: how it is made and called
     """
 
@@ -163,8 +165,9 @@ class ObservedLayer:
     facts: Facts
 
 
-def tied(case: Case, tie: str) -> Case:
-    """The case with equal sizes as one of `TIES` says. Raises ValueError if the operator has none."""
+def with_tie(case: Case, tie: str) -> Case:
+    """The case with sizes made equal as `tie`, one of `TIES`, says. Raises ValueError if the operator has
+    no such case."""
     if not tie or case.widths is None:
         return case
     size = dict(case.letters)
@@ -181,116 +184,120 @@ def is_tied(case: Case, tie: str) -> bool:
 
 
 def ties_of(case: Case) -> Iterator[str]:
-    """The ties that a case can have; of several heads, features say the same."""
+    """The ties that can be made in a case. Only a case of one head needs ties other than ""."""
     for tie in TIES if case.sizes.H == 1 else ("",):
         try:
-            tied(case, tie)
+            with_tie(case, tie)
         except ValueError:
             continue
         yield tie
 
 
-def plain(case: Case) -> Case:
+def without_mask_in_f32(case: Case) -> Case:
     """The case without a mask, in float32."""
     return replace(case, mask=None, form="native", dtype=DTYPES["f32"])
 
 
 def hypotheses(layer: UserLayer, case: Case) -> Iterator[tuple[Maker, Facts]]:
-    """The makers of a layer and their facts, the likeliest first."""
+    """The ways to make a layer, each with its facts, the likeliest first. Reads the signature of its
+    call."""
     maker, read = layer.maker, tuple[str, ...]()
     if maker.config:
-        inputs = draw(plain(case))
+        inputs = draw(without_mask_in_f32(case))
         settings = maker.settings(inputs)
-        made = layer.backend.memory.made(partial(maker, inputs, settings), inputs.dtype)
-        layer.call_with(ends_in(made))
+        new_layer = layer.backend.memory.made(partial(maker, inputs, settings), inputs.dtype)
+        layer.call_with(ends_in(new_layer))
         with suppress(Exception):
-            layer.variables(made, inputs)  # the first call of some layers reads the config
+            layer.variables(new_layer, inputs)  # the first call of some layers reads the config
         read = tuple(settings.read)
     names = maker.binder.taken | {*read}
     rows = (row_of(name, names) for name in names)
-    ways = (False, True) if any(row and row.whole for row in rows) else (False,)
-    for whole in ways:
-        made = Maker.of(maker.factory, layer.name, read, whole)
-        for tie in ties_of(plain(case)):
-            yield made, Facts(read=read, whole=whole, tie=tie)
+    meanings = (False, True) if any(row and row.joined_heads for row in rows) else (False,)
+    for joined_heads in meanings:
+        maker = Maker.of(maker.factory, layer.name, read, joined_heads)
+        for tie in ties_of(without_mask_in_f32(case)):
+            yield maker, Facts(read=read, joined_heads=joined_heads, tie=tie)
 
 
-def settled(layer: UserLayer, case: Case) -> Any:
-    """A layer that is made in the first way in which its variables fit, with `readings` set; else in the
-    first way, with its own parameters. Raises what the constructor raises in the first way."""
-    tried = list(hypotheses(layer, case))
-    for layer.maker, layer.facts in tried:
-        inputs = draw(tied(plain(case), layer.facts.tie))
+def fitting_layer(layer: UserLayer, case: Case) -> Any:
+    """Make the layer by the first of `hypotheses` whose variables fit, and set `layer.maker`, `facts` and
+    `readings`. If none fits, the first one makes it, with own parameters; its errors are raised."""
+    ways = list(hypotheses(layer, case))
+    for layer.maker, layer.facts in ways:
+        inputs = draw(with_tie(without_mask_in_f32(case), layer.facts.tie))
         try:
-            made = layer.layer(inputs)
-            layer.call_with(ends_in(made))
-            if hasattr(made, "load_attention"):
-                return made
-            layer.readings = readings_of(layer, made, inputs)
+            new_layer = layer.layer(inputs)
+            layer.call_with(ends_in(new_layer))
+            if hasattr(new_layer, "load_attention"):
+                return new_layer
+            layer.readings = readings_of(layer, new_layer, inputs)
         except Exception:
             continue
         if layer.readings or not inputs.parameters:
-            return made
-    layer.maker, layer.facts = tried[0]
-    made = layer.layer(draw(plain(case)))
-    layer.call_with(ends_in(made))
-    return made
+            return new_layer
+    layer.maker, layer.facts = ways[0]
+    new_layer = layer.layer(draw(without_mask_in_f32(case)))
+    layer.call_with(ends_in(new_layer))
+    return new_layer
 
 
-def readings_of(layer: UserLayer, made: Any, inputs: Inputs) -> tuple[Reading, ...]:
-    """The ways to read a layer's variables."""
-    layer.variables(made, inputs)
-    variables = layer.backend.memory.variables(made)
-    shapes = {path: Variable(tuple(one.shape), order) for path, (one, order) in variables.items()}
+def readings_of(layer: UserLayer, new_layer: Any, inputs: Inputs) -> tuple[Reading, ...]:
+    """The readings of the variables of the made layer."""
+    layer.variables(new_layer, inputs)
+    variables = layer.backend.memory.variables(new_layer)
+    shapes = {path: Variable(tuple(x.shape), order) for path, (x, order) in variables.items()}
     return readings(shapes, inputs.case)
 
 
 def facts_of(layer: UserLayer, case: Case) -> Facts:
-    """The facts of a layer whose `facts` say how it is made."""
-    layer.facts = replace(layer.facts, found=tuple(one.text for one in layer.readings))
+    """All facts of a layer, found by trial calls and set as `layer.facts`, which said how it is made."""
+    layer.facts = replace(layer.facts, found=tuple(reading.text for reading in layer.readings))
     if layer.readings:
         layer.facts = replace(layer.facts, dtypes=dtypes_of(layer, case))
-    probe = probed(layer, case)
-    output, weights = answered(layer, draw(probe))
-    if not fits(output, draw(probe), "output"):
-        squeezed = in_form(replace(layer.facts, squeezed=True), probe)
+    probe = probe_case(layer, case)
+    output, weights = answer_of(layer, draw(probe))
+    if not has_output_shape(output, draw(probe), "output"):
+        squeezed = fitted_or_none(replace(layer.facts, squeezed=True), probe)
         if squeezed is None:
             return layer.facts
-        output, weights = answered(layer, draw(squeezed))
-        if not fits(output, draw(squeezed), "output"):
+        output, weights = answer_of(layer, draw(squeezed))
+        if not has_output_shape(output, draw(squeezed), "output"):
             return layer.facts
         layer.facts, probe = replace(layer.facts, squeezed=True), squeezed
-    may_be = layer.count == 1 and not layer.takes("causal")
+    may_be_causal = layer.count == 1 and not layer.takes("causal")
     layer.facts = replace(
         layer.facts,
-        causal=may_be and hides_later_keys(layer, draw(probe)),
-        weights=next((name for name in ("head", "average") if returns(weights, probe, name)), ""),
+        causal=may_be_causal and hides_later_keys(layer, draw(probe)),
+        weights=next((n for n in ("head", "average") if are_weights_of(weights, probe, n)), ""),
     )
-    return takes_masks(layer, draw(probe)) if layer.takes("mask") else layer.facts
+    if layer.takes("mask"):
+        find_mask_form(layer, draw(probe))
+    return layer.facts
 
 
-def probed(layer: UserLayer, case: Case) -> Case:
-    """The case without a mask; of a layer of one array with one tensor as query, key and value."""
-    case = tied(plain(case), layer.facts.tie)
+def probe_case(layer: UserLayer, case: Case) -> Case:
+    """The case of trial calls: without a mask, with the layer's tie, and as self-attention for a layer
+    that takes one array."""
+    case = with_tie(without_mask_in_f32(case), layer.facts.tie)
     if layer.count > 1:
         return case
     try:
-        own = replace(case, sizes=replace(case.sizes, Lk=case.sizes.Lq))
-        return own.with_options(self_attention=True)
+        case_of_one_length = replace(case, sizes=replace(case.sizes, Lk=case.sizes.Lq))
+        return case_of_one_length.with_options(self_attention=True)
     except ValueError:
         return case
 
 
-def in_form(facts: Facts, case: Case) -> Case | None:
-    """The case as a layer of these facts takes it; None if there is none."""
+def fitted_or_none(facts: Facts, case: Case) -> Case | None:
+    """`Facts.fitted` of the case with its mask; None if the operator has no such case."""
     try:
         return facts.fitted(case, lambda features: None)
     except ValueError:
         return None
 
 
-def answered(layer: UserLayer, inputs: Inputs) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The output and the weights of a call; None for what raises, or is no array."""
+def answer_of(layer: UserLayer, inputs: Inputs) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Output and weights of a call; None for one that is no array, and for both if the call raises."""
     backend = layer.backend
     try:
         output, weights = layer.prepare(inputs)()
@@ -300,30 +307,31 @@ def answered(layer: UserLayer, inputs: Inputs) -> tuple[np.ndarray | None, np.nd
     return arrays[0], arrays[1]
 
 
-def fits(array: np.ndarray | None, inputs: Inputs, name: str) -> bool:
-    """True for an array of the shape of an output."""
+def has_output_shape(array: np.ndarray | None, inputs: Inputs, name: str) -> bool:
+    """True for an array of the shape of the output `name`."""
     return array is not None and array.shape == inputs.output_shape(name)
 
 
-def returns(weights: np.ndarray | None, case: Case, name: str) -> bool:
-    """True for weights of every head ("head"), or of their average."""
+def are_weights_of(weights: np.ndarray | None, case: Case, name: str) -> bool:
+    """True if `weights` has the shape of the weights of every head (`name` "head"), or of their
+    "average"."""
     try:
-        return fits(weights, draw(case.with_options(returned=name)), "weights")
+        return has_output_shape(weights, draw(case.with_options(returned=name)), "weights")
     except ValueError:
         return False
 
 
-def with_other_last_key(inputs: Inputs) -> Inputs:
-    """The inputs with other numbers in the last key and value, and in the query that is the same row."""
-    own = ("query", "key", "value") if inputs.self_attention else ("key", "value")
-    arrays = {name: inputs.arrays[name].copy() for name in own}
+def with_changed_last_key(inputs: Inputs) -> Inputs:
+    """The inputs with another last key and value; in self-attention the last query changes, too."""
+    names = ("query", "key", "value") if inputs.self_attention else ("key", "value")
+    arrays = {name: inputs.arrays[name].copy() for name in names}
     for array in arrays.values():
         array[:, -1] = -2 * array[:, -1]
     return inputs.replace(**arrays)
 
 
-def other_rows(output: np.ndarray | None, inputs: Inputs) -> np.ndarray | None:
-    """The rows of an output but for the last one of self-attention."""
+def rows_without_changed_query(output: np.ndarray | None, inputs: Inputs) -> np.ndarray | None:
+    """The output without the row of the query that `with_changed_last_key` changes."""
     if output is None or not inputs.self_attention:
         return output
     return output[..., :-1, :]
@@ -333,53 +341,53 @@ def hides_later_keys(layer: UserLayer, inputs: Inputs) -> bool:
     """True if the first row of an answer without a mask does not depend on the last key."""
     if not (inputs.self_attention and inputs.operator.has_keys) or inputs.sizes.Lq < 2:
         return False
-    first, second = (answered(layer, i)[0] for i in (inputs, with_other_last_key(inputs)))
+    first, second = (answer_of(layer, i)[0] for i in (inputs, with_changed_last_key(inputs)))
     if first is None or second is None:
         return False
-    return same(first[..., 0, :], second[..., 0, :])
+    return equal_arrays(first[..., 0, :], second[..., 0, :])
 
 
-def same(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+def equal_arrays(first: np.ndarray | None, second: np.ndarray | None) -> bool:
     """True for two arrays of the same numbers."""
     return (
         first is not None and second is not None and np.array_equal(first, second, equal_nan=True)
     )
 
 
-def takes_masks(layer: UserLayer, inputs: Inputs) -> Facts:
-    """The facts with the form of masks in which a hidden key has no influence; else the first form in
-    which a call succeeds."""
+def find_mask_form(layer: UserLayer, inputs: Inputs) -> None:
+    """Set `mask_axes` and `mask_kind` of the layer's facts to the form of masks in which a hidden key has
+    no influence; else to the first form in which a call succeeds."""
     s = inputs.sizes
     mask = np.ones((s.B, 1, s.Lq, s.Lk), bool)
     mask[..., -1] = False
     inputs = inputs.with_dense(mask_array=mask)
-    plain_facts, possible = layer.facts, list[Facts]()
+    changed_inputs = with_changed_last_key(inputs)
+    facts_before, callable_facts = layer.facts, list[Facts]()
     for axes in (4, 3):
         for kind in MASKS:
-            layer.facts = replace(plain_facts, mask_axes=axes, mask_kind=kind)
-            first, second = (answered(layer, i)[0] for i in (inputs, with_other_last_key(inputs)))
-            if not fits(first, inputs, "output") or second is None:
+            layer.facts = replace(facts_before, mask_axes=axes, mask_kind=kind)
+            first, second = (answer_of(layer, i)[0] for i in (inputs, changed_inputs))
+            if not has_output_shape(first, inputs, "output") or second is None:
                 continue
-            rows = [other_rows(one, inputs) for one in (first, second)]
-            if same(*rows):
-                return layer.facts
-            possible.append(layer.facts)
-    unknown = replace(plain_facts, mask_kind=NO_MASK) if layer.readings else plain_facts
-    layer.facts = possible[0] if possible else unknown
-    return layer.facts
+            rows = [rows_without_changed_query(output, inputs) for output in (first, second)]
+            if equal_arrays(*rows):
+                return
+            callable_facts.append(layer.facts)
+    unknown = replace(facts_before, mask_kind=NO_MASK) if layer.readings else facts_before
+    layer.facts = callable_facts[0] if callable_facts else unknown
 
 
 def dtypes_of(layer: UserLayer, case: Case) -> tuple[str, ...]:
-    """The claimed dtypes that a layer's variables have if they are asked for; () if all."""
-    claimed, own = layer.claims.dtypes, list[str]()
+    """The claimed dtypes that the variables of a layer made for this dtype have; () if all, or none."""
+    claimed, fitting = layer.claims.dtypes, list[str]()
     for name in claimed:
-        inputs = draw(replace(probed(layer, case), dtype=DTYPES[name]))
+        inputs = draw(replace(probe_case(layer, case), dtype=DTYPES[name]))
         try:
-            made = layer.layer(inputs)
-            variables = layer.variables(made, inputs).values()
+            new_layer = layer.layer(inputs)
+            variables = layer.variables(new_layer, inputs).values()
         except Exception:
             continue
         long = DTYPES[name].long_name
         if all(str(getattr(v.dtype, "name", v.dtype)).endswith(long) for v in variables):
-            own.append(name)
-    return () if len(own) in (0, len(claimed)) else tuple(own)
+            fitting.append(name)
+    return () if len(fitting) in (0, len(claimed)) else tuple(fitting)

@@ -1,4 +1,4 @@
-"""A user's function of an operator as an implementation; docs/operators says what each is given."""
+"""A user's function of an operator as an implementation; docs/operators lists its arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from attention_conformance.suite.spec.operators.tiles import TILE
 
 
 class OperatorCall(Call):
-    """A call of an operator."""
+    """The context of a call of an operator, for values of its parameters."""
 
     @property
     def rotation(self) -> Rotation:
@@ -43,8 +43,9 @@ class OperatorCall(Call):
         return Rotation.of(self.inputs.case, self.inputs.sizes.D)
 
     @property
-    def flagged(self) -> tuple[bool, Any]:
-        """True if a causal flag aligned at the last key is a part of the mask, and the other parts."""
+    def causal_and_rest(self) -> tuple[bool, Any]:
+        """True if the mask has a causal part that a flag aligned at the last key can pass, and the mask's
+        other parts."""
         return latent.split_causal(self.inputs.mask, self.inputs.form, self.inputs.sizes)
 
 
@@ -52,12 +53,12 @@ Row = Parameter[OperatorCall]
 
 
 def array(name: str, *features: str) -> Row:
-    """The parameter of an array of the inputs."""
+    """The parameter that is passed the inputs' array of the same name."""
     return Row(name, features, lambda call: call.inputs.arrays.get(name))
 
 
 def longest(name: str, lengths: str) -> Row:
-    """The parameter of the length of the longest segment."""
+    """The parameter that is passed the largest of the inputs' array `lengths`."""
     return Row(name, value=lambda call: int(call.inputs.arrays[lengths].max(initial=0)))
 
 
@@ -67,7 +68,7 @@ SCALES = (
     Row("scale", ("scale",), lambda call: call.inputs.scale),
     Row("softmax_scale", ("scale",), lambda call: call.inputs.scale, unless="scale"),
 )
-"""The scale, for which libraries have two names."""
+"""The scale, under the two names that libraries use."""
 
 LAYOUT = Row("kv_layout", ("heads-before-slots",), lambda call: call.option("layout").upper())
 """The order of slots and heads in a page."""
@@ -77,50 +78,50 @@ CAUSAL = Row("causal", ("causal",), lambda call: call.option("alignment") == "ca
 TILES = Row(
     "tile", ("scales-of-tiles",), lambda call: TILE if call.option("scales") == "pertile" else None
 )
-"""The number of components that share a scale, of scales that do not broadcast."""
+"""The number of components that share a scale; None for scales that broadcast."""
 
 ZEROS = array("key_zero", "zero-points"), array("value_zero", "zero-points")
 
 
 def window(call: OperatorCall) -> tuple[int, int] | None:
-    """(left, right) keys beside a query's own one; None without a window."""
+    """(left, right), the numbers of attended keys before and after the query's position; None without a
+    window."""
     left = call.option("left")
     return None if left is None else (left, 0)
 
 
 def code_of(call: OperatorCall) -> Any:
-    """The framework's dtype of codes, or its name."""
+    """The framework's dtype of the case's codes; the format's name if arrays have no `dtype`."""
     name = call.option("codes")
     return getattr(call.backend.array(np.zeros(1), CODES[name]), "dtype", name)
 
 
 class UserOperator(UserCallable):
-    """A user's function that takes `arrays` by position, and keywords of `table`."""
+    """A user's function of an operator: `arrays` are positional, parameters of `table` are keywords."""
 
     def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a call: first those by position, then those of the keywords `names`."""
         return CALL_ARRAYS[self.operator.name](self.backend, inputs)
 
-    def answered(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """What the function returns."""
+    def answer(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The outputs of the function for positional arrays and keywords."""
         return self.called(*arrays, **keywords)
 
     def call_of(self, inputs: Inputs) -> PreparedCall:
         bound = self.binder.bind(OperatorCall(self.backend, inputs), inputs.needs)
         passed = self.call_arrays(inputs, bound)
-        places = [*passed][: len(self.arrays)]
-        own = {name: value for name, value in bound.items() if name not in passed}
+        positional = [*passed][: len(self.arrays)]
+        options = {name: value for name, value in bound.items() if name not in passed}
 
         def call(**arrays: Any) -> Any:
-            placed = [arrays.pop(name) for name in places]
-            return self.answered(placed, arrays | own)
+            return self.answer([arrays.pop(name) for name in positional], arrays | options)
 
-        constants = tuple((name, repr(value)) for name, value in own.items())
+        constants = tuple((name, repr(value)) for name, value in options.items())
         return PreparedCall(call, passed, inputs.outputs, constants=constants)
 
-    def tried(self, case: str) -> tuple[Inputs, np.ndarray | None]:
-        """The inputs of a case in a dtype of the function, and the function's answer; None if it raises,
-        which the cells report."""
+    def trial_call(self, case: str) -> tuple[Inputs, np.ndarray | None]:
+        """The inputs of a case in the function's first dtype, and the function's answer; None if the
+        function raises, which the cells report."""
         inputs = draw(Case.parse(case.format(dt=self.declared.dtypes[0])))
         try:
             return inputs, self.backend.to_numpy(self.prepare(inputs)())
@@ -130,7 +131,7 @@ class UserOperator(UserCallable):
 
 class UserPacked(UserOperator):
     """Packed attention, (Lq, H, Dv). With more keys than queries `causal` is aligned at the last query,
-    unless it is seen to be aligned at the first one."""
+    unless a trial call shows that it is aligned at the first one."""
 
     operator = packed.PACKED
     arrays = ("query", "key", "value", "cu_seqlens_q", "cu_seqlens_k")
@@ -155,12 +156,12 @@ class UserPacked(UserOperator):
 
     def aligns_first(self) -> bool:
         """True if the first query of a causal segment attends its first key alone."""
-        inputs, got = self.tried("packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causal/integers")
-        want = expected(inputs)
+        inputs, got = self.trial_call("packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causal/integers")
+        want = packed_reference(inputs)
         return got is None or (got.shape == want.shape and bool(np.abs(got - want).max() < 0.1))
 
 
-def expected(inputs: Inputs) -> np.ndarray:
+def packed_reference(inputs: Inputs) -> np.ndarray:
     """Packed attention in float64, (Lq, H, Dv), for H = Hkv."""
     scores = np.einsum("qhd,khd->hqk", inputs.query, inputs.key) * inputs.effective_scale
     scores = np.where(packed.hidden_pairs(inputs.case), -np.inf, scores)
@@ -185,14 +186,14 @@ class UserPaged(UserOperator):
 
 
 class UserPagedWrite(UserOperator):
-    """Writing into pages: both pools, or None from a function that writes into those of the call."""
+    """Writing into pages. Returns both pools, or None after writing into the pools of the call."""
 
     operator = paged_write.PAGED_WRITE
     arrays = ("key", "value", "key_cache", "value_cache", "slot_mapping")
     table = (LAYOUT,)
     features = paged_write.FEATURES
 
-    def answered(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    def answer(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         key, value, *pools, slots = arrays
         # The function may write into copies; frameworks without `clone` never write.
         pools = [pool.clone() if hasattr(pool, "clone") else pool for pool in pools]
@@ -201,16 +202,17 @@ class UserPagedWrite(UserOperator):
 
 
 class UserOfCodes(UserOperator):
-    """A function of codes."""
+    """A user's function with arrays of codes, which passes further arrays only as keywords it takes."""
 
     def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
         arrays = super().call_arrays(inputs, names)
-        places = {name: arrays[name] for name in self.arrays}
-        return places | {name: x for name, x in arrays.items() if name in names}
+        positional = {name: arrays[name] for name in self.arrays}
+        return positional | {name: x for name, x in arrays.items() if name in names}
 
 
 class UserQuantized(UserOfCodes):
-    """Attention over codes, (B, H, Lq, Dv); with new tokens also both arrays of codes."""
+    """Attention over codes. Returns (B, H, Lq, Dv); with new tokens also the codes of keys and of
+    values."""
 
     operator = quantized.QUANTIZED
     arrays = ("query", "key_codes", "value_codes", "key_scale", "value_scale")
@@ -229,7 +231,7 @@ class UserQuantized(UserOfCodes):
 
 
 class UserQuantizedWrite(UserOfCodes):
-    """Writing codes: those of keys and of values."""
+    """Quantisation of new tokens. Returns the codes of keys and of values."""
 
     operator = quantized_write.QUANTIZED_WRITE
     arrays = ("key", "value", "key_scale", "value_scale")
@@ -243,7 +245,8 @@ class UserQuantizedWrite(UserOfCodes):
 
 
 class UserRotation(UserOperator):
-    """The rotated query. A function without `interleaved` is judged in its observed pairing."""
+    """Rotation of queries. A function without the parameter `interleaved` is judged by the pairing that a
+    trial call shows."""
 
     operator = rotary.ROTARY
     arrays = ("query", "position")
@@ -265,30 +268,32 @@ class UserRotation(UserOperator):
 
     def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
         position = inputs.arrays["position"]
-        kind = np.float32 if (position % 1).any() else np.int32
+        number_type = np.float32 if (position % 1).any() else np.int32
         return {
             "query": self.backend.memory.operand(inputs.query, inputs, "bhld"),
-            "position": self.backend.array(position.astype(kind), None),
+            "position": self.backend.array(position.astype(number_type), None),
         }
 
     def observed(self) -> dict[str, str]:
         if "interleaved" in self.binder.taken:
             return {}
-        other = "halves" if self.follows_interleaved() else "interleaved"
-        return {other: f"the function has no parameter interleaved, and its pairing is not {other}"}
+        lacking = "halves" if self.follows_interleaved() else "interleaved"
+        reason = f"the function has no parameter interleaved, and its pairing is not {lacking}"
+        return {lacking: reason}
 
     def follows_interleaved(self) -> bool:
-        """True if the function keeps the lengths of neighbours better than those of halves, whatever
-        the angles."""
-        inputs, got = self.tried("rotary/none/mha/{dt}/b2h3q17k1d16")
+        """True if the function rotates pairs of neighbours (2i, 2i + 1) and not pairs of halves (i, i +
+        D/2): rotation of a pair preserves its length, for every angle."""
+        inputs, got = self.trial_call("rotary/none/mha/{dt}/b2h3q17k1d16")
         if got is None or got.shape != inputs.query.shape:
             return False
-        shape, pair = got.shape[:-1], (got, inputs.query)
-        far = [
-            np.abs(np.subtract(*(np.linalg.norm(x.reshape(split), axis=axis) for x in pair))).max()
-            for split, axis in (((*shape, 2, -1), -2), ((*shape, -1, 2), -1))
-        ]
-        return bool(far[1] < far[0])
+        shape = got.shape[:-1]
+
+        def length_error(split: tuple[int, ...], axis: int) -> float:
+            lengths = (np.linalg.norm(x.reshape(split), axis=axis) for x in (got, inputs.query))
+            return float(np.abs(np.subtract(*lengths)).max())
+
+        return length_error((*shape, -1, 2), -1) < length_error((*shape, 2, -1), -2)
 
 
 class UserLatent(UserOperator):
@@ -298,7 +303,7 @@ class UserLatent(UserOperator):
     operator = latent.LATENT
     arrays = tuple(latent.AXES)
     table = (
-        Row("causal", ("causal",), lambda call: call.flagged[0] or None),
+        Row("causal", ("causal",), lambda call: call.causal_and_rest[0] or None),
         Row("mask", ("mask", "mask-array", "causal", "window", "padding")),
         *SCALES,
         array("latent_scale", "scales-of-tiles"),
@@ -311,28 +316,34 @@ class UserLatent(UserOperator):
     features = latent.FEATURES | latent.SERVED | {"length-arrays"}
 
     def unsupported(self, case: AnyCase) -> str | None:
-        """As for every function; a mask whose causal part is a flag needs no array for this part."""
+        """See `Implementation.unsupported`. A causal part that a flag passes needs no mask array."""
         if isinstance(case, Case) and "causal" in self.binder.taken:
-            flagged, rest = latent.split_causal(case.mask, case.form, case.sizes)
-            if flagged:
-                left = And(rest) if len(rest) > 1 else rest[0] if rest else None
-                case = replace(case, mask=left)
+            has_causal_part, other_parts = latent.split_causal(case.mask, case.form, case.sizes)
+            if has_causal_part:
+                mask = (
+                    And(other_parts)
+                    if len(other_parts) > 1
+                    else other_parts[0]
+                    if other_parts
+                    else None
+                )
+                case = replace(case, mask=mask)
         return super().unsupported(case)
 
     def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
-        flagged, rest = OperatorCall(self.backend, inputs).flagged
-        flagged = flagged and "causal" in names
-        shown = with_mask_by_position(inputs)
-        if shown is not inputs and (flagged or inputs.dense_mask is None):
-            shown = replace(shown, mask_array=None)  # the lengths say as much
-        arrays = masked_arrays(self.backend, shown, rest if flagged else None)
-        places = [name if name in arrays else f"{name}_codes" for name in self.arrays]
-        more = [name for name in arrays if name in names or name == "mask"]
-        return {name: arrays[name] for name in (*places, *more)}
+        has_causal_part, other_parts = OperatorCall(self.backend, inputs).causal_and_rest
+        passes_flag = has_causal_part and "causal" in names
+        masked = with_mask_by_position(inputs)
+        if masked is not inputs and (passes_flag or inputs.dense_mask is None):
+            masked = replace(masked, mask_array=None)  # `key_lengths` hide the same keys
+        arrays = masked_arrays(self.backend, masked, other_parts if passes_flag else None)
+        positional = [name if name in arrays else f"{name}_codes" for name in self.arrays]
+        keywords = [name for name in arrays if name in names or name == "mask"]
+        return {name: arrays[name] for name in (*positional, *keywords)}
 
 
 class UserMerge(UserOperator):
-    """A merge of partial outputs: output and log-sum-exp."""
+    """A merge of partial outputs. Returns output and log-sum-exp."""
 
     operator = merge.MERGE
     arrays = ("partial_output", "partial_lse")

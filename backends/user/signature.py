@@ -1,5 +1,5 @@
-"""The signature of a person's function, read by the names that people use, and its call with all axes,
-whatever axes and outputs the function has.
+"""The signature of a user's function, read by the names that people use, and its call with the axes of
+the suite's operands, whatever axes and outputs the function has.
 
 A parameter that has no name of the framework's own attention is bound by the table of
 `backends.user.names`, or by the claim `parameters`. What names do not tell, such as the order of axes, a
@@ -45,12 +45,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CallBinder(Binder[AttentionCall]):
-    """The binder of a function of attention.
+    """The binder of a function of attention. A word is a name of `KNOWN` or of a row of the framework's
+    attention, and stands for an argument.
 
-    - `words`: what each parameter is given, by name; the framework's own parameters included
+    - `words`: the word of each parameter, by the parameter's name
     - `bound`: the part of `words` that people's names and the claim `parameters` tell
     - `operands`: the names of query, key and value
-    - `places`: the parameters that are passed by position, with their defaults
+    - `positional`: the parameters that are passed by position, with their defaults
     - `defaults`: the defaults of all parameters
     - `layout`: the default of a parameter for the layout, "" for none
     """
@@ -58,7 +59,7 @@ class CallBinder(Binder[AttentionCall]):
     words: Mapping[str, str] = field(default_factory=dict)
     bound: Mapping[str, str] = field(default_factory=dict)
     operands: Mapping[str, str] = field(default_factory=dict)
-    places: Mapping[str, Any] = field(default_factory=dict)
+    positional: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     layout: str = ""
     ways_out: ClassVar[str] = (
@@ -66,8 +67,8 @@ class CallBinder(Binder[AttentionCall]):
     )
 
     def name_of(self, word: str) -> str:
-        """The parameter that is given this; "" for none."""
-        return next((name for name, given in self.words.items() if given == word), "")
+        """The parameter with this word; "" for none."""
+        return next((name for name, bound_word in self.words.items() if bound_word == word), "")
 
     def serving(self, feature: str) -> tuple[str, ...]:
         """The parameters of the function that serve a feature."""
@@ -79,52 +80,53 @@ class CallBinder(Binder[AttentionCall]):
         return dropping(backend, rate, self.defaults[self.name_of("dropout")])
 
     @property
-    def pairs(self) -> tuple[str, ...]:
-        """The parameters with axes of queries and keys."""
+    def pair_arguments(self) -> tuple[str, ...]:
+        """The parameters for masks and biases, which have axes of queries and keys."""
         return tuple(n for n, word in self.words.items() if word in (*MASK_WORDS, "bias"))
 
     @property
-    def is_plain(self) -> bool:
-        """True if query, key and value are passed by position, and all others by name."""
-        return [*self.places] in ([], [*self.operands.values()])
+    def has_plain_places(self) -> bool:
+        """True if no parameters but query, key and value, in this order, are passed by position."""
+        return [*self.positional] in ([], [*self.operands.values()])
 
     def spread(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which is then called with query, key, value and the rest by name."""
+        """The function as one of query, key, value, and further arguments by name."""
         if not self.operands:
-            return lambda query, key, value, **rest: function(query, key, value, **rest)
+            return lambda query, key, value, **others: function(query, key, value, **others)
 
-        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+        def call(query: Any, key: Any, value: Any, **others: Any) -> Any:
             arrays = zip(OPERANDS, (query, key, value), strict=True)
-            given = {self.operands[word]: array for word, array in arrays} | rest
-            places = [given.pop(name, default) for name, default in self.places.items()]
-            return function(*places, **given)
+            keywords = {self.operands[word]: array for word, array in arrays} | others
+            arguments = [keywords.pop(name, default) for name, default in self.positional.items()]
+            return function(*arguments, **keywords)
 
         return call
 
 
 FLAGS = ("is_causal", "window", "window_left", "softcap")
-"""What is passed in every call if its default is another value than a neutral one."""
+"""The words whose argument is passed in every call if the parameter's default is not neutral."""
 
 
 @dataclass(frozen=True)
 class SignatureReading:
-    """The parameters of a function, and the rows of a framework's attention.
+    """A function's parameters with their words, by the rows of a framework's attention and of features.
 
-    - `own`: the rows of the framework's attention; `known`: these and rows of features, by name
-    - `claimed`: the claim `parameters`; `masks`: see `Binding`
-    - `merges`: the framework's mask takes biases, too
+    - `native_rows`: the rows of the framework's attention; `known_rows`: these and rows of features, by
+      name
+    - `claimed`: the claim `parameters`; `mask_kind`: see `Binding`
+    - `native_merges`: the framework's mask takes biases, too
     """
 
     signature: inspect.Signature
-    own: Mapping[str, Parameter[AttentionCall]]
-    known: Mapping[str, Parameter[AttentionCall]]
+    native_rows: Mapping[str, Parameter[AttentionCall]]
+    known_rows: Mapping[str, Parameter[AttentionCall]]
     claimed: Mapping[str, str]
-    masks: str
-    merges: bool
+    mask_kind: str
+    native_merges: bool
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The parameters with names."""
+        """The parameters by name, without `*args` and `**kwargs`."""
         named = self.signature.parameters.items()
         return {n: p for n, p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
@@ -134,13 +136,16 @@ class SignatureReading:
 
     @cached_property
     def all_words(self) -> dict[str, str]:
-        """What each parameter is given, by name; no two are given the same."""
-        words = {n: word_of(n) or n for n in self.parameters if n in self.known} | {**self.claimed}
-        drops = any("dropout" in row.features for row in self.own.values())
+        """The word of each parameter that has one, by name; no two have the same word."""
+        words = {n: word_of(n) or n for n in self.parameters if n in self.known_rows}
+        words |= self.claimed
+        native_drops = any("dropout" in row.features for row in self.native_rows.values())
         for name, parameter in self.parameters.items():
             word = word_of(name)
-            idle = word == "dropout" and not drops and parameter.default is not parameter.empty
-            if word and not idle and name not in words and word not in words.values():
+            required = parameter.default is parameter.empty
+            if word == "dropout" and not native_drops and not required:
+                continue
+            if word and name not in words and word not in words.values():
                 words[name] = word
         return words
 
@@ -151,13 +156,13 @@ class SignatureReading:
         by_word = {word: name for name, word in self.all_words.items()}
         if all(word in by_word for word in OPERANDS):
             return {word: by_word[word] for word in OPERANDS}
-        places = [n for n, p in self.parameters.items() if p.kind in BY_PLACE]
-        free = [n for n in places if self.all_words.get(n, "query") in OPERANDS]
-        return dict(zip(OPERANDS, free, strict=False)) if len(free) >= len(OPERANDS) else {}
+        positional = [n for n, p in self.parameters.items() if p.kind in BY_PLACE]
+        names = [n for n in positional if self.all_words.get(n, "query") in OPERANDS]
+        return dict(zip(OPERANDS, names, strict=False)) if len(names) >= len(OPERANDS) else {}
 
     @cached_property
     def words(self) -> dict[str, str]:
-        """What each parameter besides query, key and value is given, by name."""
+        """The word of each parameter besides query, key and value, by name."""
         operands = self.operands.values()
         return {
             name: word
@@ -166,110 +171,112 @@ class SignatureReading:
         }
 
     def row(self, name: str) -> Parameter[AttentionCall]:
-        """The row of a parameter that is given something."""
+        """The row (`binder.Parameter`) that passes the argument of the word of the parameter `name`."""
         parameter, word = self.parameters[name], self.words[name]
-        native = self.known.get(name if name not in self.claimed else word)
+        row = self.known_rows.get(name if name not in self.claimed else word)
         required = parameter.default is parameter.empty
-        merged = word == "attn_mask" and "bias" in self.words.values() and "bias" not in self.own
-        if word in (*MASK_WORDS, "bias") and (native is None or self.masks or merged):
-            kind = self.masks or ("either" if self.merges else "boolean")
+        has_bias = "bias" in self.words.values() and "bias" not in self.native_rows
+        merged = word == "attn_mask" and has_bias
+        if word in (*MASK_WORDS, "bias") and (row is None or self.mask_kind or merged):
+            kind = self.mask_kind or ("either" if self.native_merges else "boolean")
             return pair_argument(name, word, [*self.words.values()], kind, required)
-        given = ROWS.get(word)
-        passes_none = given is None or word in (*MASK_WORDS, "bias")
+        published_row = ROWS.get(word)
+        passes_none = published_row is None or word in (*MASK_WORDS, "bias")
         always = required or (word in FLAGS and not is_neutral(parameter.default))
-        counts = word == "window" and isinstance(parameter.default, tuple | list)
-        if native is None or counts or (always and not passes_none):
-            assert given is not None
-            native = self._given(name, given, parameter.default, always)
-        return replace(native, name=name, passes_none=native.passes_none or required)
+        takes_pair = word == "window" and isinstance(parameter.default, tuple | list)
+        if row is None or takes_pair or (always and not passes_none):
+            assert published_row is not None
+            row = self._row_with_value(name, published_row, parameter.default, always)
+        return replace(row, name=name, passes_none=row.passes_none or required)
 
-    def _given(
-        self, name: str, given: Parameter[AttentionCall], default: Any, always: bool
+    def _row_with_value(
+        self, name: str, row: Parameter[AttentionCall], default: Any, always: bool
     ) -> Parameter[AttentionCall]:
-        """The row of a parameter; `always`: calls that do not need it pass its neutral value."""
-        served = {feature for row in self.known.values() for feature in row.features}
-        features = tuple(one for one in given.features if one != "dropout" or one in served)
+        """`row` for the parameter `name`; `always`: calls that do not need it pass its neutral value."""
+        drops = any("dropout" in known.features for known in self.known_rows.values())
+        features = tuple(feature for feature in row.features if feature != "dropout" or drops)
 
         def value(call: AttentionCall) -> Any:
-            argument = given.value(call) if features else None
-            if argument is not None and given.name == "dropout":
+            argument = row.value(call) if features else None
+            if argument is not None and row.name == "dropout":
                 return dropping(call.backend, argument, default)
-            return given.neutral(call) if argument is None and always else argument
+            return row.neutral(call) if argument is None and always else argument
 
         return Parameter(name, features, value)
 
     @cached_property
     def missing(self) -> list[str]:
-        """The parameters without a default that are given nothing."""
-        given = (*self.words, *self.operands.values())
-        return [n for n, p in self.parameters.items() if p.default is p.empty and n not in given]
+        """The parameters without a default and without a word."""
+        bound = (*self.words, *self.operands.values())
+        return [n for n, p in self.parameters.items() if p.default is p.empty and n not in bound]
 
     @cached_property
-    def places(self) -> dict[str, Any]:
+    def positional(self) -> dict[str, Any]:
         """The parameters that are passed by position, with their defaults: all up to the last one that
         has no default or no name for callers."""
-        places = [n for n, p in self.parameters.items() if p.kind in BY_PLACE]
-        by_place = [
+        positional = [n for n, p in self.parameters.items() if p.kind in BY_PLACE]
+        must_be_positional = [
             n
-            for n in places
+            for n in positional
             if self.parameters[n].kind is inspect.Parameter.POSITIONAL_ONLY
             or self.parameters[n].default is inspect.Parameter.empty
             or n in self.operands.values()
         ]
-        last = places.index(by_place[-1]) + 1 if by_place else 0
-        return {n: self.parameters[n].default for n in places[:last]}
+        last = positional.index(must_be_positional[-1]) + 1 if must_be_positional else 0
+        return {n: self.parameters[n].default for n in positional[:last]}
 
 
 def bind(
     function: Callable[..., Any],
     name: str,
-    own: Iterable[Parameter[AttentionCall]],
-    more: Iterable[Parameter[AttentionCall]],
+    native_rows: Iterable[Parameter[AttentionCall]],
+    further_rows: Iterable[Parameter[AttentionCall]],
     claimed: Mapping[str, str],
-    masks: str = "",
-    merges: bool = False,
+    mask_kind: str = "",
+    native_merges: bool = False,
 ) -> CallBinder:
-    """The binder of a function, or of instances of a class, with parameters `own` of a framework's
-    attention, `more` parameters, and parameters that the names of `KNOWN` or the claim `parameters`
-    (`claimed`) tell.
+    """The binder of a function, or of instances of a class. Its parameters are those of `native_rows` (of
+    the framework's attention) and `further_rows`, and those that the names of `KNOWN` or the claim
+    `parameters` (`claimed`) tell.
 
-    `masks` is what a parameter for a mask is given, "" for what the framework's own attention is given:
-    booleans, and with `merges` also biases. Raises TypeError if the function takes fewer arrays or
-    requires an unknown parameter, and UsageError for a claim that does not fit.
+    `mask_kind` is the kind of masks that the function takes, "" for that of the framework's own
+    attention: booleans, and with `native_merges` also biases. Raises TypeError if the function takes
+    fewer arrays or requires an unknown parameter, and UsageError for a claim that does not fit.
     """
-    rows = {row.name: row for row in own}
-    known = rows | {row.name: row for row in more}
+    native_by_name = {row.name: row for row in native_rows}
+    known_rows = native_by_name | {row.name: row for row in further_rows}
     signature = (
         signature_of_instances(function) if isinstance(function, type) else signature_of(function)
     )
-    reading = SignatureReading(signature, rows, known, claimed, masks, merges)
+    reading = SignatureReading(
+        signature, native_by_name, known_rows, claimed, mask_kind, native_merges
+    )
     _check_claimed(reading)
     any_place = reading.has(inspect.Parameter.VAR_POSITIONAL) and not reading.operands
     if reading.missing or not (reading.operands or any_place):
         raise TypeError(_misfit(name, reading))
     words = reading.words
-    bound = {n: word for n, word in words.items() if n not in known or n in claimed}
+    bound = {n: word for n, word in words.items() if n not in known_rows or n in claimed}
     any_name = reading.has(inspect.Parameter.VAR_KEYWORD) and not bound
-    given = (*words, *reading.operands.values())
+    bound_names = (*words, *reading.operands.values())
     return CallBinder(
-        (*map(reading.row, words), *(row for n, row in known.items() if n not in words)),
-        frozenset([*words, *(n for n in rows if any_name)]),
-        knobs=tuple(n for n in reading.parameters if n not in given),
+        (*map(reading.row, words), *(row for n, row in known_rows.items() if n not in words)),
+        frozenset([*words, *(n for n in native_by_name if any_name)]),
+        knobs=tuple(n for n in reading.parameters if n not in bound_names),
         names=tuple(reading.signature.parameters),
         arrays=OPERANDS,
         words=words,
         bound=bound,
         operands=reading.operands,
-        places=reading.places,
+        positional=reading.positional,
         defaults={n: p.default for n, p in reading.parameters.items()},
         layout=next((str(p.default) for n, p in reading.parameters.items() if n in NAMING), ""),
     )
 
 
 def _check_claimed(reading: SignatureReading) -> None:
-    """Raise UsageError for a claim of a parameter that the function does not have, or of a word that
-    nothing is given for."""
-    valid = [*dict.fromkeys((*OPERANDS, *ROWS, *reading.known))]
+    """Raise UsageError if the claim `parameters` has an unknown parameter or an unknown word."""
+    valid = [*dict.fromkeys((*OPERANDS, *ROWS, *reading.known_rows))]
     for name, word in reading.claimed.items():
         if name not in reading.parameters:
             raise UsageError(
@@ -284,12 +291,12 @@ def _check_claimed(reading: SignatureReading) -> None:
 
 def _misfit(name: str, reading: SignatureReading) -> str:
     """The message about a signature that does not fit."""
-    expected = f"{name}({signature_text(OPERANDS, [*reading.known])}), any of the keywords"
+    expected = f"{name}({signature_text(OPERANDS, [*reading.known_rows])}), any of the keywords"
     ways = "".join(
-        f"; nobody knows what {one!r} is given: give it a default, a name of docs/signatures.md, or "
-        f'--parameter {one}=WORD or @claims(parameters={{"{one}": WORD}}), WORD one of '
+        f"; nobody knows what {p!r} is given: give it a default, a name of docs/signatures.md, or "
+        f'--parameter {p}=WORD or @claims(parameters={{"{p}": WORD}}), WORD one of '
         f"{', '.join(ROWS)}"
-        for one in reading.missing[:1]
+        for p in reading.missing[:1]
     )
     if len(reading.parameters) == 1:
         ways = "; one array is taken by layers, classes that make projections: --like=multi-head"
@@ -298,7 +305,7 @@ def _misfit(name: str, reading: SignatureReading) -> str:
 
 
 def called_by(instance: Any) -> Callable[..., Any]:
-    """How an instance is called: itself, or by its method `forward` or `call`."""
+    """The callable of an instance: the instance itself, or its method `forward` or `call`."""
     if callable(instance):
         return instance
     function: Callable[..., Any] = next(
@@ -309,36 +316,39 @@ def called_by(instance: Any) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Adapted:
-    """A function that is called with all axes, and returns all axes in the order of its operands.
+    """A user's function as a function of arrays with all axes of the suite, in the order `axes.order`.
 
-    - `pairs`: its arguments with axes of queries and keys
-    - `returned`: the part of a returned pair that is the output
+    Axes that the function lacks are removed from its arguments and restored in its outputs.
+
+    - `pair_arguments`: its arguments for masks and biases
+    - `output_index`: the index of the output in the returned tuple; 1 makes returned weights the output
     """
 
     backend: Backend
     function: Callable[..., Any]
     binding: Binding
     axes: Axes
-    pairs: tuple[str, ...]
+    pair_arguments: tuple[str, ...]
     inputs: Inputs
-    returned: int = 0
+    output_index: int = 0
 
     def __call__(self, **arguments: Any) -> Any:
-        index, pairs = self.axes.index, self.pairs
-        if index:
-            for name in (*OPERANDS, *pairs):
+        """The function's outputs. With `binding.returns` the function always returns more than the case
+        asks for, and only the output is kept."""
+        if self.axes.index:
+            for name in (*OPERANDS, *self.pair_arguments):
                 array = arguments.get(name)
                 if array is not None and len(array.shape) == 4:
-                    arguments[name] = array[index]
+                    arguments[name] = array[self.axes.index]
         answer = self.function(**arguments)
         if not isinstance(answer, tuple | list) or not answer:
             return self.output(answer)
-        binding, lse = self.binding, bool(self.inputs.case.option("lse"))
-        if self.returned and len(answer) > self.returned:
-            return self.weights(answer[self.returned])
-        if lse and len(answer) > 1:
+        if self.output_index and len(answer) > self.output_index:
+            return self.weights(answer[self.output_index])
+        if self.inputs.case.option("lse") and len(answer) > 1:
             return (self.output(answer[0]), self.lse(answer[1]), *answer[2:])
-        return self.output(answer[0]) if binding.returns else (self.output(answer[0]), *answer[1:])
+        output = self.output(answer[0])
+        return output if self.binding.returns else (output, *answer[1:])
 
     def restored(self, array: Any) -> Any:
         """The array with the axes that the function does not have."""
@@ -347,19 +357,19 @@ class Adapted:
 
     def output(self, array: Any) -> Any:
         """The output in the order of the operands."""
-        whole = self.restored(array)
-        if not self.binding.output_axes or len(getattr(whole, "shape", ())) != 4:
-            return whole
-        return self.backend.memory.transpose(whole, 0, 2, 1, 3)
+        output = self.restored(array)
+        if not self.binding.output_axes or len(getattr(output, "shape", ())) != 4:
+            return output
+        return self.backend.memory.transpose(output, 0, 2, 1, 3)
 
     def lse(self, array: Any) -> Any:
         """The natural log-sum-exp in the order of the operands."""
-        whole, binding = self.restored(array), self.binding
-        if len(getattr(whole, "shape", ())) != 3:
-            return whole
+        lse, binding = self.restored(array), self.binding
+        if len(getattr(lse, "shape", ())) != 3:
+            return lse
         if binding.lse_axes:
-            whole = self.backend.memory.transpose(whole, 0, 2, 1)
-        return whole * math.log(2) if binding.lse_base else whole
+            lse = self.backend.memory.transpose(lse, 0, 2, 1)
+        return lse * math.log(2) if binding.lse_base else lse
 
     def weights(self, array: Any) -> Any:
         """Weights (B, H, Lq, Lk) as an output in the dtype of the case, and in the order of the
@@ -367,8 +377,8 @@ class Adapted:
         backend, dtype = self.backend, self.inputs.dtype
         if not backend.is_array(array):
             return array
-        whole = self.restored(array)
-        if backend.dtype_name(whole) != dtype.long_name:
-            whole = backend.array(round_to(backend.to_numpy(whole), dtype), dtype)
-        swaps = self.axes.order == "blhd" and len(whole.shape) == 4
-        return backend.memory.transpose(whole, 0, 2, 1, 3) if swaps else whole
+        weights = self.restored(array)
+        if backend.dtype_name(weights) != dtype.long_name:
+            weights = backend.array(round_to(backend.to_numpy(weights), dtype), dtype)
+        swaps = self.axes.order == "blhd" and len(weights.shape) == 4
+        return backend.memory.transpose(weights, 0, 2, 1, 3) if swaps else weights

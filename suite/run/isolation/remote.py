@@ -134,7 +134,7 @@ class Remote(parts.ChildPart, Backend):
                 function = self.link.handle(facts.function)
             file_claims = {} if untrusted else self._claims(facts.claims, text)
             stub = Stub(function, printable(facts.name), facts.parameters)
-            kind = registry.OWN.get(computed_like(like)) if like else None
+            kind = registry.USER_KINDS.get(computed_like(like)) if like else None
             for method in kind.method_names if kind else ():
                 if method in facts.methods:
                     setattr(stub, method, Stub(stub, method, facts.methods[method]))
