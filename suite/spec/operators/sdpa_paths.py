@@ -215,7 +215,7 @@ TWO_FEATURES = covering_of(
 """Every two features, at a size that people run."""
 
 MASKED_WINDOWS = tuple(
-    f"sdpa/win6.0+bool.b1qk/{heads}/{{dt}}/{sizes}"
+    f"sdpa/win31.0+bool.b1qk/{heads}/{{dt}}/{sizes}"
     for heads, sizes in (size.split("/") for size in RUN[:5])
 )
 """A boolean mask beside a window, at sizes that people run."""
