@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:
     """Decorate a method that prepares calls of user code: preparation and call run in the context of
-    users' programs (`Compilers.surroundings`), the call perhaps as one program
+    users' programs (`Compilers.surroundings`). A backend may compile the call as one program
     (`Compilers.as_program`)."""
 
     @wraps(prepare)

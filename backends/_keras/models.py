@@ -109,7 +109,7 @@ def gate_kernel(width: int) -> np.ndarray:
 
 
 def set_gate(dense: Any) -> None:
-    """Set the kernel of a layer's gate to `gate_kernel`."""
+    """Set the kernel of a gate to `gate_kernel`, and its bias, if it has one, to `GATE_BIAS`."""
     kernel, bias = dense.kernel, dense.bias
     values = gate_kernel(kernel.shape[0])[:, None, None]
     kernel.assign(np.broadcast_to(values, kernel.shape))

@@ -58,7 +58,7 @@ class TritonBackend(TorchEngine):
                 raise BackendUnavailable(
                     "triton was imported before TRITON_INTERPRET=1 was set: judge the backend alone"
                 )
-            interpreter.watch()
+            interpreter.patch_interpreter()
 
     @property
     def versions(self) -> dict[str, str]:

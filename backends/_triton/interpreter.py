@@ -33,7 +33,8 @@ class OutOfBounds(Exception):
 
 
 class State(threading.local):
-    """In each thread: the memory of arguments of each running kernel, and whether bfloat16 is mended."""
+    """In each thread: the memory of the arguments of each running kernel, and whether bfloat16 is computed
+    as on a GPU (`mends_bfloat16`)."""
 
     def __init__(self) -> None:
         self.launched: list[list[Extent]] = []
@@ -46,7 +47,7 @@ KERNEL_LOCK = threading.RLock()
 """Held while a kernel runs."""
 
 REPLACED_METHODS: list[str] = []
-"""The names of the interpreter's methods that `watch` has replaced."""
+"""The names of the interpreter's methods that `patch_interpreter` has replaced."""
 
 
 def is_used() -> bool:
@@ -57,8 +58,9 @@ def is_used() -> bool:
     return isinstance(standard.cdiv, InterpretedFunction)
 
 
-def watch() -> None:
-    """Change the interpreter (see above), once."""
+def patch_interpreter() -> None:
+    """Replace methods of Triton's interpreter in this process, once: accesses are checked against bounds,
+    one kernel runs at a time, nothing is tuned, and bfloat16 can be mended."""
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 

@@ -20,7 +20,7 @@ from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.spec.case import Case
 
 MANY = 200
-"""The number of readings that are tried at most."""
+"""If more ways to read a layer's variables fit, none is tried."""
 
 ROLES = ("query", "key", "value", "gate", "output", "score")
 """The roles of projections, in the order in which layers define their projections."""
