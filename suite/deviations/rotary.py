@@ -221,7 +221,7 @@ DEVIATIONS = [
             right.rotated(x1, x2, cosine, -sine, turn)),
     row("rotary-gradient-turned-on", "gradients", "The gradient is rotated on, not back.",
         "backward calls forward; the gradient is rotated back, with `-sin`", family="gradient",
-        turned=lambda right, turn: right.turned(replace(turn, back=False))),
+        turned=lambda right, turn: right.turned(replace(turn, inverse=False))),
     row("rotary-beyond-the-table", "values", "Positions count modulo 4096, the length of a table.",
         "`cos[position % 4096]`; make the table as long as the largest position",
         position=lambda right, turn: right.position(turn) % turn.work(4096)),

@@ -208,7 +208,7 @@ class RotaryEager(RotaryTableCast):
         swapped = x[..., :size].copy()
         swapped[..., one], swapped[..., two] = -x[..., two], x[..., one]
         both = [np.zeros((*x.shape[:-1], size), turn.work) for _ in range(2)]
-        for full, part in zip(both, (cosine, -sine if turn.back else sine), strict=True):
+        for full, part in zip(both, (cosine, -sine if turn.inverse else sine), strict=True):
             full[..., one] = full[..., two] = part
         products = [
             round_to(a * b, turn.fmt).astype(turn.work)

@@ -27,7 +27,7 @@ class RotaryCall:
     """One call: rotate `x` (B, H, L, D) by the positions (L,) or (B, L) of its tokens.
 
     - `entries`: the number of positions in a table of sines and cosines
-    - `back`: rotate the other way, as gradients are
+    - `inverse`: rotate the other way, as gradients are
     """
 
     x: np.ndarray
@@ -35,7 +35,7 @@ class RotaryCall:
     rotation: Rotation
     fmt: DType
     entries: int
-    back: bool = False
+    inverse: bool = False
 
     @property
     def work(self) -> type[np.floating[Any]]:
@@ -63,8 +63,8 @@ class RotaryKernel(DeclaredKernel):
             "position": self.backend.array(inputs.arrays["position"], None),
         }
 
-        def rotate(x: Rounded, position: Rounded, back: bool = False) -> Rounded:
-            turn = RotaryCall(x.values, position.values, rotation, fmt, entries, back)
+        def rotate(x: Rounded, position: Rounded, inverse: bool = False) -> Rounded:
+            turn = RotaryCall(x.values, position.values, rotation, fmt, entries, inverse)
             return self.deliver(self.turned(turn), fmt)
 
         return rotation_call(rotate, arguments, (rotation, fmt.name, entries))
@@ -73,7 +73,7 @@ class RotaryKernel(DeclaredKernel):
         """`x` rotated, (B, H, L, D), not yet rounded."""
         first, second = self.pairs(turn)
         cosine, sine = self.table(turn)
-        sine = -sine if turn.back else sine
+        sine = -sine if turn.inverse else sine
         x = turn.x.astype(turn.work)
         out = x.copy()
         out[..., first], out[..., second] = self.rotated(
