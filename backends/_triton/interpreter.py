@@ -33,8 +33,8 @@ class OutOfBounds(Exception):
 
 
 class State(threading.local):
-    """In each thread: the memory of the arguments of each running kernel, and whether bfloat16 is computed
-    as on a GPU (`mends_bfloat16`)."""
+    """In each thread: the memory of the arguments of each running kernel, and whether bfloat16 is
+    computed as on a GPU (`mends_bfloat16`)."""
 
     def __init__(self) -> None:
         self.launched: list[list[Extent]] = []
