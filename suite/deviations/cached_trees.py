@@ -242,7 +242,7 @@ DEVIATIONS = [
         "The positions of a rotation count tokens that were taken back, too.",
         "an offset that grows at every chunk; a rollback and a reset move it back",
         crop=crop_counting_tokens,
-        key_rotations=lambda right, cache, count: 
+        key_rotations=lambda right, cache, count:
             right.joining(cache, count) + cache.memory.get("tokens_taken_back", 0)),
     rotary("cached-rotary-of-the-longest", "values",
         "The positions of a rotation begin at the length of the longest sample.",

@@ -120,9 +120,9 @@ def deviation(
 
     if problem is not None or answer is not None:
         body["prepare"] = prepare
+    if unknown := [step for step in steps if not any(hasattr(base, step) for base in bases)]:
+        raise AttributeError(f"{name}: its right kernel has no steps {', '.join(unknown)}")
     body |= {step: changed_step(step, change) for step, change in steps.items()}
-    for step in steps:
-        getattr(type(name, bases, {}), step)
     kernel: Any = type("".join(word.capitalize() for word in name.split("-")), bases, body)
     kernel.name = name
     return CATALOGUE.setdefault(kernel, Deviation(name, killed_by, sentence, hint, family, kernel))
