@@ -39,6 +39,7 @@ from attention_conformance.suite.run.suggestions import triton_hint
 from attention_conformance.suite.run.varied import cells_in_drawn_sizes
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import dtype
+from attention_conformance.suite.spec.vocabulary import LEVELS
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,11 @@ class Plan:
             return True
         return any(
             entry.matches_case(case.id) and i.unsupported(case) is None
+            for level in LEVELS  # most entries match at smoke: full takes seconds to draw
             for i in judged
             for check in all_checks().values()
             if entry.matches_check(i.name, check.name)
-            for case in asked_at_full(check, i)
+            for case in cases_asked(check, level, i)
         )
 
     def answerable(self, whole: bool = False) -> bool:
@@ -199,10 +201,9 @@ class Plan:
         }  # fmt: skip
 
 
-def asked_at_full(check: Check, implementation: Implementation) -> Iterable[AnyCase]:
-    """The cases of the level "full" in which a check judges an implementation, with nearest supported
-    cases."""
-    return (cell.case for cell in check.cells("full", [implementation]))
+def cases_asked(check: Check, level: str, implementation: Implementation) -> Iterable[AnyCase]:
+    """The cases of a level in which a check judges an implementation, with nearest supported cases."""
+    return (cell.case for cell in check.cells(level, [implementation]))
 
 
 def _shard_of(case_id: str, count: int) -> int:
