@@ -22,7 +22,12 @@ from attention_conformance.suite.records.expectations import Expectation, Manife
 from attention_conformance.suite.run import process
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.run.smaller import simpler_cases, smallest_failing, well_posed
+from attention_conformance.suite.run.smaller import (
+    simpler_cases,
+    smallest_failing,
+    well_posed,
+    what_it_takes,
+)
 from attention_conformance.suite.search import drawing
 from attention_conformance.suite.search.engine import POOL, Search
 from attention_conformance.suite.search.options import SearchOptions
@@ -287,6 +292,23 @@ def test_what_remains_is_what_the_failure_needs(
     case: str, fails: Callable[[Case], bool], least: str
 ) -> None:
     assert smallest_failing(Case.parse(case), lambda x: bool(fails(x))).id == least
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("sdpa/causal/mha/f32/b1h1q129k129d1", "mask causal, 129 queries, 129 keys"),
+        ("sdpa/none/gqa9/f32/b1h18q1k1d1", "18 heads, 2 key heads"),
+        (
+            "sdpa/pad+win4.0/mha/bf16/b2h1q1k5d8v6/scale0.3/large/dense",
+            "mask pad, mask win4.0, scale0.3, recipe large, form dense, 2 samples, 5 keys, head size 8, "
+            "value size 6",
+        ),
+        ("sdpa/none/mha/f32/b1h1q1k1d1", ""),
+    ],
+)
+def test_a_smaller_case_says_what_it_takes(case: str, words: str) -> None:
+    assert what_it_takes(Case.parse(case)) == words
 
 
 def test_the_first_script_is_saved_and_never_over_a_file(

@@ -48,13 +48,15 @@ class FailureReport:
     """What a run says of its failures.
 
     `smaller` is a smaller failing case, made from a failure of the `group` (check, implementation and
-    kind); `script` is the path of a script that shows it, "" without one.
+    kind); `takes` are its properties without which it passes, "" if time ended before all were tried;
+    `script` is the path of a script that shows it, "" without one.
     """
 
     diagnoses: tuple[DiagnosisRecord, ...] = ()
     notes: tuple[str, ...] = ()
     group: tuple[str, str, str] = ("", "", "")
     smaller: str = ""
+    takes: str = ""
     script: str = ""
 
 

@@ -77,6 +77,27 @@ def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
             reduction //= 2
 
 
+def what_it_takes(case: Case) -> str:
+    """The properties of a case that `simpler_cases` takes away or makes smaller, in words: "mask causal, 129
+    queries, 129 keys"."""
+    s = case.sizes
+    words = [f"mask {part}" for part in (case.mask_token if case.mask else "").split("+") if part]
+    options = {o.name: o for o in case.operator.options}
+    words += [options[name].write(value) for name, value in case.options]
+    words += [
+        f"{name.replace('_', ' ')} {getattr(case, name)}"
+        for name in ("recipe", "axis_order", "form")
+        if getattr(case, name) != getattr(Case, name)
+    ]
+    counts = {
+        "samples": s.B, "heads": s.H, "key heads": s.Hkv if s.Hkv != s.H else 1, "queries": s.Lq,
+        "keys": s.Lk,
+    }  # fmt: skip
+    words += [f"{count} {name}" for name, count in counts.items() if count > 1]
+    sizes = {"head size": s.D, "value size": s.Dv if s.Dv != s.D else 1}
+    return ", ".join([*words, *(f"{name} {size}" for name, size in sizes.items() if size > 1)])
+
+
 def with_equal_axes(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
     """Sizes by the letters of axes, where each of `ties` ("qk") is a set of letters that are made equal:
     to 1 if "1" is in the set, else to the letter that is first in `letters`."""

@@ -178,6 +178,8 @@ class Listing:
         report = self._report
         if report.smaller and report.group == (cell.check, cell.implementation, cell.kind):
             commands["smaller"] = report.smaller
+            if report.takes:
+                commands["takes"] = f"{report.takes}: with less of any of them it passes"
             if report.script:
                 return commands | {"script": shlex.join(["python", report.script])}
         if command := search_command(cell, self._options):
