@@ -78,8 +78,8 @@ def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def what_it_takes(case: Case) -> str:
-    """The properties of a case that `simpler_cases` takes away or makes smaller, in words: "mask causal, 129
-    queries, 129 keys"."""
+    """The properties of a case that `simpler_cases` takes away or makes smaller, in words: "mask causal,
+    129 queries, 129 keys"."""
     s = case.sizes
     words = [f"mask {part}" for part in (case.mask_token if case.mask else "").split("+") if part]
     options = {o.name: o for o in case.operator.options}
