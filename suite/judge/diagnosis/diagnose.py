@@ -103,7 +103,7 @@ def diagnose(
         by_catalogue = explaining_faults(failing, passing, is_late, without, wrong)
     seconds_left = max((1 - CATALOGUE_SHARE) * seconds, seconds - (time.process_time() - begin))
     evidence = Evidence(islice(evidence_outcomes, len(cases)), comparable)
-    by_probes = identify(backend, implementation, cases, seconds_left, evidence)
+    by_probes = identify(backend, implementation, cases, seconds_left, evidence, without)
     # If outputs are wrong, wrong gradients and elections may be consequences, and are no diagnosis.
     minor = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     minor |= {ELECTION} if failing else set()

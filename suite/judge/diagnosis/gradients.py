@@ -1,29 +1,15 @@
-"""The symptoms of gradients: an operand, a factor, a term of the backward pass, a sum.
-
-For weights P, outputs O, a cotangent dO and the scale s (Dao et al., FlashAttention, 2022, appendix B):
-
-    dV = P^T dO,   dP = dO V^T,   D = sum_j P dP,   dS = P (dP - D),   dQ = s dS K,   dK = s dS^T Q
-"""
+"""The symptoms of gradients: an operand, a factor, places, and fully masked rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from attention_conformance.suite.judge.answer import swap_heads_and_length
 from attention_conformance.suite.judge.derivative import differentiable_names, native_cotangent
-from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
-from attention_conformance.suite.judge.diagnosis.instrument import (
-    Instrument,
-    Reading,
-    Symptom,
-    Variant,
-    softmax,
-)
-from attention_conformance.suite.judge.diagnosis.masks import meanings
-from attention_conformance.suite.judge.diagnosis.outcome import Comparison
+from attention_conformance.suite.judge.diagnosis.evidence import WIDER
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
 from attention_conformance.suite.judge.diagnosis.words import few_places
 from attention_conformance.suite.judge.elections.probe import empty_row
 from attention_conformance.suite.judge.oracle import Oracle
@@ -77,12 +63,6 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
         hint = "a buffer of gradients that is not cleared"
         yield Symptom(f"{_gradient_subject(wrong)} differs in a second pass.", "gradient", hint)
         return
-    expected = {n: (want[n], float(np.max(bound[n], initial=0.0))) for n in values}
-    comparison = Comparison(inputs, values, expected)
-    for variant in _variants(inputs, cotangent) if is_plain else ():
-        if values.keys() <= variant.result.keys() and explains(comparison, variant.result):
-            yield Symptom(variant.sentence, "gradient", variant.hint, key=variant.name)
-            return
     limit = {n: WIDER * bound[n] for n in bound}
     yield from _symptoms_by_operand(inputs, {n: values[n] for n in wrong}, want, limit)
 
@@ -164,103 +144,6 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
 
     arrays: Arrays | None = tool.attempt(gradients)
     return arrays
-
-
-def backward(
-    inputs: Inputs, cotangent: np.ndarray, attended: np.ndarray | None = None, d_factor: float = 1.0,
-    scale: float = 1.0, biased: bool = True, summed: bool = True, transposed: bool = False,
-    weigh: Callable[[np.ndarray, np.ndarray], np.ndarray] = softmax, saved: bool = False,
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """The gradients by the formula in float64, with faults of backward passes: another mask `attended`, D
-    times `d_factor`, D of the right output (`saved`), the scale times `scale`, no bias (not `biased`),
-    the last head of a group for all (not `summed`), dS transposed, other weights by `weigh`."""
-    reading = Reading.of_mask(inputs)
-    s, group = inputs.effective_scale, inputs.sizes.group
-    scores = reading.scores if biased or reading.bias is None else reading.scores - reading.bias
-    weights = weigh(scores, inputs.attends if attended is None else attended)
-    key, value = (np.repeat(x, group, axis=1) for x in (inputs.key, inputs.value))
-    dP = cotangent @ value.swapaxes(-1, -2)
-    D = (weights * dP).sum(-1, keepdims=True)
-    if saved:
-        D = (cotangent * (softmax(reading.scores, inputs.attends) @ value)).sum(-1, keepdims=True)
-    dS = weights * (dP - d_factor * D)
-    cap = inputs.feature("softcap")
-    dT = dS if cap is None else dS * (1 - np.tanh(reading.products * s / cap) ** 2)
-    if transposed and dT.shape[-1] == dT.shape[-2]:
-        dT = dT.swapaxes(-1, -2)
-
-    def sum_over_group(x: np.ndarray) -> np.ndarray:
-        heads_by_group = x.reshape(x.shape[0], -1, group, *x.shape[2:])
-        return np.asarray(heads_by_group.sum(2) if summed else heads_by_group[:, :, -1])
-
-    gradients = {
-        "query": scale * s * dT @ key,
-        "key": sum_over_group(scale * s * dT.swapaxes(-1, -2) @ inputs.query),
-        "value": sum_over_group(weights.swapaxes(-1, -2) @ cotangent),
-    }
-    if inputs.bias is not None:
-        shape = (1,) * (4 - inputs.bias.ndim) + inputs.bias.shape
-        axes = tuple(a for a in range(4) if shape[a] != dS.shape[a])
-        gradients["bias"] = dS.sum(axes, keepdims=True).reshape(inputs.bias.shape)
-    return gradients
-
-
-def _variants(inputs: Inputs, cotangent: np.ndarray) -> Iterator[Variant[dict[str, np.ndarray]]]:
-    """Gradients of faulty backward passes that the catalogue lacks."""
-    s, attends = inputs.effective_scale, inputs.attends
-    right = backward(inputs, cotangent)
-    fault = partial(backward, inputs, cotangent)
-
-    def undivided_weights(scores: np.ndarray, attended: np.ndarray) -> np.ndarray:
-        top = np.where(attended, scores, -np.inf).max(-1, keepdims=True)
-        return np.where(attended, np.exp(scores - top), 0)
-
-    def weights_by_lse(scores: np.ndarray, attended: np.ndarray) -> np.ndarray:
-        """exp(scores - lse) for attended pairs, with the right log-sum-exp."""
-        lse = np.log(np.where(attends, np.exp(scores), 0).sum(-1, keepdims=True))
-        return np.where(attended, np.exp(scores - lse), 0)
-
-    passes = "The backward pass "
-    of_both = "The gradients of query and key "
-    saving_hint, order_hint = (
-        "what the forward pass saves",
-        "the order of what the backward pass returns",
-    )
-    summing_hint = "one program overwrites what another one stored: add, or loop over the group"
-    text = passes + "adds D: dS is P (dP + D), expected P (dP - D)."
-    yield Variant(fault(d_factor=-1.0), text, "a sign")
-    text = of_both + "leave out the scale."
-    yield Variant(fault(scale=1 / s), text, "`dQ = dS @ K` without `* scale`")
-    text = of_both + "have the scale twice."
-    yield Variant(fault(scale=s), text, "a query that is scaled already")
-    text = passes + "takes exp(s - max) for the weights, not divided by their sum."
-    yield Variant(fault(weigh=undivided_weights), text, "`exp(s - m)` for `exp(s - lse)`")
-    if not attends.all():
-        all_pairs = np.ones(attends.shape, bool)
-        for weigh, saved in ((softmax, False), (weights_by_lse, False), (weights_by_lse, True)):
-            for biased, beside in ((True, ""), (False, " and the bias")):
-                wrong = fault(attended=all_pairs, weigh=weigh, biased=biased, saved=saved)
-                text = f"{passes}recomputes the weights without the mask{beside}."
-                yield Variant(wrong, text, saving_hint)
-            for variant in meanings(inputs):
-                pairs = np.broadcast_to(variant.result, attends.shape)
-                text = f"In the backward pass: {variant.sentence}"
-                wrong = fault(attended=pairs, weigh=weigh, saved=saved)
-                yield Variant(wrong, text, saving_hint, key=variant.name)
-    if inputs.sizes.group > 1:
-        wrong = fault(summed=False)
-        template = "{} {} the last of the query heads of a group, expected their sum."
-        text = template.format("The gradients of key and value are", "those of")
-        yield Variant(wrong, text, summing_hint)
-        for name in ("key", "value"):
-            text = template.format(f"The gradient of the {name} is", "that of")
-            yield Variant({**right, name: wrong[name]}, text, summing_hint)
-    if inputs.sizes.Lq == inputs.sizes.Lk:
-        yield Variant(fault(transposed=True), passes + "transposes dS.", "`dS.mT @ K`")
-    for one, two in (("query", "key"), ("key", "value")):
-        if right[one].shape == right[two].shape:
-            exchanged = {**right, one: right[two], two: right[one]}
-            yield Variant(exchanged, f"The gradients of {one} and {two} are exchanged.", order_hint)
 
 
 def _symptoms_by_operand(

@@ -55,13 +55,15 @@ def identify(
     cases: Sequence[Case],
     seconds: float = 5.0,
     evidence: Evidence | None = None,
+    without: str = "",
 ) -> list[Diagnosis]:
     """Diagnoses of an implementation that fails `cases`, those that explain most cases first.
 
     `backend` is the implementation's own. `seconds` limits the processor time. `evidence` are cells with
-    which formulas are compared. Nothing is raised: a call that fails gives no symptom.
+    which the answers of symptoms are compared. `without` is the name of a fault that is left out of the
+    catalogue. Nothing is raised: a call that fails gives no symptom.
     """
-    tool = Instrument(implementation, seconds)
+    tool = Instrument(implementation, seconds, without)
     explained_by: dict[str, tuple[Symptom, list[Case]]] = {}
     groups: dict[str, list[Case]] = {}
     with leaks.restored_settings(implementation.backend):

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from inspect import isabstract
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.deviations import all_faults
 from attention_conformance.suite.deviations.backend import KernelBackend
-from attention_conformance.suite.deviations.deviation import Deviation
+from attention_conformance.suite.deviations.deviation import Deviation, changed_kernel
+from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome, answer_arrays
 from attention_conformance.suite.spec.cache import Cache
@@ -47,6 +50,13 @@ def catalogue_faults() -> tuple[Fault, ...]:
     deviations = all_faults()
     kernels = KernelBackend("catalogue", tuple(d.kernel for d in deviations)).implementations()
     return tuple(map(Fault, deviations, kernels))
+
+
+def measured_kernel(name: str, **changes: Any) -> Implementation:
+    """A kernel of plain attention with a measured fault, by the changes of `changed_kernel`. `name` tells
+    it from other measured faults."""
+    kernel = changed_kernel(f"measured-{crc32(name.encode()):08x}", Kernel, **changes)
+    return KernelBackend("measured", (kernel,)).implementations()[0]
 
 
 def faults_of(implementation: Implementation) -> list[Fault]:
