@@ -31,6 +31,7 @@ from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.judge.diagnosis.instrument import deadline
 from attention_conformance.suite.judge.diagnosis.others import PLACES
+from attention_conformance.suite.judge.diagnosis.outcome import Outcome
 from attention_conformance.suite.judge.diagnosis.weights import NONFINITE
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
@@ -102,7 +103,8 @@ def diagnose(
         is_late = deadline(CATALOGUE_SHARE * seconds)
         by_catalogue = explaining_faults(failing, passing, is_late, without, wrong)
     seconds_left = max((1 - CATALOGUE_SHARE) * seconds, seconds - (time.process_time() - begin))
-    evidence = Evidence(islice(evidence_outcomes, len(cases)), comparable)
+    passing_outcomes = map(Outcome.of_passing_cell, comparable)
+    evidence = Evidence(islice(evidence_outcomes, len(cases)), filter(None, passing_outcomes))
     by_probes = identify(backend, implementation, cases, seconds_left, evidence, without)
     # If outputs are wrong, wrong gradients and elections may be consequences, and are no diagnosis.
     minor = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
@@ -244,10 +246,11 @@ def _size(cell: Cell) -> int:
 
 
 def _traits(cell: Cell, with_check: bool) -> set[str]:
-    """Properties in which chosen cells shall differ: dtype, kind of mask, heads, features; check on
-    request."""
+    """Properties in which chosen cells shall differ: dtype, kind of mask, heads, features, one query of
+    several keys; check on request."""
     case = cell.case
     assert isinstance(case, Case)
     kind = "mask " + re.sub(r"[\d.][^+]*", "", case.mask_token)
     check = {cell.check.name} if with_check else set()
-    return {case.dtype.name, kind, case.sizes.heads, case.recipe, *case.needs} | check
+    decoding = {"one query"} if case.sizes.Lq == 1 < case.sizes.Lk else set()
+    return {case.dtype.name, kind, case.sizes.heads, case.recipe, *case.needs} | check | decoding

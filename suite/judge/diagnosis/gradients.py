@@ -1,4 +1,4 @@
-"""The symptoms of gradients: an operand, a factor, places, and fully masked rows."""
+"""The symptoms of gradients: an operand, a factor, places."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from attention_conformance.suite.judge.derivative import differentiable_names, n
 from attention_conformance.suite.judge.diagnosis.evidence import WIDER
 from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
 from attention_conformance.suite.judge.diagnosis.words import few_places
-from attention_conformance.suite.judge.elections.probe import empty_row
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw_cotangent
@@ -65,46 +64,6 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
         return
     limit = {n: WIDER * bound[n] for n in bound}
     yield from _symptoms_by_operand(inputs, {n: values[n] for n in wrong}, want, limit)
-
-
-def ask_fully_masked_rows(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptom of fully masked rows whose output is 0, but whose cotangent changes gradients, or gives
-    NaN. Other outputs follow elections. If no row of the case is fully masked, one is."""
-    inputs = tool.draw(case, 1.0)
-    if not inputs.has_empty_rows:
-        mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
-        mask[empty_row(inputs)] = False
-        inputs = inputs.replace(mask_array=mask, mask=None, form="dense")
-    output, fully_masked = tool.output(inputs), inputs.fully_masked_rows
-    if not is_right(output, tool.oracle(inputs)) or output is None or output[fully_masked].any():
-        return
-    cotangent = draw_cotangent(case)
-    other_cotangent = cotangent * ~fully_masked[..., None]
-    got = read(tool, inputs, other_cotangent) or {}
-    changes = read(tool, inputs, cotangent - other_cotangent) or {}
-    right = Oracle.vjp(inputs, other_cotangent, tool.rounding(inputs)).expected
-    nan_names, changed, widespread = [], [], []
-    for name, values in got.items():
-        change = changes.get(name)
-        if values is None or change is None:
-            continue
-        if np.isnan(values).any() or np.isnan(change).any():
-            nan_names.append(name)
-            reaches_others = np.isnan(values)[~fully_masked].any() if name == "query" else True
-            widespread += [name] if reaches_others else []
-        elif not (np.abs(change) <= right[name].error.max()).all():
-            changed.append((float(np.abs(change).max()), name))
-    beginning = "Rows that attend no key have an output of 0, "
-    if nan_names:
-        place = "" if widespread else ", in these rows"
-        hint = "`where` behind a softmax of -inf alone, `exp(s - lse)` with an lse of -inf"
-        text = f"{beginning}but NaN comes back in {_gradient_object(nan_names)}{place}."
-        yield Symptom(text, "gradient", hint)
-    elif changed:
-        size, names = max(changed)[0], [name for _, name in changed]
-        text = f"{beginning}but change {_gradient_object(names)}, by up to {size:.2g}."
-        hint = "a backward pass that hides no such rows, or uses an old lse"
-        yield Symptom(text, "gradient", hint, key="fully masked rows")
 
 
 def is_right(got: np.ndarray | None, oracle: Oracle | None) -> bool:
@@ -191,9 +150,3 @@ def _symptoms_by_operand(
 
 def _gradient_subject(names: list[str]) -> str:
     return f"The gradient of the {' and the '.join(names)}".replace("_", " ")
-
-
-def _gradient_object(names: list[str]) -> str:
-    if len(names) == 1:
-        return f"the gradient of the {names[0]}".replace("_", " ")
-    return f"the gradients of {', '.join(names[:-1])} and {names[-1]}".replace("_", " ")

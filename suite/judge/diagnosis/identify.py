@@ -140,8 +140,6 @@ def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
         if not symptoms:
             probes = [*dict.fromkeys((plain, small, replace(case, dtype=DTYPES["f32"])))]
             symptoms = [s for probe in probes for s in tool.symptoms(gradients.ask, probe)]
-        if not symptoms:
-            symptoms = tool.symptoms(gradients.ask_fully_masked_rows, small)
     # A mask that hides nothing among few keys may hide whole blocks of keys.
     ignored = [symptom for symptom in symptoms if symptom.name == masks.ignored(case.mask)]
     if not symptoms or ignored:
@@ -155,13 +153,7 @@ def in_16_bits(tool: Instrument, case: Case) -> list[Symptom]:
     """The symptoms of the weights of a case in 16 bits, if its weights in float32 are right."""
     only = f"In {case.dtype.long_name}, not in float32:"
     symptoms = weight_symptoms(tool, case)
-    symptoms = [replace(s, sentence=f"{only} {s.sentence}", key=s.name) for s in symptoms]
-    if symptoms and case.mask is not None and not tool.symptoms(of_weights, plain_case(case)):
-        hint = "`(1 - mask) * -1e9`: -1e9 is -inf in float16, and 0 * -inf is NaN"
-        symptoms = [
-            replace(s, hint=hint) if s.name == weights.NONFINITE[0] else s for s in symptoms
-        ]
-    return symptoms
+    return [replace(s, sentence=f"{only} {s.sentence}", key=s.name) for s in symptoms]
 
 
 def weight_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
@@ -172,16 +164,7 @@ def weight_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
         return [symptom for symptom in symptoms if symptom.name != UNREAD]
     families = {symptom.family for symptom in symptoms}
     symptoms += [s for s in tool.symptoms(of_weights, case) if s.family not in families]
-    symptoms = [symptom for symptom in symptoms if symptom.name != UNREAD]
-    if case.option("bias") != "none" and [symptom.family for symptom in symptoms] == ["scale"]:
-        unbiased = case.with_options(bias="none")
-        if tool.implementation.unsupported(unbiased) is None and not weight_symptoms(
-            tool, unbiased
-        ):
-            (symptom,) = symptoms
-            text = f"Beside a bias {symptom.sentence[0].lower()}{symptom.sentence[1:]}"
-            symptoms = [replace(symptom, sentence=text, key=symptom.name)]
-    return symptoms
+    return [symptom for symptom in symptoms if symptom.name != UNREAD]
 
 
 def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Symptom]:

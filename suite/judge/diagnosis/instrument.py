@@ -16,9 +16,9 @@ import numpy as np
 
 from attention_conformance.backends.protocol import ENDS, Implementation, PreparedCall
 from attention_conformance.suite.judge import answer, elections
-from attention_conformance.suite.judge.diagnosis.evidence import WIDER
+from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
 from attention_conformance.suite.judge.diagnosis.kernels import Fault, catalogue_faults
-from attention_conformance.suite.judge.diagnosis.outcome import fault_inputs
+from attention_conformance.suite.judge.diagnosis.outcome import Comparison, fault_inputs
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable
@@ -65,6 +65,12 @@ class Symptom:
     @property
     def name(self) -> str:
         return self.key or self.sentence
+
+
+def fault_symptom(fault: Fault) -> Symptom:
+    """A fault of the catalogue as a symptom."""
+    deviation = fault.deviation
+    return Symptom(deviation.sentence, deviation.family, deviation.hint, kernel=fault.kernel)
 
 
 class Instrument:
@@ -197,16 +203,13 @@ class Instrument:
     def row_symptom(
         self, reading: Reading, of: Callable[[np.ndarray], np.ndarray] = np.asarray
     ) -> Symptom | None:
-        """The symptom by the first fault of the catalogue for which `of(weights)` is the implementation's
-        reading, and that of the right weights is not."""
-        if reading.fits(of(reading.want)):
-            return None
+        """The symptom by the first fault of the catalogue whose weights, or `of(weights)`, explain the
+        reading."""
         for fault, weights in row_weights(fault_inputs(reading.inputs, self.implementation)):
             if self.is_late:
                 return None
-            if fault.name != self.without and reading.fits(of(weights)):
-                d = fault.deviation
-                return Symptom(d.sentence, d.family, d.hint, kernel=fault.kernel)
+            if fault.name != self.without and reading.is_explained_by(weights, of):
+                return fault_symptom(fault)
         return None
 
     def symptoms(
@@ -322,6 +325,15 @@ class Reading:
         error = np.abs(self.got - weights)
         right = error <= self.slack * np.abs(weights) + self.bound
         return bool((right | ~self.judged_rows[..., None]).all())
+
+    def is_explained_by(
+        self, weights: np.ndarray, of: Callable[[np.ndarray], np.ndarray] = np.asarray
+    ) -> bool:
+        """True if `of(weights)` explains the implementation's reading (see `evidence`)."""
+        got, want, other = (of(x)[self.judged_rows] for x in (self.got, self.want, weights))
+        limit = float(self.bound.max(initial=0.0) + 16 * self.unit * np.abs(want).max(initial=0.0))
+        comparison = Comparison(self.inputs, {"weights": got}, {"weights": (want, limit)})
+        return explains(comparison, {"weights": other})
 
     @cached_property
     def products(self) -> np.ndarray:

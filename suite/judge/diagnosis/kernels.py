@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from inspect import isabstract
 from typing import Any
@@ -25,15 +25,14 @@ _ANSWERS: Cache[Arrays | None] = Cache(8192)
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """A deviation of the catalogue, or a pair of deviations, with its kernel as an implementation."""
+    """A deviation of the catalogue, with its kernel as an implementation."""
 
     deviation: Deviation
     kernel: Implementation
-    pair_name: str = ""
 
     @property
     def name(self) -> str:
-        return self.pair_name or self.deviation.name
+        return self.deviation.name
 
     @cached_property
     def right_kernel(self) -> Implementation | None:
@@ -87,21 +86,3 @@ def shows_fault(fault: Fault, outcome: Outcome) -> bool:
     return not all(
         np.array_equal(answer[n], x, equal_nan=True) for n, x in right_answer.items() if n in answer
     )
-
-
-def pair_of(first: Fault, second: Fault) -> Fault | None:
-    """A kernel with two faults; None if both change the same step."""
-    classes = type(first.kernel), type(second.kernel)
-    steps = [{name for name in vars(cls) if not name.startswith("__")} for cls in classes]
-    if (steps[0] & steps[1]) - {"name", "declared", "killed_by"}:
-        return None
-    try:
-        pair_class = type("And".join(cls.__name__ for cls in classes), classes, {})
-    except TypeError:
-        return None
-    sentence = f"{first.deviation.sentence} {second.deviation.sentence}"
-    hint = "; ".join(filter(None, (first.deviation.hint, second.deviation.hint)))
-    pair_class.__doc__ = sentence
-    name = f"{first.name} + {second.name}"
-    deviation = replace(first.deviation, name=name, sentence=sentence, hint=hint, kernel=pair_class)
-    return Fault(deviation, pair_class(first.kernel.backend), name)

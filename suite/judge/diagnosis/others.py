@@ -12,14 +12,12 @@ import numpy as np
 from attention_conformance.suite.judge.diagnosis import gradients
 from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
 from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
-from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Comparison, with_limits
-from attention_conformance.suite.judge.diagnosis.packed import boundary_symptom
+from attention_conformance.suite.judge.diagnosis.outcome import Comparison, with_limits
 from attention_conformance.suite.judge.diagnosis.words import few_places
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.packed import PACKED
 
 PLACES = "places"
 """The beginning of the keys of symptoms that name wrong places, and no cause."""
@@ -72,18 +70,8 @@ class OutputReading(Comparison):
         got, oracle = tool.outputs(inputs), tool.oracle(inputs)
         if got is None or oracle is None:
             return None
-        return cls(inputs, got, with_limits(oracle.expected_given(got), inputs), oracle)
-
-    @cached_property
-    def wrong(self) -> Arrays:
-        """True for every element beyond its own bound, without fully masked rows, by output."""
-        wrong = {}
-        for name, want in self.oracle.expected_given(self.got).items():
-            if name in self.got and self.got[name].shape == want.value.shape:
-                got = self.got[name]
-                near = (np.abs(got - want.value) <= want.error) | (got == want.value)
-                wrong[name] = ~near & self.judged_elements(name)
-        return wrong
+        expected = {n: (x.value, x.error) for n, x in oracle.expected_given(got).items()}
+        return cls(inputs, got, expected, oracle)
 
     @cached_property
     def wrong_names(self) -> list[str]:
@@ -107,11 +95,6 @@ def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Sympt
         text = f"The scale is {factor:.4g} times the right one."
         yield Symptom(text, "scale", "a constant with few digits", key="scale")
         return
-    if inputs.operator is PACKED:
-        symptom = boundary_symptom(tool, inputs)
-        if symptom is not None:
-            yield symptom
-            return
     if tool.is_late:
         return
     name = names[0]
@@ -147,7 +130,10 @@ def _fitted_factor(tool: Instrument, reading: OutputReading) -> float | None:
         if not 0.1 < factor < 10:
             return None
     fitted = answer(factor)
-    return factor if fitted is not None and explains(reading, {"output": fitted}) else None
+    with_largest = replace(
+        reading, expected=with_limits(reading.oracle.expected_given(got), inputs)
+    )
+    return factor if fitted is not None and explains(with_largest, {"output": fitted}) else None
 
 
 def _simple_symptoms(reading: OutputReading, name: str) -> Iterator[Symptom]:

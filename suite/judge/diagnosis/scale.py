@@ -36,7 +36,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
         return
     for question in (
         partial(_scale_symptom, tool), partial(Instrument.row_symptom, tool, of=_shares),
-        _softcap_symptom, _position_symptom, _cosine_symptom, _per_head_symptom, _bilinear_symptom,
+        _softcap_symptom, _position_symptom, _cosine_symptom, _per_head_symptom, _component_symptom,
     ):  # fmt: skip
         symptom = question(normalised)
         if symptom is not None:
@@ -187,42 +187,21 @@ def _per_head_symptom(reading: Reading) -> Symptom | None:
     return None
 
 
-def _bilinear_symptom(reading: Reading) -> Symptom | None:
-    """The symptom of scores by another bilinear form of query and key, such as one without a
-    component."""
+def _component_symptom(reading: Reading) -> Symptom | None:
+    """The symptom of components of query and key that are left out of the scores."""
     inputs, s = reading.inputs, reading.inputs.sizes
     if s.D > 16 or reading.bias is not None or inputs.feature("softcap") is not None:
         return None
     key = np.repeat(inputs.key, s.group, axis=1)
-    columns = [
-        inputs.query[..., :, None, i] * key[..., None, :, j] for i in range(s.D) for j in range(s.D)
-    ]
+    columns = [inputs.query[..., :, None, i] * key[..., None, :, i] for i in range(s.D)]
     fit = regression(reading, *columns)
     if fit is None or fit.errors.max() > 0.1 * abs(inputs.effective_scale):
         return None
-    form, errors = fit.values.reshape(s.D, s.D), fit.errors.reshape(s.D, s.D)
-    right, is_used = inputs.effective_scale, np.abs(fit.values.reshape(s.D, s.D)) > errors
-    diagonal = np.diag(form)
-    if not is_used[~np.eye(s.D, dtype=bool)].any():
-        wrong_components = np.flatnonzero(np.abs(diagonal - right) > np.diag(errors))
-        missing = np.flatnonzero(~np.diag(is_used))
-        listed = ", ".join(map(str, missing[:6]))
-        if len(missing) and len(missing) < s.D and len(wrong_components) == len(missing):
-            text = f"Of the {s.D} components of query and key {listed} are left out of the scores."
-            hint = "a loop over blocks of the head size that leaves out the rest"
-            return Symptom(text, "scores", hint, key="components left out")
-        smallest, largest = diagonal.min(), diagonal.max()
-        if max(largest - right, right - smallest) <= 0.02 * abs(right):
-            return None  # by rounding
-        times = f"{smallest:.3g} to {largest:.3g} times"
-        text = f"Components of query and key count {times}, expected {right:.3g}."
-        return Symptom(text, "scores", key="factors of components")
-    if (is_used.sum(-1) == 1).all() and (is_used.sum(0) == 1).all():
-        order = is_used.argmax(-1)
-        first = int(np.flatnonzero(order != np.arange(s.D))[0])
-        text = (
-            f"Component {first} of the query is multiplied by component {order[first]} of the key."
-        )
-        hint = "query or key is read in another order"
-        return Symptom(text, "layout", hint, key="components exchanged")
-    return None
+    missing = [i for i in range(s.D) if fit.allows(i, 0.0)]
+    is_right = all(fit.allows(i, inputs.effective_scale) for i in {*range(s.D)} - {*missing})
+    if not missing or not is_right:
+        return None
+    listed = ", ".join(map(str, missing[:6]))
+    text = f"Of the {s.D} components of query and key {listed} are left out of the scores."
+    hint = "a loop over blocks of the head size that leaves out the rest"
+    return Symptom(text, "scores", hint, key="components left out")

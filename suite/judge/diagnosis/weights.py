@@ -188,10 +188,7 @@ def _meaning_symptom(tool: Instrument, reading: Reading, differs: np.ndarray) ->
             if not ((meaning.pairs != reading.visible) & judged).any():
                 texts = meaning.sentence, "mask", meaning.hint, picture
                 return Symptom(*texts, meaning.kernel, meaning.name)
-        pairs = replace(
-            reading, raw=1.0 * reading.visible, want=1.0 * reading.inputs.attends, bound=0 * reading.bound
-        )  # fmt: skip
-        symptom = tool.row_symptom(pairs, lambda weights: 1.0 * visible_pairs(weights))
+        symptom = tool.row_symptom(reading, lambda weights: 1.0 * visible_pairs(weights))
         if symptom is not None:
             return replace(symptom, picture=picture)
     return _swapped_mask_symptom(reading, differs)
