@@ -136,7 +136,7 @@ def changed_kernel(
     body |= {step: changed_step(step, change) for step, change in steps.items()}
     kernel: Any = type("".join(word.capitalize() for word in name.split("-")), bases, body)
     kernel.name = name
-    return kernel  # type: ignore[no-any-return]
+    return kernel
 
 
 def twins(

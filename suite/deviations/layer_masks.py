@@ -26,6 +26,7 @@ def heads_with_centred_keys(right: MultiHeadKernel, call: LayerCall) -> Heads:
 def hide_adding_padding(
     right: MultiHeadKernel, scores: Array, allowed: Array | None, call: LayerCall
 ) -> Array:
+    assert call.valid is not None
     valid = right.padding_mask(call.valid.values, call)
     return right.hide(scores + valid, right.allowed(replace(call, valid=None)), call)
 
@@ -92,6 +93,10 @@ DEVIATIONS = [
     no_padding("padding-ignored-with-weights", "values",
         "Padding has no effect if weights are returned.",
         "a path for `need_weights=True` that leaves out `key_padding_mask`",
+        when=lambda call: call.returned != "none"),
+    no_mask("mask-lost-with-weights", "values",
+        "A boolean mask has no effect if weights are returned.",
+        "a path for `need_weights=True` that leaves out `attn_mask`",
         when=lambda call: call.returned != "none"),
     row("raw-mask-inverted", "election",
         "In a mask (Lq, Lk) True hides a key, though True is declared to attend.",

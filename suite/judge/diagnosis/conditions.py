@@ -80,7 +80,7 @@ def prediction(kernel: Implementation, outcome: Outcome) -> Arrays | None:
     answer, got = answer_of(kernel, outcome), outcome.got.get("output")
     if answer is None or got is None or got.shape != answer["output"].shape:
         return answer
-    nan_rows = np.isnan(got).all(-1)
+    nan_rows = np.asarray(np.isnan(got).all(-1))
     if nan_rows.all():
         return None
     return {**answer, "output": np.where(nan_rows[..., None], np.nan, answer["output"])}

@@ -204,15 +204,16 @@ def _makes_needless(measured: Diagnosis, fault: Diagnosis) -> bool:
 
 
 def _rank(were_compared: bool, diagnosis: Diagnosis) -> tuple[bool, float, bool]:
-    """The sort key of diagnoses. Contradicted ones are last, those that explain most are first. Of
-    equals, last are faults of rounding, which are alike in 16 bits and measured better, faults that only
-    fail the same checks, wrong types or shapes, and places of wrong numbers."""
+    """The sort key of diagnoses. Contradicted ones are last, those that explain most are first; places of
+    wrong numbers, which name no cause, count half. Of equals, last are faults of rounding, which are
+    alike in 16 bits and measured better, faults that only fail the same checks, and wrong types or
+    shapes."""
+    weight = 0.5 if diagnosis.key.startswith(PLACES) else 1.0
     return (
         diagnosis.contradicts > 0,
-        -diagnosis.explains / max(diagnosis.tried, 1),
+        -weight * diagnosis.explains / max(diagnosis.tried, 1),
         (bool(diagnosis.fault) and (not were_compared or diagnosis.family == "numerics"))
-        or diagnosis.family == "contract"
-        or diagnosis.key.startswith(PLACES),
+        or diagnosis.family == "contract",
     )
 
 
@@ -246,11 +247,10 @@ def _size(cell: Cell) -> int:
 
 
 def _traits(cell: Cell, with_check: bool) -> set[str]:
-    """Properties in which chosen cells shall differ: dtype, kind of mask, heads, features, one query of
-    several keys; check on request."""
+    """Properties in which chosen cells shall differ: dtype, kind of mask, heads, features; check on
+    request."""
     case = cell.case
     assert isinstance(case, Case)
     kind = "mask " + re.sub(r"[\d.][^+]*", "", case.mask_token)
     check = {cell.check.name} if with_check else set()
-    decoding = {"one query"} if case.sizes.Lq == 1 < case.sizes.Lk else set()
-    return {case.dtype.name, kind, case.sizes.heads, case.recipe, *case.needs} | check | decoding
+    return {case.dtype.name, kind, case.sizes.heads, case.recipe, *case.needs} | check
