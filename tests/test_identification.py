@@ -43,7 +43,7 @@ def of(function: Callable[..., Any], like: str = "") -> Implementation:
 def told(function: Callable[..., Any], *ids: str) -> list[Diagnosis]:
     """What a function is told that fails the cases of these ids."""
     implementation = of(function, "" if ids[0].startswith("sdpa") else ids[0].partition("/")[0])
-    return identify(implementation.backend, implementation, [*map(Case.parse, ids)], seconds=60)
+    return identify(implementation, [*map(Case.parse, ids)], seconds=60)
 
 
 named, plain = misread.named, of_torch.textbook
@@ -258,7 +258,7 @@ def test_a_second_fault_is_told_though_no_failing_case_has_it_alone() -> None:
 def test_a_fault_of_layers_is_read_from_gradients() -> None:
     backend = registry.load("attention_conformance.suite.deviations:mutants")
     wrong = of_backend(backend, "gains-taken-for-constants")
-    found = identify(backend, wrong, [Case.parse(NORMED)], seconds=60)
+    found = identify(wrong, [Case.parse(NORMED)], seconds=60)
     assert "The gradient of the query gain is zero." in found[0].sentence
 
 
@@ -305,4 +305,4 @@ def test_honest_variants_are_told_nothing() -> None:
         turn = turns[operator.name] % 2
         turns[operator.name] += 1
         mine = mine[turn:6:2]  # variants of an operator share its cases
-        assert not identify(backend, implementation, mine, seconds=60), implementation
+        assert not identify(implementation, mine, seconds=60), implementation

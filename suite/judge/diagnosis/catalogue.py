@@ -30,7 +30,6 @@ from attention_conformance.suite.judge.diagnosis.instrument import fault_symptom
 from attention_conformance.suite.judge.diagnosis.kernels import (
     Fault,
     answer_of,
-    catalogue_faults,
     faults_of,
     shows_fault,
 )
@@ -77,7 +76,7 @@ def explaining_faults(
     """
     if not failing:
         return []
-    faults = [f for f in faults_of(failing[0].implementation) if f.name != without]
+    faults = [f for f in faults_of(failing[0].implementation.operator) if f.name != without]
     wrong = wrong_outcomes(failing) if wrong is None else wrong
     first = list(islice(wrong, TRIED))
     if first:
@@ -104,7 +103,7 @@ def explained_call(
 ) -> list[Diagnosis]:
     """The diagnosis of the fault that one call with the outputs `got` behaves like; [] if faults of
     several families do. `forms` are the inputs in every form in which the call may have had them."""
-    faults = [f for f in catalogue_faults() if f.kernel.operator is forms[0].operator]
+    faults = faults_of(forms[0].operator)
     by_family: dict[str, Diagnosis] = {}
     for inputs in forms:
         outcome = Outcome.of_call(check, inputs, faults[0].kernel, got, oracle)

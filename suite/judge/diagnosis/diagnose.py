@@ -1,6 +1,6 @@
 """Say what is wrong with an implementation that fails: by the catalogue of faults, and by probes.
 
-    diagnose(backend, implementation, failing, passing) -> at most three diagnoses, the best first
+    diagnose(implementation, failing, passing) -> at most three diagnoses, the best first
 
 The catalogue names a fault whose answers are the implementation's. Probes measure faults that the
 catalogue lacks. A right implementation gets no diagnosis.
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice, tee
 
-from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.catalogue import (
@@ -67,20 +67,19 @@ ELECTION = "election"
 
 
 def diagnose(
-    backend: Backend,
     implementation: Implementation,
     failing: Sequence[Cell],
     passing: Sequence[Cell],
     seconds: float = 5.0,
     without: str = "",
 ) -> list[Diagnosis]:
-    """At most three diagnoses of an implementation of `backend`, the best first.
+    """At most three diagnoses of an implementation, the best first.
 
     `failing` and `passing` are cells of the implementation. `seconds` limits the processor time.
     `without` is the name of a fault that is left out of the catalogue. Settings that calls change are
     restored.
     """
-    with leaks.restored_settings(backend):
+    with leaks.restored_settings(implementation.backend):
         others_fail = any(isinstance(cell.case, Case) for cell in failing)
         of_elections = list(election_diagnoses(failing, others_fail))
     comparable = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
@@ -99,13 +98,13 @@ def diagnose(
     passing = [*dict.fromkeys(passing)]
     begin = time.process_time()
     wrong, evidence_outcomes = tee(wrong_outcomes(failing))
-    with leaks.restored_settings(backend):
+    with leaks.restored_settings(implementation.backend):
         is_late = deadline(CATALOGUE_SHARE * seconds)
         by_catalogue = explaining_faults(failing, passing, is_late, without, wrong)
     seconds_left = max((1 - CATALOGUE_SHARE) * seconds, seconds - (time.process_time() - begin))
     passing_outcomes = map(Outcome.of_passing_cell, comparable)
     evidence = Evidence(islice(evidence_outcomes, len(cases)), filter(None, passing_outcomes))
-    by_probes = identify(backend, implementation, cases, seconds_left, evidence, without)
+    by_probes = identify(implementation, cases, seconds_left, evidence, without)
     # If outputs are wrong, wrong gradients and elections may be consequences, and are no diagnosis.
     minor = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     minor |= {ELECTION} if failing else set()

@@ -1,6 +1,6 @@
 """Identification: the faults of an implementation, measured by probes.
 
-    identify(backend, implementation, cases) -> diagnoses, the best first
+    identify(implementation, cases) -> diagnoses, the best first
 
 A right implementation gets no diagnosis: symptoms exceed the bounds of rounding.
 """
@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.diagnosis import (
     behaviour,
@@ -50,7 +50,6 @@ GROSS = 0.05
 
 
 def identify(
-    backend: Backend,
     implementation: Implementation,
     cases: Sequence[Case],
     seconds: float = 5.0,
@@ -59,7 +58,7 @@ def identify(
 ) -> list[Diagnosis]:
     """Diagnoses of an implementation that fails `cases`, those that explain most cases first.
 
-    `backend` is the implementation's own. `seconds` limits the processor time. `evidence` are cells with
+    `seconds` limits the processor time. `evidence` are cells with
     which the answers of symptoms are compared. `without` is the name of a fault that is left out of the
     catalogue. Nothing is raised: a call that fails gives no symptom.
     """
@@ -129,8 +128,7 @@ def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
         if any(symptom.name == precision.OPERAND_IGNORED for symptom in roundings):
             return roundings[:1]
         symptoms += tool.symptoms(heads.ask, plain) or weight_symptoms(tool, small)
-        # Wrong weights make answers imprecise, too.
-        symptoms += [s for s in roundings if not symptoms or precision.CLASS_EXCEEDED not in s.name]
+        symptoms += roundings
         if not symptoms:
             symptoms = tool.symptoms(weights.ask_scores, small)
             symptoms = symptoms or tool.symptoms(weights.ask_large, plain)

@@ -17,7 +17,7 @@ import numpy as np
 from attention_conformance.backends.protocol import ENDS, Implementation, PreparedCall
 from attention_conformance.suite.judge import answer, elections
 from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
-from attention_conformance.suite.judge.diagnosis.kernels import Fault, catalogue_faults
+from attention_conformance.suite.judge.diagnosis.kernels import Fault, faults_of
 from attention_conformance.suite.judge.diagnosis.outcome import Comparison, fault_inputs
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
@@ -205,7 +205,8 @@ class Instrument:
     ) -> Symptom | None:
         """The symptom by the first fault of the catalogue whose weights, or `of(weights)`, explain the
         reading."""
-        for fault, weights in row_weights(fault_inputs(reading.inputs, self.implementation)):
+        inputs = self.attempt(lambda: fault_inputs(reading.inputs, self.implementation))
+        for fault, weights in () if inputs is None else row_weights(inputs):
             if self.is_late:
                 return None
             if fault.name != self.without and reading.is_explained_by(weights, of):
@@ -257,8 +258,7 @@ def row_weights(inputs: Inputs) -> list[tuple[Fault, np.ndarray]]:
     def weights() -> list[tuple[Fault, np.ndarray]]:
         ((keys, one_hots),) = calls
         faults = [
-            f for f in catalogue_faults()
-            if f.kernel.operator is inputs.operator and f.kernel.unsupported(inputs.case) is None
+            f for f in faults_of(inputs.operator) if f.kernel.unsupported(inputs.case) is None
         ]  # fmt: skip
         outputs = ((f, Instrument(f.kernel, math.inf).output(one_hots)) for f in faults)
         return [(f, out[..., keys]) for f, out in outputs if out is not None]

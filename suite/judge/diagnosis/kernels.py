@@ -18,6 +18,7 @@ from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome, answer_arrays
 from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.operator import Operator
 
 _ANSWERS: Cache[Arrays | None] = Cache(8192)
 """Answers of faults, by fault and inputs."""
@@ -58,9 +59,9 @@ def measured_kernel(name: str, **changes: Any) -> Implementation:
     return KernelBackend("measured", (kernel,)).implementations()[0]
 
 
-def faults_of(implementation: Implementation) -> list[Fault]:
-    """The faults of the implementation's operator."""
-    return [f for f in catalogue_faults() if f.kernel.operator is implementation.operator]
+def faults_of(operator: Operator) -> list[Fault]:
+    """The faults of an operator."""
+    return [f for f in catalogue_faults() if f.kernel.operator is operator]
 
 
 def answer_of(kernel: Implementation | None, outcome: Outcome) -> Arrays | None:
