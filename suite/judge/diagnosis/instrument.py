@@ -252,13 +252,14 @@ _ROWS: Cache[list[tuple[Fault, np.ndarray]]] = Cache(64)
 
 def row_weights(inputs: Inputs) -> list[tuple[Fault, np.ndarray]]:
     """The weights (B, H, Lq, Lk) of each of the catalogue's faults for these inputs, read by one-hot
-    values; [] if that takes several calls of a fault."""
+    values, without faults of state; [] if that takes several calls of a fault."""
     calls = one_hot_inputs(inputs, 1)
 
     def weights() -> list[tuple[Fault, np.ndarray]]:
         ((keys, one_hots),) = calls
         faults = [
-            f for f in faults_of(inputs.operator) if f.kernel.unsupported(inputs.case) is None
+            f for f in faults_of(inputs.operator)
+            if f.deviation.family != "state" and f.kernel.unsupported(inputs.case) is None
         ]  # fmt: skip
         outputs = ((f, Instrument(f.kernel, math.inf).output(one_hots)) for f in faults)
         return [(f, out[..., keys]) for f, out in outputs if out is not None]

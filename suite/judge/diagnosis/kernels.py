@@ -14,7 +14,6 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.deviations import all_faults
 from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.deviations.deviation import Deviation, changed_kernel
-from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome, answer_arrays
 from attention_conformance.suite.spec.cache import Cache
@@ -54,7 +53,9 @@ def catalogue_faults() -> tuple[Fault, ...]:
 
 def measured_kernel(name: str, **changes: Any) -> Implementation:
     """A kernel of plain attention with a measured fault, by the changes of `changed_kernel`. `name` tells
-    it from other measured faults."""
+    it from other measured faults. A run without failures imports no kernel."""
+    from attention_conformance.suite.deviations.kernels.attention import Kernel
+
     kernel = changed_kernel(f"measured-{crc32(name.encode()):08x}", Kernel, **changes)
     return KernelBackend("measured", (kernel,)).implementations()[0]
 

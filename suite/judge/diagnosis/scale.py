@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.judge.diagnosis.formulas import (
     HINTS,
     Fit,
@@ -53,9 +53,8 @@ def _kernel_of_scale(name: str, factor: float, has_scale: bool) -> Implementatio
     """Attention with the scale called `name` in `formulas.scales`, or else with `factor` times the right
     scale: of calls that give a scale (`has_scale`), or of calls that give none."""
 
-    def scale(right: Kernel, call: Call) -> float:
-        right_scale = right.factor(call)
-        return scales(call.sizes, call.scale).get(name, factor * right_scale)
+    def scale(right: Any, call: Any) -> float:
+        return scales(call.sizes, call.scale).get(name, factor * float(right.factor(call)))
 
     return measured_kernel(
         f"scale {name} {factor} {has_scale}", factor=scale,
