@@ -1,4 +1,4 @@
-"""The symptoms of scores, by regressions of log weights: scale, softcap, bias and ALiBi slopes."""
+"""The symptoms of scores, by regressions of log weights: scale, softcap and bias."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
         return
     for question in (
         partial(_scale_symptom, tool), partial(Instrument.row_symptom, tool, of=_shares),
-        _softcap_symptom, _position_symptom, _cosine_symptom, _per_head_symptom, _component_symptom,
+        _softcap_symptom, _cosine_symptom, _per_head_symptom,
     ):  # fmt: skip
         symptom = question(normalised)
         if symptom is not None:
@@ -121,25 +121,6 @@ def _softcap_symptom(reading: Reading) -> Symptom | None:
     return None
 
 
-def _position_symptom(reading: Reading) -> Symptom | None:
-    """The symptom of a bias of positions that no argument has."""
-    inputs, s = reading.inputs, reading.inputs.sizes
-    q, k = np.arange(s.Lq)[:, None], np.arange(s.Lk)
-    bias_columns = () if reading.bias is None else (reading.bias,)
-    for positions, template in (
-        (k + 0.0 * q, "Scores change by {:.3g} from key to key, expected by q.k alone."),
-        (
-            np.abs(q - k),
-            "Scores change by {:.3g} with the distance of query and key, expected by q.k alone.",
-        ),
-    ):
-        fit = regression(reading, reading.products, positions, *bias_columns)
-        if fit is not None and not fit.allows(1, 0.0) and fit.allows(0, inputs.effective_scale):
-            hint = "a bias of positions (ALiBi) that is always on"
-            return Symptom(template.format(fit.values[1]), "scores", hint, key=template)
-    return None
-
-
 def _cosine_symptom(reading: Reading) -> Symptom | None:
     """The symptom of queries or keys that are divided by their length first."""
     inputs = reading.inputs
@@ -184,23 +165,3 @@ def _per_head_symptom(reading: Reading) -> Symptom | None:
         hint = f"{name} {wrong[0]} takes another path" if len(wrong) == 1 else ""
         return Symptom(text, "scale", hint, key=f"scale by {name}")
     return None
-
-
-def _component_symptom(reading: Reading) -> Symptom | None:
-    """The symptom of components of query and key that are left out of the scores."""
-    inputs, s = reading.inputs, reading.inputs.sizes
-    if s.D > 16 or reading.bias is not None or inputs.feature("softcap") is not None:
-        return None
-    key = np.repeat(inputs.key, s.group, axis=1)
-    columns = [inputs.query[..., :, None, i] * key[..., None, :, i] for i in range(s.D)]
-    fit = regression(reading, *columns)
-    if fit is None or fit.errors.max() > 0.1 * abs(inputs.effective_scale):
-        return None
-    missing = [i for i in range(s.D) if fit.allows(i, 0.0)]
-    is_right = all(fit.allows(i, inputs.effective_scale) for i in {*range(s.D)} - {*missing})
-    if not missing or not is_right:
-        return None
-    listed = ", ".join(map(str, missing[:6]))
-    text = f"Of the {s.D} components of query and key {listed} are left out of the scores."
-    hint = "a loop over blocks of the head size that leaves out the rest"
-    return Symptom(text, "scores", hint, key="components left out")
