@@ -70,7 +70,7 @@ def test_a_wrong_function_is_read(kernels: Path, capsys: pytest.CaptureFixture[s
     said = rows(capsys.readouterr().out)
     assert said["causal flag"] == "query i sees keys up to i + 1"
     assert said["grouped heads"].startswith("Query head 1 reads value head 1, expected 0")
-    assert said["boolean mask"].startswith("The mask is inverted")
+    assert said["boolean mask"].startswith("A boolean mask is read the other way round")
     assert said["argument scale"] == said["softcap"] == "not taken"
     assert said["inside float32"] == "rounds query bfloat16"
     assert said["large scores"].startswith("The maximum is not subtracted")

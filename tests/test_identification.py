@@ -30,7 +30,6 @@ CAUSAL = "sdpa/causal/mha/f32/b2h3q17k17d8"
 CROSS = "sdpa/causal/mha/f32/b2h3q17k23d8"
 GROUPED = "sdpa/none/gqa2/f32/b2h6q17k23d8"
 MASKED = "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/dense"
-BIASED = "sdpa/none/mha/f32/b2h3q17k23d8/bias.bhqk"
 SCALED = "sdpa/none/mha/f32/b2h3q17k23d8/scale0.3"
 ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 NORMED = "multi-head/pad/mha/f32/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06"
@@ -44,7 +43,7 @@ def of(function: Callable[..., Any], like: str = "") -> Implementation:
 def told(function: Callable[..., Any], *ids: str) -> list[Diagnosis]:
     """What a function is told that fails the cases of these ids."""
     implementation = of(function, "" if ids[0].startswith("sdpa") else ids[0].partition("/")[0])
-    return identify(implementation.backend, implementation, [*map(Case.parse, ids)], seconds=60)
+    return identify(implementation, [*map(Case.parse, ids)], seconds=60)
 
 
 named, plain = misread.named, of_torch.textbook
@@ -61,10 +60,6 @@ def of_heads(query, key, value):
 
 def scale_ignored(query, key, value, scale=None):
     return plain(query, key, value)
-
-
-def bias_reversed(query, key, value, attn_mask=None):
-    return plain(query, key, value, attn_mask.flip(-1))
 
 
 def anew_by_keys(query, key, value, is_causal=False):
@@ -107,6 +102,10 @@ def of_8_bits(query, key, value):
     return plain(query, (key / step).round() * step, value)
 
 
+def undivided(scores):
+    return (scores - scores.amax(-1, keepdim=True)).exp()
+
+
 def anchored_at_the_head(scores):
     raised = (scores - scores.amax((-1, -2), keepdim=True)).exp()
     return raised / raised.sum(-1, keepdim=True)
@@ -127,23 +126,15 @@ def in_blocks(weigh, divides=True):
     return weighed(weights)
 
 
-def turned(query, position, *, angles="halves", pairs="halves", to=None):
-    """A rotation by base^(-2i / D), whose angles and pairs are halves or neighbours."""
+def turned(query, position):
+    """A rotation of halves by base^(-2i / D)."""
     D = query.shape[-1]
-    wide = torch.promote_types(query.dtype, torch.float32) if to is None else to
+    wide = torch.promote_types(query.dtype, torch.float32)
     theta = 1e4 ** (-2 * torch.arange(D // 2).double() / D)
     angle = position[..., None].to(wide) * theta.to(wide)
-    angle = angle[:, None] if angle.ndim == 3 else angle
-    angle = torch.cat([angle] * 2, -1) if angles == "halves" else angle.repeat_interleave(2, -1)
-    if pairs == "halves":
-        across = torch.cat([-query[..., D // 2 :], query[..., : D // 2]], -1)
-    else:
-        across = torch.stack([-query[..., 1::2], query[..., ::2]], -1).flatten(-2)
+    angle = torch.cat([angle[:, None] if angle.ndim == 3 else angle] * 2, -1)
+    across = torch.cat([-query[..., D // 2 :], query[..., : D // 2]], -1)
     return (query * angle.cos() + across * angle.sin()).to(query.dtype)
-
-
-def rotated(**knobs):
-    return lambda query, position: turned(query, position, **knobs)
 
 
 def backward(change):
@@ -163,18 +154,12 @@ def backward(change):
     return lambda query, key, value: Changed.apply(query, key, value)
 
 
-def terms(query, key, value, weights, out, mean=1.0, scale=None):
-    """The gradients of attention; with `mean` -1 the row's sum of p dp is added."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+def terms(query, key, value, weights, out):
+    """The gradients of attention."""
     d_weights = out @ value.mT
     inner = (weights * d_weights).sum(-1, keepdim=True)
-    d_scores = weights * (d_weights - mean * inner) * scale
+    d_scores = weights * (d_weights - inner) * query.shape[-1] ** -0.5
     return d_scores @ key, d_scores.mT @ query, weights.mT @ out
-
-
-def exchanged(*saved):
-    query, key, value = terms(*saved)
-    return query, value, key
 
 
 def without_value(*saved):
@@ -188,46 +173,27 @@ def last_key_forgotten(*saved):
     return query, key, value
 
 
-class Poison(torch.autograd.Function):
-    """Zeros, whose gradient is NaN at some places."""
-
-    @staticmethod
-    def forward(ctx, query, places):
-        ctx.save_for_backward(places)
-        return torch.zeros_like(query)
-
-    @staticmethod
-    def backward(ctx, out):
-        return torch.where(ctx.saved_tensors[0], torch.nan, out * 0), None
-
-
-def poisoned(places):
-    """Attention whose fully masked rows are 0, and give NaN to the query at `places(those rows)`."""
-
-    def function(query, key, value, attn_mask=None):
-        if attn_mask is None:
-            attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
-        empty = ~attn_mask.any(-1, keepdim=True)
-        scores = query @ key.mT * query.shape[-1] ** -0.5
-        weights = scores.masked_fill(~attn_mask, -torch.inf).masked_fill(empty, 0.0).softmax(-1)
-        out = (weights * ~empty) @ value
-        return out if places is None else out + Poison.apply(query, places(empty).expand(out.shape))
-
-    return function
+def empty_rows_of_zero(query, key, value, attn_mask=None):
+    """Attention whose fully masked rows are 0."""
+    if attn_mask is None:
+        attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+    empty = ~attn_mask.any(-1, keepdim=True)
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    weights = scores.masked_fill(~attn_mask, -torch.inf).masked_fill(empty, 0.0).softmax(-1)
+    return (weights * ~empty) @ value
 
 
 @pytest.mark.parametrize(
     ("function", "case", "sentence", "hint"),
     [
         (weighed(torch.sigmoid), PLAIN, "Weights are a sigmoid", ""),
-        (weighed(torch.exp), PLAIN, "not divided by their sum", ""),
+        (weighed(undivided), PLAIN, "not divided by their sum", ""),
         (anew_by_keys, CAUSAL, "The mask causal begins anew every 4 keys.", ""),
         (causal_by_blocks, CAUSAL, "compares blocks of 8, expected each query and key.", ""),
         (named(factor=math.log2(math.e)), PLAIN, "times log2(e)", "exp2"),
         (named(factor=-1), PLAIN, "with the other sign", ""),
         (of_heads, PLAIN, "1/sqrt(H)", "the number of heads"),
         (scale_ignored, SCALED, "expected 0.3 = the given scale", "`scale` is not used"),
-        (bias_reversed, BIASED, "The bias is reversed along the keys", ""),
         (key_misread, PLAIN, "Heads and rows of key are interleaved", ""),
         (misread.grouped(lambda x, H: x.flip(1).repeat_interleave(H // x.shape[1], 1)), GROUPED,
          "heads are in reverse order", ""),
@@ -249,16 +215,8 @@ def poisoned(places):
          "What a block of 8 keys adds is not rescaled when the maximum grows.", ""),
         (in_blocks(lambda s, running: (s - 2 * running).exp()), PLAIN,
          "What a block of 8 keys adds is rescaled by the inverse factor.", ""),
-        (backward(lambda *saved: terms(*saved, mean=-1.0)), PLAIN, "The backward pass adds D", ""),
-        (backward(lambda *saved: terms(*saved, scale=1 / 8)), PLAIN, "have the scale twice.", ""),
-        (backward(exchanged), PLAIN, "The gradients of key and value are exchanged.", ""),
         (backward(without_value), PLAIN, "The gradient of the value is zero.", ""),
         (backward(last_key_forgotten), PLAIN, "of the value is wrong in key 6 of 7 alone", ""),
-        (poisoned(lambda empty: empty), PLAIN,
-         "have an output of 0, but NaN comes back in the gradient of the query, in these rows.", ""),
-        (poisoned(lambda empty: empty.any()), PLAIN, "comes back in the gradient of the query.", ""),
-        (rotated(pairs="neighbours"), f"{ROTARY}/interleaved",
-         "Angles belong to halves i and i + D/2, and neighbours", ""),
     ],
 )  # fmt: skip
 def test_what_is_computed_instead_is_named(
@@ -273,7 +231,7 @@ def test_what_is_computed_instead_is_named(
 
 def test_a_mask_that_is_wrong_is_drawn() -> None:
     (found, *_) = told(named(diagonal=1), CAUSAL)
-    assert "sees the next key: query i attends keys up to i + 1" in found.sentence
+    assert "off by +1: query i attends keys up to i + 1, expected keys up to i." in found.sentence
     picture = found.picture.splitlines()
     assert len(picture) <= 14
     assert picture[2].split() == [*"#......", *"#X....."]
@@ -294,13 +252,13 @@ def test_a_second_fault_is_told_though_no_failing_case_has_it_alone() -> None:
     function = named(weigh=lambda s: s.softmax(-1) / 2, diagonal=1)
     said = [one.sentence for one in told(function, PLAIN, "sdpa/causal+pad/mha/f32/b2h3q17k23d8")]
     assert "0.5 times the right ones" in said[0]
-    assert "A causal query sees the next key" in said[1]
+    assert "query i attends keys up to i + 1" in said[1]
 
 
 def test_a_fault_of_layers_is_read_from_gradients() -> None:
     backend = registry.load("attention_conformance.suite.deviations:mutants")
     wrong = of_backend(backend, "gains-taken-for-constants")
-    found = identify(backend, wrong, [Case.parse(NORMED)], seconds=60)
+    found = identify(wrong, [Case.parse(NORMED)], seconds=60)
     assert "The gradient of the query gain is zero." in found[0].sentence
 
 
@@ -312,7 +270,7 @@ def merge(outputs, lse):
 RIGHT = [
     (function, (PLAIN, CAUSAL, CROSS, MASKED))
     for function in (plain, of_torch.online, of_torch.exp2, of_torch.bottom_right,
-                     of_torch.finite_hiding, poisoned(None))
+                     of_torch.finite_hiding, empty_rows_of_zero)
 ] + [
     (backward(terms), (PLAIN, CAUSAL)),
     (turned, (ROTARY, "rotary/none/mha/bf16/b2h3q17k1d16/at4097")),
@@ -347,4 +305,4 @@ def test_honest_variants_are_told_nothing() -> None:
         turn = turns[operator.name] % 2
         turns[operator.name] += 1
         mine = mine[turn:6:2]  # variants of an operator share its cases
-        assert not identify(backend, implementation, mine, seconds=60), implementation
+        assert not identify(implementation, mine, seconds=60), implementation

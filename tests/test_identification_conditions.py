@@ -50,7 +50,7 @@ def told(function: Callable[..., Any], *ids: str, like: str = "") -> list[Diagno
     failing, passing = split(function, *ids, like=like)
     assert failing
     one = failing[0].implementation
-    found = diagnose(one.backend, one, failing, passing, seconds=60)
+    found = diagnose(one, failing, passing, seconds=60)
     return [one for one in found if one.source == "measured"]
 
 

@@ -181,7 +181,7 @@ def test_a_maximum_of_no_keys_is_told_the_line_that_mends_it() -> None:
     no_keys = [find("elect/no-keys/f16"), find("elect/no-keys/f32")]
     failing = [Cell(all_checks()["election"], case, implementation) for case in no_keys]
     assert {judge(cell).kind for cell in failing} == {"raised"}
-    (one,) = diagnose(backend, implementation, failing, [])
+    (one,) = diagnose(implementation, failing, [])
     assert one.sentence == (
         "Without keys (key.shape[2] is 0) the function raises IndexError: amax(): Expected reduction dim "
         "-1 to have non-zero size, expected zeros, NaN or NotImplementedError."

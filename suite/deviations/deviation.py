@@ -80,13 +80,24 @@ def deviation(
     family: str,
     right: type | tuple[type, ...],
     facts: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Deviation:
+    """Add a deviation to `CATALOGUE`, and return it. The changes of its kernel: see `changed_kernel`."""
+    facts = {"__doc__": sentence, **(facts or {})}
+    kernel = changed_kernel(name, right, facts, **changes)
+    return CATALOGUE.setdefault(kernel, Deviation(name, killed_by, sentence, hint, family, kernel))
+
+
+def changed_kernel(
+    name: str,
+    right: type | tuple[type, ...],
+    facts: Mapping[str, Any] | None = None,
     when: When | None = None,
     problem: Problem | None = None,
     answer: Answer | None = None,
     **steps: Callable[..., Any],
-) -> Deviation:
-    """Add a deviation to `CATALOGUE`, and return it. Its kernel is a subclass of the class `right`, or of
-    several classes, and differs in one of these:
+) -> type[Implementation]:
+    """A subclass of the class `right`, or of several classes, that differs in one of these:
 
     - `steps`: methods, each replaced by a function of the right kernel and the method's arguments
     - `problem`: the kernel answers other inputs
@@ -97,7 +108,7 @@ def deviation(
     inputs for `problem` and `answer`. Raises AttributeError for a step that the class lacks.
     """
     bases = right if isinstance(right, tuple) else (right,)
-    body: dict[str, Any] = {"__doc__": sentence, **(facts or {})}
+    body: dict[str, Any] = {**(facts or {})}
 
     def changed_step(step_name: str, change: Callable[..., Any]) -> Callable[..., Any]:
         def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -125,7 +136,7 @@ def deviation(
     body |= {step: changed_step(step, change) for step, change in steps.items()}
     kernel: Any = type("".join(word.capitalize() for word in name.split("-")), bases, body)
     kernel.name = name
-    return CATALOGUE.setdefault(kernel, Deviation(name, killed_by, sentence, hint, family, kernel))
+    return kernel
 
 
 def twins(

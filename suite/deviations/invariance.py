@@ -116,6 +116,12 @@ DEVIATIONS = [
         family="softmax",
         total=lambda right, exponentials, call: (right.total(exponentials, call)
             + np.roll(right.total(exponentials, call), 1, -2)) / 2),
+    row("last-of-splits-lost", "values",
+        "With one query the keys are read in splits, and the last of several splits is not merged.",
+        "`range(splits - 1)` in the kernel that merges; every split counts: `range(splits)`",
+        family="tiles", when=lambda call: call.sizes.Lq == 1 and call.sizes.Lk > 64,
+        hide=lambda right, scores, allowed, call: np.where(np.arange(call.sizes.Lk)
+            < (call.sizes.Lk - 1) // 64 * 64, right.hide(scores, allowed, call), call.work(-np.inf))),
     row("newest-key-unseen", "invariant_decode",
         "With one query the key that was appended last is not seen.",
         "`j < cache_length` before the new key was counted; the query sees its own key",

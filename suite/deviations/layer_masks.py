@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from attention_conformance.suite.deviations.deviation import deviation
-from attention_conformance.suite.deviations.kernels.layer import Heads, LayerCall, MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.layer import (
+    Array,
+    Heads,
+    LayerCall,
+    MultiHeadKernel,
+)
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
@@ -15,6 +21,14 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 def heads_with_centred_keys(right: MultiHeadKernel, call: LayerCall) -> Heads:
     q, k, v = right.heads(call)
     return q, k - k.mean(2, keepdims=True), v
+
+
+def hide_adding_padding(
+    right: MultiHeadKernel, scores: Array, allowed: Array | None, call: LayerCall
+) -> Array:
+    assert call.valid is not None
+    valid = right.padding_mask(call.valid.values, call)
+    return right.hide(scores + valid, right.allowed(replace(call, valid=None)), call)
 
 
 row = partial(deviation, family="mask", right=MultiHeadKernel)
@@ -71,11 +85,18 @@ DEVIATIONS = [
         "`j <= length`; a length counts the keys: `j < length`",
         padding_mask=lambda right, valid, call:
             right.padding_mask(valid | np.concatenate([valid[:, :1], valid[:, :-1]], 1), call)),
+    row("padding-added", "values", "Padding is added to the scores as 0 and 1.",
+        "`scores + valid` of booleans; hide padding: `scores.masked_fill(~valid, -inf)`",
+        when=lambda call: call.valid is not None, hide=hide_adding_padding),
     no_padding("padding-ignored", "poison", "Padding has no effect.",
         "`key_padding_mask` is accepted and not used; hide with `masked_fill(padding, -inf)`"),
     no_padding("padding-ignored-with-weights", "values",
         "Padding has no effect if weights are returned.",
         "a path for `need_weights=True` that leaves out `key_padding_mask`",
+        when=lambda call: call.returned != "none"),
+    no_mask("mask-lost-with-weights", "values",
+        "A boolean mask has no effect if weights are returned.",
+        "a path for `need_weights=True` that leaves out `attn_mask`",
         when=lambda call: call.returned != "none"),
     row("raw-mask-inverted", "election",
         "In a mask (Lq, Lk) True hides a key, though True is declared to attend.",

@@ -23,7 +23,13 @@ from attention_conformance.suite.deviations.kernels.single import (
     ConcatKernel,
 )
 from attention_conformance.suite.deviations.layer_masks import no_causal, no_mask, no_padding
-from attention_conformance.suite.deviations.problems import apply_changes, array_problem
+from attention_conformance.suite.deviations.problems import (
+    Changes,
+    apply_changes,
+    array_problem,
+    arrays_exchanged,
+)
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 def heads_split_before_projection(
@@ -87,6 +93,14 @@ def fresh_projections(right: MultiHeadKernel, name: str, call: LayerCall) -> Arr
     return generator.standard_normal(kernel.shape).astype(kernel.dtype) / math.sqrt(len(kernel))
 
 
+def exchanged_projections(inputs: Inputs) -> Changes:
+    """Kernel and bias of query and key in place of each other. Raises ValueError if shapes differ."""
+    changes = arrays_exchanged(inputs, "query_kernel", "key_kernel")
+    if "query_bias" in inputs.arrays:
+        changes = {**changes, **arrays_exchanged(inputs, "query_bias", "key_bias")}
+    return changes
+
+
 def float_mask_as_boolean(right: MultiHeadKernel, scores: Array, call: LayerCall) -> Array:
     hidden = right.biased(np.zeros_like(scores), call) > 0
     hidden &= ~hidden.all(-1, keepdims=True)
@@ -100,6 +114,20 @@ DEVIATIONS = [
         "Heads are split by a reshape to (B, H, L, D), without a transpose.",
         "`y.view(B, H, L, D)`; it is `y.view(B, L, H, D).transpose(1, 2)`",
         family="layout", split=lambda right, y, heads, call: y.reshape(len(y), heads, y.shape[1], -1)),
+    row("split-and-merged-by-views", "values",
+        "Heads are split and merged by views, without transposes of heads and rows.",
+        "`y.view(B, H, L, D)`; it is `y.view(B, L, H, D).transpose(1, 2)`, and back at the end",
+        family="layout", split=lambda right, y, heads, call: y.reshape(len(y), heads, y.shape[1], -1),
+        merge=lambda right, attended, call: attended.reshape(call.sizes.B, call.sizes.Lq, -1)),
+    row("output-projection-missing", "values",
+        "The output projection, kernel and bias, is not applied.",
+        "the joined heads are returned; apply `heads @ w_o + b_o`",
+        when=lambda call: np.prod(call.parameters["output_kernel"].shape[:2])
+            == call.parameters["output_kernel"].shape[2], output=lambda right, merged, call: merged),
+    row("query-and-key-projections-exchanged", "values",
+        "The projections of query and key are exchanged.",
+        "`k, q, v = qkv.chunk(3, -1)`; the order is q, k, v",
+        problem=partial(apply_changes, exchanged_projections)),
     row("fresh-projections", "contract",
         "Every call draws new random projections in place of the layer's own.",
         "`nn.Linear(...)` made inside `forward`; make the projections once, in `__init__`",

@@ -17,6 +17,7 @@ from attention_conformance.suite.deviations.deviation import (
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, SegmentSlices
 from attention_conformance.suite.deviations.kernels.paged import PagedKernel
 from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import allowed_pairs
 
 Arrays = dict[str, np.ndarray]
 
@@ -30,9 +31,11 @@ def ending_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[SegmentSl
     return segments
 
 
-def segments_with_late_rows(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
-    query_bounds = np.minimum(pack.query_bounds + (pack.query_bounds > 0), len(pack.query))
-    return right.segments(replace(pack, query_bounds=query_bounds))
+def segments_beginning_later(
+    bounds: str, operand: str, right: PackedKernel, pack: Pack
+) -> list[SegmentSlices]:
+    starts, length = getattr(pack, bounds), len(getattr(pack, operand))
+    return right.segments(replace(pack, **{bounds: np.minimum(starts + (starts > 0), length)}))
 
 
 def segments_without_empty_rows(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
@@ -133,7 +136,18 @@ DEVIATIONS = [
         segments=ending_at(lambda keys, pack: max(keys.stop - 1, min(keys.start + 1, keys.stop)))),
     row("packed-rows-begin-later", "values",
         "The first query of a segment is counted to the segment before.",
-        "`i > cu_seqlens_q[s]`; it is `i >= cu_seqlens_q[s]`", segments=segments_with_late_rows),
+        "`i > cu_seqlens_q[s]`; it is `i >= cu_seqlens_q[s]`",
+        segments=partial(segments_beginning_later, "query_bounds", "query")),
+    row("packed-keys-begin-later", "values",
+        "The first key of a segment is counted to the segment before.",
+        "`j > cu_seqlens_k[s]`, `bucketize` without `right=True`; it is `j >= cu_seqlens_k[s]`",
+        segments=partial(segments_beginning_later, "key_bounds", "key")),
+    row("packed-causal-across-segments", "values",
+        "With the causal flag segments are ignored: a query sees all keys before its place.",
+        "`if causal: ... else:` hide other segments; both apply",
+        when=lambda pack: pack.alignment != "all",
+        segments=lambda right, pack: [(slice(0, len(pack.query)), slice(0, len(pack.key)))],
+        allowed=lambda right, pack, rows, keys: allowed_pairs(rows.stop, keys.stop, "causal")),
     row("packed-last-segment-missing", "values",
         "Of more than two segments the last is not computed.",
         "`range(len(cu_seqlens) - 2)`; there are `len(cu_seqlens) - 1` segments",

@@ -33,6 +33,22 @@ def frequencies_in_dtype(right: RotaryTableCast, turn: RotaryCall) -> tuple[np.n
     return round_to(theta, turn.fmt).astype(turn.work), factor
 
 
+def rotated_by_other_angles(
+    right: RotaryKernel, x1: np.ndarray, x2: np.ndarray, cosine: np.ndarray, sine: np.ndarray,
+    turn: RotaryCall,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the first and of the second components, if angles belong to the other pairs."""
+        if turn.rotation.interleaved:
+            both = np.concatenate([x, x], -1)
+            return both[..., ::2], both[..., 1::2]
+        first, second = np.split(np.repeat(x, 2, -1), 2, -1)
+        return first, second
+
+    (cosine1, cosine2), (sine1, sine2) = split(cosine), split(sine)
+    return x1 * cosine1 - x2 * sine1, x2 * cosine2 + x1 * sine2
+
+
 def unscaled_theta(turn: RotaryCall, base: float = 0.0, size: int = 0) -> np.ndarray:
     """The frequencies without scaling; `base` and `size` replace the case's."""
     exponent = np.arange(0, turn.rotation.size, 2) / (size or turn.rotation.size)
@@ -156,6 +172,22 @@ DEVIATIONS = [
         "Neighbours are rotated where halves are asked for, and halves where neighbours are.",
         "`x[..., ::2], x[..., 1::2]` where pairs are halves, `x.chunk(2, -1)`, and the reverse",
         pairs=other_pairs),
+    row("rotary-angles-of-other-pairs", "values",
+        "Pairs of halves have the angles of neighbours, and neighbours those of halves.",
+        "`repeat_interleave(2)` goes with neighbours, `cat([angle, angle])` with halves",
+        rotated=rotated_by_other_angles),
+    row("rotary-exponents-without-two", "values",
+        "The frequencies are base^(-i/D), not base^(-2i/D).",
+        "`arange(D // 2) / D`; `arange(0, D, 2) / D` are the exponents",
+        frequencies=variant_frequencies("none", lambda turn:
+            (unscaled_theta(turn, turn.rotation.base**0.5), 1.0))),
+    row("rotary-computed-in-dtype", "values",
+        "Positions, frequencies and angles are computed in the 16-bit dtype of the query.",
+        "`positions.to(q.dtype) * inv_freq.to(q.dtype)`; compute angles in float32",
+        family="numerics", right=RotaryTableCast, frequencies=frequencies_in_dtype,
+        position=lambda right, turn: round_to(turn.position, turn.fmt).astype(turn.work),
+        angle=lambda right, position, theta, turn:
+            round_to(right.angle(position, theta, turn), turn.fmt).astype(turn.work)),
     row("rotary-off-by-one", "values", "Positions begin at 1.",
         "`arange(1, L + 1)`; positions begin at 0: `arange(L)`",
         position=lambda right, turn: right.position(turn) + turn.work(1)),

@@ -45,6 +45,12 @@ def weights_with_dropout(right: Kernel, scores: np.ndarray, call: Call) -> np.nd
     return np.where(is_kept, weights / call.work(0.9), 0)
 
 
+def weights_over_heads_and_keys(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    B, H, Lq, Lk = scores.shape
+    joined = right.weights(scores.swapaxes(1, 2).reshape(B, Lq, H * Lk), call)
+    return joined.reshape(B, Lq, H, Lk).swapaxes(1, 2)
+
+
 def weights_without_lowest_rows(right: Eager, scores: np.ndarray, call: Call) -> np.ndarray:
     weights = right.weights(scores, call)
     lowest = (scores <= -call.fmt.max / 2).all(-1, keepdims=True)
@@ -110,6 +116,24 @@ DEVIATIONS = [
         "`softmax(dim=-2)` or `dim=2`; the softmax runs over keys, `dim=-1`",
         weights=lambda right, scores, call:
             right.weights(scores.swapaxes(-1, -2), call).swapaxes(-1, -2), family="softmax"),
+    row("softmax-over-heads", "values", "The softmax runs over the heads, not over the keys.",
+        "`softmax(dim=1)`; the softmax runs over keys, `dim=-1`",
+        weights=lambda right, scores, call:
+            right.weights(scores.swapaxes(1, -1), call).swapaxes(1, -1)),
+    row("softmax-over-samples", "values", "The softmax runs over the samples, not over the keys.",
+        "`softmax(dim=0)`; the softmax runs over keys, `dim=-1`",
+        weights=lambda right, scores, call:
+            right.weights(scores.swapaxes(0, -1), call).swapaxes(0, -1)),
+    row("softmax-over-heads-and-keys", "values",
+        "The softmax runs over the heads and keys together, not over the keys.",
+        "`softmax` of heads and keys in one axis; the softmax runs over keys, `dim=-1`",
+        weights=weights_over_heads_and_keys),
+    row("sigmoid-for-softmax", "values", "Weights are a sigmoid of the scores, not a softmax.",
+        "`scores.sigmoid()`; weights are `scores.softmax(-1)`",
+        weights=lambda right, scores, call: 1 / (1 + np.exp(-scores))),
+    row("weights-not-divided", "values", "Weights are not divided by their sum.",
+        "`exp(s - m) @ v` without the division; divide by `exp(s - m).sum(-1, keepdim=True)`",
+        total=lambda right, exponentials, call: np.ones_like(right.total(exponentials, call))),
     row("no-maximum", "values",
         "The softmax does not subtract the maximum of the row, so that large scores overflow.",
         "`exp(s) / exp(s).sum(-1, keepdim=True)`; exponentiate `s - s.amax(-1, keepdim=True)`",

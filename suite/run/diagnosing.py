@@ -176,7 +176,7 @@ def _diagnose_implementation(
     if diagnoses:
         failing = [cell for cell in failing if not _advice_applies(cell, implementation)]
     diagnoses += _state_diagnosis(plan, implementation, failing) or diagnose(
-        implementation.backend, implementation, failing, passing, seconds
+        implementation, failing, passing, seconds
     )
     for diagnosis in diagnoses:
         names = [f.name for f in fields(diagnosis) if f.name not in ("source", "key")]

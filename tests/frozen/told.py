@@ -206,7 +206,7 @@ def _withheld(fault: Deviation) -> list[Diagnosis]:
     failing, passing = judged["fail"], judged["pass"]
     if not failing:
         return []
-    return diagnose(kernel.backend, kernel, failing, passing, UNLIMITED, fault.name)
+    return diagnose(kernel, failing, passing, UNLIMITED, fault.name)
 
 
 TOLD = [

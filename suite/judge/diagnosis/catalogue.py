@@ -13,26 +13,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, islice
-
-import numpy as np
+from itertools import islice
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
-from attention_conformance.suite.judge.diagnosis.conditions import restrict_sentence, separators
+from attention_conformance.suite.judge.diagnosis.conditions import restrict_symptom
 from attention_conformance.suite.judge.diagnosis.evidence import (
     CONTRACT_KINDS,
+    Evidence,
     contradicts,
     explains,
     fails_like,
 )
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.diagnosis.instrument import fault_symptom
 from attention_conformance.suite.judge.diagnosis.kernels import (
     Fault,
     answer_of,
-    catalogue_faults,
     faults_of,
-    pair_of,
     shows_fault,
 )
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome
@@ -61,9 +59,6 @@ which round differently: eight unit roundoffs of bfloat16."""
 MOST = 3
 """The largest number of faults, contradicted by passing cells, that are tried under a condition."""
 
-PAIRED = 64
-"""The largest number of different answers of faults that are paired."""
-
 
 def explaining_faults(
     failing: Sequence[Cell],
@@ -81,7 +76,7 @@ def explaining_faults(
     """
     if not failing:
         return []
-    faults = [f for f in faults_of(failing[0].implementation) if f.name != without]
+    faults = [f for f in faults_of(failing[0].implementation.operator) if f.name != without]
     wrong = wrong_outcomes(failing) if wrong is None else wrong
     first = list(islice(wrong, TRIED))
     if first:
@@ -108,7 +103,7 @@ def explained_call(
 ) -> list[Diagnosis]:
     """The diagnosis of the fault that one call with the outputs `got` behaves like; [] if faults of
     several families do. `forms` are the inputs in every form in which the call may have had them."""
-    faults = [f for f in catalogue_faults() if f.kernel.operator is forms[0].operator]
+    faults = faults_of(forms[0].operator)
     by_family: dict[str, Diagnosis] = {}
     for inputs in forms:
         outcome = Outcome.of_call(check, inputs, faults[0].kernel, got, oracle)
@@ -165,11 +160,6 @@ class _Matching:
         remaining = self._by_elements(matches)
         for number, outcome in enumerate(first):
             self._compare(remaining, outcome, number)
-        if not remaining:
-            remaining = [Match(pair, {0}) for pair in self._pairs(faults, first[0])]
-            for number, outcome in enumerate(first[1:], 1):
-                self._compare(remaining, outcome, number)
-            remaining = self._by_elements(remaining)
         # The remaining faults are few, and none is named without a comparison with passing cells.
         remaining = self._uncontradicted(remaining, self.right)
         more_failing = islice(self.more_failing, BESIDE if remaining else 0)
@@ -213,15 +203,13 @@ class _Matching:
     def _conditioned(self) -> list[Diagnosis]:
         """The contradicted fault that explains most, with the condition that separates the cells which it
         concerns from passing cells; [] without such a condition."""
+        evidence = Evidence(self.failing, self.right)
         for match in sorted(self.contradicted, key=lambda match: -len(match.explains))[:MOST]:
-            against = [o for o in self.right if contradicts(o, answer_of(match.fault.kernel, o))]
-            concerned = [self.failing[n] for n in sorted(match.explains | match.contradicts)]
-            condition = separators(concerned, against) if against else ""
-            if condition and len(match.explains) > len(match.contradicts):
+            if len(match.explains) > len(match.contradicts):
                 (diagnosis,) = self._diagnoses([match])
-                return [
-                    replace(diagnosis, sentence=restrict_sentence(condition, diagnosis.sentence))
-                ]
+                symptom, *_ = restrict_symptom(evidence, fault_symptom(match.fault), [])
+                if symptom.sentence != diagnosis.sentence:
+                    return [replace(diagnosis, sentence=symptom.sentence)]
         return []
 
     def _compare(self, matches: Iterable[Match], outcome: Outcome, number: int) -> None:
@@ -235,25 +223,6 @@ class _Matching:
                     match.explains.add(number)
             elif outcome.has_wrong_numbers and contradicts(outcome, answer):
                 match.contradicts.add(number)
-
-    def _pairs(self, faults: Sequence[Fault], outcome: Outcome) -> list[Fault]:
-        """Pairs of faults that together explain an outcome."""
-        by_answer: dict[bytes, Fault] = {}
-        for fault in faults:
-            answer = answer_of(fault.kernel, outcome)
-            if self.is_late() or answer is None:
-                continue
-            if contradicts(outcome, answer):
-                key = b"".join(np.ascontiguousarray(a).tobytes() for a in answer.values())
-                by_answer.setdefault(key, fault)
-        pairs = []
-        for first, second in combinations(list(by_answer.values())[:PAIRED], 2):
-            if self.is_late():
-                break
-            pair = pair_of(first, second)
-            if pair is not None and explains(outcome, answer_of(pair.kernel, outcome)):
-                pairs.append(pair)
-        return pairs
 
     def _diagnoses(self, remaining: list[Match]) -> list[Diagnosis]:
         """The diagnoses of the remaining faults: first the fault that explains most cells, then the fault

@@ -1,4 +1,4 @@
-"""Symptoms compared with cells: the predictions of their formulas, and the answers.
+"""Symptoms compared with cells: the answers of their kernels, and the implementation's.
 
 If one property separates the cells that a symptom explains from those that contradict it, the sentence is
 restricted to this property.
@@ -12,14 +12,13 @@ from functools import partial
 
 import numpy as np
 
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence, contradicts
-from attention_conformance.suite.judge.diagnosis.instrument import Reading, Symptom, softmax
+from attention_conformance.suite.judge.diagnosis.instrument import Symptom
+from attention_conformance.suite.judge.diagnosis.kernels import answer_of
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome
-from attention_conformance.suite.judge.oracle import Oracle
-from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.inputs import Inputs
 
 NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
 """The names of features in sentences; other features are named as in `Case.needs`."""
@@ -36,10 +35,10 @@ def restrict_symptom(
 ) -> tuple[Symptom, Sequence[Case], int]:
     """A symptom restricted to the property that it needs, the cases that it explains, and the number of
     passing cells that contradict it. `cases` are the cases of the symptom's problem: these are explained
-    if the symptom has no formula, or if its formula explains no cell."""
-    if not evidence.failing or (symptom.formula is None and symptom.problem is None):
+    if the symptom has no kernel, or if its kernel explains no cell."""
+    if not evidence.failing or symptom.kernel is None:
         return symptom, cases, 0
-    answer = partial(prediction, symptom)
+    answer = partial(prediction, symptom.kernel)
     explained, contradicting = evidence.explained(answer), evidence.contradicting(answer)
     if explained and symptom.family == "mask":
         # A sentence about a mask concerns masks of the same form.
@@ -75,43 +74,16 @@ def sorted_by_likeness(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cel
     return sorted((cell for cell in cells if isinstance(cell.case, Case)), key=difference)
 
 
-def prediction(symptom: Symptom, outcome: Outcome) -> Arrays | None:
-    """The output that a symptom predicts for an outcome's inputs; None if it predicts none."""
-    want = outcome.expected.get("output")
-    if want is None or not want[0].size:
+def prediction(kernel: Implementation, outcome: Outcome) -> Arrays | None:
+    """The answer of a symptom's kernel to an outcome's inputs, without the rows that are NaN in the
+    implementation's answer: a symptom does not predict NaN. None without an answer, or for NaN alone."""
+    answer, got = answer_of(kernel, outcome), outcome.got.get("output")
+    if answer is None or got is None or got.shape != answer["output"].shape:
+        return answer
+    nan_rows = np.asarray(np.isnan(got).all(-1))
+    if nan_rows.all():
         return None
-    try:
-        predict = _formula_output if outcome.inputs.operator.is_default else _problem_output
-        return predict(symptom, outcome)
-    except (NotApplicable, HarnessError):
-        return None
-
-
-def _formula_output(symptom: Symptom, outcome: Outcome) -> Arrays | None:
-    """The values weighed by a symptom's formula; None for features that formulas do not cover."""
-    inputs, (want, limit) = outcome.fault_inputs, outcome.expected["output"]
-    reading, value = Reading.of_mask(inputs), np.repeat(inputs.value, inputs.sizes.group, axis=1)
-    with np.errstate(all="ignore"):
-        right = softmax(reading.scores, reading.visible) @ value
-        weights = None if symptom.formula is None else symptom.formula(reading)
-    if weights is None or not outcome.close("output", right, want, limit).all():
-        return None
-    output, got = weights @ value, outcome.got.get("output")
-    if got is not None and got.shape == output.shape:
-        nan_rows = np.isnan(got).all(-1)  # a formula does not predict NaN
-        if nan_rows.all():
-            return None
-        output[nan_rows] = np.nan
-    return {"output": output}
-
-
-def _problem_output(symptom: Symptom, outcome: Outcome) -> Arrays | None:
-    """The output of the problem that a symptom names, or the outputs that it names itself."""
-    problem = None if symptom.problem is None else symptom.problem(outcome.inputs)
-    if not isinstance(problem, Inputs):
-        return problem
-    expected = Oracle.forward(problem, outcome.cell.rounding).expected["output"]
-    return {"output": np.asarray(expected.value, float)}
+    return {**answer, "output": np.where(nan_rows[..., None], np.nan, answer["output"])}
 
 
 def _form(outcome: Outcome) -> str:

@@ -1,6 +1,6 @@
 """Say what is wrong with an implementation that fails: by the catalogue of faults, and by probes.
 
-    diagnose(backend, implementation, failing, passing) -> at most three diagnoses, the best first
+    diagnose(implementation, failing, passing) -> at most three diagnoses, the best first
 
 The catalogue names a fault whose answers are the implementation's. Probes measure faults that the
 catalogue lacks. A right implementation gets no diagnosis.
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice, tee
 
-from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.catalogue import (
@@ -31,6 +31,7 @@ from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.judge.diagnosis.instrument import deadline
 from attention_conformance.suite.judge.diagnosis.others import PLACES
+from attention_conformance.suite.judge.diagnosis.outcome import Outcome
 from attention_conformance.suite.judge.diagnosis.weights import NONFINITE
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
@@ -66,20 +67,19 @@ ELECTION = "election"
 
 
 def diagnose(
-    backend: Backend,
     implementation: Implementation,
     failing: Sequence[Cell],
     passing: Sequence[Cell],
     seconds: float = 5.0,
     without: str = "",
 ) -> list[Diagnosis]:
-    """At most three diagnoses of an implementation of `backend`, the best first.
+    """At most three diagnoses of an implementation, the best first.
 
     `failing` and `passing` are cells of the implementation. `seconds` limits the processor time.
     `without` is the name of a fault that is left out of the catalogue. Settings that calls change are
     restored.
     """
-    with leaks.restored_settings(backend):
+    with leaks.restored_settings(implementation.backend):
         others_fail = any(isinstance(cell.case, Case) for cell in failing)
         of_elections = list(election_diagnoses(failing, others_fail))
     comparable = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
@@ -98,12 +98,13 @@ def diagnose(
     passing = [*dict.fromkeys(passing)]
     begin = time.process_time()
     wrong, evidence_outcomes = tee(wrong_outcomes(failing))
-    with leaks.restored_settings(backend):
+    with leaks.restored_settings(implementation.backend):
         is_late = deadline(CATALOGUE_SHARE * seconds)
         by_catalogue = explaining_faults(failing, passing, is_late, without, wrong)
     seconds_left = max((1 - CATALOGUE_SHARE) * seconds, seconds - (time.process_time() - begin))
-    evidence = Evidence(islice(evidence_outcomes, len(cases)), comparable)
-    by_probes = identify(backend, implementation, cases, seconds_left, evidence)
+    passing_outcomes = map(Outcome.of_passing_cell, comparable)
+    evidence = Evidence(islice(evidence_outcomes, len(cases)), filter(None, passing_outcomes))
+    by_probes = identify(implementation, cases, seconds_left, evidence, without)
     # If outputs are wrong, wrong gradients and elections may be consequences, and are no diagnosis.
     minor = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     minor |= {ELECTION} if failing else set()
@@ -202,15 +203,16 @@ def _makes_needless(measured: Diagnosis, fault: Diagnosis) -> bool:
 
 
 def _rank(were_compared: bool, diagnosis: Diagnosis) -> tuple[bool, float, bool]:
-    """The sort key of diagnoses. Contradicted ones are last, those that explain most are first. Of
-    equals, last are faults of rounding, which are alike in 16 bits and measured better, faults that only
-    fail the same checks, wrong types or shapes, and places of wrong numbers."""
+    """The sort key of diagnoses. Contradicted ones are last, those that explain most are first; places of
+    wrong numbers, which name no cause, count half. Of equals, last are faults of rounding, which are
+    alike in 16 bits and measured better, faults that only fail the same checks, and wrong types or
+    shapes."""
+    weight = 0.5 if diagnosis.key.startswith(PLACES) else 1.0
     return (
         diagnosis.contradicts > 0,
-        -diagnosis.explains / max(diagnosis.tried, 1),
+        -weight * diagnosis.explains / max(diagnosis.tried, 1),
         (bool(diagnosis.fault) and (not were_compared or diagnosis.family == "numerics"))
-        or diagnosis.family == "contract"
-        or diagnosis.key.startswith(PLACES),
+        or diagnosis.family == "contract",
     )
 
 

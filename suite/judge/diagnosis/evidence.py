@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
-from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Comparison, Limit, Outcome
 from attention_conformance.suite.judge.verdict import Verdict
 
@@ -43,17 +43,15 @@ Answer = Callable[[Outcome], Arrays | None]
 
 
 class Evidence:
-    """Outcomes of one implementation: the wrong ones of failing cells, and those of some passing cells of
-    the check `values`."""
+    """Outcomes of one implementation: the wrong ones of failing cells, and those of passing cells."""
 
-    def __init__(self, failing: Iterable[Outcome] = (), passing: Iterable[Cell] = ()) -> None:
-        self.failing, self._cells = [*failing], [*passing][:MOST_PASSING]
+    def __init__(self, failing: Iterable[Outcome] = (), passing: Iterable[Outcome] = ()) -> None:
+        self.failing, self._passing = [*failing], passing
 
     @cached_property
     def passing(self) -> list[Outcome]:
-        """The outcomes of the passing cells."""
-        outcomes = map(Outcome.of_passing_cell, self._cells)
-        return [outcome for outcome in outcomes if outcome is not None]
+        """The first outcomes of passing cells."""
+        return [*islice(self._passing, MOST_PASSING)]
 
     def explained(self, answer: Answer) -> list[Outcome]:
         """The failing outcomes that a deviation's answer explains."""

@@ -16,7 +16,7 @@ class Diagnosis:
     - `explains`, `tried`: the numbers of failing cells that the fault explains, and that were tried
     - `contradicts`: the number of tried passing cells that the fault would fail
     - `case`: the id of the smallest failing case that is explained
-    - `fault`: the name of the catalogue's fault, or "A + B" for a pair
+    - `fault`: the name of the catalogue's fault
     - `key`: the symptom without numbers of the inputs; see `Symptom`
     - `picture`: lines of text, at most 12 x 12 entries, the expected mask and the used one
     """

@@ -1,31 +1,16 @@
-"""The symptoms of gradients: an operand, a factor, a term of the backward pass, a sum.
-
-For weights P, outputs O, a cotangent dO and the scale s (Dao et al., FlashAttention, 2022, appendix B):
-
-    dV = P^T dO,   dP = dO V^T,   D = sum_j P dP,   dS = P (dP - D),   dQ = s dS K,   dK = s dS^T Q
-"""
+"""The symptoms of gradients: an operand, a factor, places."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from attention_conformance.suite.judge.answer import swap_heads_and_length
 from attention_conformance.suite.judge.derivative import differentiable_names, native_cotangent
-from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
-from attention_conformance.suite.judge.diagnosis.instrument import (
-    Instrument,
-    Reading,
-    Symptom,
-    Variant,
-    softmax,
-)
-from attention_conformance.suite.judge.diagnosis.masks import meanings
-from attention_conformance.suite.judge.diagnosis.outcome import Comparison
+from attention_conformance.suite.judge.diagnosis.evidence import WIDER
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
 from attention_conformance.suite.judge.diagnosis.words import few_places
-from attention_conformance.suite.judge.elections.probe import empty_row
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw_cotangent
@@ -77,54 +62,8 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
         hint = "a buffer of gradients that is not cleared"
         yield Symptom(f"{_gradient_subject(wrong)} differs in a second pass.", "gradient", hint)
         return
-    expected = {n: (want[n], float(np.max(bound[n], initial=0.0))) for n in values}
-    comparison = Comparison(inputs, values, expected)
-    for variant in _variants(inputs, cotangent) if is_plain else ():
-        if values.keys() <= variant.result.keys() and explains(comparison, variant.result):
-            yield Symptom(variant.sentence, "gradient", variant.hint, key=variant.name)
-            return
     limit = {n: WIDER * bound[n] for n in bound}
     yield from _symptoms_by_operand(inputs, {n: values[n] for n in wrong}, want, limit)
-
-
-def ask_fully_masked_rows(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptom of fully masked rows whose output is 0, but whose cotangent changes gradients, or gives
-    NaN. Other outputs follow elections. If no row of the case is fully masked, one is."""
-    inputs = tool.draw(case, 1.0)
-    if not inputs.has_empty_rows:
-        mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
-        mask[empty_row(inputs)] = False
-        inputs = inputs.replace(mask_array=mask, mask=None, form="dense")
-    output, fully_masked = tool.output(inputs), inputs.fully_masked_rows
-    if not is_right(output, tool.oracle(inputs)) or output is None or output[fully_masked].any():
-        return
-    cotangent = draw_cotangent(case)
-    other_cotangent = cotangent * ~fully_masked[..., None]
-    got = read(tool, inputs, other_cotangent) or {}
-    changes = read(tool, inputs, cotangent - other_cotangent) or {}
-    right = Oracle.vjp(inputs, other_cotangent, tool.rounding(inputs)).expected
-    nan_names, changed, widespread = [], [], []
-    for name, values in got.items():
-        change = changes.get(name)
-        if values is None or change is None:
-            continue
-        if np.isnan(values).any() or np.isnan(change).any():
-            nan_names.append(name)
-            reaches_others = np.isnan(values)[~fully_masked].any() if name == "query" else True
-            widespread += [name] if reaches_others else []
-        elif not (np.abs(change) <= right[name].error.max()).all():
-            changed.append((float(np.abs(change).max()), name))
-    beginning = "Rows that attend no key have an output of 0, "
-    if nan_names:
-        place = "" if widespread else ", in these rows"
-        hint = "`where` behind a softmax of -inf alone, `exp(s - lse)` with an lse of -inf"
-        text = f"{beginning}but NaN comes back in {_gradient_object(nan_names)}{place}."
-        yield Symptom(text, "gradient", hint)
-    elif changed:
-        size, names = max(changed)[0], [name for _, name in changed]
-        text = f"{beginning}but change {_gradient_object(names)}, by up to {size:.2g}."
-        hint = "a backward pass that hides no such rows, or uses an old lse"
-        yield Symptom(text, "gradient", hint, key="fully masked rows")
 
 
 def is_right(got: np.ndarray | None, oracle: Oracle | None) -> bool:
@@ -164,103 +103,6 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
 
     arrays: Arrays | None = tool.attempt(gradients)
     return arrays
-
-
-def backward(
-    inputs: Inputs, cotangent: np.ndarray, attended: np.ndarray | None = None, d_factor: float = 1.0,
-    scale: float = 1.0, biased: bool = True, summed: bool = True, transposed: bool = False,
-    weigh: Callable[[np.ndarray, np.ndarray], np.ndarray] = softmax, saved: bool = False,
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """The gradients by the formula in float64, with faults of backward passes: another mask `attended`, D
-    times `d_factor`, D of the right output (`saved`), the scale times `scale`, no bias (not `biased`),
-    the last head of a group for all (not `summed`), dS transposed, other weights by `weigh`."""
-    reading = Reading.of_mask(inputs)
-    s, group = inputs.effective_scale, inputs.sizes.group
-    scores = reading.scores if biased or reading.bias is None else reading.scores - reading.bias
-    weights = weigh(scores, inputs.attends if attended is None else attended)
-    key, value = (np.repeat(x, group, axis=1) for x in (inputs.key, inputs.value))
-    dP = cotangent @ value.swapaxes(-1, -2)
-    D = (weights * dP).sum(-1, keepdims=True)
-    if saved:
-        D = (cotangent * (softmax(reading.scores, inputs.attends) @ value)).sum(-1, keepdims=True)
-    dS = weights * (dP - d_factor * D)
-    cap = inputs.feature("softcap")
-    dT = dS if cap is None else dS * (1 - np.tanh(reading.products * s / cap) ** 2)
-    if transposed and dT.shape[-1] == dT.shape[-2]:
-        dT = dT.swapaxes(-1, -2)
-
-    def sum_over_group(x: np.ndarray) -> np.ndarray:
-        heads_by_group = x.reshape(x.shape[0], -1, group, *x.shape[2:])
-        return np.asarray(heads_by_group.sum(2) if summed else heads_by_group[:, :, -1])
-
-    gradients = {
-        "query": scale * s * dT @ key,
-        "key": sum_over_group(scale * s * dT.swapaxes(-1, -2) @ inputs.query),
-        "value": sum_over_group(weights.swapaxes(-1, -2) @ cotangent),
-    }
-    if inputs.bias is not None:
-        shape = (1,) * (4 - inputs.bias.ndim) + inputs.bias.shape
-        axes = tuple(a for a in range(4) if shape[a] != dS.shape[a])
-        gradients["bias"] = dS.sum(axes, keepdims=True).reshape(inputs.bias.shape)
-    return gradients
-
-
-def _variants(inputs: Inputs, cotangent: np.ndarray) -> Iterator[Variant[dict[str, np.ndarray]]]:
-    """Gradients of faulty backward passes that the catalogue lacks."""
-    s, attends = inputs.effective_scale, inputs.attends
-    right = backward(inputs, cotangent)
-    fault = partial(backward, inputs, cotangent)
-
-    def undivided_weights(scores: np.ndarray, attended: np.ndarray) -> np.ndarray:
-        top = np.where(attended, scores, -np.inf).max(-1, keepdims=True)
-        return np.where(attended, np.exp(scores - top), 0)
-
-    def weights_by_lse(scores: np.ndarray, attended: np.ndarray) -> np.ndarray:
-        """exp(scores - lse) for attended pairs, with the right log-sum-exp."""
-        lse = np.log(np.where(attends, np.exp(scores), 0).sum(-1, keepdims=True))
-        return np.where(attended, np.exp(scores - lse), 0)
-
-    passes = "The backward pass "
-    of_both = "The gradients of query and key "
-    saving_hint, order_hint = (
-        "what the forward pass saves",
-        "the order of what the backward pass returns",
-    )
-    summing_hint = "one program overwrites what another one stored: add, or loop over the group"
-    text = passes + "adds D: dS is P (dP + D), expected P (dP - D)."
-    yield Variant(fault(d_factor=-1.0), text, "a sign")
-    text = of_both + "leave out the scale."
-    yield Variant(fault(scale=1 / s), text, "`dQ = dS @ K` without `* scale`")
-    text = of_both + "have the scale twice."
-    yield Variant(fault(scale=s), text, "a query that is scaled already")
-    text = passes + "takes exp(s - max) for the weights, not divided by their sum."
-    yield Variant(fault(weigh=undivided_weights), text, "`exp(s - m)` for `exp(s - lse)`")
-    if not attends.all():
-        all_pairs = np.ones(attends.shape, bool)
-        for weigh, saved in ((softmax, False), (weights_by_lse, False), (weights_by_lse, True)):
-            for biased, beside in ((True, ""), (False, " and the bias")):
-                wrong = fault(attended=all_pairs, weigh=weigh, biased=biased, saved=saved)
-                text = f"{passes}recomputes the weights without the mask{beside}."
-                yield Variant(wrong, text, saving_hint)
-            for variant in meanings(inputs):
-                pairs = np.broadcast_to(variant.result, attends.shape)
-                text = f"In the backward pass: {variant.sentence}"
-                wrong = fault(attended=pairs, weigh=weigh, saved=saved)
-                yield Variant(wrong, text, saving_hint, key=variant.name)
-    if inputs.sizes.group > 1:
-        wrong = fault(summed=False)
-        template = "{} {} the last of the query heads of a group, expected their sum."
-        text = template.format("The gradients of key and value are", "those of")
-        yield Variant(wrong, text, summing_hint)
-        for name in ("key", "value"):
-            text = template.format(f"The gradient of the {name} is", "that of")
-            yield Variant({**right, name: wrong[name]}, text, summing_hint)
-    if inputs.sizes.Lq == inputs.sizes.Lk:
-        yield Variant(fault(transposed=True), passes + "transposes dS.", "`dS.mT @ K`")
-    for one, two in (("query", "key"), ("key", "value")):
-        if right[one].shape == right[two].shape:
-            exchanged = {**right, one: right[two], two: right[one]}
-            yield Variant(exchanged, f"The gradients of {one} and {two} are exchanged.", order_hint)
 
 
 def _symptoms_by_operand(
@@ -308,9 +150,3 @@ def _symptoms_by_operand(
 
 def _gradient_subject(names: list[str]) -> str:
     return f"The gradient of the {' and the '.join(names)}".replace("_", " ")
-
-
-def _gradient_object(names: list[str]) -> str:
-    if len(names) == 1:
-        return f"the gradient of the {names[0]}".replace("_", " ")
-    return f"the gradients of {', '.join(names[:-1])} and {names[-1]}".replace("_", " ")

@@ -157,10 +157,6 @@ def _order_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
     shape = want.shape
     orders = (
         *[(view.apply(want), view.sentence, view.hint) for view in INTERLEAVED],
-        (want[..., ::-1], "Components of the output are in reverse order.", ""),
-        (want[:, :, ::-1], "Rows of the output are in reverse order.", ""),
-        (want[:, ::-1], "Heads of the output are in reverse order.", ""),
-        (want[::-1], "Samples of the output are in reverse order.", ""),
     )  # fmt: skip
     for values, sentence, hint in orders:
         if values.shape == shape and equals_output(values):

@@ -1,6 +1,6 @@
 """Identification: the faults of an implementation, measured by probes.
 
-    identify(backend, implementation, cases) -> diagnoses, the best first
+    identify(implementation, cases) -> diagnoses, the best first
 
 A right implementation gets no diagnosis: symptoms exceed the bounds of rounding.
 """
@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.diagnosis import (
     behaviour,
@@ -50,18 +50,19 @@ GROSS = 0.05
 
 
 def identify(
-    backend: Backend,
     implementation: Implementation,
     cases: Sequence[Case],
     seconds: float = 5.0,
     evidence: Evidence | None = None,
+    without: str = "",
 ) -> list[Diagnosis]:
     """Diagnoses of an implementation that fails `cases`, those that explain most cases first.
 
-    `backend` is the implementation's own. `seconds` limits the processor time. `evidence` are cells with
-    which formulas are compared. Nothing is raised: a call that fails gives no symptom.
+    `seconds` limits the processor time. `evidence` are cells with
+    which the answers of symptoms are compared. `without` is the name of a fault that is left out of the
+    catalogue. Nothing is raised: a call that fails gives no symptom.
     """
-    tool = Instrument(implementation, seconds)
+    tool = Instrument(implementation, seconds, without)
     explained_by: dict[str, tuple[Symptom, list[Case]]] = {}
     groups: dict[str, list[Case]] = {}
     with leaks.restored_settings(implementation.backend):
@@ -127,8 +128,7 @@ def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
         if any(symptom.name == precision.OPERAND_IGNORED for symptom in roundings):
             return roundings[:1]
         symptoms += tool.symptoms(heads.ask, plain) or weight_symptoms(tool, small)
-        # Wrong weights make answers imprecise, too.
-        symptoms += [s for s in roundings if not symptoms or precision.CLASS_EXCEEDED not in s.name]
+        symptoms += roundings
         if not symptoms:
             symptoms = tool.symptoms(weights.ask_scores, small)
             symptoms = symptoms or tool.symptoms(weights.ask_large, plain)
@@ -138,8 +138,6 @@ def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
         if not symptoms:
             probes = [*dict.fromkeys((plain, small, replace(case, dtype=DTYPES["f32"])))]
             symptoms = [s for probe in probes for s in tool.symptoms(gradients.ask, probe)]
-        if not symptoms:
-            symptoms = tool.symptoms(gradients.ask_fully_masked_rows, small)
     # A mask that hides nothing among few keys may hide whole blocks of keys.
     ignored = [symptom for symptom in symptoms if symptom.name == masks.ignored(case.mask)]
     if not symptoms or ignored:
@@ -153,13 +151,7 @@ def in_16_bits(tool: Instrument, case: Case) -> list[Symptom]:
     """The symptoms of the weights of a case in 16 bits, if its weights in float32 are right."""
     only = f"In {case.dtype.long_name}, not in float32:"
     symptoms = weight_symptoms(tool, case)
-    symptoms = [replace(s, sentence=f"{only} {s.sentence}", key=s.name) for s in symptoms]
-    if symptoms and case.mask is not None and not tool.symptoms(of_weights, plain_case(case)):
-        hint = "`(1 - mask) * -1e9`: -1e9 is -inf in float16, and 0 * -inf is NaN"
-        symptoms = [
-            replace(s, hint=hint) if s.name == weights.NONFINITE[0] else s for s in symptoms
-        ]
-    return symptoms
+    return [replace(s, sentence=f"{only} {s.sentence}", key=s.name) for s in symptoms]
 
 
 def weight_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
@@ -170,16 +162,7 @@ def weight_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
         return [symptom for symptom in symptoms if symptom.name != UNREAD]
     families = {symptom.family for symptom in symptoms}
     symptoms += [s for s in tool.symptoms(of_weights, case) if s.family not in families]
-    symptoms = [symptom for symptom in symptoms if symptom.name != UNREAD]
-    if case.option("bias") != "none" and [symptom.family for symptom in symptoms] == ["scale"]:
-        unbiased = case.with_options(bias="none")
-        if tool.implementation.unsupported(unbiased) is None and not weight_symptoms(
-            tool, unbiased
-        ):
-            (symptom,) = symptoms
-            text = f"Beside a bias {symptom.sentence[0].lower()}{symptom.sentence[1:]}"
-            symptoms = [replace(symptom, sentence=text, key=symptom.name)]
-    return symptoms
+    return [symptom for symptom in symptoms if symptom.name != UNREAD]
 
 
 def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Symptom]:

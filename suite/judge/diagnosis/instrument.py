@@ -5,20 +5,24 @@ An exception, a refusal, or an answer of another shape gives no reading, and hen
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, Generic, TypeVar
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends.protocol import ENDS, Implementation, PreparedCall
 from attention_conformance.suite.judge import answer, elections
-from attention_conformance.suite.judge.diagnosis.evidence import WIDER
+from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
+from attention_conformance.suite.judge.diagnosis.kernels import Fault, faults_of
+from attention_conformance.suite.judge.diagnosis.outcome import Comparison, fault_inputs
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable
+from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.features import ARRAYS, FEATURES
@@ -47,8 +51,7 @@ ELAPSED_PER_PROCESSOR_TIME = 3
 class Symptom:
     """A fault that probes measured: a sentence, its family, a hint, and a picture; see `Diagnosis`.
 
-    - `formula`: predicts the weights (B, H, Lq, Lk) for the inputs of a reading (`Reading.of_mask`)
-    - `problem`: predicts the answered problem, or the outputs, of operators other than plain attention
+    - `kernel`: an implementation with the fault, whose answers are compared with cells
     - `key`: the symptom without the numbers of the inputs; by default the sentence
     """
 
@@ -56,8 +59,7 @@ class Symptom:
     family: str
     hint: str = ""
     picture: str = ""
-    formula: Formula | None = None
-    problem: Callable[[Inputs], Inputs | Mapping[str, np.ndarray] | None] | None = None
+    kernel: Implementation | None = None
     key: str = ""
 
     @property
@@ -65,15 +67,24 @@ class Symptom:
         return self.key or self.sentence
 
 
+def fault_symptom(fault: Fault) -> Symptom:
+    """A fault of the catalogue as a symptom."""
+    deviation = fault.deviation
+    return Symptom(deviation.sentence, deviation.family, deviation.hint, kernel=fault.kernel)
+
+
 class Instrument:
     """The calls of one implementation, within `seconds` of processor time.
 
     `unit` is the unit roundoff of roundings inside the implementation, if a question found them to be
-    wider than the dtype's; otherwise 0.
+    wider than the dtype's; otherwise 0. `without` is the name of a fault that is left out of the
+    catalogue.
     """
 
-    def __init__(self, implementation: Implementation, seconds: float = 5.0) -> None:
-        self.implementation = implementation
+    def __init__(
+        self, implementation: Implementation, seconds: float = 5.0, without: str = ""
+    ) -> None:
+        self.implementation, self.without = implementation, without
         self._is_over = deadline(seconds)
         self._end = time.monotonic() + ELAPSED_PER_PROCESSOR_TIME * seconds
         self.unit = 0.0
@@ -189,6 +200,19 @@ class Instrument:
         query[..., : s.Lk] = round_to(scores / inputs.effective_scale, inputs.dtype)
         return self.read_weights(inputs.replace(query=query, key=key))
 
+    def row_symptom(
+        self, reading: Reading, of: Callable[[np.ndarray], np.ndarray] = np.asarray
+    ) -> Symptom | None:
+        """The symptom by the first fault of the catalogue whose weights, or `of(weights)`, explain the
+        reading."""
+        inputs = self.attempt(lambda: fault_inputs(reading.inputs, self.implementation))
+        for fault, weights in () if inputs is None else row_weights(inputs):
+            if self.is_late:
+                return None
+            if fault.name != self.without and reading.is_explained_by(weights, of):
+                return fault_symptom(fault)
+        return None
+
     def symptoms(
         self, question: Callable[[Instrument, Case], Iterator[Symptom]], case: Case
     ) -> list[Symptom]:
@@ -222,6 +246,27 @@ def one_hot_inputs(inputs: Inputs, most: int) -> list[tuple[slice, Inputs]]:
     return calls
 
 
+_ROWS: Cache[list[tuple[Fault, np.ndarray]]] = Cache(64)
+"""The weights of the catalogue's faults, by inputs."""
+
+
+def row_weights(inputs: Inputs) -> list[tuple[Fault, np.ndarray]]:
+    """The weights (B, H, Lq, Lk) of each of the catalogue's faults for these inputs, read by one-hot
+    values, without faults of state; [] if that takes several calls of a fault."""
+    calls = one_hot_inputs(inputs, 1)
+
+    def weights() -> list[tuple[Fault, np.ndarray]]:
+        ((keys, one_hots),) = calls
+        faults = [
+            f for f in faults_of(inputs.operator)
+            if f.deviation.family != "state" and f.kernel.unsupported(inputs.case) is None
+        ]  # fmt: skip
+        outputs = ((f, Instrument(f.kernel, math.inf).output(one_hots)) for f in faults)
+        return [(f, out[..., keys]) for f, out in outputs if out is not None]
+
+    return _ROWS.get((inputs.digest, inputs.form), weights) if calls else []
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """The weights (B, H, Lq, Lk) that an implementation uses, the right ones (`want`), and their bounds.
@@ -235,12 +280,6 @@ class Reading:
     want: np.ndarray
     bound: np.ndarray
     unit: float = 0.0
-
-    @classmethod
-    def of_mask(cls, inputs: Inputs) -> Reading:
-        """A reading without weights, for formulas: the attended keys are visible."""
-        attends = np.array(inputs.attends, float)
-        return cls(inputs, attends, attends, np.zeros_like(attends))
 
     @cached_property
     def judged_rows(self) -> np.ndarray:
@@ -273,8 +312,7 @@ class Reading:
     @cached_property
     def visible(self) -> np.ndarray:
         """True for the weights that are not hidden, see `HIDDEN_BELOW`."""
-        size = np.abs(self.got)
-        return size > HIDDEN_BELOW * size.max(-1, keepdims=True)
+        return visible_pairs(self.got)
 
     @cached_property
     def slack(self) -> float:
@@ -288,6 +326,15 @@ class Reading:
         error = np.abs(self.got - weights)
         right = error <= self.slack * np.abs(weights) + self.bound
         return bool((right | ~self.judged_rows[..., None]).all())
+
+    def is_explained_by(
+        self, weights: np.ndarray, of: Callable[[np.ndarray], np.ndarray] = np.asarray
+    ) -> bool:
+        """True if `of(weights)` explains the implementation's reading (see `evidence`)."""
+        got, want, other = (of(x)[self.judged_rows] for x in (self.got, self.want, weights))
+        limit = float(self.bound.max(initial=0.0) + 16 * self.unit * np.abs(want).max(initial=0.0))
+        comparison = Comparison(self.inputs, {"weights": got}, {"weights": (want, limit)})
+        return explains(comparison, {"weights": other})
 
     @cached_property
     def products(self) -> np.ndarray:
@@ -315,50 +362,10 @@ class Reading:
         return scores if self.bias is None else scores + self.bias
 
 
-Formula = Callable[[Reading], np.ndarray | None]
-"""Predicts weights for the inputs of a reading; see `Symptom`."""
-
-G = TypeVar("G")
-
-
-@dataclass(frozen=True, eq=False)
-class Variant(Generic[G]):
-    """A faulty computation from the same inputs: its result, with a sentence, a hint and a family. `key`
-    names the variant if its sentence holds numbers of the inputs, or is shared by several variants."""
-
-    result: G
-    sentence: str
-    hint: str = ""
-    family: str = ""
-    key: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.key or self.sentence
-
-
-WeightsVariant = Variant[np.ndarray]
-
-WeightsVariants = Callable[[Reading], Iterable[WeightsVariant]]
-"""A table of variants: gives faulty weights for the inputs of a reading."""
-
-
-def fitting_symptom(
-    variants: WeightsVariants, reading: Reading, family: str, ending: str = ""
-) -> Symptom | None:
-    """The symptom by the first variant whose weights are the implementation's. `ending` ends its
-    sentence."""
-    for variant in variants(reading):
-        if reading.fits(variant.result):
-            sentence = variant.sentence + ending
-            formula = partial(variant_weights, variants, variant.name)
-            return Symptom(sentence, family, variant.hint, formula=formula, key=variant.name)
-    return None
-
-
-def variant_weights(variants: WeightsVariants, name: str, reading: Reading) -> np.ndarray | None:
-    """The weights of the variant with a name; None if there is no such variant."""
-    return next((variant.result for variant in variants(reading) if variant.name == name), None)
+def visible_pairs(weights: np.ndarray) -> np.ndarray:
+    """True for the weights that are not hidden, see `HIDDEN_BELOW`."""
+    size = np.abs(weights)
+    return np.asarray(size > HIDDEN_BELOW * size.max(-1, keepdims=True))
 
 
 def softmax(scores: np.ndarray, pairs: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from inspect import isabstract
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.deviations import all_faults
 from attention_conformance.suite.deviations.backend import KernelBackend
-from attention_conformance.suite.deviations.deviation import Deviation
+from attention_conformance.suite.deviations.deviation import Deviation, changed_kernel
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome, answer_arrays
 from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.operator import Operator
 
 _ANSWERS: Cache[Arrays | None] = Cache(8192)
 """Answers of faults, by fault and inputs."""
@@ -22,15 +25,14 @@ _ANSWERS: Cache[Arrays | None] = Cache(8192)
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """A deviation of the catalogue, or a pair of deviations, with its kernel as an implementation."""
+    """A deviation of the catalogue, with its kernel as an implementation."""
 
     deviation: Deviation
     kernel: Implementation
-    pair_name: str = ""
 
     @property
     def name(self) -> str:
-        return self.pair_name or self.deviation.name
+        return self.deviation.name
 
     @cached_property
     def right_kernel(self) -> Implementation | None:
@@ -49,9 +51,18 @@ def catalogue_faults() -> tuple[Fault, ...]:
     return tuple(map(Fault, deviations, kernels))
 
 
-def faults_of(implementation: Implementation) -> list[Fault]:
-    """The faults of the implementation's operator."""
-    return [f for f in catalogue_faults() if f.kernel.operator is implementation.operator]
+def measured_kernel(name: str, **changes: Any) -> Implementation:
+    """A kernel of plain attention with a measured fault, by the changes of `changed_kernel`. `name` tells
+    it from other measured faults. A run without failures imports no kernel."""
+    from attention_conformance.suite.deviations.kernels.attention import Kernel
+
+    kernel = changed_kernel(f"measured-{crc32(name.encode()):08x}", Kernel, **changes)
+    return KernelBackend("measured", (kernel,)).implementations()[0]
+
+
+def faults_of(operator: Operator) -> list[Fault]:
+    """The faults of an operator."""
+    return [f for f in catalogue_faults() if f.kernel.operator is operator]
 
 
 def answer_of(kernel: Implementation | None, outcome: Outcome) -> Arrays | None:
@@ -77,21 +88,3 @@ def shows_fault(fault: Fault, outcome: Outcome) -> bool:
     return not all(
         np.array_equal(answer[n], x, equal_nan=True) for n, x in right_answer.items() if n in answer
     )
-
-
-def pair_of(first: Fault, second: Fault) -> Fault | None:
-    """A kernel with two faults; None if both change the same step."""
-    classes = type(first.kernel), type(second.kernel)
-    steps = [{name for name in vars(cls) if not name.startswith("__")} for cls in classes]
-    if (steps[0] & steps[1]) - {"name", "declared", "killed_by"}:
-        return None
-    try:
-        pair_class = type("And".join(cls.__name__ for cls in classes), classes, {})
-    except TypeError:
-        return None
-    sentence = f"{first.deviation.sentence} {second.deviation.sentence}"
-    hint = "; ".join(filter(None, (first.deviation.hint, second.deviation.hint)))
-    pair_class.__doc__ = sentence
-    name = f"{first.name} + {second.name}"
-    deviation = replace(first.deviation, name=name, sentence=sentence, hint=hint, kernel=pair_class)
-    return Fault(deviation, pair_class(first.kernel.backend), name)

@@ -1,35 +1,23 @@
-"""Operators other than plain attention: the other problem for which an answer is right.
-
-An implementation that ignores a bias answers the problem with a bias of zeros. So the oracle of the other
-problem shows what the implementation computes.
-"""
+"""The symptoms of operators other than plain attention: a scale, segments, codes, factors and places."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
 from attention_conformance.suite.judge.diagnosis import gradients
 from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
 from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
-from attention_conformance.suite.judge.diagnosis.layers import (
-    ProblemVariant,
-    layer_problems,
-    mask_problems,
-)
-from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Comparison, with_limits
-from attention_conformance.suite.judge.diagnosis.packed import boundary_symptom
-from attention_conformance.suite.judge.diagnosis.rotary import rotary_problems
+from attention_conformance.suite.judge.diagnosis.outcome import Comparison, with_limits
 from attention_conformance.suite.judge.diagnosis.words import few_places
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.packed import PACKED
 
 PLACES = "places"
 """The beginning of the keys of symptoms that name wrong places, and no cause."""
@@ -82,18 +70,8 @@ class OutputReading(Comparison):
         got, oracle = tool.outputs(inputs), tool.oracle(inputs)
         if got is None or oracle is None:
             return None
-        return cls(inputs, got, with_limits(oracle.expected_given(got), inputs), oracle)
-
-    @cached_property
-    def wrong(self) -> Arrays:
-        """True for every element beyond its own bound, without fully masked rows, by output."""
-        wrong = {}
-        for name, want in self.oracle.expected_given(self.got).items():
-            if name in self.got and self.got[name].shape == want.value.shape:
-                got = self.got[name]
-                near = (np.abs(got - want.value) <= want.error) | (got == want.value)
-                wrong[name] = ~near & self.judged_elements(name)
-        return wrong
+        expected = {n: (x.value, x.error) for n, x in oracle.expected_given(got).items()}
+        return cls(inputs, got, expected, oracle)
 
     @cached_property
     def wrong_names(self) -> list[str]:
@@ -106,45 +84,17 @@ class OutputReading(Comparison):
         rows = ~self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
         return np.broadcast_to(rows, self.got[name].shape)
 
-    def is_answer_to(self, tool: Instrument, problem: Inputs | Arrays, names: list[str]) -> bool:
-        """True if the outputs called `names` are those of another problem, or those of another answer
-        (arrays by name). False after the tool's time is over."""
-        if tool.is_late:
-            return False
-        if isinstance(problem, Inputs):
-            oracle = tool.oracle(problem)
-            expected = {} if oracle is None else oracle.expected_given(self.got)
-            problem = {name: want.value for name, want in expected.items()}
-        return {*names} <= {*problem} and explains(self, {name: problem[name] for name in names})
-
 
 def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Symptom]:
     """The symptoms of wrong outputs, without `output` if it follows from other outputs that are wrong."""
     inputs, names = reading.inputs, reading.wrong_names
-    given_inputs = reading.oracle.given(reading.got).inputs
-    if given_inputs is not inputs:
+    if reading.oracle.given(reading.got).inputs is not inputs:
         names = [name for name in names if name != "output"] or names
-    for variant in _candidates(inputs, given_inputs, names):
-        if reading.is_answer_to(tool, variant.result, names):
-            beginning = ""
-            if "output" not in reading.wrong_names:
-                verb = "is" if len(names) == 1 else "are"
-                beginning = f"{ONLY_THE} {' and '.join(names)} {verb} wrong. "
-            problem = partial(_problem_by_name, variant.name) if "output" in names else None
-            text = beginning + variant.sentence
-            yield Symptom(text, variant.family, variant.hint, problem=problem, key=variant.name)
-            return
-    rescale = _fitted_scale(tool, reading) if "output" in names else None
-    if rescale is not None and reading.is_answer_to(tool, rescale(inputs), names):
-        factor = rescale(inputs).effective_scale / inputs.effective_scale
+    factor = _fitted_factor(tool, reading) if "output" in names else None
+    if factor is not None:
         text = f"The scale is {factor:.4g} times the right one."
-        yield Symptom(text, "scale", "a constant with few digits", problem=rescale, key="scale")
+        yield Symptom(text, "scale", "a constant with few digits", key="scale")
         return
-    if inputs.operator is PACKED:
-        symptom = boundary_symptom(tool, inputs)
-        if symptom is not None:
-            yield symptom
-            return
     if tool.is_late:
         return
     name = names[0]
@@ -160,50 +110,30 @@ def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Sympt
     yield from _simple_symptoms(reading, name)
 
 
-def _candidates(inputs: Inputs, given: Inputs, wrong: list[str]) -> Iterator[ProblemVariant]:
-    """Faulty problems of the inputs; and of `given`, in which other outputs are inputs, if only `output`
-    is wrong."""
-    yield from _faulty_problems(inputs)
-    if given is not inputs and wrong == ["output"]:
-        yield from _faulty_problems(given)
-
-
-def _faulty_problems(inputs: Inputs) -> Iterator[ProblemVariant]:
-    """The faulty problems of an operator's inputs."""
-    if inputs.operator.is_layer:
-        yield from layer_problems(inputs)
-    elif inputs.operator.name in PROBLEMS:
-        yield from PROBLEMS[inputs.operator.name](inputs)
-
-
-def _problem_by_name(name: str, inputs: Inputs) -> Inputs | Arrays | None:
-    """The faulty problem with a name, for these inputs."""
-    return next((v.result for v in _faulty_problems(inputs) if v.name == name), None)
-
-
-def _fitted_scale(tool: Instrument, reading: OutputReading) -> Callable[[Inputs], Inputs] | None:
-    """A function that multiplies the scale of inputs by the factor whose oracle is nearest to the output,
-    by Gauss-Newton steps; None if there is no such factor, or no scale."""
+def _fitted_factor(tool: Instrument, reading: OutputReading) -> float | None:
+    """The factor of the scale whose oracle explains the output, by Gauss-Newton steps; None if there is
+    no such factor, or no scale."""
     inputs, got, factor = reading.inputs, reading.got, 1.0
     if tool.is_late or inputs.operator.option("scale") is None or not inputs.effective_scale:
         return None
 
-    def scaled(factor: float, inputs: Inputs) -> Inputs:
-        return inputs.replace(scale=float(factor * inputs.effective_scale))
+    def answer(factor: float) -> np.ndarray | None:
+        oracle = tool.oracle(inputs.replace(scale=float(factor * inputs.effective_scale)))
+        return None if oracle is None else oracle.expected_given(got)["output"].value.astype(float)
 
     for _ in range(4):
-        oracles = [tool.oracle(scaled(factor * (1 + step), inputs)) for step in (0.0, 2.0**-10)]
-        base, at_step = (
-            None if oracle is None else oracle.expected_given(got)["output"].value.astype(float)
-            for oracle in oracles
-        )
+        base, at_step = answer(factor), answer(factor * (1 + 2.0**-10))
         if base is None or at_step is None:
             return None
         slope = (at_step - base) / (factor * 2.0**-10)
         factor += float(((got["output"] - base) * slope).sum() / max((slope * slope).sum(), 1e-300))
         if not 0.1 < factor < 10:
             return None
-    return partial(scaled, factor)
+    fitted = answer(factor)
+    with_largest = replace(
+        reading, expected=with_limits(reading.oracle.expected_given(got), inputs)
+    )
+    return factor if fitted is not None and explains(with_largest, {"output": fitted}) else None
 
 
 def _simple_symptoms(reading: OutputReading, name: str) -> Iterator[Symptom]:
@@ -252,10 +182,3 @@ def _simple_symptoms(reading: OutputReading, name: str) -> Iterator[Symptom]:
     if named_places:
         text = f"{name.capitalize()} is wrong in {' and '.join(named_places)} alone."
         yield Symptom(text, family, key=f"{PLACES} of {name}")
-
-
-PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[ProblemVariant]]] = {
-    "rotary": rotary_problems,
-    "latent": mask_problems,
-}
-"""The faulty problems of operators that are no layers."""

@@ -123,7 +123,8 @@ class Outcome(Comparison):
             expected = {} if got is None else expected_arrays(cell, inputs, with_gradients, got)
             if got is None or not expected:
                 return None
-            return cls(inputs, got, expected, cell, fault_inputs(cell), with_gradients)
+            of_faults = fault_inputs(inputs, cell.implementation)
+            return cls(inputs, got, expected, cell, of_faults, with_gradients)
         except (Deviation, HarnessError, NotApplicable):
             return None
 
@@ -143,10 +144,9 @@ class Outcome(Comparison):
         return cls(inputs, got, with_limits(oracle.expected, inputs), cell, inputs)
 
 
-def fault_inputs(cell: Cell) -> Inputs:
-    """The inputs of a cell with the mask in the form in which the implementation takes it: as a flag, as
-    an array, or as -inf in the bias. Raises NotApplicable for a flag together with an array."""
-    inputs, implementation = cell.inputs, cell.implementation
+def fault_inputs(inputs: Inputs, implementation: Implementation) -> Inputs:
+    """The inputs with the mask in the form in which the implementation takes it: as a flag, as an array,
+    or as -inf in the bias. Raises NotApplicable for a flag together with an array."""
     if (inputs.mask is None and inputs.mask_array is None) or inputs.operator.is_layer:
         return inputs
     arguments, backend = implementation.prepare(inputs).arguments, implementation.backend

@@ -12,9 +12,6 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
     Instrument,
     Reading,
     Symptom,
-    Variant,
-    WeightsVariant,
-    fitting_symptom,
     softmax,
 )
 from attention_conformance.suite.judge.diagnosis.words import (
@@ -24,8 +21,6 @@ from attention_conformance.suite.judge.diagnosis.words import (
     rows_text,
 )
 from attention_conformance.suite.spec.inputs import Inputs
-
-AXES = ("samples", "heads", "queries", "keys")
 
 STEP = 0.05
 """The least step of log weights between blocks of keys: rounding to 8 bits makes smaller ones."""
@@ -47,11 +42,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
     sums, want = got.sum(-1), reading.want.sum(-1)
     is_off = (np.abs(sums - want) > reading.slack * want + reading.bound.sum(-1)) & rows
     with np.errstate(all="ignore"):
-        symptom = None
-        if is_off.any():
-            symptom = fitting_symptom(_softmaxes_of_other_axes, reading, "softmax")
-            ending = f" rows sum to {range_text(sums[is_off])}."
-            symptom = symptom or fitting_symptom(_other_functions, reading, "softmax", ending)
+        symptom = tool.row_symptom(reading) if is_off.any() else None
         symptom = symptom or _block_symptom(reading, is_off)
         symptom = symptom or next(denominator_symptoms(reading), None)
     if symptom is None and is_off.any():
@@ -79,42 +70,6 @@ def denominator_symptoms(reading: Reading) -> Iterator[Symptom]:
         symptom = _denominator_symptom(reading, rows) if rows.any() else None
     if symptom is not None:
         yield symptom
-
-
-def _softmaxes_of_other_axes(reading: Reading) -> Iterator[WeightsVariant]:
-    """Weights by a softmax over other axes than that of the keys."""
-    for count in (1, 2, 3):
-        for axes in combinations(range(4), count):
-            if axes != (3,):
-                over = " and ".join(AXES[axis] for axis in axes) + " together" * (count > 1)
-                hint = (
-                    f"`softmax(dim={axes[0]})`" if count == 1 else "`softmax` of flattened scores"
-                )
-                text = f"The softmax runs over the {over}, expected over the keys."
-                yield Variant(softmax(reading.scores, reading.visible, axes), text, hint)
-
-
-def _other_functions(reading: Reading) -> Iterator[WeightsVariant]:
-    """Weights by other functions of the scores than a softmax."""
-    scores, visible = reading.scores, reading.visible
-    powers = np.where(visible, np.exp(scores), 0)
-    scaled_powers = powers / np.exp(np.where(visible, scores, -np.inf).max(-1, keepdims=True))
-    undivided = "Weights are not divided by their sum:"
-    one_more_text = "The denominator of the softmax has one summand too many:"
-    for weights, sentence, hint in (
-        (softmax(scores, np.ones(visible.shape, bool)),
-         "Keys are hidden behind the softmax: their weights are zero, and",
-         "`softmax(scores) * mask`; hide scores before the softmax"),
-        (powers, undivided, "`exp(s) @ value` without the division"),
-        (scaled_powers, undivided, "`exp(s - max) @ value` without the division"),
-        (powers / (1 + powers.sum(-1, keepdims=True)), one_more_text, "`exp(s) / (1 + sum)`"),
-        (scaled_powers / (1 + scaled_powers.sum(-1, keepdims=True)), one_more_text,
-         "`sum(exp(s - max)) + 1`"),
-        (1 / (1 + np.exp(-scores)), "Weights are a sigmoid of the scores, expected a softmax:",
-         "`sigmoid`"),
-        (np.maximum(scores, 0), "Weights are a ReLU of the scores, expected a softmax:", "`relu`"),
-    ):  # fmt: skip
-        yield Variant(np.where(visible, weights, 0), sentence, hint, key=hint)
 
 
 def _denominator_symptom(reading: Reading, rows: np.ndarray) -> Symptom | None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge.diagnosis import sums
 from attention_conformance.suite.judge.diagnosis.instrument import (
     Instrument,
     Reading,
     Symptom,
-    softmax,
-    variant_weights,
+    visible_pairs,
 )
-from attention_conformance.suite.judge.diagnosis.masks import meanings, weights_by_meaning
+from attention_conformance.suite.judge.diagnosis.kernels import measured_kernel
+from attention_conformance.suite.judge.diagnosis.masks import meanings
 from attention_conformance.suite.judge.diagnosis.words import indices_text, plural, rows_text
 from attention_conformance.suite.spec.case import Case
 
@@ -36,7 +37,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
     """The symptoms of the pattern of weights and of their sums."""
     differs = (reading.visible != reading.inputs.attends) & reading.judged_rows[..., None]
     penalty = _penalty_symptom(reading) or _dropout_symptom(reading)
-    meaning = _meaning_symptom(reading, differs) if differs.any() else None
+    meaning = _meaning_symptom(tool, reading, differs) if differs.any() else None
     nonfinite_rows = reading.nonfinite_rows
     if penalty is not None:
         yield penalty
@@ -80,20 +81,26 @@ def _penalty_symptom(reading: Reading) -> Symptom | None:
     hint = "hide by -inf; `scores + mask`, `scores * mask` and small penalties leave weight"
     if np.ptp(losses) <= allowed and abs(losses.mean()) > allowed:
         text = f"Hidden keys lose {-losses.mean():.3g} of their score, expected infinity."
-        formula = partial(_penalised_weights, 1.0, losses.mean())
-        return Symptom(text, "mask", hint, formula=formula, key="penalty")
+        kernel = _penalised_kernel(1.0, losses.mean())
+        return Symptom(text, "mask", hint, kernel=kernel, key="penalty")
     if np.ptp(hidden_scores) <= allowed:
         score = hidden_scores.mean() if abs(hidden_scores.mean()) > allowed else 0.0
         text = f"The score of hidden keys is {score:.3g}, expected -inf."
-        formula = partial(_penalised_weights, 0.0, hidden_scores.mean())
-        return Symptom(text, "mask", hint, formula=formula, key="score of hidden keys")
+        kernel = _penalised_kernel(0.0, hidden_scores.mean())
+        return Symptom(text, "mask", hint, kernel=kernel, key="score of hidden keys")
     return None
 
 
-def _penalised_weights(factor: float, penalty: float, reading: Reading) -> np.ndarray:
-    """The weights if the scores of hidden keys are multiplied by `factor`, and the penalty is added."""
-    attends, scores = reading.inputs.attends, reading.scores
-    return softmax(np.where(attends, scores, factor * scores + penalty), np.ones_like(attends))
+def _penalised_kernel(factor: float, penalty: float) -> Implementation:
+    """Attention that multiplies the scores of hidden keys by `factor`, and adds the penalty."""
+    return measured_kernel(
+        f"hidden scores times {factor} plus {penalty}",
+        hide=lambda right, scores, allowed, call: (
+            scores
+            if allowed is None
+            else np.where(allowed, scores, call.work(factor) * scores + call.work(penalty))
+        ),
+    )
 
 
 def ask_scores(tool: Instrument, case: Case) -> Iterator[Symptom]:
@@ -172,14 +179,18 @@ def _dropout_symptom(reading: Reading) -> Symptom | None:
     return Symptom(text, "dropout", hint, key="dropout")
 
 
-def _meaning_symptom(reading: Reading, differs: np.ndarray) -> Symptom | None:
-    """The symptom if the visible pairs are a faulty meaning of the mask."""
-    judged = reading.judged_rows[..., None]
-    for variant in meanings(reading.inputs) if (reading.visible & judged).any() else ():
-        if not ((np.broadcast_to(variant.result, differs.shape) != reading.visible) & judged).any():
-            formula = partial(variant_weights, weights_by_meaning, variant.name)
-            texts = variant.sentence, "mask", variant.hint, picture_of(reading, differs)
-            return Symptom(*texts, formula, key=variant.name)
+def _meaning_symptom(tool: Instrument, reading: Reading, differs: np.ndarray) -> Symptom | None:
+    """The symptom if the visible pairs are those of a faulty mask: of a family, of a deviation, or of
+    another sample or head."""
+    judged, picture = reading.judged_rows[..., None], picture_of(reading, differs)
+    if (reading.visible & judged).any():
+        for meaning in meanings(reading.inputs):
+            if not ((meaning.pairs != reading.visible) & judged).any():
+                texts = meaning.sentence, "mask", meaning.hint, picture
+                return Symptom(*texts, meaning.kernel, meaning.name)
+        symptom = tool.row_symptom(reading, lambda weights: 1.0 * visible_pairs(weights))
+        if symptom is not None:
+            return replace(symptom, picture=picture)
     return _swapped_mask_symptom(reading, differs)
 
 
