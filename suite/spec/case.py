@@ -17,9 +17,9 @@ place:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from attention_conformance.suite.spec.dtypes import CODES, DType, dtype
@@ -76,17 +76,7 @@ class Case:
 
     def __post_init__(self) -> None:
         for name, value in self.options:
-            option = self.operator.option(name)
-            if option is None:
-                valid = ", ".join(option.name for option in self.operator.options)
-                raise ValueError(
-                    f"{self.operator} has no option {name!r}; valid: {valid or 'none'}"
-                )
-            match = re.fullmatch(option.pattern, option.write(value))
-            if match is None or option.read(match[1]) != value:
-                raise ValueError(
-                    f"{self.operator} has no {name} {value!r}; expected {option.pattern}"
-                )
+            _check_option(self.operator, name, value)
         if self.operator.is_layer != (self.widths is not None):
             raise ValueError(f"{self.operator}: only layers have widths")
         for field, value, valid_values in (
@@ -267,7 +257,10 @@ class Case:
             raise ValueError(f"not a case id: {text!r}; expected {name}/{'/'.join(places)}[/...]")
         mask, heads, dt, sizes = parts[:4]
         widths = parse_widths(parts[4], text) if operator.is_layer else None
-        values = _parse_options(parts[len(places) :], (*operator.options, *_COMMON_OPTIONS), text)
+        values: dict[str, Any] = {}
+        for token in parts[len(places) :]:
+            option, value = _parse_option(operator, token)
+            values[option.name] = value
         return cls.of(
             operator, parse_sizes(heads, sizes, text), dtype(dt), parse_mask(mask), widths, **values
         )
@@ -352,19 +345,28 @@ def parse_widths(token: str, text: str) -> Widths:
     return Widths(*map(int, match.groups()))
 
 
-def _parse_options(tokens: Sequence[str], options: Sequence[Option], text: str) -> dict[str, Any]:
-    """The values of options by name, from their tokens in the id `text`. Raises ValueError."""
-    values: dict[str, Any] = {}
-    for token in tokens:
-        for option in options:
-            if match := re.fullmatch(option.pattern, token):
-                value = values[option.name] = option.read(match[1])
-                if option.limits and not option.limits[0] <= value <= option.limits[1]:
-                    least, most = option.limits
-                    raise ValueError(
-                        f"{option.name} must be between {least:g} and {most:g}, got {token!r} in {text!r}"
-                    )
-                break
-        else:
-            raise ValueError(f"unknown option {token!r} in {text!r}")
-    return values
+@cache  # thousands of ids share a few hundred tokens
+def _parse_option(operator: Operator, token: str) -> tuple[Option, Any]:
+    """The option of an operator, or of all cases, with this token in an id, and its value. Raises
+    ValueError."""
+    for option in (*operator.options, *_COMMON_OPTIONS):
+        if match := re.fullmatch(option.pattern, token):
+            value = option.read(match[1])
+            if option.limits and not option.limits[0] <= value <= option.limits[1]:
+                least, most = option.limits
+                raise ValueError(
+                    f"{option.name} must be between {least:g} and {most:g}, got {token!r}"
+                )
+            return option, value
+    raise ValueError(f"unknown option {token!r} of {operator}")
+
+
+def _check_option(operator: Operator, name: str, value: Any) -> None:
+    """Raise ValueError if an operator has no option `name`, or the option not this value."""
+    option = operator.option(name)
+    if option is None:
+        valid = ", ".join(option.name for option in operator.options)
+        raise ValueError(f"{operator} has no option {name!r}; valid: {valid or 'none'}")
+    match = re.fullmatch(option.pattern, option.write(value))
+    if match is None or option.read(match[1]) != value:
+        raise ValueError(f"{operator} has no {name} {value!r}; expected {option.pattern}")

@@ -62,7 +62,7 @@ def covering_array(
     use_counts: Counter[tuple[str, object]] = Counter()
 
     def restricted(row: Row, target: tuple[str, ...]) -> Tuple:
-        return tuple((name, row[name]) for name in target)
+        return tuple([(name, row[name]) for name in target])
 
     def extended(row: Row, name: str) -> Row:
         """The row with the valid value of one more axis that covers most uncovered tuples. Raises
@@ -72,9 +72,8 @@ def covering_array(
 
         def preference(choice: tuple[int, object]) -> tuple[int, int]:
             place, value = choice
-            gain = sum(
-                restricted(row | {name: value}, target) in open_tuples for target in complete
-            )
+            longer_row = row | {name: value}
+            gain = sum(restricted(longer_row, target) in open_tuples for target in complete)
             return -gain, use_counts[name, value] if name in spread else place
 
         for _, value in sorted(enumerate(axes[name]), key=preference):

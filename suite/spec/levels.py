@@ -134,7 +134,9 @@ class Share(NamedTuple):
 
 SHARES: Mapping[str, Share] = {
     "contract": Share(2, 1, 4, "types, purity and determinism do not depend on values", layers=3),
-    "kept_answers": Share(8, 4, 0, "ownership of the output's memory depends on the kernel"),
+    "kept_answers": Share(
+        8, 4, 0, "ownership of the output's memory depends on the kernel", dtypes=HALF
+    ),
     "hidden": Share(2, 1, 1, "all masks of one kind hide in the same way"),
     "tangents": Share(1, 1, 8, "the derivative follows the rules of the gradient", dtypes=("f32",)),
 }
