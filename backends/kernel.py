@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pkgutil import resolve_name
 from typing import Any
 
-from attention_conformance.backends.binder import Binder, Parameter, arguments
+from attention_conformance.backends.binder import Binder, Parameter
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.implementation import FromRow
 from attention_conformance.backends.masks import AttentionCall, Native, split_native
@@ -116,6 +116,11 @@ class Kernel:
         ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
         return ways if scale is None else ways | {"scale written out": {"scale": scale}}
 
+    @cached_property
+    def binder(self) -> Binder[AttentionCall]:
+        """The binder of the framework's own function, which takes all `parameters`."""
+        return Binder(self.parameters, frozenset(p.name for p in self.parameters))
+
     def divided(self, inputs: Inputs, binder: Binder[AttentionCall], with_mask: bool) -> Native:
         """The mask divided into the flags that a callable with `binder` takes, and the rest. `with_mask`:
         the causal flag is also passed beside a mask or bias; else only if the case asks so."""
@@ -123,8 +128,8 @@ class Kernel:
         passes_flag = with_mask or single or not self.flag_alone or inputs.form == "flag-and-mask"
         return split_native(
             inputs,
-            causal=binder.serves("native-causal") and passes_flag,
-            window=binder.serves("native-window"),
+            causal=bool(binder.serving("native-causal")) and passes_flag,
+            window=bool(binder.serving("native-window")),
             lengths=any(
                 p.features == ("padding",) and p.name in binder.taken for p in binder.table
             ),
@@ -134,15 +139,14 @@ class Kernel:
         """The mask divided into the flags that the framework's own function takes, and the rest."""
         if self.divide is not None:
             return self.divide(inputs)
-        taken = frozenset(parameter.name for parameter in self.parameters)
-        return self.divided(inputs, Binder(self.parameters, taken), with_mask=False)
+        return self.divided(inputs, self.binder, with_mask=False)
 
     def arguments(self, backend: Backend, inputs: Inputs) -> dict[str, Any]:
         """The arguments of the framework's own function."""
         names = [self.passed_as.get(name, name) for name in OPERANDS]
         operands = backend.memory.operands(inputs, self.axis_order)
         call = AttentionCall(backend, inputs, self.native(inputs))
-        return dict(zip(names, operands, strict=True)) | arguments(self.parameters, call)
+        return dict(zip(names, operands, strict=True)) | self.binder.bind(call)
 
     def dropping(self, rate: float) -> dict[str, Any]:
         """The keyword argument that sets the rate of dropout."""

@@ -17,6 +17,7 @@ from attention_conformance.backends.binder import (
     Binder,
     Parameter,
     UnreadableSignature,
+    required,
     signature_of,
 )
 from attention_conformance.backends.user.names import OPERAND_NAMES
@@ -36,9 +37,10 @@ class Named(Parameter[Inputs]):
     text: str = ""
     joined_heads: Callable[[Inputs], Any] | None = None
 
-    def under(self, name: str, joined_heads: bool = False) -> Parameter[Inputs]:
-        """The parameter with one of its names; `joined_heads`: its code counts all heads together."""
-        return replace(self, name=name, value=(joined_heads and self.joined_heads) or self.value)
+    def argument(self, joined_heads: bool) -> Callable[[Inputs], Any]:
+        """The function from inputs to the argument; `joined_heads`: the code counts all heads
+        together."""
+        return (joined_heads and self.joined_heads) or self.value
 
 
 def named(
@@ -188,7 +190,9 @@ def factory_table(
     used = {row: [name for name in names if rows[name] is row] for row in CONSTRUCTOR}
     unused = {row: [row.name] for row in CONSTRUCTOR if row.name not in rows}
     named_rows = ((row, name) for row in CONSTRUCTOR for name in used[row] or unused.get(row, []))
-    return tuple(row.under(name, joined_heads) for row, name in named_rows)
+    return tuple(
+        replace(row.under(name), value=row.argument(joined_heads)) for row, name in named_rows
+    )
 
 
 class Settings:
@@ -209,7 +213,7 @@ class Settings:
                 "name it so, or make the layer in a function with parameters of these names"
             )
         self.read[name] = None
-        return filled(row.under(name, self._joined_heads).value(self._inputs))
+        return filled(row.argument(self._joined_heads)(self._inputs))
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -263,8 +267,7 @@ class Maker:
     @property
     def tells_widths(self) -> bool:
         """True if a parameter of the constructor is the width of the query, or the size of all heads."""
-        rows = (row_of(name, self.binder.taken) for name in self.binder.taken)
-        return any(row is not None and row.name in ("query_width", "units") for row in rows)
+        return any(map(self.binder.name_of, ("query_width", "units")))
 
     def settings(self, inputs: Inputs) -> Settings:
         """The config for inputs."""
@@ -308,36 +311,11 @@ ARRAYS: Mapping[str, tuple[str, ...]] = {
 """The names of a layer's arrays. Arrays of other names are query, key and value in this order."""
 
 
-def call_table(
-    table: Collection[Parameter[T]], function: Callable[..., Any]
-) -> tuple[tuple[Parameter[T], ...], dict[str, str]]:
-    """`table` with the names that `function`, a layer's call, has for its rows, and the suite's name by
-    the layer's name. A parameter without a default is passed None, too.
-    """
-    parameters = {p.name: p for p in parameters_of(function)}
-    row_of_name = {name: row.name for row in table for name in row.every_name}
-    name_of_row = {row_of_name.get(name, name): name for name in reversed(parameters)}
-    renamed = tuple(
-        replace(
-            row,
-            name=name_of_row.get(row.name, row.name),
-            passes_none=row.passes_none or required(parameters.get(name_of_row.get(row.name, ""))),
-        )
-        for row in table
-    )
-    return renamed, {name: canonical for canonical, name in name_of_row.items()}
-
-
-def required(parameter: inspect.Parameter | None) -> bool:
-    """True for a parameter without a default."""
-    return parameter is not None and parameter.default is parameter.empty
-
-
 def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> list[str] | None:
     """The first parameters of a layer's call that have names of `ARRAYS`. None if there are none, or if
     another parameter without a default follows that is not in `table`."""
     array_names = {name for names in ARRAYS.values() for name in names}
-    row_names = {p.name for p in table}
+    row_names = {name for row in table for name in row.every_name}
     arrays: list[str] = []
     for parameter in parameters_of(function):
         if parameter.kind not in BY_PLACE:

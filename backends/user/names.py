@@ -135,7 +135,7 @@ def parts_for(word: str, words: Collection[str]) -> str:
 
 
 def pair_argument(
-    name: str, word: str, words: Collection[str], kind: str, required: bool
+    name: str, word: str, words: Collection[str], kind: str, is_required: bool
 ) -> Parameter[AttentionCall]:
     """The row of a parameter with axes of queries and keys: a mask of a `kind` of
     `suite.spec.claims.MASKS`, or a bias."""
@@ -153,9 +153,8 @@ def pair_argument(
         bias = inputs.bias if takes_bias else None
         return mask_or_bias(call, mask, bias, "additive" if is_bias else kind)
 
-    return Parameter(
-        name, (*SERVED[parts], *(ADDING if takes_bias else ())), value, passes_none=required
-    )
+    features = (*SERVED[parts], *(ADDING if takes_bias else ()))
+    return Parameter(name, features, value, passes_none=is_required, word=word)
 
 
 def mask_or_bias(
