@@ -15,8 +15,10 @@ from attention_conformance.backends import registry
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
+from attention_conformance.backends.user.cached import UserCached
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.backends.user.operators import UserOperator
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
@@ -213,7 +215,7 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
         assert len(seen) >= 5
 
 
-@pytest.mark.parametrize("kind", [*registry.USER_KINDS.values(), UserFunction, UserLayer])
+@pytest.mark.parametrize("kind", [UserCached, UserFunction, UserLayer, UserOperator])
 def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
     prepare = getattr(kind, "scripted", kind.prepare)
     assert prepare.__code__ is as_in_programs(prepare).__code__

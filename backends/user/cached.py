@@ -111,6 +111,9 @@ OPERATIONS = {
 }  # fmt: skip
 """The features that need a method, by the method's name."""
 
+METHODS = ("init", "step", *OPERATIONS)
+"""The methods of a cache; `init` and `step` must be there."""
+
 
 ONE_KEY = "sdpa/none/mha/f32/b1h1q1k1d1"
 """A case whose call of the framework's own attention has the order of axes."""
@@ -128,10 +131,6 @@ class UserCached(Scripted, UserCallable):
     """
 
     operator = CACHED
-    arrays = ("state", "query", "key", "value")
-    method_names = ("init", "step", "reset", "crop", "reorder", "keep")
-    table = STEP
-    features = FEATURES
 
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
@@ -146,9 +145,9 @@ class UserCached(Scripted, UserCallable):
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         cache = self.cache_of(function)
-        attributes = {name: getattr(cache, name, None) for name in self.method_names}
+        attributes = {name: getattr(cache, name, None) for name in METHODS}
         self.methods = {name: method for name, method in attributes.items() if callable(method)}
-        lacking = [name for name in self.method_names[:2] if name not in self.methods]
+        lacking = [name for name in METHODS[:2] if name not in self.methods]
         if lacking:
             raise UsageError(f"{name} has no {' and no '.join(lacking)}; expected both as methods")
         self.initial = Binder.of(cache.init, f"{name}.init", INIT, ())
@@ -158,7 +157,7 @@ class UserCached(Scripted, UserCallable):
             for feature in features
             if method not in self.methods
         }
-        return Binder.of(cache.step, f"{name}.step", STEP, self.arrays)
+        return Binder.of(cache.step, f"{name}.step", STEP, ("state", "query", "key", "value"))
 
     @staticmethod
     def cache_of(function: Any) -> Any:
@@ -170,7 +169,7 @@ class UserCached(Scripted, UserCallable):
         if "capacity" in self.initial.taken and "window" not in self.initial.taken:
             reason = "init takes a capacity and no window"
             refusals |= {"ring": reason, "window-rollback": reason}
-        return claims.declared(self.features, refusals=refusals)
+        return claims.declared(FEATURES, refusals=refusals)
 
     @as_in_programs
     def scripted(self, inputs: Inputs, refusing: bool = False) -> PreparedCall:

@@ -28,6 +28,7 @@ from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.prepared import PreparedCall, ProcessDied
 from attention_conformance.backends.protocol import Ambient, Backend, ChildSettings, Setting
 from attention_conformance.backends.registry import UsageError
+from attention_conformance.backends.user.cached import METHODS
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import Deviation, first_line
@@ -47,6 +48,7 @@ from attention_conformance.suite.spec.claims import CLAIMS
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import OPERATORS, computed_like
+from attention_conformance.suite.spec.operators.cached import CACHED
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
 
@@ -134,8 +136,8 @@ class Remote(parts.ChildPart, Backend):
                 function = self.link.handle(facts.function)
             file_claims = {} if untrusted else self._claims(facts.claims, text)
             stub = Stub(function, printable(facts.name), facts.parameters)
-            kind = registry.USER_KINDS.get(computed_like(like)) if like else None
-            for method in kind.method_names if kind else ():
+            is_cache = like and computed_like(like) is CACHED
+            for method in METHODS if is_cache else ():
                 if method in facts.methods:
                     setattr(stub, method, Stub(stub, method, facts.methods[method]))
             # Calls are watched in the child; here nothing is called.
