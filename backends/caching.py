@@ -127,12 +127,12 @@ class Scripted(Implementation):
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         """The operands, and as `earlier` zero queries of the Lk - Lq tokens that fill the cache."""
-        memory, s = self.backend.memory, inputs.sizes
-        operands = memory.operands(inputs, self.axis_order)
+        backend, s = self.backend, inputs.sizes
+        operands = backend.operands(inputs, self.axis_order)
         arguments = dict(zip(("query", "key", "value"), operands, strict=True))
         if s.Lk > s.Lq:
             shape = (s.B, s.H, s.Lk - s.Lq, s.D)
-            arguments["earlier"] = memory.operand(np.zeros(shape), inputs, self.axis_order)
+            arguments["earlier"] = backend.operand(np.zeros(shape), inputs, self.axis_order)
         return arguments
 
     def timed(self, inputs: Inputs) -> PreparedCall:

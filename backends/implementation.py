@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:
     """Decorate a method that prepares calls of user code: preparation and call run in the context of
-    users' programs (`Compilers.surroundings`). A backend may compile the call as one program
-    (`Compilers.as_program`)."""
+    users' programs (`Engine.surroundings`). A backend may compile the call as one program
+    (`Engine.as_program`)."""
 
     @wraps(prepare)
     def prepare_in_context(self: Any, inputs: Inputs, **options: Any) -> PreparedCall:
-        compilers = self.backend.compilers
-        within = compilers.surroundings(inputs.dtype)
+        backend = self.backend
+        within = backend.surroundings(inputs.dtype)
         with within():
-            return compilers.as_program(self, prepare(self, inputs, **options).under(within))
+            return backend.as_program(self, prepare(self, inputs, **options).under(within))
 
     return prepare_in_context
 
@@ -93,7 +93,7 @@ class Implementation(ABC):
         Textbook code postpones all dtypes but float32: the framework's functions and layers test its
         operations in every dtype. A runtime that rewrites the code into its own kernels postpones none.
         """
-        if not self.textbook or self.backend.compilers.runs_models:
+        if not self.textbook or self.backend.runs_models:
             return frozenset()
         return frozenset({*ALL_BUT_FLOAT32, "variations"})
 
@@ -159,7 +159,7 @@ class Implementation(ABC):
 
     def _refuses_order(self, case: Case) -> str | None:
         """The reason why operands in the case's axis order are not supported, or None."""
-        if case.axis_order == self.axis_order or not self.backend.memory.has_strides:
+        if case.axis_order == self.axis_order or not self.backend.has_strides:
             return None
         return self.missing(["strided-operands"])
 

@@ -144,7 +144,7 @@ class Kernel:
     def arguments(self, backend: Backend, inputs: Inputs) -> dict[str, Any]:
         """The arguments of the framework's own function."""
         names = [self.passed_as.get(name, name) for name in OPERANDS]
-        operands = backend.memory.operands(inputs, self.axis_order)
+        operands = backend.operands(inputs, self.axis_order)
         call = AttentionCall(backend, inputs, self.native(inputs))
         return dict(zip(names, operands, strict=True)) | self.binder.bind(call)
 

@@ -225,7 +225,7 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """query, key, value (B, H, L, D), the dense mask, the bias and the arrays of features, as the
     framework's arrays. A missing `mask` or `bias` is None.
     """
-    query, key, value = backend.memory.operands(inputs, "bhld")
+    query, key, value = backend.operands(inputs, "bhld")
     mask = dense_of(inputs, split_native(inputs).rest)
     dense = {
         "query": query,

@@ -293,7 +293,7 @@ def attention_names(backend: Backend) -> tuple[str, ...]:
     `jax.nn.dot_product_attention`."""
     place = getattr(getattr(example(backend), "native", None), "function", None)
     native = (place,) if isinstance(place, str) and "." in place else ()
-    return tuple(dict.fromkeys((*native, *backend.profiler.attention)))
+    return tuple(dict.fromkeys((*native, *backend.attention_functions)))
 
 
 def load_function(backend: Backend, text: str, option_claims: Mapping[str, Any]) -> Any:

@@ -17,12 +17,11 @@ import pytest
 
 from attention_conformance.backends import registry
 from attention_conformance.backends._torch.kernels import FLASH
-from attention_conformance.backends.compilers import Compiled
+from attention_conformance.backends.compilers import Compiled, kernels_in
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.limits import ANY
 from attention_conformance.backends.masks import LayerMasks
 from attention_conformance.backends.prepared import NoKernel, kernel_missing
-from attention_conformance.backends.profiler import kernels_in
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
 from attention_conformance.backends.registry import UsageError, load
 from attention_conformance.backends.textbook.layers import Textbook
@@ -90,7 +89,7 @@ def test_threads_are_set_and_set_back(name: str) -> None:
         return backend.torch.get_num_threads() if name == "torch" else backend.thread_count
 
     before = count()
-    with backend.profiler.threads(before + 2):
+    with backend.threads(before + 2):
         assert count() == before + 2
     assert count() == before
 
@@ -180,7 +179,7 @@ def test_the_kernels_say_what_ran_in_a_compiled_call(
     compiled = Compiled(backend.implementations()[0], compiler)
     prepared = compiled.prepare(draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8"), 0))
     prepared()
-    assert re.fullmatch(expected, backend.profiler.kernels(prepared))
+    assert re.fullmatch(expected, backend.kernels(prepared))
 
 
 def test_kernels_of_a_program_are_its_custom_calls() -> None:
@@ -196,7 +195,7 @@ def test_the_kernels_of_torch_are_named() -> None:
     backend = registry.load("torch")
     inputs = draw(Case.parse("sdpa/none/mha/f32/b1h2q5k7d8"))
     seen = {
-        i.name: backend.profiler.kernels(i.prepare(inputs))
+        i.name: backend.kernels(i.prepare(inputs))
         for i in backend.implementations()
         if i.name in ("eager", "sdpa-math", "sdpa-flash")
     }

@@ -219,7 +219,7 @@ class EquinoxRotary(Implementation):
             padded = jnp.pad(query, ((0, 0), (0, 0), (first, 0), (0, 0)))
             return rotate(padded)[:, :, first:]
 
-        arguments = {"query": self.backend.memory.operand(inputs.query, inputs, "bhld")}
+        arguments = {"query": self.backend.operand(inputs.query, inputs, "bhld")}
         constants = (rotation, s.D, first, str(dtype))
         prepared = PreparedCall(call, arguments, constants=constants)
         return self.backend.jitted(self, prepared) if self.jit else prepared

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from attention_conformance.backends._jax.attention import EAGER, JAX_NN, JAX_NN_CUDNN, operations
-from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.packed import GpuPaged, JaxNnPacked, RaggedReference
 from attention_conformance.backends._jax.pallas import (
@@ -53,11 +52,9 @@ class JaxBackend(JaxEngine):
     modules = ("jax",)
     native = "jax-nn"
     devices = DEVICES
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        names = ("ops", "jit", "aot", "vmap")
-        self.compilers = JaxCompilers(self, names, timed=("jit",), layers=("ops", "jit"))
+    compilers = ("ops", "jit", "aot", "vmap")
+    timed_compilers = ("jit",)
+    layer_compilers = ("ops", "jit")
 
     @property
     def versions(self) -> dict[str, str]:

@@ -114,7 +114,7 @@ class JaxPaged(OperatorFunction):
     later = frozenset({"kernels"})
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        within = self.backend.compilers.surroundings(inputs.dtype)
+        within = self.backend.surroundings(inputs.dtype)
         return super().prepare(inputs).under(within)
 
 

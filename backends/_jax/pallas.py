@@ -51,7 +51,7 @@ def in_default_precision(
     impl: FrameworkFunction, inputs: Inputs, call: PreparedCall
 ) -> PreparedCall:
     """The call in JAX's default mode: 64-bit numbers are off, except in float64."""
-    return call.under(impl.backend.compilers.surroundings(inputs.dtype))
+    return call.under(impl.backend.surroundings(inputs.dtype))
 
 
 def mha(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:

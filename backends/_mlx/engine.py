@@ -10,17 +10,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.prepared import Gradients, PreparedCall
-from attention_conformance.backends.protocol import Backend, Profiler, needed
+from attention_conformance.backends.protocol import Backend, needed
 from attention_conformance.suite.spec.dtypes import DType
-
-
-class MlxProfiler(Profiler):
-    """MLX computes arrays when they are read; `sync` computes them."""
-
-    def sync(self, outputs: Any) -> None:
-        import mlx.core
-
-        mlx.core.eval(outputs)
 
 
 class MlxEngine(Backend):
@@ -32,7 +23,6 @@ class MlxEngine(Backend):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.profiler = MlxProfiler(self)
         with needed():
             import mlx.core
         self.mlx: Any = mlx.core

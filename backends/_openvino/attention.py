@@ -100,7 +100,7 @@ class Sdpa(Implementation):
         # The operator ignores a mask beside the causal flag, so the flag is used only alone.
         single = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
         native = split_native(inputs, causal=single or inputs.form == "flag-and-mask")
-        query, key, value = backend.memory.operands(inputs, "bhld")
+        query, key, value = backend.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         has_bias = inputs.bias is not None
         mask = merged_bias(inputs, native.rest) if has_bias else dense_of(inputs, native.rest)

@@ -284,9 +284,7 @@ class UserFunction(UserCallable):
         mask. `output_index`: the index of the output in the returned tuple."""
         backend, native = self.backend, self.native
         call = AttentionCall(backend, inputs, self.divided(inputs))
-        operands = dict(
-            zip(OPERANDS, backend.memory.operands(inputs, self.axis_order), strict=True)
-        )
+        operands = dict(zip(OPERANDS, backend.operands(inputs, self.axis_order), strict=True))
         lacking = [feature for feature in inputs.needs if self.missing([feature]) is not None]
         arguments = operands | self.binder.bind(call, lacking)
         adapted = Adapted(
@@ -320,20 +318,20 @@ class UserFunction(UserCallable):
         UsageError if the instance has learned parameters."""
         if self.maker is None:
             return self.called
-        memory = self.backend.memory
+        backend = self.backend
         try:
-            instance = memory.made(partial(self.maker, inputs), inputs.dtype)
+            instance = backend.placed_layer(partial(self.maker, inputs), inputs.dtype)
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"{self.name} cannot be made from sizes alone, {type(error).__name__}: {error}; of a "
                 "layer write what it is, --like=multi-head, --like=additive ... (docs/layers.md)"
             ) from error
-        if memory.parameters(instance):
+        if backend.layer_parameters(instance):
             raise UsageError(
                 f"{self.name} has parameters that are learned: it is a layer, expected "
                 "--like=multi-head, --like=additive ... (docs/layers.md)"
             )
-        return watched(self.backend, called_by(instance), self.forbidden)
+        return watched(backend, called_by(instance), self.forbidden)
 
     def dropping(self, rate: float) -> dict[str, Any]:
         """The arguments that drop weights at a rate, by name."""

@@ -305,7 +305,7 @@ class UserLayer(Implementation):
     def layer(self, inputs: Inputs) -> Any:
         """A layer of the factory for the inputs' sizes, with the layer's own parameters."""
         make = partial(self.maker, inputs)
-        return self.backend.memory.made(make, inputs.dtype, inputs.training)
+        return self.backend.placed_layer(make, inputs.dtype, inputs.training)
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
         """The inputs' parameters as the framework's arrays."""
@@ -329,10 +329,10 @@ class UserLayer(Implementation):
 
     def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
         """The variables of a layer by path. If it has none yet, it is called once to make them."""
-        memory = self.backend.memory
-        if not memory.variables(layer) and inputs.parameters:
+        backend = self.backend
+        if not backend.layer_variables(layer) and inputs.parameters:
             self.call(layer, inputs)()
-        return {path: variable for path, (variable, _) in memory.variables(layer).items()}
+        return {path: variable for path, (variable, _) in backend.layer_variables(layer).items()}
 
     def added_projection(self, inputs: Inputs) -> list[Any]:
         """The matrix and the bias of the output projection that the suite adds; none if the layer has
@@ -377,5 +377,5 @@ class UserLayer(Implementation):
             output, weights, *_ = (*answer, None) if is_tuple else (answer, None)
             return projected(output), weights
 
-        learned = (*backend.memory.parameters(layer), *projection)
+        learned = (*backend.layer_parameters(layer), *projection)
         return PreparedCall(call, arrays | keywords, LAYER_OUTPUTS, layer_parameters=learned)

@@ -63,7 +63,7 @@ def window_left(call: AttentionCall) -> Any:
 def dropping(backend: Backend, rate: float, default: Any) -> Any:
     """The argument that drops weights at a rate: a function that drops elements if the parameter's
     default is None, else the rate."""
-    return rate if default is not None else backend.compilers.dropping(rate)
+    return rate if default is not None else backend.dropout(rate)
 
 
 KNOWN: tuple[Parameter[AttentionCall], ...] = (

@@ -294,7 +294,7 @@ def query_and_position(backend: Backend, inputs: Inputs, keywords: Any) -> dict[
     position = inputs.arrays["position"]
     number_type = np.float32 if (position % 1).any() else np.int32
     return {
-        "query": backend.memory.operand(inputs.query, inputs, "bhld"),
+        "query": backend.operand(inputs.query, inputs, "bhld"),
         "position": backend.array(position.astype(number_type), None),
     }
 

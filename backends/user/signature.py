@@ -348,7 +348,7 @@ class Adapted:
         output = self.restored(array)
         if not self.binding.output_axes or len(getattr(output, "shape", ())) != 4:
             return output
-        return self.backend.memory.transpose(output, 0, 2, 1, 3)
+        return self.backend.transpose(output, 0, 2, 1, 3)
 
     def lse(self, array: Any) -> Any:
         """The natural log-sum-exp in the order of the operands."""
@@ -356,7 +356,7 @@ class Adapted:
         if len(getattr(lse, "shape", ())) != 3:
             return lse
         if binding.lse_axes:
-            lse = self.backend.memory.transpose(lse, 0, 2, 1)
+            lse = self.backend.transpose(lse, 0, 2, 1)
         return lse * math.log(2) if binding.lse_base else lse
 
     def weights(self, array: Any) -> Any:
@@ -369,4 +369,4 @@ class Adapted:
         if backend.dtype_name(weights) != dtype.long_name:
             weights = backend.array(round_to(backend.to_numpy(weights), dtype), dtype)
         swaps = self.axes.order == "blhd" and len(weights.shape) == 4
-        return backend.memory.transpose(weights, 0, 2, 1, 3) if swaps else weights
+        return backend.transpose(weights, 0, 2, 1, 3) if swaps else weights

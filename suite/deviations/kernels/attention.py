@@ -50,7 +50,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend = self.backend
-        operands = backend.memory.operands(inputs, self.axis_order)
+        operands = backend.operands(inputs, self.axis_order)
         arguments: dict[str, Any] = dict(zip(("query", "key", "value"), operands, strict=True))
         native = split_native(inputs, causal=True, window=True, lengths=True)
         mask = dense_of(inputs, native.rest)
@@ -73,7 +73,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **options: Any) -> Any:
         """The output, and the log-sum-exp if asked for, with axes in the order of `axis_order`. Raises
         ValueError or TypeError for malformed arguments."""
-        transpose = self.backend.memory.transpose
+        transpose = self.backend.transpose
         if self.axis_order == "blhd":
             query, key, value = (transpose(x, 0, 2, 1, 3) for x in (query, key, value))
         call = Call(query, key, value, **options)

@@ -4,7 +4,7 @@
 - `child`: the program of the child: the backend, the user's function, and a loop that answers.
 - `link`: the child process, requests, and the values of answers.
 - `remote`: backend and implementation in the parent, whose calls the child makes.
-- `parts`: memory, compilers and profiler of that backend.
+- `parts`: methods whose calls the child makes.
 - `description`: facts about the backend and the user's function, which the child sends.
 - `sandbox`: the limits of the child.
 """

@@ -56,9 +56,16 @@ HIDDEN_PACKAGES = ("attention_conformance.references",)
 """Packages that an untrusted child cannot read: it would find the right answers there."""
 
 
-@parts.delegated("vjp", "pullback", "jvp")
+@parts.delegated(
+    "vjp", "pullback", "jvp", "overwrite", "transpose", "view", "alias", "arranged_and_base", "operand",
+    "compiled", "recomputed", "gradient_call", "threads", "at_once", "timed_step", "compilations",
+)  # fmt: skip
 class Remote(parts.ChildPart, Backend):
-    """A backend of the class `kind`, with a child that holds the arrays and makes the calls."""
+    """A backend of the class `kind`, with a child that holds the arrays and makes the calls.
+
+    Methods that are not delegated return facts that the child sent before it imported the user's file, or
+    check the type of the answer.
+    """
 
     path = ("backend",)
 
@@ -68,9 +75,10 @@ class Remote(parts.ChildPart, Backend):
         self.name, self.native, self.rounding = facts.name, facts.native, facts.rounding
         self.devices, self.device = kind.devices, link.start["device"]
         self.validation_errors = tuple(link.error_types[name] for name in facts.validation_errors)
-        self.memory = parts.RemoteMemory(self, link)
-        self.compilers = parts.RemoteCompilers(self, link)
-        self.profiler = parts.RemoteProfiler(self, link)
+        self.has_strides, self.has_threads = facts.has_strides, facts.has_threads
+        self.compilers, self.timed_compilers, self.layer_compilers = facts.compilers
+        self.compiles_shapes, self.runs_models = facts.compiles_shapes, facts.runs_models
+        self.ambient = facts.ambient
         self._count_at_end = -1
 
     @cached_property
@@ -123,6 +131,28 @@ class Remote(parts.ChildPart, Backend):
 
     def device_name(self, array: Any) -> str:
         return array.device
+
+    def compilers_of(self, implementation: Any) -> tuple[str, ...]:
+        if not implementation.declared.is_user_code:
+            return self.ask_typed(tuple[str, ...], "compilers_of", HostPath(implementation.path))
+        return tuple(
+            n for n in super().compilers_of(implementation) if n in self.description.lacking
+        )
+
+    def lacking_through(self, implementation: Any, compiler: str) -> dict[str, str]:
+        if implementation.declared.is_user_code:
+            return self.description.lacking[compiler]
+        path = HostPath(implementation.path)
+        return self.ask_typed(dict[str, str], "lacking_through", path, compiler)
+
+    def raised_inside(self, error: BaseException) -> BaseException:
+        return getattr(error, "inside", None) or error
+
+    def kernels(self, prepared: PreparedCall) -> str:
+        return self.ask_typed(str, "kernels", prepared)
+
+    def peak_bytes(self, call: Any, prepared: PreparedCall) -> int | None:
+        return self.ask_typed(int | None, "peak_bytes", call, prepared)
 
     def load(
         self, text: str, claims: Mapping[str, Any], like: str, untrusted: bool
