@@ -238,7 +238,7 @@ class Engine(ABC):
     def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
         """The compilers that an implementation is judged through: none for costly kernels, which are
         interpreted or run in several processes."""
-        if "kernels" in implementation.later:
+        if "kernels" in implementation.postponed:
             return ()
         return self.layer_compilers if implementation.operator.is_layer else self.compilers
 

@@ -86,7 +86,7 @@ class Implementation(ABC):
         self.declared = (declared or self.declared).on(backend.device)
 
     @property
-    def later(self) -> frozenset[str]:
+    def postponed(self) -> frozenset[str]:
         """The short dtype names, and the words "variations" and "kernels", whose cells are tested only
         from a later level on (see `suite.spec.levels.POSTPONED`).
 
@@ -245,9 +245,9 @@ class FromRow(Implementation):
         super().__init__(backend, row.name, row.declared)
 
     @property
-    def later(self) -> frozenset[str]:
-        later: frozenset[str] = self.row.later
-        return later
+    def postponed(self) -> frozenset[str]:
+        postponed: frozenset[str] = self.row.postponed
+        return postponed
 
     def refusal(self, case: Case) -> str | None:
         refusal: str | None = self.row.unsupported(case)

@@ -20,19 +20,19 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
-def as_named(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+def as_named(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The function of the row; imported, if the row has only its dotted name."""
-    function = own.kernel.function
+    function = impl.kernel.function
     called: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
     return called
 
 
 def written_out(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+    impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall
 ) -> dict[str, PreparedCall]:
     """`plain` with one additional explicit argument: each neutral value, or the default scale."""
-    names = [name for name in own.kernel.neutral if name not in plain.arguments]
-    return plain.written_out(own.kernel.ways(names, inputs.default_scale))
+    names = [name for name in impl.kernel.neutral if name not in plain.arguments]
+    return plain.written_out(impl.kernel.ways(names, inputs.default_scale))
 
 
 def call_text(arguments: Mapping[str, Any]) -> str:
@@ -49,17 +49,17 @@ def evaluated(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A framework's attention function, and the signature that users' functions are given. `own` is the
+    """A framework's attention function, and the signature that users' functions are given. `impl` is the
     `FrameworkFunction` with this row.
 
     What is called:
 
     - `name`: the name of the implementation
     - `function`: the function, or its dotted name
-    - `calls(own, inputs)`: the callable for inputs, by default `function`
+    - `calls(impl, inputs)`: the callable for inputs, by default `function`
     - `source`: see `PreparedCall`
     - `within(backend)`: the context of a call
-    - `through(own, inputs, call)`: the call as it is made, such as one that is compiled
+    - `through(impl, inputs, call)`: the call as it is made, such as one that is compiled
 
     How the function is called:
 
@@ -76,11 +76,11 @@ class Kernel:
     - `neutral`: values of parameters that change no answer (see `written_out`)
     - `wrong`: arguments, or functions of inputs, that the function must refuse (see
       `Implementation.refused`)
-    - `paths(own, inputs, plain)`: see `Implementation`; `plain` is the call without `through`
+    - `paths(impl, inputs, plain)`: see `Implementation`; `plain` is the call without `through`
 
     What is promised:
 
-    - `declared`, `later` and `unsupported(case)`: see `Implementation`
+    - `declared`, `postponed` and `unsupported(case)`: see `Implementation`
     """
 
     name: str
@@ -91,7 +91,7 @@ class Kernel:
     source: str = ""
     within: Callable[[Backend], AbstractContextManager[Any]] | None = None
     through: Callable[[FrameworkFunction, Inputs, PreparedCall], PreparedCall] = (
-        lambda own, inputs, call: call
+        lambda impl, inputs, call: call
     )
     passed_as: Mapping[str, str] = field(default_factory=dict)
     axis_order: str = "blhd"
@@ -101,10 +101,10 @@ class Kernel:
     neutral: Mapping[str, Any] = field(default_factory=dict)
     wrong: tuple[Mapping[str, Any], ...] = ()
     paths: Callable[[FrameworkFunction, Inputs, PreparedCall], Mapping[str, PreparedCall]] = (
-        lambda own, inputs, plain: {}
+        lambda impl, inputs, plain: {}
     )
     unsupported: Callable[[Case], str | None] = lambda case: None
-    later: frozenset[str] = frozenset()
+    postponed: frozenset[str] = frozenset()
 
     def but(self, **changes: Any) -> Kernel:
         """The row with some fields replaced."""

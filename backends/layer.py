@@ -32,29 +32,30 @@ def outputs(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A framework's layer. `own` is the `FrameworkLayer` with this row.
+    """A framework's layer. `impl` is the `FrameworkLayer` with this row.
 
     What is called:
 
     - `name` and `operator`: see `Implementation`
-    - `make(own, inputs, **flags)`: a new layer; `flags` go to its constructor
+    - `make(impl, inputs, **flags)`: a new layer; `flags` go to its constructor
     - `parameters`: where the canonical parameters are in the layer, in the form that `called` needs
-    - `called(own, inputs, arguments, **how)`: the call of a new layer, changed by `how`
-    - `differentiable(own, inputs)`: see `Implementation`
+    - `called(impl, inputs, arguments, **how)`: the call of a new layer, changed by `how`
+    - `differentiable(impl, inputs)`: see `Implementation`
 
     How the layer is called:
 
     - `operands`: the arguments of the operands that the layer takes
-    - `arguments(own, inputs, **given)`: the arguments besides operands, such as masks, changed by `given`
+    - `arguments(impl, inputs, **given)`: the arguments besides operands, such as masks, changed by
+      `given`
 
     What is tested besides the cases:
 
     - `wrong`: arguments of the constructor that a layer must refuse (see `Implementation.refused`)
-    - `paths(own, inputs)`: see `Implementation`
+    - `paths(impl, inputs)`: see `Implementation`
 
     What is promised:
 
-    - `declared`, `later` and `unsupported(case)`: see `Implementation`
+    - `declared`, `postponed` and `unsupported(case)`: see `Implementation`
     """
 
     name: str
@@ -63,15 +64,15 @@ class Layer:
     called: Callable[..., PreparedCall]
     parameters: Any = None
     declared: Declared = field(default_factory=Declared)
-    differentiable: Callable[[FrameworkLayer, Inputs], PreparedCall] = lambda own, inputs: (
-        own.prepare(inputs)
+    differentiable: Callable[[FrameworkLayer, Inputs], PreparedCall] = lambda impl, inputs: (
+        impl.prepare(inputs)
     )
     operands: Mapping[str, str] = field(default_factory=lambda: {n: n for n in OPERANDS})
-    arguments: Callable[..., dict[str, Any]] = lambda own, inputs: {}
-    paths: Callable[[FrameworkLayer, Inputs], Mapping[str, PreparedCall]] = lambda own, inputs: {}
+    arguments: Callable[..., dict[str, Any]] = lambda impl, inputs: {}
+    paths: Callable[[FrameworkLayer, Inputs], Mapping[str, PreparedCall]] = lambda impl, inputs: {}
     wrong: tuple[Mapping[str, Any], ...] = ()
     unsupported: Callable[[Case], str | None] = lambda case: None
-    later: frozenset[str] = frozenset()
+    postponed: frozenset[str] = frozenset()
 
     def but(self, **changes: Any) -> Layer:
         """The row with some fields replaced."""

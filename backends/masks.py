@@ -25,19 +25,19 @@ class Native:
 
     - `causal`: the causal flag
     - `window`, `lengths`: the parts with own parameters, or None
-    - `rest`: the parts that no flag expresses
+    - `dense_parts`: the parts that no flag expresses
     """
 
     causal: bool = False
     window: Window | None = None
     lengths: Padding | None = None
-    rest: tuple[Mask, ...] = ()
+    dense_parts: tuple[Mask, ...] = ()
 
     def without_window(self) -> Native:
         """The division in which the window is one of the other parts."""
         if self.window is None:
             return self
-        return replace(self, window=None, rest=(*self.rest, self.window))
+        return replace(self, window=None, dense_parts=(*self.dense_parts, self.window))
 
 
 def split_native(
@@ -126,7 +126,7 @@ class AttentionCall(Call):
 
     def mask(self) -> Any:
         """The part of the mask that no flag expresses, of rank 4."""
-        mask = dense_of(self.inputs, self.native.rest)
+        mask = dense_of(self.inputs, self.native.dense_parts)
         return self.array(None if mask is None else rank4(mask))
 
     def bias(self) -> Any:
@@ -138,7 +138,7 @@ class AttentionCall(Call):
         """The part of the mask that no flag expresses, merged into the bias if there is one; `reshape`
         gives the array its final shape."""
         dtype = None if self.inputs.bias is None else self.inputs.dtype
-        array = (dense_of if dtype is None else merged_bias)(self.inputs, self.native.rest)
+        array = (dense_of if dtype is None else merged_bias)(self.inputs, self.native.dense_parts)
         return self.array(None if array is None else reshape(array), dtype)
 
     def lengths(self, integers: type[np.signedinteger[Any]] = np.int64) -> Any:
@@ -205,17 +205,19 @@ class LayerMasks:
 
     causal: bool
     valid: np.ndarray | None
-    rest: np.ndarray | None
+    dense: np.ndarray | None
 
     @classmethod
     def of(cls, inputs: Inputs, causal: bool = True, lengths: bool = True) -> LayerMasks:
         """Divide the mask; `causal` and `lengths` are True if the layer has such a parameter."""
         native = split_native(inputs, causal=causal, lengths=lengths)
         if native.lengths is None:
-            return cls(native.causal, None, dense_of(inputs, native.rest))
+            return cls(native.causal, None, dense_of(inputs, native.dense_parts))
         # Join several paddings: a key is valid if it is valid in all of them.
-        paddings = [part for part in native.rest if isinstance(part, Padding) and not part.left]
-        rest = tuple(part for part in native.rest if part not in paddings)
+        paddings = [
+            part for part in native.dense_parts if isinstance(part, Padding) and not part.left
+        ]
+        rest = tuple(part for part in native.dense_parts if part not in paddings)
         counts = [part.lengths(inputs.sizes, inputs.seed) for part in (native.lengths, *paddings)]
         valid = np.arange(inputs.sizes.Lk) < np.min(counts, axis=0)[:, None]
         return cls(native.causal, valid, dense_of(inputs, rest))
@@ -226,7 +228,7 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     framework's arrays. A missing `mask` or `bias` is None.
     """
     query, key, value = backend.operands(inputs, "bhld")
-    mask = dense_of(inputs, split_native(inputs).rest)
+    mask = dense_of(inputs, split_native(inputs).dense_parts)
     dense = {
         "query": query,
         "key": key,
@@ -242,7 +244,7 @@ def masked_arrays(
 ) -> dict[str, Any]:
     """All arrays of the inputs, and `mask`, the dense mask of rank 4, if there is one. `parts` are the
     mask's parts that no flag expresses, by default all."""
-    mask = dense_of(inputs, split_native(inputs).rest if parts is None else parts)
+    mask = dense_of(inputs, split_native(inputs).dense_parts if parts is None else parts)
     arrays = own_arrays(backend, inputs)
     return arrays if mask is None else arrays | {"mask": backend.array(rank4(mask), None)}
 

@@ -35,7 +35,7 @@ def flax_implementations(backend: JaxEngine) -> list[Implementation]:
     from attention_conformance.backends._jax.flax_norms import LINEN_BATCH_NORM, LINEN_LAYER_NORM
 
     # JAX runs these dtypes operation by operation, so they are judged at a later level (`POSTPONED`).
-    nnx_row = NNX.but(later=frozenset(backend.stepwise_dtypes))
+    nnx_row = NNX.but(postponed=frozenset(backend.stepwise_dtypes))
     return [
         *(FrameworkFunction(backend, kernel) for kernel in (NNX_FUNCTION, LINEN_FUNCTION)),
         *(FrameworkLayer(backend, row) for row in (nnx_row, NNX_WEIGHTS)),
@@ -65,7 +65,7 @@ class JaxBackend(JaxEngine):
         ops = operations(self)
         attention: list[Implementation] = [
             TextbookAttention(self, ops, EAGER),
-            FrameworkFunction(self, JAX_NN.but(later=frozenset(self.stepwise_dtypes))),
+            FrameworkFunction(self, JAX_NN.but(postponed=frozenset(self.stepwise_dtypes))),
             JaxNnPacked(self),
             FrameworkFunction(self, GPU_MHA),
             FrameworkFunction(self, GPU_DECODE),

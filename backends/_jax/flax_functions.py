@@ -25,7 +25,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 def mask(call: AttentionCall) -> Any:
     """The mask. Beside the causal flag its axes have full sizes (finding nnx-causal-broadcast)."""
-    array = dense_of(call.inputs, call.native.rest)
+    array = dense_of(call.inputs, call.native.dense_parts)
     if call.native.causal and array is not None and array.ndim <= 4:
         return call.backend.array(full(array, call.inputs), None)
     return call.mask()
@@ -105,7 +105,7 @@ LINEN = Kernel(
     paths=paths,
     wrong=({"precision": "exact"},),
     # Layers call these functions in the other dtypes.
-    later=frozenset(ALL_BUT_FLOAT32),
+    postponed=frozenset(ALL_BUT_FLOAT32),
 )
 """Flax's own products, softmax and dropout; a fully masked row is the mean of all values."""
 

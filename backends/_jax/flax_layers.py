@@ -59,8 +59,8 @@ def arguments(
     masks = LayerMasks.of(inputs, causal=causal and flag, lengths=False)
     if masks.causal:
         values["is_causal"] = True
-    if masks.rest is not None:
-        values["mask"] = impl.backend.array(_mask(masks.rest, inputs, form), None)
+    if masks.dense is not None:
+        values["mask"] = impl.backend.array(_mask(masks.dense, inputs, form), None)
     if inputs.bias is not None:
         bias = rank4(inputs.bias)
         values["bias"] = impl.backend.array(bias[0] if inputs.squeezed else bias, inputs.dtype)
@@ -154,7 +154,7 @@ def paths(
     if inputs.dense_mask is not None:
         if causal and LayerMasks.of(inputs).causal and inputs.mask_array is None:
             ways["causal as a mask"] = {"given": {"flag": False}}
-        if LayerMasks.of(inputs, causal=causal, lengths=False).rest is not None:
+        if LayerMasks.of(inputs, causal=causal, lengths=False).dense is not None:
             ways["mask as it broadcasts"] = {"given": {"form": "broadcast"}}
     if inputs.dtype.is_half:
         ways["parameters in float32"] = {"storage_dtype": "f32"}

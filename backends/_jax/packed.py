@@ -111,7 +111,7 @@ class JaxPaged(OperatorFunction):
     backend: JaxEngine
 
     operator = paged.PAGED
-    later = frozenset({"kernels"})
+    postponed = frozenset({"kernels"})
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         within = self.backend.surroundings(inputs.dtype)

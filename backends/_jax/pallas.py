@@ -134,7 +134,7 @@ GPU_MHA = Kernel(
     calls=mha,
     through=in_default_precision,
     unsupported=without_elements_or_more_queries,
-    later=frozenset({"kernels"}),
+    postponed=frozenset({"kernels"}),
 )
 
 GPU_DECODE = GPU_MHA.but(
@@ -188,5 +188,5 @@ SPLASH_REFERENCE = Kernel(
     ),
     calls=splash_reference,
     through=in_default_precision,
-    later=frozenset({"variations", "kernels"}),
+    postponed=frozenset({"variations", "kernels"}),
 )  # fmt: skip

@@ -172,7 +172,7 @@ def masks(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
 
 def _remaining_mask(inputs: Inputs) -> np.ndarray | None:
     """The mask without the parts that are flags, (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ."""
-    rest = LayerMasks.of(inputs).rest
+    rest = LayerMasks.of(inputs).dense
     if rest is None:
         return None
     heads_differ = rest.ndim == 4 and rest.shape[1] != 1

@@ -115,7 +115,7 @@ def arguments(
 ) -> dict[str, Any]:
     """The mask of keys, the mask `query_mask` of queries, and the options of a call."""
     masks_of_layer = LayerMasks.of(inputs)
-    if masks_of_layer.rest is not None:
+    if masks_of_layer.dense is not None:
         raise ValueError(PAIRS)
     masks = {"value_mask": masks_of_layer.valid, "query_mask": query_mask}
     arrays = {n: impl.backend.array(mask, None) for n, mask in masks.items() if mask is not None}

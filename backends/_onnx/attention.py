@@ -63,8 +63,8 @@ def bottom_right_flag(inputs: Inputs) -> Native:
     parts = inputs.mask.parts if inputs.mask is not None else ()
     flagged = [part for part in parts if isinstance(part, Causal) and part.bottom_right]
     if inputs.form == "dense" or not flagged:
-        return Native(rest=parts)
-    return Native(causal=True, rest=tuple(part for part in parts if part not in flagged))
+        return Native(dense_parts=parts)
+    return Native(causal=True, dense_parts=tuple(part for part in parts if part not in flagged))
 
 
 def with_lengths(inputs: Inputs) -> Native:

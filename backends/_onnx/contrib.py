@@ -77,11 +77,11 @@ def group_query(
 
 def mask(call: AttentionCall) -> Any:
     """Mask and bias as one array (B or 1, H or 1, Lq, Lk), which is added to the scores, or None."""
-    inputs, rest = call.inputs, call.native.rest
-    dense = dense_of(inputs, rest)
+    inputs, parts = call.inputs, call.native.dense_parts
+    dense = dense_of(inputs, parts)
     if dense is not None and dense.dtype.kind != "b":
         return call.backend.array(dense, None)  # a mask of another dtype, passed unchanged
-    bias = merged_bias(inputs, rest)
+    bias = merged_bias(inputs, parts)
     if bias is None:
         return None
     return call.backend.array(in_full(rank4(bias), inputs), inputs.dtype)
@@ -187,11 +187,11 @@ def grouped_graph(
             raise ValueError("local_window_size includes the query's own key: expected 1 or more")
         attributes["local_window_size"] = 1 + native.window.left
 
-    def node(query: Symbol, key: Symbol, value: Symbol, **rest: Any) -> Symbol:
+    def node(query: Symbol, key: Symbol, value: Symbol, **others: Any) -> Symbol:
         past = key.shape[1] - query.shape[1] if is_cached else 0
         new = [x[:, past:] for x in (key, value)]
         cache = [x[:, :past].transpose((0, 2, 1, 3)) for x in (key, value)] if past else [None] * 2
-        return group_query(query, new, cache, **rest, **attributes)[0]
+        return group_query(query, new, cache, **others, **attributes)[0]
 
     return node
 

@@ -103,7 +103,11 @@ class Sdpa(Implementation):
         query, key, value = backend.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         has_bias = inputs.bias is not None
-        mask = merged_bias(inputs, native.rest) if has_bias else dense_of(inputs, native.rest)
+        mask = (
+            merged_bias(inputs, native.dense_parts)
+            if has_bias
+            else dense_of(inputs, native.dense_parts)
+        )
         if mask is not None:
             arguments["mask"] = backend.array(mask, inputs.dtype if has_bias else None)
         for name, array in feature_arrays(backend, inputs).items():

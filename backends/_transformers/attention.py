@@ -79,7 +79,7 @@ def additive_mask(call: AttentionCall) -> Any:
     """Mask and bias as one array that is added to scores."""
     inputs, backend = call.inputs, cast(TorchEngine, call.backend)
     torch = backend.torch
-    mask, bias = dense_of(inputs, call.native.rest), call.bias()
+    mask, bias = dense_of(inputs, call.native.dense_parts), call.bias()
     if mask is None:
         return bias
     if mask.dtype.kind != "b":

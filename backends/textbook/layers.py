@@ -83,7 +83,7 @@ class Textbook(TextbookOperator):
     def hidden(self, inputs: Inputs) -> np.ndarray | None:
         """True for hidden pairs, (B, H, Lq, Lk) with `heads_apart`, else (B, Lq, Lk); None without a
         mask."""
-        mask = LayerMasks.of(inputs, causal=False, lengths=False).rest
+        mask = LayerMasks.of(inputs, causal=False, lengths=False).dense
         if mask is None:
             return None
         if inputs.form != "raw":

@@ -37,7 +37,7 @@ class Beginning(OperatorCall):
 class Step(Beginning):
     """The context of a step, from which the arguments of `step` of a user's cache are made."""
 
-    turn: StepContext
+    context: StepContext
 
     def integers(self, numbers: Any) -> Any:
         """The framework's int32; None for None."""
@@ -51,17 +51,17 @@ class Step(Beginning):
 
 def bias(step: Step) -> Any:
     """The bias (b, H, rows, tokens) of a step, with a column for every position; None without a bias."""
-    bias_of_case, turn = step.inputs.bias, step.turn
+    bias_of_case, context = step.inputs.bias, step.context
     if bias_of_case is None:
         return None
-    keys = np.tile(np.arange(turn.total), (len(turn.chunk.starts), 1))
-    return step.backend.array(turn.chunk.biases(bias_of_case, keys), step.inputs.dtype)
+    keys = np.tile(np.arange(context.total), (len(context.chunk.starts), 1))
+    return step.backend.array(context.chunk.biases(bias_of_case, keys), step.inputs.dtype)
 
 
 def tree(step: Step) -> tuple[Any, Any]:
     """The parents (n,) of a tree's nodes, -1 for the last cached token, and the boolean (n, n) that is
     True where a row's node attends a column's node. (None, None) if the chunk is no tree."""
-    chunk = step.turn.chunk
+    chunk = step.context.chunk
     if chunk.tree is None:
         return None, None
     paths = step.backend.array(chunk.tree.paths(chunk.count), None)
@@ -84,7 +84,7 @@ STEP: tuple[Parameter[Step], ...] = (
     Parameter("window", ("window",), window),
     Parameter(
         "left_padding", ("left-padding",),
-        lambda step: None if step.option("padding") is None else step.integers(step.turn.padding),
+        lambda step: None if step.option("padding") is None else step.integers(step.context.padding),
     ),
     *(Parameter(one.name, (one.word,), partial(feature_argument, one)) for one in CARRIED),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
@@ -94,14 +94,14 @@ STEP: tuple[Parameter[Step], ...] = (
         "rotary_interleaved", ("interleaved",),
         lambda step: getattr(step.rotation_of_case, "interleaved", None),
     ),
-    Parameter("samples", ("subsets",), lambda step: step.integers(step.turn.chunk.samples)),
+    Parameter("samples", ("subsets",), lambda step: step.integers(step.context.chunk.samples)),
     Parameter("parents", ("tree",), lambda step: tree(step)[0]),
     Parameter("tree_mask", ("tree",), lambda step: tree(step)[1]),
     Parameter(
         "document_starts", ("documents",),
-        lambda step: step.integers(step.turn.begins) if has_documents(step.inputs.case) else None,
+        lambda step: step.integers(step.context.begins) if has_documents(step.inputs.case) else None,
     ),
-    Parameter("positions", (), lambda step: step.integers(step.turn.rows)),
+    Parameter("positions", (), lambda step: step.integers(step.context.rows)),
 )  # fmt: skip
 """The keyword parameters of `step`."""
 
@@ -181,11 +181,11 @@ class UserCached(Scripted, UserCallable):
         return cache, cache.init(**self.initial.bind(beginning, inputs.needs))
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         cache, cache_state = state
-        step = Step(self.backend, turn.inputs, key, turn)
-        keywords = self.binder.bind(step, turn.inputs.needs)
+        step = Step(self.backend, context.inputs, key, context)
+        keywords = self.binder.bind(step, context.inputs.needs)
         rows, cache_state = cache.step(cache_state, query, key, value, **keywords)
         return rows, (cache, cache_state)
 

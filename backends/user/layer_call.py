@@ -71,7 +71,7 @@ class LayerCall(Call):
     def mask(self) -> Any:
         """The part of the mask that `causal` and `valid` do not pass, with `Facts.mask_axes` axes and of
         `Facts.mask_kind`. A "raw" mask is passed as it is, but with these axes if it is (Lq, Lk)."""
-        mask, inputs, facts = self.masks.rest, self.inputs, self.facts
+        mask, inputs, facts = self.masks.dense, self.inputs, self.facts
         raw, s = inputs.form == "raw", inputs.sizes
         if mask is not None and (not raw or mask.shape == (s.Lq, s.Lk)):
             heads_share = mask.ndim < 4 or mask.shape[1] == 1

@@ -147,7 +147,7 @@ def pair_argument(
 
     def value(call: AttentionCall) -> Any:
         inputs = call.inputs
-        chosen_parts = tuple(part for part in call.native.rest if PARTS[parts](part))
+        chosen_parts = tuple(part for part in call.native.dense_parts if PARTS[parts](part))
         takes_array = parts in ("all", "rest") or inputs.mask_array is None
         mask = dense_of(inputs, chosen_parts) if takes_array and parts != "none" else None
         bias = inputs.bias if takes_bias else None

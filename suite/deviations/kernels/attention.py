@@ -53,7 +53,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
         operands = backend.operands(inputs, self.axis_order)
         arguments: dict[str, Any] = dict(zip(("query", "key", "value"), operands, strict=True))
         native = split_native(inputs, causal=True, window=True, lengths=True)
-        mask = dense_of(inputs, native.rest)
+        mask = dense_of(inputs, native.dense_parts)
         if mask is not None:
             arguments["mask"] = backend.array(mask, None)
         if inputs.bias is not None:

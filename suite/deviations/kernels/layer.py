@@ -102,8 +102,8 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         arguments |= {name: array(x, inputs.dtype) for name, x in inputs.parameters.items()}
         if masks.valid is not None:
             arguments["valid"] = array(masks.valid, None)
-        if masks.rest is not None:
-            arguments["mask"] = array(masks.rest, None)
+        if masks.dense is not None:
+            arguments["mask"] = array(masks.dense, None)
         if inputs.bias is not None:
             arguments["bias"] = array(inputs.bias, inputs.dtype)
         arguments |= {"causal": masks.causal, "returned": inputs.returned, "rate": inputs.rate}

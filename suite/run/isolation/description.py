@@ -33,7 +33,7 @@ class ImplementationDescription:
     operator: str
     textbook: bool
     axis_order: str
-    later: frozenset[str]
+    postponed: frozenset[str]
     declaration: dict[str, Any]
 
     @classmethod
@@ -42,7 +42,7 @@ class ImplementationDescription:
         limits = native.declared.limits
         by_dtype = limits if isinstance(limits, Mapping) else {"": limits}
         return cls(
-            native.name, native.operator.name, native.textbook, native.axis_order, native.later,
+            native.name, native.operator.name, native.textbook, native.axis_order, native.postponed,
             {**vars(native.declared), "limits": by_dtype},
         )  # fmt: skip
 

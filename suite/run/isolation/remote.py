@@ -300,12 +300,12 @@ class RemoteNative(RemoteCalls):
     ) -> None:
         self.link, self.path = backend.link, path
         self.operator, self.textbook = OPERATORS[description.operator], description.textbook
-        self.axis_order, self._later = description.axis_order, description.later
+        self.axis_order, self._postponed = description.axis_order, description.postponed
         Implementation.__init__(self, backend, description.name, description.declared)
 
     @property
-    def later(self) -> frozenset[str]:
-        return self._later
+    def postponed(self) -> frozenset[str]:
+        return self._postponed
 
     def unsupported(self, case: AnyCase) -> str | None:
         if not isinstance(case, Case):
