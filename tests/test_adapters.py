@@ -20,7 +20,7 @@ from attention_conformance.backends._torch.kernels import FLASH
 from attention_conformance.backends.compilers import Compiled, kernels_in
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.limits import ANY
-from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.masks import split_native
 from attention_conformance.backends.prepared import NoKernel, kernel_missing
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
 from attention_conformance.backends.registry import UsageError, load
@@ -247,14 +247,15 @@ def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
 
 def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:
     x = draw(Case.parse("dot/pad+causal+padempty/mha/f32/b9h1q35k3d6/e6.6.6.6"))
-    taken = LayerMasks.of(x)
-    assert taken.causal
-    assert taken.rest is None
+    native = split_native(x, causal=True, lengths=True)
+    valid = native.valid(x)
+    assert native.causal
+    assert native.dense(x) is None
     assert x.mask is not None
     first, _, second = (part.dense(x.sizes) for part in x.mask.parts)
-    assert taken.valid is not None
-    assert (taken.valid == (first & second)[:, 0, 0]).all()
-    assert not taken.valid[-1].any()
+    assert valid is not None
+    assert (valid == (first & second)[:, 0, 0]).all()
+    assert not valid[-1].any()
 
 
 def test_a_rank_that_raises_names_itself_and_serves_again(torch_backend: Any) -> None:

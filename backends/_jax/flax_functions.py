@@ -18,14 +18,14 @@ from attention_conformance.backends.declared import (
 from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
 from attention_conformance.backends.layer import SEED
-from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, dense_of, full
+from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, full
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 
 
 def mask(call: AttentionCall) -> Any:
     """The mask. Beside the causal flag its axes have full sizes (finding nnx-causal-broadcast)."""
-    array = dense_of(call.inputs, call.native.dense_parts)
+    array = call.native.dense(call.inputs)
     if call.native.causal and array is not None and array.ndim <= 4:
         return call.backend.array(full(array, call.inputs), None)
     return call.mask()

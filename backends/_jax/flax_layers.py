@@ -23,7 +23,7 @@ from attention_conformance.backends.declared import (
     Declared,
 )
 from attention_conformance.backends.layer import SEED, FrameworkLayer, Layer, outputs
-from attention_conformance.backends.masks import LayerMasks, causal_alone, rank4
+from attention_conformance.backends.masks import causal_alone, rank4, split_native
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -56,11 +56,12 @@ def arguments(
     sizes of 1.
     """
     values: dict[str, Any] = {}
-    masks = LayerMasks.of(inputs, causal=causal and flag, lengths=False)
-    if masks.causal:
+    native = split_native(inputs, causal=causal and flag)
+    if native.causal:
         values["is_causal"] = True
-    if masks.dense is not None:
-        values["mask"] = impl.backend.array(_mask(masks.dense, inputs, form), None)
+    dense = native.dense(inputs)
+    if dense is not None:
+        values["mask"] = impl.backend.array(_mask(dense, inputs, form), None)
     if inputs.bias is not None:
         bias = rank4(inputs.bias)
         values["bias"] = impl.backend.array(bias[0] if inputs.squeezed else bias, inputs.dtype)
@@ -152,9 +153,9 @@ def paths(
     `causal`: the module has a causal flag."""
     ways = ways_of(inputs)
     if inputs.dense_mask is not None:
-        if causal and LayerMasks.of(inputs).causal and inputs.mask_array is None:
+        if causal and split_native(inputs, causal=True).causal and inputs.mask_array is None:
             ways["causal as a mask"] = {"given": {"flag": False}}
-        if LayerMasks.of(inputs, causal=causal, lengths=False).dense is not None:
+        if split_native(inputs, causal=causal).dense(inputs) is not None:
             ways["mask as it broadcasts"] = {"given": {"form": "broadcast"}}
     if inputs.dtype.is_half:
         ways["parameters in float32"] = {"storage_dtype": "f32"}

@@ -31,7 +31,6 @@ from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.masks import (
     AttentionCall,
     Native,
-    dense_of,
     merged_bias,
     rank4,
     split_native,
@@ -77,11 +76,11 @@ def group_query(
 
 def mask(call: AttentionCall) -> Any:
     """Mask and bias as one array (B or 1, H or 1, Lq, Lk), which is added to the scores, or None."""
-    inputs, parts = call.inputs, call.native.dense_parts
-    dense = dense_of(inputs, parts)
+    inputs, native = call.inputs, call.native
+    dense = native.dense(inputs)
     if dense is not None and dense.dtype.kind != "b":
         return call.backend.array(dense, None)  # a mask of another dtype, passed unchanged
-    bias = merged_bias(inputs, parts)
+    bias = merged_bias(inputs, native.dense_parts)
     if bias is None:
         return None
     return call.backend.array(in_full(rank4(bias), inputs), inputs.dtype)
@@ -100,7 +99,7 @@ def multi_head_graph(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., S
     attributes: dict[str, Any] = {"scale": inputs.scale}
     if native.causal:
         attributes["unidirectional"] = 1
-    if native.lengths is not None:
+    if native.paddings:
         attributes["mask_filter_value"] = -np.inf
 
     def node(

@@ -19,7 +19,7 @@ from attention_conformance.backends.declared import (
     ZEROS,
     Declared,
 )
-from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
+from attention_conformance.backends.masks import feature_arrays, rank4, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.cache import Cache
@@ -175,7 +175,7 @@ class Flex(Implementation):
         shape = (s.B, s.H, s.Lq, s.Lk)
         query, key, value = backend.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-        dense = dense_of(inputs, split_native(inputs).dense_parts)
+        dense = split_native(inputs).dense(inputs)
         full_mask = None if dense is None else np.broadcast_to(dense, shape)
         leading = (1, 1) if dense is None else rank4(dense).shape[:2]
         # As in users' code: None if all samples or all heads share one mask.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.layer import FrameworkLayer, outputs
-from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.masks import full, split_native
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import seeded
 from attention_conformance.suite.spec.inputs import Inputs
@@ -79,20 +79,20 @@ def masks(
         return {"is_causal": True}
     if inputs.form == "flag-and-mask":
         inputs, hint = inputs.replace(mask=None, form="dense"), True
-    split = LayerMasks.of(inputs, causal=False)
+    native = split_native(inputs, lengths=True)
+    valid, dense = native.valid(inputs), native.dense(inputs)
     masks: dict[str, Any] = {}
-    if split.valid is not None:
-        valid = split.valid[0] if inputs.squeezed else split.valid
-        masks["key_padding_mask"] = array(~valid, None)
-    if split.dense is not None and inputs.form == "raw":
-        return {"attn_mask": array(split.dense, None)}
-    if inputs.bias is not None or (split.dense is not None and float_mask):
+    if valid is not None:
+        masks["key_padding_mask"] = array(~(valid[0] if inputs.squeezed else valid), None)
+    if dense is not None and inputs.form == "raw":
+        return {"attn_mask": array(dense, None)}
+    if inputs.bias is not None or (dense is not None and float_mask):
         added = np.zeros((1, 1)) if inputs.bias is None else inputs.bias
-        if split.dense is not None:
-            added = np.where(split.dense, added, -np.inf)
+        if dense is not None:
+            added = np.where(dense, added, -np.inf)
         masks["attn_mask"] = array(_shaped(added, inputs), inputs.dtype)
-    elif split.dense is not None:
-        masks["attn_mask"] = array(_shaped(~split.dense, inputs), None)
+    elif dense is not None:
+        masks["attn_mask"] = array(_shaped(~dense, inputs), None)
     return masks | ({"is_causal": True} if hint else {})
 
 

@@ -31,7 +31,6 @@ from attention_conformance.backends.masks import (
     AttentionCall,
     Native,
     causal_alone,
-    dense_of,
     rank4,
     split_native,
 )
@@ -79,7 +78,7 @@ def additive_mask(call: AttentionCall) -> Any:
     """Mask and bias as one array that is added to scores."""
     inputs, backend = call.inputs, cast(TorchEngine, call.backend)
     torch = backend.torch
-    mask, bias = dense_of(inputs, call.native.dense_parts), call.bias()
+    mask, bias = call.native.dense(inputs), call.bias()
     if mask is None:
         return bias
     if mask.dtype.kind != "b":

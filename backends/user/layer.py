@@ -12,7 +12,7 @@ from attention_conformance.backends.binder import Binder, ends_in
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared, UsageError
 from attention_conformance.backends.implementation import as_in_programs
-from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.masks import split_native
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
@@ -352,9 +352,8 @@ class UserLayer(Implementation):
         """The call of a layer."""
         backend = self.backend
         causal = self.takes("causal") or self.facts.causal
-        masks = LayerMasks.of(
-            inputs, causal, any(map(self.takes, ("valid", "valid_lens", "key_padding_mask")))
-        )
+        lengths = any(map(self.takes, ("valid", "valid_lens", "key_padding_mask")))
+        masks = split_native(inputs, causal=causal, lengths=lengths)
         arrays = sequences(backend, inputs)
         arrays = {name: arrays[name] for name in order_of(self.called.arrays)}
         hides = self.elected("mask-polarity", inputs.dtype) == "hides"

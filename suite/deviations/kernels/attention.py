@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import TEXTBOOK_FEATURES
-from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
+from attention_conformance.backends.masks import feature_arrays, rank4, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.suite.deviations.kernels.call import (
     Array,
@@ -53,14 +53,13 @@ class Kernel(DeclaredKernel, AttentionSteps):
         operands = backend.operands(inputs, self.axis_order)
         arguments: dict[str, Any] = dict(zip(("query", "key", "value"), operands, strict=True))
         native = split_native(inputs, causal=True, window=True, lengths=True)
-        mask = dense_of(inputs, native.dense_parts)
+        mask, lengths = native.dense(inputs), native.key_counts(inputs)
         if mask is not None:
             arguments["mask"] = backend.array(mask, None)
         if inputs.bias is not None:
             arguments["bias"] = backend.array(inputs.bias, inputs.dtype)
         arguments |= feature_arrays(backend, inputs)
-        if native.lengths is not None:
-            lengths = native.lengths.lengths(inputs.sizes, inputs.seed)
+        if lengths is not None:
             arguments["lengths"] = backend.array(lengths, None)
         if native.window is not None:
             arguments["window"] = (native.window.left, native.window.right)
