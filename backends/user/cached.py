@@ -14,11 +14,12 @@ from attention_conformance.backends.caching import Scripted, StepContext
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.declared import Declared, UsageError
 from attention_conformance.backends.implementation import as_in_programs
+from attention_conformance.backends.masks import Call
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, own_attention
 from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.backends.user.names import feature_argument
-from attention_conformance.backends.user.operators import OperatorCall, window
+from attention_conformance.backends.user.operators import window
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators.cached import CACHED, CARRIED, FEATURES
@@ -26,18 +27,15 @@ from attention_conformance.suite.spec.operators.scripts import capacity, has_doc
 
 
 @dataclass(frozen=True)
-class Beginning(OperatorCall):
-    """The context from which the arguments of `init` of a user's cache are made; `key` is a key of the
-    case, for dtype and device."""
+class CacheCall(Call):
+    """The context from which the arguments of `init` and `step` of a user's cache are made.
+
+    - `key`: a key of the case, for dtype and device
+    - `context`: the context of the step; None for `init`
+    """
 
     key: Any
-
-
-@dataclass(frozen=True)
-class Step(Beginning):
-    """The context of a step, from which the arguments of `step` of a user's cache are made."""
-
-    context: StepContext
+    context: Any = None
 
     def integers(self, numbers: Any) -> Any:
         """The framework's int32; None for None."""
@@ -49,7 +47,7 @@ class Step(Beginning):
         return rotation(self.inputs.case)
 
 
-def bias(step: Step) -> Any:
+def bias(step: CacheCall) -> Any:
     """The bias (b, H, rows, tokens) of a step, with a column for every position; None without a bias."""
     bias_of_case, context = step.inputs.bias, step.context
     if bias_of_case is None:
@@ -58,7 +56,7 @@ def bias(step: Step) -> Any:
     return step.backend.array(context.chunk.biases(bias_of_case, keys), step.inputs.dtype)
 
 
-def tree(step: Step) -> tuple[Any, Any]:
+def tree(step: CacheCall) -> tuple[Any, Any]:
     """The parents (n,) of a tree's nodes, -1 for the last cached token, and the boolean (n, n) that is
     True where a row's node attends a column's node. (None, None) if the chunk is no tree."""
     chunk = step.context.chunk
@@ -68,7 +66,7 @@ def tree(step: Step) -> tuple[Any, Any]:
     return step.integers(chunk.tree.parents(chunk.count)), paths
 
 
-INIT: tuple[Parameter[Beginning], ...] = (
+INIT: tuple[Parameter[CacheCall], ...] = (
     Parameter("batch", value=lambda step: step.inputs.sizes.B),
     Parameter("capacity", value=lambda step: capacity(step.inputs.case)),
     Parameter("heads", value=lambda step: step.inputs.sizes.Hkv),
@@ -80,7 +78,7 @@ INIT: tuple[Parameter[Beginning], ...] = (
 )
 """The keyword parameters of `init`."""
 
-STEP: tuple[Parameter[Step], ...] = (
+STEP: tuple[Parameter[CacheCall], ...] = (
     Parameter("window", ("window",), window),
     Parameter(
         "left_padding", ("left-padding",),
@@ -177,14 +175,14 @@ class UserCached(Scripted, UserCallable):
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         """The pair of the user's object and its state; all methods take and return such a pair."""
-        cache, beginning = self.cache_of(self.judged), Beginning(self.backend, inputs, key)
+        cache, beginning = self.cache_of(self.judged), CacheCall(self.backend, inputs, key)
         return cache, cache.init(**self.initial.bind(beginning, inputs.needs))
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         cache, cache_state = state
-        step = Step(self.backend, context.inputs, key, context)
+        step = CacheCall(self.backend, context.inputs, key, context)
         keywords = self.binder.bind(step, context.inputs.needs)
         rows, cache_state = cache.step(cache_state, query, key, value, **keywords)
         return rows, (cache, cache_state)

@@ -38,23 +38,19 @@ from attention_conformance.suite.spec.operators.in_pages import with_mask_by_pos
 from attention_conformance.suite.spec.operators.rotary import Rotation
 from attention_conformance.suite.spec.operators.tiles import TILE
 
-
-class OperatorCall(Call):
-    """The context of a call of an operator, for values of its parameters."""
-
-    @property
-    def rotation(self) -> Rotation:
-        """The rotation of the case."""
-        return Rotation.of(self.inputs.case, self.inputs.sizes.D)
-
-    @property
-    def causal_and_rest(self) -> tuple[bool, Any]:
-        """True if the mask has a causal part that a flag aligned at the last key can pass, and the mask's
-        other parts."""
-        return latent.split_causal(self.inputs.mask, self.inputs.form, self.inputs.sizes)
+Row = Parameter[Call]
+"""A parameter of a user's function of an operator."""
 
 
-Row = Parameter[OperatorCall]
+def rotation(call: Call) -> Rotation:
+    """The rotation of the case."""
+    return Rotation.of(call.inputs.case, call.inputs.sizes.D)
+
+
+def causal_and_others(inputs: Inputs) -> tuple[bool, Any]:
+    """True if the mask has a causal part that a flag aligned at the last key can pass, and the mask's
+    other parts."""
+    return latent.split_causal(inputs.mask, inputs.form, inputs.sizes)
 
 
 def array(name: str, *features: str) -> Row:
@@ -88,14 +84,14 @@ TILES = Row(
 ZEROS = array("key_zero", "zero-points"), array("value_zero", "zero-points")
 
 
-def window(call: OperatorCall) -> tuple[int, int] | None:
+def window(call: Call) -> tuple[int, int] | None:
     """(left, right), the numbers of attended keys before and after the query's position; None without a
     window."""
     left = call.option("left")
     return None if left is None else (left, 0)
 
 
-def code_of(call: OperatorCall) -> Any:
+def code_of(call: Call) -> Any:
     """The framework's dtype of the case's codes; the format's name if arrays have no `dtype`."""
     name = call.option("codes")
     return getattr(call.backend.array(np.zeros(1), CODES[name]), "dtype", name)
@@ -142,7 +138,7 @@ class UserOperator(UserCallable):
         super().__init__(backend, function, name, claims)
         self.declared = self.declared.refusing(row.observed(self))
 
-    def bound(self, function: Callable[..., Any], name: str) -> Binder[OperatorCall]:
+    def bound(self, function: Callable[..., Any], name: str) -> Binder[Call]:
         return Binder.of(function, name, self.row.table, self.row.arrays)
 
     def declaration(self, claims: Claims) -> Declared:
@@ -154,7 +150,7 @@ class UserOperator(UserCallable):
         )
 
     def call_of(self, inputs: Inputs) -> PreparedCall:
-        bound = self.binder.bind(OperatorCall(self.backend, inputs), inputs.needs)
+        bound = self.binder.bind(Call(self.backend, inputs), inputs.needs)
         given, count = self.row.arguments(self.backend, inputs, bound), len(self.row.arrays)
         positional, others = [*given][:count], [*given][count:]
         passed = {n: given[n] for n in (*positional, *(n for n in others if n in {*bound, "mask"}))}
@@ -327,13 +323,13 @@ ROTATION = OperatorSignature(
     rotary.ROTARY,
     ("query", "position"),
     (
-        Row("base", ("rotary-base",), lambda call: call.rotation.base),
-        Row("interleaved", (), lambda call: call.rotation.interleaved),
-        Row("rotary_size", ("partial-rotation",), lambda call: call.rotation.size),
+        Row("base", ("rotary-base",), lambda call: rotation(call).base),
+        Row("interleaved", (), lambda call: rotation(call).interleaved),
+        Row("rotary_size", ("partial-rotation",), lambda call: rotation(call).size),
         Row(
             "scaling",
             ("rotary-scaling",),
-            lambda call: rotary.scaling_parameters(call.rotation),
+            lambda call: rotary.scaling_parameters(rotation(call)),
             passes_none=True,
         ),
         Row(
@@ -358,7 +354,7 @@ def without_causal_part(function: UserOperator, case: Case) -> Case:
 
 def of_latents(backend: Backend, inputs: Inputs, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of latent attention, whose mask lacks the causal part if the function has a flag."""
-    has_causal_part, other_parts = OperatorCall(backend, inputs).causal_and_rest
+    has_causal_part, other_parts = causal_and_others(inputs)
     passes_flag = has_causal_part and "causal" in keywords
     masked = with_mask_by_position(inputs)
     if masked is not inputs and (passes_flag or inputs.dense_mask is None):
@@ -370,7 +366,7 @@ LATENT = OperatorSignature(
     latent.LATENT,
     tuple(latent.AXES),
     (
-        Row("causal", ("causal",), lambda call: call.causal_and_rest[0] or None),
+        Row("causal", ("causal",), lambda call: causal_and_others(call.inputs)[0] or None),
         Row("mask", ("mask", "mask-array", "causal", "window", "padding")),
         *SCALES,
         array("latent_scale", "scales-of-tiles"),
