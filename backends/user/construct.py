@@ -22,6 +22,7 @@ from attention_conformance.backends.binder import (
 )
 from attention_conformance.backends.user.names import OPERAND_NAMES
 from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 T = TypeVar("T")
 
@@ -248,8 +249,7 @@ class Maker:
         TypeError."""
         names = names_of(factory)
         configs = [name for name in names if name in CONFIGS]
-        arrays = {name for names in ARRAYS.values() for name in names}
-        if names and {p.name for p in parameters_of(factory) if required(p)} & arrays:
+        if {p.name for p in parameters_of(factory) if required(p)} & OPERAND_OF.keys():
             raise TypeError(
                 f"{name}({', '.join(names)}) takes arrays, expected a class or function that makes a "
                 "layer: make its layers in the constructor of a class, from sizes that it takes, whose "
@@ -304,23 +304,23 @@ def names_of(function: Callable[..., Any]) -> list[str]:
 ALONE = ("x", "X", "inputs", "input", "hidden_states", "tokens")
 """Further names of the array of a layer that takes only one array."""
 
-ARRAYS: Mapping[str, tuple[str, ...]] = {
-    word: (*names, word[0].upper(), f"inputs_{word[0]}", *(ALONE if word == "query" else ()))
+OPERAND_OF = dict.fromkeys(ALONE, "query") | {
+    name: word
     for word, names in OPERAND_NAMES.items()
+    for name in (*names, word[0].upper(), f"inputs_{word[0]}")
 }
-"""The names of a layer's arrays. Arrays of other names are query, key and value in this order."""
+"""The operand (query, key or value) of each name of a layer's array."""
 
 
 def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> list[str] | None:
-    """The first parameters of a layer's call that have names of `ARRAYS`. None if there are none, or if
-    another parameter without a default follows that is not in `table`."""
-    array_names = {name for names in ARRAYS.values() for name in names}
+    """The first parameters of a layer's call that have names of `OPERAND_OF`. None if there are none, or
+    if another parameter without a default follows that is not in `table`."""
     row_names = {name for row in table for name in row.every_name}
     arrays: list[str] = []
     for parameter in parameters_of(function):
         if parameter.kind not in BY_PLACE:
             break
-        if parameter.name in array_names and len(arrays) < len(ARRAYS):
+        if parameter.name in OPERAND_OF and len(arrays) < len(OPERANDS):
             arrays.append(parameter.name)
         elif required(parameter) and parameter.name not in row_names:
             return None
@@ -332,7 +332,6 @@ def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> li
 def order_of(names: Iterable[str]) -> list[str]:
     """The operand (query, key or value) that each array of a layer's call is, by the arrays' names or, if
     these do not tell, in this order."""
-    roles = {name: role for role, names in ARRAYS.items() for name in names}
-    named = [roles.get(name, "") for name in names]
-    standard = ["query", "key", "value"]
-    return named if sorted(named) == sorted(standard[: len(named)]) else standard[: len(named)]
+    named = [OPERAND_OF.get(name, "") for name in names]
+    standard = [*OPERANDS][: len(named)]
+    return named if sorted(named) == sorted(standard) else standard
