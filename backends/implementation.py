@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from attention_conformance.backends.declared import OF_BACKENDS, THROUGH, Declared, checked_name
 from attention_conformance.backends.limits import ANY
@@ -235,8 +235,26 @@ class Implementation(ABC):
         return f"{self.backend.name}:{self.name}"
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Row:
+    """An implementation as a row of a table: a `Kernel` or a `Layer`, which add `name` and `declared` of
+    the implementation, and how it is called. In functions of a row `impl` is the implementation.
+
+    - `postponed`, `refusal(case)`: see `Implementation`
+    - `wrong`: arguments that must be refused (see `Implementation.refused`)
+    """
+
+    postponed: frozenset[str] = frozenset()
+    refusal: Callable[[Case], str | None] = lambda case: None
+    wrong: tuple[Mapping[str, Any], ...] = ()
+
+    def but(self, **changes: Any) -> Self:
+        """The row with some fields replaced."""
+        return replace(self, **changes)
+
+
 class FromRow(Implementation):
-    """An implementation whose name and promises are those of a row: a `Kernel` or a `Layer`."""
+    """An implementation whose name and promises are those of a row."""
 
     backend: Any
 
@@ -250,5 +268,5 @@ class FromRow(Implementation):
         return postponed
 
     def refusal(self, case: Case) -> str | None:
-        refusal: str | None = self.row.unsupported(case)
-        return refusal
+        reason: str | None = self.row.refusal(case)
+        return reason

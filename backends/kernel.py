@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pkgutil import resolve_name
 from typing import Any
 
 from attention_conformance.backends.binder import Binder, Parameter
 from attention_conformance.backends.declared import Declared
-from attention_conformance.backends.implementation import FromRow
+from attention_conformance.backends.implementation import FromRow, Row
 from attention_conformance.backends.masks import AttentionCall, Native, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Backend, seeded
-from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def as_named(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The function of the row; imported, if the row has only its dotted name."""
-    function = impl.kernel.function
+    function = impl.row.function
     called: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
     return called
 
@@ -31,8 +30,8 @@ def written_out(
     impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall
 ) -> dict[str, PreparedCall]:
     """`plain` with one additional explicit argument: each neutral value, or the default scale."""
-    names = [name for name in impl.kernel.neutral if name not in plain.arguments]
-    return plain.written_out(impl.kernel.ways(names, inputs.default_scale))
+    names = [name for name in impl.row.neutral if name not in plain.arguments]
+    return plain.written_out(impl.row.ways(names, inputs.default_scale))
 
 
 def call_text(arguments: Mapping[str, Any]) -> str:
@@ -48,13 +47,11 @@ def evaluated(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
-    """A framework's attention function, and the signature that users' functions are given. `impl` is the
-    `FrameworkFunction` with this row.
+class Kernel(Row):
+    """A framework's attention function as a row, and the signature that users' functions are given.
 
     What is called:
 
-    - `name`: the name of the implementation
     - `function`: the function, or its dotted name
     - `calls(impl, inputs)`: the callable for inputs, by default `function`
     - `source`: see `PreparedCall`
@@ -74,13 +71,8 @@ class Kernel:
     What is tested besides the cases:
 
     - `neutral`: values of parameters that change no answer (see `written_out`)
-    - `wrong`: arguments, or functions of inputs, that the function must refuse (see
-      `Implementation.refused`)
+    - `wrong`: arguments, or functions of inputs, that the function must refuse
     - `paths(impl, inputs, plain)`: see `Implementation`; `plain` is the call without `through`
-
-    What is promised:
-
-    - `declared`, `postponed` and `unsupported(case)`: see `Implementation`
     """
 
     name: str
@@ -99,16 +91,9 @@ class Kernel:
     divide: Callable[[Inputs], Native] | None = None
     without_flag: Callable[[Mapping[str, Any]], dict[str, Any] | None] = lambda arguments: None
     neutral: Mapping[str, Any] = field(default_factory=dict)
-    wrong: tuple[Mapping[str, Any], ...] = ()
     paths: Callable[[FrameworkFunction, Inputs, PreparedCall], Mapping[str, PreparedCall]] = (
         lambda impl, inputs, plain: {}
     )
-    unsupported: Callable[[Case], str | None] = lambda case: None
-    postponed: frozenset[str] = frozenset()
-
-    def but(self, **changes: Any) -> Kernel:
-        """The row with some fields replaced."""
-        return replace(self, **changes)
 
     def ways(self, names: Iterable[str], scale: float | None = None) -> dict[str, dict[str, Any]]:
         """Arguments that change no answer, by a description: the neutral values of the parameters
@@ -162,13 +147,15 @@ class Kernel:
 class FrameworkFunction(FromRow):
     """The implementation that calls the attention function of a row (`Kernel`)."""
 
+    row: Kernel
+
     def __init__(self, backend: Backend, kernel: Kernel) -> None:
-        self.kernel, self.axis_order = kernel, kernel.axis_order
+        self.axis_order = kernel.axis_order
         super().__init__(backend, kernel)
 
     def plain(self, inputs: Inputs) -> PreparedCall:
         """The call of the function, without `Kernel.through`."""
-        kernel = self.kernel
+        kernel = self.row
         within = nullcontext if kernel.within is None else partial(kernel.within, self.backend)
         return attention_call(
             seeded(self.backend, kernel.calls(self, inputs), inputs),
@@ -178,15 +165,15 @@ class FrameworkFunction(FromRow):
         )  # fmt: skip
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.kernel.through(self, inputs, self.plain(inputs))
+        return self.row.through(self, inputs, self.plain(inputs))
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        calls = self.kernel.paths(self, inputs, self.plain(inputs))
-        return {name: self.kernel.through(self, inputs, call) for name, call in calls.items()}
+        calls = self.row.paths(self, inputs, self.plain(inputs))
+        return {name: self.row.through(self, inputs, call) for name, call in calls.items()}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         call = self.plain(inputs)
         return {
             call_text(way): partial(call.function, **call.arguments | evaluated(way, inputs))
-            for way in self.kernel.wrong
+            for way in self.row.wrong
         }

@@ -63,7 +63,7 @@ def called(
 
     array, jax = impl.backend.array, impl.backend.jax
     parameters = {n: array(a, inputs.dtype) for n, a in inputs.parameters.items()}
-    getters = [attrgetter(impl.layer.parameters[name]) for name in parameters]
+    getters = [attrgetter(impl.row.parameters[name]) for name in parameters]
     module = impl.make(inputs, **({"dropout_p": 0.5, "inference": False} if switches_off else {}))
     inference = True if switches_off else None
 

@@ -61,7 +61,7 @@ def paths(
     impl: FrameworkFunction, inputs: Inputs, plain_call: PreparedCall
 ) -> dict[str, PreparedCall]:
     """If the causal flag is used: a call whose mask has axes of size 1, which broadcast."""
-    call = AttentionCall(impl.backend, inputs, impl.kernel.native(inputs))
+    call = AttentionCall(impl.backend, inputs, impl.row.native(inputs))
     if not call.native.causal:
         return {}
     mask = call.mask()

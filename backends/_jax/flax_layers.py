@@ -97,16 +97,14 @@ def called(
     module = impl.make(inputs, **constructor)
 
     def run(**arguments: Any) -> tuple[Any, Any]:
-        tree = impl.layer.parameters({name: arguments.pop(name) for name in parameters})
+        tree = impl.row.parameters({name: arguments.pop(name) for name in parameters})
         bias, seed = arguments.pop("bias", None), arguments.pop(SEED)
         return outputs(module(tree, bias, seed, arguments), inputs)
 
     arrays = {**arguments, **parameters, SEED: array(np.asarray(inputs.dropout_seed), None)}
     module_constants = (constructor, inputs.widths, inputs.sizes.Hkv)
     constants = (*module_constants, storage_dtype, inputs.returned, inputs.training)
-    call = PreparedCall(
-        run, arrays, LAYER_OUTPUTS, operands=impl.layer.operands, constants=constants
-    )
+    call = PreparedCall(run, arrays, LAYER_OUTPUTS, operands=impl.row.operands, constants=constants)
     if native:
         return impl.backend.jitted_native(impl, call, inputs.dtype)
     return impl.backend.jitted(impl, call)
@@ -212,7 +210,7 @@ LINEN = Layer(
     arguments=partial(arguments, False),
     paths=partial(paths, linen_ways, False),
     wrong=({"num_heads": 5},),
-    unsupported=unsupported_epsilon,
+    refusal=unsupported_epsilon,
 )
 """The layer with Linen's own products and softmax, with and without weights."""
 
@@ -226,7 +224,7 @@ NNX_WEIGHTS = LINEN.but(
     arguments=partial(arguments, True),
     paths=partial(paths, weights_ways, True),
     wrong=({"num_heads": 5}, {"num_kv_heads": 3}),
-    unsupported=unsupported_widths,
+    refusal=unsupported_widths,
 )
 """The layer with sow_weights=True or dropout: Flax's own products and softmax."""
 

@@ -133,7 +133,7 @@ GPU_MHA = Kernel(
     ),
     calls=mha,
     through=in_default_precision,
-    unsupported=without_elements_or_more_queries,
+    refusal=without_elements_or_more_queries,
     postponed=frozenset({"kernels"}),
 )
 
@@ -150,7 +150,7 @@ GPU_DECODE = GPU_MHA.but(
         limits=Limits(queries=1, lengths_multiple_of=(1, SPLITS * BLOCK)),
     ),
     calls=decode,
-    unsupported=without_elements,
+    refusal=without_elements,
 )
 
 TPU_SPLASH = GPU_MHA.but(
@@ -165,7 +165,7 @@ TPU_SPLASH = GPU_MHA.but(
         limits=Limits(lengths_multiple_of=(BLOCK, LANES), head_sizes=(64, 128)),
     ),
     calls=splash,
-    unsupported=without_elements,
+    refusal=without_elements,
 )
 
 SPLASH_REFERENCE = Kernel(

@@ -76,7 +76,7 @@ def options(inputs: Inputs, scores: bool, training: bool | None = None) -> dict[
 
 def variables(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> dict[str, Any]:
     """The variables of a layer by canonical names."""
-    variables_by_name: dict[str, Any] = impl.layer.parameters(layer)
+    variables_by_name: dict[str, Any] = impl.row.parameters(layer)
     return {n: v for n, v in variables_by_name.items() if v is not None and n in inputs.parameters}
 
 

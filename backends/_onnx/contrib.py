@@ -95,7 +95,7 @@ def multi_head_graph(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., S
     """The function that records MultiHeadAttention, with -inf for keys beyond the lengths in place of the
     default -10000 (finding masked-by-ten-thousand)."""
     check_packed(inputs)
-    native = impl.kernel.native(inputs)
+    native = impl.row.native(inputs)
     attributes: dict[str, Any] = {"scale": inputs.scale}
     if native.causal:
         attributes["unidirectional"] = 1
@@ -177,7 +177,7 @@ def grouped_graph(
     """The function that records GroupQueryAttention. If `is_cached`, the keys before the queries are a
     cache."""
     check_packed(inputs)
-    native = impl.kernel.native(inputs)
+    native = impl.row.native(inputs)
     attributes: dict[str, Any] = {
         "scale": inputs.scale, "causal": int(native.causal), "softcap": inputs.feature("softcap")
     }  # fmt: skip
@@ -252,7 +252,7 @@ GROUP_QUERY_CACHED = GROUP_QUERY.but(
     ).but(limits=Limits(head_sizes=HEAD_SIZES)),
     calls=partial(grouped_graph, True),
     divide=bottom_right_flag,
-    unsupported=unsupported_with_cache,
+    refusal=unsupported_with_cache,
 )
 """With a cache of the keys before the queries; the causal flag is bottom-right."""
 

@@ -81,7 +81,7 @@ class TorchBackend(TorchEngine):
     def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
         # An exported model runs no kernel of torch, so rows that force a kernel are not exported.
         is_eager = implementation.textbook and implementation.name == "eager"
-        exports = is_eager or getattr(implementation, "kernel", None) is SDPA
+        exports = is_eager or getattr(implementation, "row", None) is SDPA
         return super().compilers_of(implementation) + (self.exporters if exports else ())
 
     def only_compiled(self) -> list[Implementation]:
@@ -112,7 +112,7 @@ class TorchBackend(TorchEngine):
                 "other-shapes": "the model is exported for fixed shapes",
                 "bfloat16": "ONNX Runtime has few bfloat16 kernels for the CPU",
             }
-        if getattr(implementation, "layer", None) is FAST:
+        if getattr(implementation, "row", None) is FAST:
             return {"compiled": "a compiled call does not show whether the fast path is taken"}
         if compiler == "vmap":
             missing = {"empty-batch": "vmap cannot map over an empty batch"}

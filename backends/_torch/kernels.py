@@ -227,7 +227,7 @@ FLASH = force(
         }
     ),
     calls=flash,
-    unsupported=refusal_without_rows,
+    refusal=refusal_without_rows,
 )
 
 FLASH_ON_CPU = FLASH.but(

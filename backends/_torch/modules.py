@@ -133,7 +133,7 @@ def called(
 
     state = layer.state_dict(keep_vars=True).values()
     return PreparedCall(
-        seeded(impl.backend, run, inputs), arguments, LAYER_OUTPUTS, operands=impl.layer.operands,
+        seeded(impl.backend, run, inputs), arguments, LAYER_OUTPUTS, operands=impl.row.operands,
         layer_parameters=tuple(array for array in state if array.is_floating_point()),
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ def batch_first_false(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
 
 def batch_second(impl: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
     """`plain`, a call of operands (L, B, E), as a call whose operands and output are (B, L, E)."""
-    operands = impl.layer.operands.values()
+    operands = impl.row.operands.values()
 
     def run(**arguments: Any) -> tuple[Any, Any]:
         transposed = dict[int, Any]()  # operands that are one array stay one array
@@ -167,7 +167,7 @@ def differentiable(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     p = {name: impl.backend.array(inputs.parameters[name], inputs.dtype) for name in learned}
 
     def run(**arguments: Any) -> tuple[Any, Any]:
-        state = impl.layer.parameters({name: arguments.pop(name) for name in p}, torch.cat)
+        state = impl.row.parameters({name: arguments.pop(name) for name in p}, torch.cat)
         return outputs(torch.func.functional_call(layer, state, (), arguments), inputs)
 
     return replace(prepared, function=run, arguments=prepared.arguments | p, layer_parameters=())

@@ -199,7 +199,7 @@ SDPA_FORWARD = Kernel(
     passed_as={"mask": "attention_mask", "bias": "position_bias"},
     axis_order="bhld",
     divide=causal_only,
-    unsupported=single_causal_query,
+    refusal=single_causal_query,
 )
 """Models call this function with attn_implementation="sdpa"."""
 
