@@ -55,6 +55,10 @@ class MlxEngine(Backend):
     def device_name(self, array: Any) -> str:
         return "cpu"
 
+    def sync(self, outputs: Any) -> None:
+        """Compute these outputs: MLX computes arrays when they are read."""
+        self.mlx.eval(outputs)
+
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         output, operands = prepared.of_operands(wrt)
         if self.dtype_name(cotangent) != self.dtype_name(out := output(*operands)):
