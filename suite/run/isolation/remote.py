@@ -33,13 +33,19 @@ from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import Deviation, first_line
 from attention_conformance.suite.records.machine import ROOT
-from attention_conformance.suite.run.isolation import parts, wire
+from attention_conformance.suite.run.isolation import wire
 from attention_conformance.suite.run.isolation.description import (
     DescribedLayer,
     ImplementationDescription,
     Stub,
 )
-from attention_conformance.suite.run.isolation.link import Handle, HostPath, Link
+from attention_conformance.suite.run.isolation.link import (
+    ChildPart,
+    Handle,
+    HostPath,
+    Link,
+    delegated,
+)
 from attention_conformance.suite.run.isolation.sandbox import Limits
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.spec.case import Case
@@ -56,11 +62,11 @@ HIDDEN_PACKAGES = ("attention_conformance.references",)
 """Packages that an untrusted child cannot read: it would find the right answers there."""
 
 
-@parts.delegated(
+@delegated(
     "vjp", "pullback", "jvp", "overwrite", "transpose", "view", "alias", "arranged_and_base", "operand",
     "compiled", "recomputed", "gradient_call", "threads", "at_once", "timed_step", "compilations",
 )  # fmt: skip
-class Remote(parts.ChildPart, Backend):
+class Remote(ChildPart, Backend):
     """A backend of the class `kind`, with a child that holds the arrays and makes the calls.
 
     Methods that are not delegated return facts that the child sent before it imported the user's file, or
@@ -229,8 +235,8 @@ class Remote(parts.ChildPart, Backend):
         return changes
 
 
-@parts.delegated("timed", "refusing", "refused")
-class RemoteCalls(Implementation, parts.ChildPart):
+@delegated("timed", "refusing", "refused")
+class RemoteCalls(Implementation, ChildPart):
     """An implementation in this process, whose calls the child makes."""
 
     backend: Remote
