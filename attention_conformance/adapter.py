@@ -6,7 +6,6 @@
 - `Kernel`, `FrameworkFunction`, `Parameter`: an attention function as a row, and its implementation.
 - `Layer`, `FrameworkLayer`: a layer as a row, and its implementation.
 - `Declared`, `DeclaredRounding`, `Limits`: what an implementation declares.
-- `Memory`, `Compilers`, `Profiler`: what only some frameworks have.
 - `split_native`, `dense_of`, `merged_bias`, `rank4`, `full`: masks and biases as arguments of a call.
 - `BackendUnavailable`, `ForwardOnly`, `NoKernel`, `UsageError`: the errors that an adapter raises.
 """
@@ -18,16 +17,13 @@ from attention_conformance.backends.masks import dense_of, full, merged_bias, ra
 from attention_conformance.backends.protocol import (
     Backend,
     BackendUnavailable,
-    Compilers,
     Declared,
     DeclaredRounding,
     ForwardOnly,
     Implementation,
     Limits,
-    Memory,
     NoKernel,
     PreparedCall,
-    Profiler,
     UsageError,
     needed,
 )
@@ -35,7 +31,6 @@ from attention_conformance.backends.protocol import (
 __all__ = [
     "Backend",
     "BackendUnavailable",
-    "Compilers",
     "Declared",
     "DeclaredRounding",
     "ForwardOnly",
@@ -45,11 +40,9 @@ __all__ = [
     "Kernel",
     "Layer",
     "Limits",
-    "Memory",
     "NoKernel",
     "Parameter",
     "PreparedCall",
-    "Profiler",
     "UsageError",
     "dense_of",
     "full",

@@ -1,9 +1,10 @@
 """Adapters of frameworks. The modules here are about four things:
 
 - what an implementation promises: `declared`, `limits`; of user code `claims`, `forbidden`
-- how a framework is called: `prepared`, `binder`, `masks`, `operators`, `in_pages`, `caching`, `sources`
-- the framework as an engine: `protocol`, `memory`, `compilers`, `profiler`, `arrays`, `threads`
-- what is called: `implementation`; rows of `kernel` and `layer`; `textbook` and `user` code
+- how a framework is called: `prepared`, `binder`, `masks`, `memory`, `operators`, `in_pages`, `caching`,
+  `sources`
+- the framework as an engine: `engine`, `protocol`, `arrays`, `threads`
+- what is called: `implementation`, `compilers`; rows of `kernel` and `layer`; `textbook` and `user` code
 
 `registry` finds them by name.
 """

@@ -10,30 +10,18 @@ import numpy as np
 
 from attention_conformance.backends.memory import Shape, view
 from attention_conformance.backends.prepared import set_to
-from attention_conformance.backends.protocol import Backend, Memory, Profiler, needed
+from attention_conformance.backends.protocol import Backend, needed
 from attention_conformance.backends.threads import threads_asked
 from attention_conformance.suite.spec.dtypes import DType
-
-
-class NumpyMemory(Memory):
-    """Memory of NumPy arrays, which have strides."""
-
-    has_strides = True
-
-    def overwrite(self, array: np.ndarray, values: np.ndarray) -> bool:
-        array[...] = values
-        return True
-
-    def view(self, flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
-        return view(flat, shape, strides, offset)
 
 
 class NumpyArrays(Backend):
     """A backend whose arrays are NumPy arrays, with bfloat16 of ml_dtypes."""
 
+    has_strides = True
+
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.memory = NumpyMemory(self)
         with needed():
             import ml_dtypes
         self.bfloat16 = np.dtype(ml_dtypes.bfloat16)
@@ -57,25 +45,32 @@ class NumpyArrays(Backend):
     def device_name(self, array: np.ndarray) -> str:
         return "cpu"
 
+    def overwrite(self, array: np.ndarray, values: np.ndarray) -> bool:
+        array[...] = values
+        return True
 
-class RuntimeThreads(Profiler):
-    """Calls run on `thread_count` threads of their backend."""
+    def view(self, flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
+        return view(flat, shape, strides, offset)
 
-    backend: RuntimeArrays
+
+class RuntimeThreads(Backend):
+    """A backend whose calls run on `thread_count` threads. It is named before the arrays among base
+    classes."""
+
     has_threads = True
+    thread_count: int
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         name = "thread_count"
-        return set_to(
-            count, partial(getattr, self.backend, name), partial(setattr, self.backend, name)
-        )
+        return set_to(count, partial(getattr, self, name), partial(setattr, self, name))
 
 
 class RuntimeArrays(NumpyArrays):
     """A runtime that takes NumPy arrays, and makes every call a model. `thread_count` is the number of
     threads of a call, for runtimes with `RuntimeThreads`."""
 
+    runs_models = True
+
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.compilers.runs_models = True
         self.thread_count = threads_asked()

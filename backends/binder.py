@@ -8,7 +8,7 @@ lacking features, misspelt names, and the arguments of a call.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -41,6 +41,7 @@ class Parameter(Generic[T]):
     - `unless`: nothing is passed if the callable takes the parameter of this name
     - `names`: other names that people use for it
     - `neutral(call)`: the argument of a parameter without a default in a call that does not need it
+    - `word`: the name of the row in its table, if `name` is the callable's name for it
     """
 
     name: str
@@ -50,17 +51,19 @@ class Parameter(Generic[T]):
     unless: str = ""
     names: tuple[str, ...] = ()
     neutral: Callable[[T], Any] = unasked
+    word: str = ""
 
     @property
     def every_name(self) -> tuple[str, ...]:
         """The row's name and its other names."""
         return (self.name, *self.names)
 
-
-def arguments(table: Iterable[Parameter[T]], call: T) -> dict[str, Any]:
-    """The arguments of a call, for a callable that takes all parameters of the table."""
-    values = {parameter.name: parameter.value(call) for parameter in table}
-    return {name: value for name, value in values.items() if value is not None}
+    def under(self, name: str, required: bool = False) -> Parameter[T]:
+        """The row under the name that a callable has for it. A parameter that is `required`, without a
+        default, is passed None, too."""
+        passes_none = self.passes_none or required
+        word = self.word or self.name
+        return replace(self, name=name, names=(), word=word, passes_none=passes_none)
 
 
 class UnreadableSignature(TypeError):
@@ -93,18 +96,17 @@ class Binder(Generic[T]):
         table: tuple[Parameter[T], ...],
         arrays: Sequence[str] | None,
         what: str = "function",
-        other_keywords: Collection[str] = (),
     ) -> Binder[T]:
-        """Read the signature of a callable.
+        """Read the signature of a callable, which may have any of the names of a row.
 
         `arrays` are passed by position; None stands for all positional parameters without a default that
-        are not in the table. `other_keywords` are the parameters that `**keywords` stands for. Raises
-        TypeError if the callable takes fewer arrays or requires other parameters, UnreadableSignature if
-        its signature cannot be read.
+        are not in the table. Raises TypeError if the callable takes fewer arrays or requires other
+        parameters, UnreadableSignature if its signature cannot be read.
         """
         signature = signature_of(function)
-        row_names = [parameter.name for parameter in table]
         parameters = list(signature.parameters.values())
+        table = tuple(named_as(table, parameters))
+        row_names = [parameter.name for parameter in table]
         kinds = {p.kind for p in parameters}
         places = [p for p in parameters if p.kind in BY_PLACE]
         if arrays is None:
@@ -119,10 +121,9 @@ class Binder(Generic[T]):
                 f"{name}{signature} does not fit; expected {name}({signature_text(arrays, row_names)})"
                 f"{', any of the keywords' if row_names else ''}"
             )
-        collected = other_keywords if inspect.Parameter.VAR_KEYWORD in kinds else ()
         return cls(
             table,
-            frozenset([*taken_names, *collected]),
+            frozenset(taken_names),
             what,
             tuple(p.name for p in keywords if p.name not in taken_names),
             tuple(p.name for p in parameters),
@@ -143,9 +144,20 @@ class Binder(Generic[T]):
             if not self.taken & {*names}
         }
 
-    def serves(self, feature: str) -> bool:
-        """True if the callable takes a parameter that serves the feature."""
-        return any(feature in p.features and p.name in self.taken for p in self.table)
+    def serving(self, feature: str) -> tuple[str, ...]:
+        """The parameters of the callable that serve a feature."""
+        rows = (row for row in self.table if row.name in self.taken)
+        return tuple(row.name for row in rows if feature in row.features)
+
+    def name_of(self, word: str) -> str:
+        """The callable's name for the row `word`; "" if it takes no such parameter."""
+        rows = (row for row in self.table if row.name in self.taken)
+        return next((row.name for row in rows if row.word == word), "")
+
+    def without(self, word: str) -> Binder[T]:
+        """The binder that never passes the row `word`."""
+        names = {row.name for row in self.table if row.word == word}
+        return replace(self, taken=self.taken - names)
 
     def bind(self, call: T, needs: Iterable[str] = ()) -> dict[str, Any]:
         """The arguments that the call needs and the callable takes.
@@ -192,6 +204,24 @@ class Binder(Generic[T]):
     def argument_names(self) -> tuple[str, ...]:
         """The names of the callable's arguments, each once."""
         return tuple(dict.fromkeys([*self.arrays, *self.names, *sorted(self.taken)]))
+
+
+def named_as(
+    table: Iterable[Parameter[T]], parameters: Sequence[inspect.Parameter]
+) -> Iterator[Parameter[T]]:
+    """The rows under the names that a callable with these parameters has for them. A row without such a
+    name keeps its own."""
+    for row in table:
+        named = [p for p in parameters if p.name in row.every_name]
+        for parameter in named:
+            yield row.under(parameter.name, required(parameter))
+        if not named:
+            yield row.under(row.name)
+
+
+def required(parameter: inspect.Parameter) -> bool:
+    """True for a parameter without a default."""
+    return parameter.default is parameter.empty
 
 
 def signature_text(arrays: Iterable[str], keywords: Sequence[str]) -> str:

@@ -82,13 +82,13 @@ class Scripted(Implementation):
 
     @abstractmethod
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         """The rows of the chunk's queries, and the state with the chunk's keys and values."""
 
-    def fill(self, state: Any, query: Any, key: Any, value: Any, turn: StepContext) -> Any:
+    def fill(self, state: Any, query: Any, key: Any, value: Any, context: StepContext) -> Any:
         """The state with tokens whose rows are not judged; the queries are zeros."""
-        return self.step(state, query, key, value, turn)[1]
+        return self.step(state, query, key, value, context)[1]
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
         """The state without its last `count` tokens."""
@@ -127,12 +127,12 @@ class Scripted(Implementation):
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         """The operands, and as `earlier` zero queries of the Lk - Lq tokens that fill the cache."""
-        memory, s = self.backend.memory, inputs.sizes
-        operands = memory.operands(inputs, self.axis_order)
+        backend, s = self.backend, inputs.sizes
+        operands = backend.operands(inputs, self.axis_order)
         arguments = dict(zip(("query", "key", "value"), operands, strict=True))
         if s.Lk > s.Lq:
             shape = (s.B, s.H, s.Lk - s.Lq, s.D)
-            arguments["earlier"] = memory.operand(np.zeros(shape), inputs, self.axis_order)
+            arguments["earlier"] = backend.operand(np.zeros(shape), inputs, self.axis_order)
         return arguments
 
     def timed(self, inputs: Inputs) -> PreparedCall:
@@ -244,17 +244,17 @@ class Projected(Scripted):
 
     @abstractmethod
     def layer_step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         """The layer's rows of a chunk, with the signs of its projections, and the state."""
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
-        signs = SIGNS[turn.total % len(SIGNS)]
+        signs = SIGNS[context.total % len(SIGNS)]
         query, key, value = (
             array if sign > 0 else -array
             for array, sign in zip((query, key, value), signs[:3], strict=True)
         )
-        rows, state = self.layer_step(self.project(state, signs), query, key, value, turn)
+        rows, state = self.layer_step(self.project(state, signs), query, key, value, context)
         return (rows if signs[3] > 0 else -rows), state

@@ -53,14 +53,14 @@ ORDER = ("f32", "bf16", "f16", "f64")
 class Claims:
     """The claims of one function, read and checked.
 
-    - `said`: what is claimed, by the names of `suite.spec.claims.CLAIMS`
+    - `values`: what is claimed, by the names of `suite.spec.claims.CLAIMS`
     - `dtypes`: the claimed dtypes, or all
     - `elections`: the claimed answers to election questions
     - `limits`: the claimed sizes and scales, or limits by short dtype name
     - `expect`: manifests of expected failures
     """
 
-    said: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = tuple(DTYPES)
     elections: Mapping[str, Election] = field(default_factory=dict)
     limits: Limits | Mapping[str, Limits] = ANY
@@ -98,30 +98,30 @@ class Claims:
     @property
     def parameters(self) -> Mapping[str, str]:
         """The claim `parameters`: the word of each bound parameter (see `backends.user.names`)."""
-        return self.said.get("parameters", {})
+        return self.values.get("parameters", {})
 
     @property
     def binding(self) -> Binding:
         """The binding of the function, with the claims about axes, masks and log-sum-exp."""
         names = ("axes", "output_axes", "lse_base", "masks")
-        return Binding(**{name: self.said.get(name, "") for name in names})
+        return Binding(**{name: self.values.get(name, "") for name in names})
 
     @property
     def forbid(self) -> tuple[str, ...]:
         """The functions that must not be called."""
-        return self.said.get("forbid", ())
+        return self.values.get("forbid", ())
 
     @property
     def allow_unused(self) -> bool:
         """True if the function may have parameters whose names resemble those of passed parameters."""
-        return self.said.get("allow_unused", False)
+        return self.values.get("allow_unused", False)
 
     def declared(
         self, features: Iterable[str] = (), native: Declared | None = None, **fields: Any
     ) -> Declared:
         """The declaration of the function's implementation; `native` is the declaration of the
         framework's own attention. Raises DeclarationError."""
-        claimed, numerics = self.said, self.said.get("numerics", {})
+        claimed, numerics = self.values, self.values.get("numerics", {})
         if not isinstance(numerics, str):
             defaults = {name: _default(name, native) for name in self.dtypes}
             numerics = {**defaults, **numerics}
@@ -144,7 +144,7 @@ class Claims:
         """The claims about rounding, in every claimed dtype."""
         claimed: dict[str, Any] = {}
         for name in ROUNDING:
-            value = self.said.get(name)
+            value = self.values.get(name)
             if isinstance(getattr(AS_CLASS, name), Mapping) and value is not None:
                 claimed[name] = dict.fromkeys(self.dtypes, value)
             elif value:

@@ -1,18 +1,17 @@
-"""The compilers of a framework, and implementations through them."""
+"""Implementations through the compilers of a framework."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attention_conformance.backends.declared import THROUGH, Declared, checked_name, checked_words
+from attention_conformance.backends.declared import THROUGH, checked_name
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.sources import DIALECTS
 from attention_conformance.suite.spec.catalogue import AnyCase
-from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.features import ARRAYS
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import WORDS
@@ -21,111 +20,15 @@ if TYPE_CHECKING:
     from attention_conformance.backends.protocol import Backend
 
 
-class Compilers:
-    """The compilers of a backend, by default none.
-
-    - `names`: all compilers
-    - `timed`: compilers for deployment, whose speed is measured
-    - `layers`: compilers that layers are also judged through
-
-    Raises DeclarationError for a compiler that is not in `names`.
-    """
-
-    compiles_shapes = False
-    """True if calls, also eager calls, are compiled for every new shape."""
-    runs_models = False
-    """True if every call, also of textbook code, is compiled to a model that the runtime rewrites."""
-
-    ambient: Mapping[str, str] = {}
-    """The names of transformations that users' programs apply around calls: no answer may depend on them,
-    in eager mode, too. By name the election question whose answer "raises" allows an error."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        names: tuple[str, ...] = (),
-        timed: tuple[str, ...] = (),
-        layers: tuple[str, ...] = (),
-    ) -> None:
-        checked_words(f"timed compiler of {backend.name}", timed, names)
-        checked_words(f"compiler of layers of {backend.name}", layers, names)
-        self.backend, self.names, self.timed, self.layers = backend, names, timed, layers
-
-    def of(self, implementation: Implementation) -> tuple[str, ...]:
-        """The compilers that an implementation is judged through: none for costly kernels, which are
-        interpreted or run in several processes."""
-        if "kernels" in implementation.later:
-            return ()
-        return self.layers if implementation.operator.is_layer else self.names
-
-    def implementations(self) -> list[Implementation]:
-        """Implementations that are judged only through compilers."""
-        return []
-
-    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        """The call with its function compiled by one of `names`, at the first call. `batch` is the number
-        of samples."""
-        raise NotImplementedError
-
-    def recomputed(
-        self, prepared: PreparedCall, rate: float, compiler: str
-    ) -> dict[str, PreparedCall]:
-        """Calls that drop weights at `rate` and compute the forward pass again in the backward pass, by
-        name. `prepared` drops nothing; `compiler` is "" in eager mode."""
-        return {}
-
-    def dropping(self, rate: float) -> Callable[[Any], Any]:
-        """A function that drops elements of an array at this rate, as a layer of dropout does."""
-        raise NotImplementedError
-
-    def gradient(self, prepared: PreparedCall, operand: str, cotangent: Any) -> PreparedCall:
-        """The call whose output is the gradient by one operand, for a cotangent of the output."""
-
-        def gradient(**arguments: Any) -> Any:
-            call = replace(prepared, arguments=arguments)
-            return self.backend.pullback(call, (operand,))[1](cotangent)[operand]
-
-        return replace(prepared, function=gradient, outputs=("output",), vjp=None)
-
-    def declared(self, implementation: Implementation, compiler: str) -> Declared:
-        """The declaration of an implementation in a compiler, by default unchanged: a compiler may round
-        less, but must not change elections."""
-        return implementation.declared
-
-    def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
-        """The features that an implementation loses in a compiler, with the reason. Other keys: the long
-        name of an unsupported dtype, and "compiled" if nothing can be compiled."""
-        return {}
-
-    def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
-        """A function that makes the context in which users' programs run with arrays of a dtype; by
-        default that context changes nothing."""
-        return nullcontext
-
-    def raised_inside(self, error: BaseException) -> BaseException:
-        """The original error, if a compiler wraps errors of the compiled function; else `error`."""
-        return error
-
-    def as_program(self, function: Implementation, prepared: PreparedCall) -> PreparedCall:
-        """The call of a user's function, by default unchanged. A quick backend may compile it to one
-        program, if `PreparedCall.constants` is known."""
-        return prepared
-
-    def quick(self) -> Backend | None:
-        """The same backend with reduced optimisation, which compiles faster; None if there is none. The
-        speed of such a backend is never measured."""
-        return None
-
-
 def mode_of(name: str) -> str:
     """The mode of the implementation `name`."""
     return Compiled.mode if THROUGH in name else Implementation.mode
 
 
 class Compiled(Implementation):
-    """One implementation through one of `Compilers.names`, with a name such as "sdpa@inductor".
+    """One implementation through one of `Engine.compilers`, with a name such as "sdpa@inductor".
 
-    Its declaration is `Compilers.declared`, by default the declaration of the implementation. Every
+    Its declaration is `Engine.declared_through`, by default the declaration of the implementation. Every
     prepared call is compiled anew.
     """
 
@@ -135,15 +38,15 @@ class Compiled(Implementation):
         self.inner, self.compiler = inner, checked_name("a compiler", compiler)
         self.operator, self.beside = inner.operator, inner.beside
         self.argument_names, self.judged = inner.argument_names, inner.judged
-        self.lacking = inner.backend.compilers.lacking(inner, compiler)
+        self.lacking = inner.backend.lacking_through(inner, compiler)
         refusals = {n: reason for n, reason in self.lacking.items() if n in WORDS}
         name = f"{inner.name}{THROUGH}{compiler}"
-        declared = inner.backend.compilers.declared(inner, compiler)
+        declared = inner.backend.declared_through(inner, compiler)
         super().__init__(inner.backend, name, declared.refusing(refusals))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        prepared, compilers = self.inner.prepare(inputs), self.backend.compilers
-        compiled = compilers.compiled(prepared, self.compiler, inputs.sizes.B)
+        prepared = self.inner.prepare(inputs)
+        compiled = self.backend.compiled(prepared, self.compiler, inputs.sizes.B)
         dialect = DIALECTS.get(self.backend.name)
         expressions = {} if dialect is None else dialect.compiled
         source = prepared.source if self.compiler in expressions else ""
@@ -158,16 +61,16 @@ class Compiled(Implementation):
 
 
 def compiled_forms(backend: Backend, implementations: list[Implementation]) -> list[Compiled]:
-    """Every implementation through each of its compilers (`Compilers.of`).
+    """Every implementation through each of its compilers (`Engine.compilers_of`).
 
-    If `implementations` has any of the backend's own, `Compilers.implementations` are included.
+    If `implementations` has any of the backend's own, `Engine.only_compiled` are included.
     """
     own = {i.name for i in implementations} & {i.name for i in backend.implementations()}
     return [
         Compiled(inner, compiler)
-        for inner in [*implementations, *(backend.compilers.implementations() if own else [])]
+        for inner in [*implementations, *(backend.only_compiled() if own else [])]
         if inner.mode == "eager"
-        for compiler in backend.compilers.of(inner)
+        for compiler in backend.compilers_of(inner)
     ]
 
 
@@ -224,3 +127,9 @@ def with_constants(
         return function({n: a for n, a in arguments.items() if n not in constants})
 
     return replace(prepared, function=call, compiled=function)
+
+
+def kernels_in(text: str) -> str:
+    """The custom calls, matrix products and fusions of an optimised program in XLA's notation."""
+    targets = sorted(set(re.findall(r'custom_call_target="([^"]+)"', text)))
+    return ", ".join([*targets, *(f"{text.count(f' {op}(')} {op}" for op in ("dot", "fusion"))])

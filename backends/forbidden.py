@@ -1,9 +1,11 @@
 """The claim `forbid`: a user's function that calls one of these functions raises ForbiddenCall.
 
-- An operator of the framework is recognised by its name, whoever calls it (`Profiler.operators`), in
-  threads of the function, too, from the call after the one that starts them.
+- An operator of the framework is recognised by its name, whoever calls it
+  (`Engine.recorded_operators`), in threads of the function, too, from the call after the one that starts
+  them.
 - Any other function is replaced, in every module that has it, by a function that notes its calls.
-- A function cannot stop that: what would is replaced by what raises ForbiddenCall (`Profiler.guard`).
+- A function cannot stop that: what would is replaced by what raises ForbiddenCall
+  (`Engine.guard_recording`).
 
 A compiled program calls no Python. So what a function called once for arguments of some shapes and dtypes
 counts for every call with such arguments.
@@ -58,7 +60,7 @@ def watched(
         noted: set[str] = set()
         _RUNNING[id(noted)] = get_ident(), noted
         try:
-            output, ran = backend.profiler.operators(action, has_threads)
+            output, ran = backend.recorded_operators(action, has_threads)
         finally:
             del _RUNNING[id(noted)]
             has_threads |= not noted.isdisjoint(_STARTS)
@@ -72,11 +74,11 @@ def watched(
 
     @wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
-        if backend.profiler.traces():
+        if backend.is_tracing():
             return function(*arguments, **keywords)
         called = called_by_signature.setdefault(_signature(arguments, keywords), set())
         output = make(called, partial(function, *arguments, **keywords))
-        backend.profiler.derive_by(output, partial(make, called))
+        backend.derive_by(output, partial(make, called))
         return output
 
     return call
@@ -95,14 +97,14 @@ def listen(backend: Backend, names: Iterable[str]) -> dict[str, Pattern[str] | N
             function = pkgutil.resolve_name(name)
         except (ImportError, AttributeError, ValueError) as error:
             raise UsageError(f"forbid: there is no function {name!r}: {error}") from error
-        operators[name] = backend.profiler.operator(function)
+        operators[name] = backend.operator_pattern(function)
         if operators[name] is None and name not in _NOTED:
             if isinstance(function, type) or not callable(function):
                 raise UsageError(f"forbid: {name} is no function; name a function or a method")
-            for place in (name, *backend.profiler.ways(name)):
+            for place in (name, *backend.private_ways(name)):
                 _make_noting(name, place)
     if operators:
-        backend.profiler.guard()
+        backend.guard_recording()
     if operators and not _BEFORE:
         _BEFORE.update(sys._current_frames())
         for name in _STARTS:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from attention_conformance.backends.declared import OF_BACKENDS, THROUGH, Declared, checked_name
 from attention_conformance.backends.limits import ANY
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:
     """Decorate a method that prepares calls of user code: preparation and call run in the context of
-    users' programs (`Compilers.surroundings`). A backend may compile the call as one program
-    (`Compilers.as_program`)."""
+    users' programs (`Engine.surroundings`). A backend may compile the call as one program
+    (`Engine.as_program`)."""
 
     @wraps(prepare)
     def prepare_in_context(self: Any, inputs: Inputs, **options: Any) -> PreparedCall:
-        compilers = self.backend.compilers
-        within = compilers.surroundings(inputs.dtype)
+        backend = self.backend
+        within = backend.surroundings(inputs.dtype)
         with within():
-            return compilers.as_program(self, prepare(self, inputs, **options).under(within))
+            return backend.as_program(self, prepare(self, inputs, **options).under(within))
 
     return prepare_in_context
 
@@ -86,14 +86,14 @@ class Implementation(ABC):
         self.declared = (declared or self.declared).on(backend.device)
 
     @property
-    def later(self) -> frozenset[str]:
+    def postponed(self) -> frozenset[str]:
         """The short dtype names, and the words "variations" and "kernels", whose cells are tested only
         from a later level on (see `suite.spec.levels.POSTPONED`).
 
         Textbook code postpones all dtypes but float32: the framework's functions and layers test its
         operations in every dtype. A runtime that rewrites the code into its own kernels postpones none.
         """
-        if not self.textbook or self.backend.compilers.runs_models:
+        if not self.textbook or self.backend.runs_models:
             return frozenset()
         return frozenset({*ALL_BUT_FLOAT32, "variations"})
 
@@ -159,7 +159,7 @@ class Implementation(ABC):
 
     def _refuses_order(self, case: Case) -> str | None:
         """The reason why operands in the case's axis order are not supported, or None."""
-        if case.axis_order == self.axis_order or not self.backend.memory.has_strides:
+        if case.axis_order == self.axis_order or not self.backend.has_strides:
             return None
         return self.missing(["strided-operands"])
 
@@ -235,8 +235,26 @@ class Implementation(ABC):
         return f"{self.backend.name}:{self.name}"
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Row:
+    """An implementation as a row of a table: a `Kernel` or a `Layer`, which add `name` and `declared` of
+    the implementation, and how it is called. In functions of a row `impl` is the implementation.
+
+    - `postponed`, `refusal(case)`: see `Implementation`
+    - `wrong`: arguments that must be refused (see `Implementation.refused`)
+    """
+
+    postponed: frozenset[str] = frozenset()
+    refusal: Callable[[Case], str | None] = lambda case: None
+    wrong: tuple[Mapping[str, Any], ...] = ()
+
+    def but(self, **changes: Any) -> Self:
+        """The row with some fields replaced."""
+        return replace(self, **changes)
+
+
 class FromRow(Implementation):
-    """An implementation whose name and promises are those of a row: a `Kernel` or a `Layer`."""
+    """An implementation whose name and promises are those of a row."""
 
     backend: Any
 
@@ -245,10 +263,10 @@ class FromRow(Implementation):
         super().__init__(backend, row.name, row.declared)
 
     @property
-    def later(self) -> frozenset[str]:
-        later: frozenset[str] = self.row.later
-        return later
+    def postponed(self) -> frozenset[str]:
+        postponed: frozenset[str] = self.row.postponed
+        return postponed
 
     def refusal(self, case: Case) -> str | None:
-        refusal: str | None = self.row.unsupported(case)
-        return refusal
+        reason: str | None = self.row.refusal(case)
+        return reason

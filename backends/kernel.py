@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pkgutil import resolve_name
 from typing import Any
 
-from attention_conformance.backends.binder import Binder, Parameter, arguments
+from attention_conformance.backends.binder import Binder, Parameter
 from attention_conformance.backends.declared import Declared
-from attention_conformance.backends.implementation import FromRow
+from attention_conformance.backends.implementation import FromRow, Row
 from attention_conformance.backends.masks import AttentionCall, Native, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Backend, seeded
-from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
-def as_named(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+def as_named(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The function of the row; imported, if the row has only its dotted name."""
-    function = own.kernel.function
+    function = impl.row.function
     called: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
     return called
 
 
 def written_out(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+    impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall
 ) -> dict[str, PreparedCall]:
     """`plain` with one additional explicit argument: each neutral value, or the default scale."""
-    names = [name for name in own.kernel.neutral if name not in plain.arguments]
-    return plain.written_out(own.kernel.ways(names, inputs.default_scale))
+    names = [name for name in impl.row.neutral if name not in plain.arguments]
+    return plain.written_out(impl.row.ways(names, inputs.default_scale))
 
 
 def call_text(arguments: Mapping[str, Any]) -> str:
@@ -48,18 +47,16 @@ def evaluated(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
-    """A framework's attention function, and the signature that users' functions are given. `own` is the
-    `FrameworkFunction` with this row.
+class Kernel(Row):
+    """A framework's attention function as a row, and the signature that users' functions are given.
 
     What is called:
 
-    - `name`: the name of the implementation
     - `function`: the function, or its dotted name
-    - `calls(own, inputs)`: the callable for inputs, by default `function`
+    - `calls(impl, inputs)`: the callable for inputs, by default `function`
     - `source`: see `PreparedCall`
     - `within(backend)`: the context of a call
-    - `through(own, inputs, call)`: the call as it is made, such as one that is compiled
+    - `through(impl, inputs, call)`: the call as it is made, such as one that is compiled
 
     How the function is called:
 
@@ -74,13 +71,8 @@ class Kernel:
     What is tested besides the cases:
 
     - `neutral`: values of parameters that change no answer (see `written_out`)
-    - `wrong`: arguments, or functions of inputs, that the function must refuse (see
-      `Implementation.refused`)
-    - `paths(own, inputs, plain)`: see `Implementation`; `plain` is the call without `through`
-
-    What is promised:
-
-    - `declared`, `later` and `unsupported(case)`: see `Implementation`
+    - `wrong`: arguments, or functions of inputs, that the function must refuse
+    - `paths(impl, inputs, plain)`: see `Implementation`; `plain` is the call without `through`
     """
 
     name: str
@@ -91,7 +83,7 @@ class Kernel:
     source: str = ""
     within: Callable[[Backend], AbstractContextManager[Any]] | None = None
     through: Callable[[FrameworkFunction, Inputs, PreparedCall], PreparedCall] = (
-        lambda own, inputs, call: call
+        lambda impl, inputs, call: call
     )
     passed_as: Mapping[str, str] = field(default_factory=dict)
     axis_order: str = "blhd"
@@ -99,22 +91,20 @@ class Kernel:
     divide: Callable[[Inputs], Native] | None = None
     without_flag: Callable[[Mapping[str, Any]], dict[str, Any] | None] = lambda arguments: None
     neutral: Mapping[str, Any] = field(default_factory=dict)
-    wrong: tuple[Mapping[str, Any], ...] = ()
     paths: Callable[[FrameworkFunction, Inputs, PreparedCall], Mapping[str, PreparedCall]] = (
-        lambda own, inputs, plain: {}
+        lambda impl, inputs, plain: {}
     )
-    unsupported: Callable[[Case], str | None] = lambda case: None
-    later: frozenset[str] = frozenset()
-
-    def but(self, **changes: Any) -> Kernel:
-        """The row with some fields replaced."""
-        return replace(self, **changes)
 
     def ways(self, names: Iterable[str], scale: float | None = None) -> dict[str, dict[str, Any]]:
         """Arguments that change no answer, by a description: the neutral values of the parameters
         `names`, and the explicit default `scale` unless it is None."""
         ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
         return ways if scale is None else ways | {"scale written out": {"scale": scale}}
+
+    @cached_property
+    def binder(self) -> Binder[AttentionCall]:
+        """The binder of the framework's own function, which takes all `parameters`."""
+        return Binder(self.parameters, frozenset(p.name for p in self.parameters))
 
     def divided(self, inputs: Inputs, binder: Binder[AttentionCall], with_mask: bool) -> Native:
         """The mask divided into the flags that a callable with `binder` takes, and the rest. `with_mask`:
@@ -123,8 +113,8 @@ class Kernel:
         passes_flag = with_mask or single or not self.flag_alone or inputs.form == "flag-and-mask"
         return split_native(
             inputs,
-            causal=binder.serves("native-causal") and passes_flag,
-            window=binder.serves("native-window"),
+            causal=bool(binder.serving("native-causal")) and passes_flag,
+            window=bool(binder.serving("native-window")),
             lengths=any(
                 p.features == ("padding",) and p.name in binder.taken for p in binder.table
             ),
@@ -134,15 +124,14 @@ class Kernel:
         """The mask divided into the flags that the framework's own function takes, and the rest."""
         if self.divide is not None:
             return self.divide(inputs)
-        taken = frozenset(parameter.name for parameter in self.parameters)
-        return self.divided(inputs, Binder(self.parameters, taken), with_mask=False)
+        return self.divided(inputs, self.binder, with_mask=False)
 
     def arguments(self, backend: Backend, inputs: Inputs) -> dict[str, Any]:
         """The arguments of the framework's own function."""
         names = [self.passed_as.get(name, name) for name in OPERANDS]
-        operands = backend.memory.operands(inputs, self.axis_order)
+        operands = backend.operands(inputs, self.axis_order)
         call = AttentionCall(backend, inputs, self.native(inputs))
-        return dict(zip(names, operands, strict=True)) | arguments(self.parameters, call)
+        return dict(zip(names, operands, strict=True)) | self.binder.bind(call)
 
     def dropping(self, rate: float) -> dict[str, Any]:
         """The keyword argument that sets the rate of dropout."""
@@ -158,13 +147,15 @@ class Kernel:
 class FrameworkFunction(FromRow):
     """The implementation that calls the attention function of a row (`Kernel`)."""
 
+    row: Kernel
+
     def __init__(self, backend: Backend, kernel: Kernel) -> None:
-        self.kernel, self.axis_order = kernel, kernel.axis_order
+        self.axis_order = kernel.axis_order
         super().__init__(backend, kernel)
 
     def plain(self, inputs: Inputs) -> PreparedCall:
         """The call of the function, without `Kernel.through`."""
-        kernel = self.kernel
+        kernel = self.row
         within = nullcontext if kernel.within is None else partial(kernel.within, self.backend)
         return attention_call(
             seeded(self.backend, kernel.calls(self, inputs), inputs),
@@ -174,15 +165,15 @@ class FrameworkFunction(FromRow):
         )  # fmt: skip
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.kernel.through(self, inputs, self.plain(inputs))
+        return self.row.through(self, inputs, self.plain(inputs))
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        calls = self.kernel.paths(self, inputs, self.plain(inputs))
-        return {name: self.kernel.through(self, inputs, call) for name, call in calls.items()}
+        calls = self.row.paths(self, inputs, self.plain(inputs))
+        return {name: self.row.through(self, inputs, call) for name, call in calls.items()}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         call = self.plain(inputs)
         return {
             call_text(way): partial(call.function, **call.arguments | evaluated(way, inputs))
-            for way in self.kernel.wrong
+            for way in self.row.wrong
         }

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.declared import Declared
-from attention_conformance.backends.implementation import FromRow, Implementation
+from attention_conformance.backends.implementation import FromRow, Implementation, Row
 from attention_conformance.backends.kernel import call_text
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
-from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -31,30 +30,27 @@ def outputs(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
-    """A framework's layer. `own` is the `FrameworkLayer` with this row.
+class Layer(Row):
+    """A framework's layer as a row.
 
     What is called:
 
-    - `name` and `operator`: see `Implementation`
-    - `make(own, inputs, **flags)`: a new layer; `flags` go to its constructor
+    - `operator`: see `Implementation`
+    - `make(impl, inputs, **flags)`: a new layer; `flags` go to its constructor
     - `parameters`: where the canonical parameters are in the layer, in the form that `called` needs
-    - `called(own, inputs, arguments, **how)`: the call of a new layer, changed by `how`
-    - `differentiable(own, inputs)`: see `Implementation`
+    - `called(impl, inputs, arguments, **how)`: the call of a new layer, changed by `how`
+    - `differentiable(impl, inputs)`: see `Implementation`
 
     How the layer is called:
 
     - `operands`: the arguments of the operands that the layer takes
-    - `arguments(own, inputs, **given)`: the arguments besides operands, such as masks, changed by `given`
+    - `arguments(impl, inputs, **given)`: the arguments besides operands, such as masks, changed by
+      `given`
 
     What is tested besides the cases:
 
-    - `wrong`: arguments of the constructor that a layer must refuse (see `Implementation.refused`)
-    - `paths(own, inputs)`: see `Implementation`
-
-    What is promised:
-
-    - `declared`, `later` and `unsupported(case)`: see `Implementation`
+    - `wrong`: arguments of the constructor that a layer must refuse
+    - `paths(impl, inputs)`: see `Implementation`
     """
 
     name: str
@@ -63,19 +59,12 @@ class Layer:
     called: Callable[..., PreparedCall]
     parameters: Any = None
     declared: Declared = field(default_factory=Declared)
-    differentiable: Callable[[FrameworkLayer, Inputs], PreparedCall] = lambda own, inputs: (
-        own.prepare(inputs)
+    differentiable: Callable[[FrameworkLayer, Inputs], PreparedCall] = lambda impl, inputs: (
+        impl.prepare(inputs)
     )
     operands: Mapping[str, str] = field(default_factory=lambda: {n: n for n in OPERANDS})
-    arguments: Callable[..., dict[str, Any]] = lambda own, inputs: {}
-    paths: Callable[[FrameworkLayer, Inputs], Mapping[str, PreparedCall]] = lambda own, inputs: {}
-    wrong: tuple[Mapping[str, Any], ...] = ()
-    unsupported: Callable[[Case], str | None] = lambda case: None
-    later: frozenset[str] = frozenset()
-
-    def but(self, **changes: Any) -> Layer:
-        """The row with some fields replaced."""
-        return replace(self, **changes)
+    arguments: Callable[..., dict[str, Any]] = lambda impl, inputs: {}
+    paths: Callable[[FrameworkLayer, Inputs], Mapping[str, PreparedCall]] = lambda impl, inputs: {}
 
 
 class FrameworkLayer(FromRow):
@@ -83,19 +72,19 @@ class FrameworkLayer(FromRow):
     configuration."""
 
     def __init__(self, backend: Backend, layer: Layer) -> None:
-        self.layer, self.operator = layer, layer.operator
+        self.operator = layer.operator
         self.made_layers: dict[str, Any] = {}
         super().__init__(backend, layer)
 
     def make(self, inputs: Inputs, **flags: Any) -> Any:
         """A new layer; `flags` go to its constructor."""
-        return self.layer.make(self, inputs, **flags)
+        return self.row.make(self, inputs, **flags)
 
     def arguments(self, inputs: Inputs, **given: Any) -> dict[str, Any]:
         """The arguments of a call; `given` changes those besides operands."""
         arrays = sequences(self.backend, inputs)
-        operands = {argument: arrays[name] for name, argument in self.layer.operands.items()}
-        return operands | self.layer.arguments(self, inputs, **given)
+        operands = {argument: arrays[name] for name, argument in self.row.operands.items()}
+        return operands | self.row.arguments(self, inputs, **given)
 
     def call(
         self,
@@ -107,19 +96,19 @@ class FrameworkLayer(FromRow):
         """A call of the layer, changed by `how` (see `Layer`). `without`: arguments to leave out."""
         arguments = self.arguments(inputs, **(given or {}))
         passed = {name: value for name, value in arguments.items() if name not in without}
-        return self.layer.called(self, inputs, passed, **how)
+        return self.row.called(self, inputs, passed, **how)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        return self.layer.differentiable(self, inputs)
+        return self.row.differentiable(self, inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        return self.layer.paths(self, inputs)
+        return self.row.paths(self, inputs)
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        return {call_text(way): partial(self._answer, inputs, way) for way in self.layer.wrong}
+        return {call_text(way): partial(self._answer, inputs, way) for way in self.row.wrong}
 
     def _answer(self, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
         """The outputs of a layer that is made with these flags."""

@@ -24,46 +24,62 @@ class Native:
     """A symbolic mask divided into flags and parts that must be passed as a dense array.
 
     - `causal`: the causal flag
-    - `window`, `lengths`: the parts with own parameters, or None
-    - `rest`: the parts that no flag expresses
+    - `window`: the window with an own parameter, or None
+    - `paddings`: the paddings behind the last key, which have one parameter
+    - `dense_parts`: the parts that no flag expresses
     """
 
     causal: bool = False
     window: Window | None = None
-    lengths: Padding | None = None
-    rest: tuple[Mask, ...] = ()
+    paddings: tuple[Padding, ...] = ()
+    dense_parts: tuple[Mask, ...] = ()
+
+    def key_counts(self, inputs: Inputs) -> np.ndarray | None:
+        """The numbers of keys (B,) that no padding hides; None without padding."""
+        counts = [part.lengths(inputs.sizes, inputs.seed) for part in self.paddings]
+        return np.min(counts, axis=0) if counts else None
+
+    def valid(self, inputs: Inputs) -> np.ndarray | None:
+        """Boolean (B, Lk), True for the keys that no padding hides; None without padding."""
+        counts = self.key_counts(inputs)
+        return None if counts is None else np.arange(inputs.sizes.Lk) < counts[:, None]
+
+    def dense(self, inputs: Inputs) -> np.ndarray | None:
+        """The dense form of `dense_parts`, which broadcasts to (B, H, Lq, Lk), or the mask that the
+        inputs have as an array. True attends; None is no mask."""
+        return dense_of(inputs, self.dense_parts)
 
     def without_window(self) -> Native:
         """The division in which the window is one of the other parts."""
         if self.window is None:
             return self
-        return replace(self, window=None, rest=(*self.rest, self.window))
+        return replace(self, window=None, dense_parts=(*self.dense_parts, self.window))
 
 
 def split_native(
     inputs: Inputs, causal: bool = False, window: bool = False, lengths: bool = False
 ) -> Native:
-    """Divide the mask into the existing flags (`causal`, `window`, `lengths`) and the rest.
+    """Divide the mask into the existing flags (`causal`, `window`, `lengths`) and dense parts.
 
     A pair attends only if all flags allow the pair. A dense form or a mask array has no native part. In
     the form "flag" the causal part is the flag, with any alignment.
     """
-    flag, sliding, padding = False, None, None
-    rest: list[Mask] = []
+    flag, sliding = False, None
+    paddings, dense_parts = list[Padding](), list[Mask]()
     for part in inputs.mask.parts if inputs.mask is not None else ():
         if inputs.form == "dense":
-            rest.append(part)
+            dense_parts.append(part)
         elif (
             causal and isinstance(part, Causal) and (inputs.form == "flag" or not part.bottom_right)
         ):
             flag = True
         elif window and isinstance(part, Window) and sliding is None:
             sliding = part
-        elif lengths and isinstance(part, Padding) and not part.left and padding is None:
-            padding = part
+        elif lengths and isinstance(part, Padding) and not part.left:
+            paddings.append(part)
         else:
-            rest.append(part)
-    return Native(flag, sliding, padding, tuple(rest))
+            dense_parts.append(part)
+    return Native(flag, sliding, tuple(paddings), tuple(dense_parts))
 
 
 def causal_alone(inputs: Inputs) -> bool:
@@ -126,7 +142,7 @@ class AttentionCall(Call):
 
     def mask(self) -> Any:
         """The part of the mask that no flag expresses, of rank 4."""
-        mask = dense_of(self.inputs, self.native.rest)
+        mask = self.native.dense(self.inputs)
         return self.array(None if mask is None else rank4(mask))
 
     def bias(self) -> Any:
@@ -138,13 +154,12 @@ class AttentionCall(Call):
         """The part of the mask that no flag expresses, merged into the bias if there is one; `reshape`
         gives the array its final shape."""
         dtype = None if self.inputs.bias is None else self.inputs.dtype
-        array = (dense_of if dtype is None else merged_bias)(self.inputs, self.native.rest)
+        array = (dense_of if dtype is None else merged_bias)(self.inputs, self.native.dense_parts)
         return self.array(None if array is None else reshape(array), dtype)
 
     def lengths(self, integers: type[np.signedinteger[Any]] = np.int64) -> Any:
-        """The numbers of keys (B,), if the padding is divided from the mask as lengths; else None."""
-        part, inputs = self.native.lengths, self.inputs
-        counts = None if part is None else part.lengths(inputs.sizes, inputs.seed)
+        """The numbers of keys (B,), if paddings are divided from the mask; else None."""
+        counts = self.native.key_counts(self.inputs)
         return self.array(None if counts is None else counts.astype(integers))
 
     def rate(self) -> float | None:
@@ -198,35 +213,12 @@ def full(array: np.ndarray, inputs: Inputs, heads: bool = True) -> np.ndarray:
     return np.broadcast_to(array[:, 0], (s.B, s.Lq, s.Lk))
 
 
-@dataclass(frozen=True)
-class LayerMasks:
-    """A mask divided into the arguments of layers: a causal flag, valid keys (B, Lk), and the rest as a
-    boolean array that broadcasts to (B, H, Lq, Lk). True attends; None is no mask."""
-
-    causal: bool
-    valid: np.ndarray | None
-    rest: np.ndarray | None
-
-    @classmethod
-    def of(cls, inputs: Inputs, causal: bool = True, lengths: bool = True) -> LayerMasks:
-        """Divide the mask; `causal` and `lengths` are True if the layer has such a parameter."""
-        native = split_native(inputs, causal=causal, lengths=lengths)
-        if native.lengths is None:
-            return cls(native.causal, None, dense_of(inputs, native.rest))
-        # Join several paddings: a key is valid if it is valid in all of them.
-        paddings = [part for part in native.rest if isinstance(part, Padding) and not part.left]
-        rest = tuple(part for part in native.rest if part not in paddings)
-        counts = [part.lengths(inputs.sizes, inputs.seed) for part in (native.lengths, *paddings)]
-        valid = np.arange(inputs.sizes.Lk) < np.min(counts, axis=0)[:, None]
-        return cls(native.causal, valid, dense_of(inputs, rest))
-
-
 def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """query, key, value (B, H, L, D), the dense mask, the bias and the arrays of features, as the
     framework's arrays. A missing `mask` or `bias` is None.
     """
-    query, key, value = backend.memory.operands(inputs, "bhld")
-    mask = dense_of(inputs, split_native(inputs).rest)
+    query, key, value = backend.operands(inputs, "bhld")
+    mask = split_native(inputs).dense(inputs)
     dense = {
         "query": query,
         "key": key,
@@ -242,7 +234,7 @@ def masked_arrays(
 ) -> dict[str, Any]:
     """All arrays of the inputs, and `mask`, the dense mask of rank 4, if there is one. `parts` are the
     mask's parts that no flag expresses, by default all."""
-    mask = dense_of(inputs, split_native(inputs).rest if parts is None else parts)
+    mask = dense_of(inputs, split_native(inputs).dense_parts if parts is None else parts)
     arrays = own_arrays(backend, inputs)
     return arrays if mask is None else arrays | {"mask": backend.array(rank4(mask), None)}
 

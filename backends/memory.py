@@ -15,7 +15,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import cumulative_lengths
 from attention_conformance.suite.spec.operators.quantized import scale_argument
 from attention_conformance.suite.spec.operators.tiles import TILE
-from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
     from attention_conformance.backends.protocol import Backend
@@ -89,112 +89,9 @@ AXES = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "bhdl": (0, 1, 3, 2)}
 
 
 def view(flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
-    """A view of a NumPy array (n,) (see `Memory.view`)."""
+    """A view of a NumPy array (n,) (see `Engine.view`)."""
     steps = [step * flat.itemsize for step in strides]
     return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps)
-
-
-class Memory:
-    """Memory layout of a backend's arrays; by default without strides."""
-
-    has_strides = False
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-
-    def overwrite(self, array: Any, values: Any) -> bool:
-        """Copy `values` into `array`, both the framework's arrays or variables; False if arrays are
-        immutable."""
-        if not hasattr(array, "assign"):
-            return False
-        array.assign(values)
-        return True
-
-    def parameters(self, layer: Any) -> tuple[Any, ...]:
-        """The parameters of a user's layer that training changes in place; none if the layer is a
-        function of its parameters."""
-        return tuple(getattr(layer, "trainable_variables", ()))
-
-    def variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
-        """The variables of `found` by their path of attributes, as "query.kernel", in the order of
-        definition; each with the order of a matrix' axes: "io" if the first axis is that of the inputs,
-        "oi" if the last one is, "" if unknown."""
-        learned = {id(x) for x in self.parameters(layer)}
-        found = {path: x for path, x in reached(layer) if id(x) in learned}
-        return {path: (x, "io" if path.endswith("kernel") else "") for path, x in found.items()}
-
-    def transpose(self, array: Any, *axes: int) -> Any:
-        """The array with permuted axes: a view if the framework has views."""
-        return array.transpose(*axes)
-
-    def view(self, flat: Any, shape: Shape, strides: Shape, offset: int) -> Any:
-        """A view of an array (n,), with `shape`, `strides` and `offset` in elements."""
-        raise NotImplementedError
-
-    def alias(self, array: Any) -> Any:
-        """A view of the whole array, which keeps no reference to it; the array itself, if the framework
-        has no views."""
-        return array
-
-    def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
-        """The framework's array with these values, in the arrangement `how` of `ARRANGEMENTS`.
-
-        Contiguous if the framework has no strides. Raises KeyError for an unknown arrangement, and
-        ValueError if values differ along an axis of stride 0 (`EXPANDED`).
-        """
-        return self.within(values, dtype, how)[0]
-
-    def within(self, values: np.ndarray, dtype: DType | None, how: str) -> tuple[Any, Any]:
-        """The array of `arranged`, and the array that it is a view of (itself, if it is no view)."""
-        if how not in ARRANGEMENTS:
-            raise KeyError(f"unknown arrangement {how!r}; valid: {', '.join(ARRANGEMENTS)}")
-        if how == "contiguous" or not self.has_strides:
-            array = self.backend.array(np.ascontiguousarray(values), dtype)
-            return array, array
-        shape, window_of = WINDOWS[how](values.shape)
-        larger = np.resize(filler(values, dtype), shape)
-        window = window_of(larger)
-        window[...] = values
-        if not (window == values).all():
-            raise ValueError("slices that lie in one place must be equal")
-        flat = self.backend.array(larger.ravel(), dtype)
-        return self.window(flat, larger, window), flat
-
-    def window(self, flat: Any, larger: np.ndarray, window: np.ndarray) -> Any:
-        """The view of the framework's array `flat` (n,) that lies in it as `window` lies in the
-        contiguous array `larger`."""
-        offset, remainder = divmod(window.ctypes.data - larger.ctypes.data, larger.itemsize)
-        assert not remainder
-        strides = tuple(step // larger.itemsize for step in window.strides)
-        return self.view(flat, window.shape, strides, offset)
-
-    def operands(self, inputs: Inputs, axis_order: str) -> tuple[Any, Any, Any]:
-        """query, key and value as the framework's arrays, (B, H, L, D) or (B, L, H, D).
-
-        Memory has the case's axis order. If this differs from `axis_order`, the arrays are transposed
-        (views, if the framework has views).
-        """
-        query, key, value = (
-            self.operand(x, inputs, axis_order) for x in (inputs.query, inputs.key, inputs.value)
-        )
-        return query, key, value
-
-    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        """One operand (B, H, L, D) in an axis order, with the memory of the case's axis order.
-
-        The axes of an array of another rank are not permuted.
-        """
-        if values.ndim != 4:
-            return self.backend.array(values, inputs.dtype)
-        order = AXES[inputs.axis_order]
-        array = self.backend.array(np.ascontiguousarray(values.transpose(order)), inputs.dtype)
-        back = tuple(order.index(axis) for axis in AXES[axis_order])
-        return array if back == (0, 1, 2, 3) else self.transpose(array, *back)
-
-    def made(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
-        """The new layer `make()`, converted to the dtype, device and mode (training or evaluation) if the
-        framework's layers can be converted."""
-        return make()
 
 
 def reached(layer: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
@@ -220,15 +117,6 @@ def reached(layer: Any, path: str = "", seen: set[int] | None = None) -> Iterato
     containers = [name for name in private if isinstance(children[name], list | tuple | Mapping)]
     for name in [*public, *(n for n in private if n not in containers), *containers]:
         yield from reached(children[name], f"{path}.{name.lstrip('_')}".lstrip("."), seen)
-
-
-class ShapesAlone(Memory):
-    """Memory of a framework without strides: operands are arrays whose shape has the axis order."""
-
-    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        if values.ndim == 4 and axis_order == "blhd":
-            values = values.swapaxes(1, 2)
-        return self.backend.array(values, inputs.dtype)
 
 
 def filler(values: np.ndarray, dtype: DType | None) -> np.ndarray:

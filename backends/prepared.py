@@ -5,10 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Barrier, Thread
 from typing import Any
 
 from attention_conformance.suite.spec import features
@@ -232,6 +234,48 @@ def attention_call(
     if fields.get("constants") is not None:
         fields["constants"] = (*fields["constants"], outputs)
     return PreparedCall(function, arguments, outputs, **fields)
+
+
+EAGER_SWITCHES = 1e-6
+"""Python's switch interval in seconds while several threads make calls."""
+
+MOST_ROUNDS = 400
+"""The greatest number of calls of one thread in `all_at_once`."""
+
+
+def all_at_once(
+    calls: Sequence[Sequence[PreparedCall]], rounds: int, sync: Callable[[Any], None]
+) -> list[list[Any]]:
+    """The outputs of each thread; see `Engine.at_once`."""
+    outcomes: list[list[Any]] = [[] for _ in calls]
+    start = Barrier(len(calls))
+    rounds *= max(map(len, calls))
+
+    def waits_for_others() -> bool:
+        ended = (n and isinstance(n[-1], BaseException) for n in outcomes)
+        return any(len(n) < rounds and not end for n, end in zip(outcomes, ended, strict=True))
+
+    def run(calls: Sequence[PreparedCall], outcome: list[Any]) -> None:
+        start.wait()
+        try:
+            while waits_for_others() and len(outcome) < MOST_ROUNDS:
+                prepared = calls[len(outcome) % len(calls)]
+                native = prepared.function(**prepared.arguments)
+                sync(native)
+                outcome.append(native)
+        except BaseException as error:
+            outcome.append(error)
+
+    threads = [
+        Thread(target=run, args=(thread_calls, outcome), daemon=True)
+        for thread_calls, outcome in zip(calls, outcomes, strict=True)
+    ]
+    with set_to(EAGER_SWITCHES, sys.getswitchinterval, sys.setswitchinterval):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return outcomes
 
 
 @contextmanager

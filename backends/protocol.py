@@ -17,16 +17,13 @@ or subclasses of `Implementation`. It hands the backend object to
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from attention_conformance.backends.claims import Claims
-from attention_conformance.backends.compilers import Compilers
 from attention_conformance.backends.declared import (
     AS_CLASS,
     DeclarationError,
@@ -35,24 +32,21 @@ from attention_conformance.backends.declared import (
     Election,
     UsageError,
     checked_name,
+    checked_words,
 )
+from attention_conformance.backends.engine import Engine
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.limits import Limits
-from attention_conformance.backends.memory import Memory
 from attention_conformance.backends.prepared import (
     ENDS,
     FORK_RETURNED,
     ForbiddenCall,
     ForwardOnly,
-    Gradients,
     NoKernel,
     PreparedCall,
-    Pullback,
     TimeOver,
     end_fork,
 )
-from attention_conformance.backends.profiler import Profiler
-from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 
 
@@ -94,9 +88,9 @@ class ChildSettings(dict[str, Setting]):
 
 
 __all__ = [ "AS_CLASS", "ENDS", "FORK_RETURNED", "Ambient", "Backend", "BackendUnavailable",
-    "BrokenFramework", "ChildSettings", "Compilers", "DeclarationError", "Declared",
+    "BrokenFramework", "ChildSettings", "DeclarationError", "Declared",
     "DeclaredRounding", "Election", "ForbiddenCall", "ForwardOnly", "Implementation",
-    "Limits", "Memory", "NoKernel", "PreparedCall", "Profiler", "Setting",
+    "Limits", "NoKernel", "PreparedCall", "Setting",
     "TimeOver", "UsageError", "end_fork", "needed",
 ]  # fmt: skip
 
@@ -118,23 +112,17 @@ def needed() -> Iterator[None]:
         raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
 
 
-class Backend(ABC):
-    """A framework on one device, seen through its adapter.
+class Backend(Engine):
+    """A framework on one device, seen through its adapter: an engine, and the list of implementations.
 
-    `name` is what --backend takes. `memory`, `compilers` and `profiler` hold what only some frameworks
-    have: their base classes have none of it, and an adapter's constructor replaces them by subclasses.
-    The constructor imports the framework. It raises BackendUnavailable with the reason if that fails, and
-    DeclarationError for a bad name, and for a class attribute that belongs to one of these objects.
+    `name` is what --backend takes. The constructor imports the framework. It raises BackendUnavailable
+    with the reason if that fails, and DeclarationError for a bad name, and for timed compilers and
+    compilers of layers that are not in `compilers`.
     """
 
-    name: str
     modules: tuple[str, ...] = ()
     """The modules that must be installed."""
     devices: tuple[str, ...] = ("cpu",)
-    device: str
-    memory: Memory
-    compilers: Compilers
-    profiler: Profiler
     native = ""
     """The name of the framework's own attention, whose signature a user's function must have; "" if there
     is none."""
@@ -145,14 +133,13 @@ class Backend(ABC):
 
     def __init__(self, device: str = "cpu") -> None:
         checked_name("a backend", self.name)
-        _check_places(type(self))
+        listed = (*self.timed_compilers, *self.layer_compilers)
+        checked_words(f"compiler of {self.name}", listed, self.compilers)
         if device not in self.devices:
             raise BackendUnavailable(
                 f"{self.name} is judged on {', '.join(self.devices)} only, not on {device}"
             )
         self.device = device
-        self.memory, self.compilers = Memory(self), Compilers(self)
-        self.profiler = Profiler(self)
 
     @property
     @abstractmethod
@@ -168,9 +155,9 @@ class Backend(ABC):
     def refusals(self) -> dict[str, str]:
         """The features of `OF_BACKENDS` that the backend lacks, with the reason."""
         reasons = {}
-        if not self.memory.has_strides:
+        if not self.has_strides:
             reasons["strides"] = f"arrays of {self.name} lie in memory as the framework likes"
-        if not self.profiler.has_threads:
+        if not self.has_threads:
             reasons["threads"] = (
                 f"the number of threads of {self.name} is fixed once it has started"
             )
@@ -187,94 +174,8 @@ class Backend(ABC):
         """
         raise TypeError(f"backend {self.name} has no native signature to judge a function by")
 
-    # Arrays.
-
-    @abstractmethod
-    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
-        """The framework's array with exactly these values, C-contiguous, on the device.
-
-        `dtype` None keeps the NumPy dtype (boolean and integer masks, lengths).
-        """
-
-    @abstractmethod
-    def to_numpy(self, array: Any) -> np.ndarray:
-        """The array's values as float64 (bool and integers unchanged)."""
-
-    @abstractmethod
-    def is_array(self, value: Any) -> bool:
-        """True if `value` is an array of this framework."""
-
-    @abstractmethod
-    def dtype_name(self, array: Any) -> str:
-        """Long dtype name: float64, float32, bfloat16, float16."""
-
-    @abstractmethod
-    def device_name(self, array: Any) -> str:
-        """The array's device, as an argument of --device."""
-
-    # Derivatives.
-
-    def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-        """The call's output and its gradients by operand, for a cotangent like the output.
-
-        `wrt` names the operands and parameters to differentiate by. An array that does not influence the
-        output has the gradient None. If query, key and value are one array, its whole gradient is that of
-        the query. Raises ForwardOnly if the output cannot be differentiated.
-        """
-        raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
-
-    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
-        """`vjp` in two steps: the output, and the function from cotangents to gradients.
-
-        Other forward passes may lie between the two, and the function may be called again. By default it
-        repeats the forward pass.
-        """
-        output = prepared.output(prepared.arguments)
-        return output, lambda cotangent: self.vjp(prepared, wrt, cotangent)[1]
-
-    def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        """JVP of the call's output for `tangents` by operand.
-
-        Raises ForwardOnly if the backend has no forward-mode differentiation.
-        """
-        raise ForwardOnly(f"{self.name} is asked no directional derivatives", declared=True)
-
-    # State that calls must not change.
-
-    @property
-    def settings(self) -> Mapping[str, Setting]:
-        """The framework's settings that affect other calls, by a printable name."""
-        return {}
-
-    def reseed(self, seed: int = 0) -> None:
-        """Seed the framework's random generators, and restart its counters. Every cell begins with the
-        default seed."""
-        return
-
     def __str__(self) -> str:
         return self.name
-
-
-PARTS = {
-    "memory": Memory, "compilers": Compilers, "profiler": Profiler, "rounding": DeclaredRounding
-}  # fmt: skip
-"""The classes of a backend's objects, by attribute."""
-
-
-def _check_places(backend: type[Backend]) -> None:
-    """Raise DeclarationError if a backend class has an attribute that belongs to one of `PARTS`."""
-    for place, part in PARTS.items():
-        if hasattr(backend, place) and not hasattr(Backend, place):
-            raise DeclarationError(
-                f"{backend.__name__}.{place} is an attribute of the class, where nobody reads it; set "
-                f"self.{place} to a {part.__name__} in the constructor, after that of Backend"
-            )
-        for name in dir(part):
-            if not name.startswith("_") and hasattr(backend, name) and not hasattr(Backend, name):
-                raise DeclarationError(
-                    f"{backend.__name__}.{name} is an attribute of the backend, where nobody reads it; "
-                    f"expected in self.{place}, a {part.__name__}"
-                )
 
 
 def own_attention(backend: Backend) -> Implementation | None:

@@ -27,12 +27,12 @@ from attention_conformance.backends.protocol import (
     UsageError,
 )
 from attention_conformance.backends.sources import JUDGED, home_of
-from attention_conformance.backends.user.function import UserCallable
+from attention_conformance.backends.user.cached import UserCached
 from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.backends.user.operators import SIGNATURES, UserOperator
 from attention_conformance.suite.spec.claims import MARK
-from attention_conformance.suite.spec.modules import classes_in
-from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import computed_like
+from attention_conformance.suite.spec.operators.cached import CACHED
 
 GROUP = "attention_conformance.backends"
 """The group of entry points by which a distribution registers backends: NAME = "module:object"."""
@@ -264,14 +264,6 @@ def check_function(function: Any, text: str) -> None:
             raise UsageError(f"function {text} is {kind}: expected one that returns an array")
 
 
-USER_KINDS: dict[Operator, type[UserCallable]] = {
-    kind.operator: kind
-    for kind in classes_in("attention_conformance.backends.user", UserCallable)
-    if "operator" in vars(kind)
-}
-"""The class for a user's function by operator, for operators that are neither attention nor layers."""
-
-
 def function_implementation(
     backend: Backend, text: str, option_claims: Mapping[str, Any], like: str = ""
 ) -> tuple[Implementation, Claims]:
@@ -301,7 +293,7 @@ def attention_names(backend: Backend) -> tuple[str, ...]:
     `jax.nn.dot_product_attention`."""
     place = getattr(getattr(example(backend), "native", None), "function", None)
     native = (place,) if isinstance(place, str) and "." in place else ()
-    return tuple(dict.fromkeys((*native, *backend.profiler.attention)))
+    return tuple(dict.fromkeys((*native, *backend.attention_functions)))
 
 
 def load_function(backend: Backend, text: str, option_claims: Mapping[str, Any]) -> Any:
@@ -323,8 +315,8 @@ def callable_implementation(
     text: str = "",
 ) -> tuple[Implementation, Claims]:
     """The result of `function_implementation` for a function object; messages call it `text`."""
-    text, kind = text or name, USER_KINDS.get(computed_like(like)) if like else None
-    if not callable(function) and not (kind and kind.method_names):
+    text, operator = text or name, computed_like(like) if like else None
+    if not callable(function) and operator is not CACHED:
         raise UsageError(
             f"function {text!r} is {type(function).__name__}, not callable; expected a function, a "
             "class or a module"
@@ -332,8 +324,10 @@ def callable_implementation(
     check_function(function, repr(text))
     try:
         claims = Claims.of(function, option_claims, like or "sdpa")
-        if kind:
-            return kind(backend, function, name, claims), claims
+        if operator is CACHED:
+            return UserCached(backend, function, name, claims), claims
+        if operator in SIGNATURES:
+            return UserOperator(backend, function, name, claims, SIGNATURES[operator]), claims
         if like:
             if claims.forbid:
                 raise UsageError("forbid is a claim of functions, not of layers")

@@ -2,7 +2,7 @@
 threads.
 
 Modes are those of the framework (`Setting.modes`), its transformations of functions
-(`Compilers.ambient`), a second thread, and two threads at once. In every mode two problems are called one
+(`Engine.ambient`), a second thread, and two threads at once. In every mode two problems are called one
 after the other, and both outputs are compared with the reference. If a mode has an election question, an
 error is the answer "raises". Another election says what automatic mixed precision does: it leaves a call
 unchanged, or the bound of `MixedPrecision` holds, and it determines the dtype of the output.
@@ -157,7 +157,7 @@ def test_ambient_gradients(cell: Cell) -> None:
     prepared, _ = differentiable_call(cell, inputs)
     backend = cell.implementation.backend
     values = native_cotangent(cotangent, inputs, prepared)
-    native = backend.memory.arranged(values, cell.dtype, "contiguous")
+    native = backend.arranged(values, cell.dtype, "contiguous")
 
     def expect_gradients(mode: Ambient) -> None:
         """Judge the gradients of a call in a mode. Raises Deviation and NotApplicable."""
@@ -315,9 +315,9 @@ def read_as_one_of(
 
 
 def expect_transformed(cell: Cell, inputs: Inputs, prepared: PreparedCall, name: str) -> None:
-    """Judge the output of the call under a transformation of functions (`Compilers.ambient`)."""
+    """Judge the output of the call under a transformation of functions (`Engine.ambient`)."""
     implementation = cell.implementation
-    with allowing_refusal(cell, implementation.backend.compilers.ambient[name], cell.dtype):
+    with allowing_refusal(cell, implementation.backend.ambient[name], cell.dtype):
         call = transformed_calls(implementation, inputs, prepared)[name]()
         native = cell.call(call)
     cell.judge(cell.read(native, inputs, call), inputs)
@@ -327,7 +327,7 @@ def expect_in_threads(cell: Cell, threads: Sequence[Sequence[Problem]], rounds: 
     """Judge the outputs of threads that call at once; each thread calls its problems in turn."""
     # The setting that forces a kernel is one of the process, so it is made around the threads.
     with threads[0][0][1].within():
-        outcomes = cell.implementation.backend.profiler.at_once(
+        outcomes = cell.implementation.backend.at_once(
             [[call for _, call in problems] for problems in threads], rounds
         )
     for problems, outcome in zip(threads, outcomes, strict=True):

@@ -92,7 +92,7 @@ def test_kept_answers(cell: Cell) -> None:
     values_before = first.values.copy()
     backend, later = cell.implementation.backend, cell.prepare(other_values(inputs))
     output = parts(cell.call(prepared), prepared)["output"]
-    before, alias = backend.to_numpy(output).copy(), backend.memory.alias(output)
+    before, alias = backend.to_numpy(output).copy(), backend.alias(output)
     del output  # only the alias holds its memory now
     later_answers = [cell.call(later) for _ in range(CALLS_BETWEEN)]
     expect_unchanged(cell, prepared, first, values_before, f"{len(later_answers)} later calls")
@@ -137,14 +137,14 @@ def test_own_memory(cell: Cell) -> None:
     arrays = arrays_of(backend, prepared)
     changed_arguments = change_detector(backend, arrays)
     with suppress(Exception):  # arrays of inference mode, for example, cannot be written to
-        backend.memory.overwrite(
+        backend.overwrite(
             parts(written, prepared)["output"], parts(later_answers[0], later)["output"]
         )
     if names := changed_arguments():
         raise Deviation("overwritten", f"a write into an answer changed the argument {names[0]}")
     expect_unchanged(cell, prepared, first, values_before, "a write into another answer")
     for name, array in arrays.items():
-        backend.memory.overwrite(array, later.arguments[name])
+        backend.overwrite(array, later.arguments[name])
     expect_unchanged(cell, prepared, first, values_before, "writes into the arguments")
 
 

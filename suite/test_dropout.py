@@ -281,11 +281,11 @@ RECOMPUTED_CASES = cases_of("sdpa/none/mha/f32/b32h2q4k4d8")
 def test_dropout_recomputed(cell: Cell) -> None:
     """Forward and backward pass have one pattern if the backward pass computes the forward pass again: in
     checkpoints, and in compiled programs that keep fewer activations."""
-    inputs, compilers = showing_weights(cell.inputs, 0.0), cell.implementation.backend.compilers
+    inputs, backend = showing_weights(cell.inputs, 0.0), cell.implementation.backend
     compiler = getattr(cell.implementation, "compiler", "")
     eager = getattr(cell.implementation, "inner", cell.implementation)
     prepared = eager.prepare(inputs.replace(training=False))
-    calls = compilers.recomputed(prepared, RATE, compiler)
+    calls = backend.recomputed(prepared, RATE, compiler)
     if not calls:
         raise NotApplicable("no call is computed again in a backward pass")
     dO = round_to(cell.cotangent, cell.dtype).astype(float)

@@ -71,7 +71,7 @@ def test_gradient_passes(cell: Cell) -> None:
     def in_framework(cotangent: np.ndarray) -> Any:
         """The cotangent as an array of the framework."""
         values = native_cotangent(cotangent, inputs, first)
-        return backend.memory.arranged(values, cell.dtype, "contiguous")
+        return backend.arranged(values, cell.dtype, "contiguous")
 
     def gradients_of_passes() -> list[Any]:
         """The gradients of each backward pass, in the order of `expectations`."""
@@ -80,7 +80,7 @@ def test_gradient_passes(cell: Cell) -> None:
         )
         order = ((pullback, 0), (other_pullback, 0), (pullback, 0), (pullback, 1))
         gradients = [backward(in_framework(cotangents[n])) for backward, n in order]
-        if backend.memory.overwrite(output, other_output):
+        if backend.overwrite(output, other_output):
             try:
                 gradients.append(pullback(in_framework(cotangents[1])))
             except ENDS:
@@ -114,7 +114,7 @@ def expect_after_one_sample(cell: Cell, names: Sequence[str], cotangent: np.ndar
     Arrays without strides are immutable, so their kernels have no workspace.
     """
     implementation, sample = cell.implementation, cell.inputs.select("b", [0])
-    if not implementation.backend.memory.has_strides or implementation.refuses(sample) is not None:
+    if not implementation.backend.has_strides or implementation.refuses(sample) is not None:
         return
     sample_cotangent = np.resize(cotangent, sample.full_shape("output"))
     for what, problem, values in (
@@ -138,11 +138,11 @@ def expect_second_derivative(cell: Cell, prepared: PreparedCall, cotangent: Any)
     backend, inputs = cell.implementation.backend, cell.inputs
     tangent = draw_tangents(inputs.case, ("query",), cell.seed)["query"]
 
-    call = backend.compilers.gradient(prepared, "query", cotangent)
+    call = backend.gradient_call(prepared, "query", cotangent)
     native_tangent = swap_heads_and_length(tangent, prepared)
     try:
         _, native = backend.vjp(
-            call, OPERANDS, backend.memory.arranged(native_tangent, cell.dtype, "contiguous")
+            call, OPERANDS, backend.arranged(native_tangent, cell.dtype, "contiguous")
         )
     except ENDS:
         raise

@@ -172,7 +172,7 @@ def test_gradient_contract(cell: Cell) -> None:
     backend, inputs = cell.implementation.backend, cell.inputs
     prepared, _ = differentiable_call(cell)
     values = native_cotangent(cell.cotangent, inputs, prepared)
-    cotangent = backend.memory.arranged(values, cell.dtype, "reversed")
+    cotangent = backend.arranged(values, cell.dtype, "reversed")
     values_before = backend.to_numpy(cotangent).copy()
     output = cell.attempt(lambda: prepared.output(prepared.arguments))
     cell.judge(read_output(cell, output, inputs, prepared))

@@ -177,7 +177,7 @@ def test_invariant_threads(cell: Cell) -> None:
     bound = cell.bound(inputs)
     answers = []
     for count in THREADS:
-        with backend.profiler.threads(count):
+        with backend.threads(count):
             answers.append(cell.run(inputs).values.copy())
     for count, got in zip(THREADS[1:], answers[1:], strict=True):
         expect_within(cell, got, answers[0], 2 * bound, f"{count} threads and {THREADS[0]}")

@@ -120,10 +120,10 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[Prepar
     is_discrete = operand in INDEX_ARRANGEMENTS or values.dtype.kind == "b"
     dtype = None if is_discrete else inputs.case.dtype_of(operand)
     swaps_axes = prepared.axis_order == "blhd" and operand in OPERANDS
-    array, storage = backend.memory.within(
+    array, storage = backend.arranged_and_base(
         swap_heads_and_length(values, prepared) if swaps_axes else values, dtype, how
     )
-    array = backend.memory.transpose(array, 0, 2, 1, 3) if swaps_axes else array
+    array = backend.transpose(array, 0, 2, 1, 3) if swaps_axes else array
     return replace(prepared, arguments=prepared.with_operands({operand: array})), storage
 
 
@@ -295,14 +295,14 @@ def call_on_one_array(
     cell: Cell, prepared: PreparedCall, array: np.ndarray, views: list[np.ndarray]
 ) -> tuple[PreparedCall, Any]:
     """The call with `views` of `array` as query, key and value, and the array in the framework."""
-    inputs, memory = cell.inputs, cell.implementation.backend.memory
-    storage = cell.implementation.backend.array(array.ravel(), inputs.dtype)
+    inputs, backend = cell.inputs, cell.implementation.backend
+    storage = backend.array(array.ravel(), inputs.dtype)
     windows = []
     for name, view in zip(OPERANDS, views, strict=True):
         packed, ndim = inputs.operator.packing is not None, inputs.arrays[name].ndim
         ordered = view if prepared.axis_order == "blhd" else view.swapaxes(1, 2)
         window = view[0] if packed else view[:, :, 0] if ndim == 3 else ordered
-        windows.append(memory.window(storage, array, window))
+        windows.append(backend.window(storage, array, window))
     operands = prepared.with_operands(dict(zip(OPERANDS, windows, strict=True)))
     return replace(prepared, arguments=operands), storage
 

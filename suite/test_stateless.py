@@ -105,7 +105,7 @@ def overwrite_arguments(cell: Cell, call: PreparedCall, other: PreparedCall) -> 
     backend = cell.implementation.backend
     arrays = {n: array for n, array in call.arguments.items() if backend.is_array(array)}
     return call.constants == other.constants and all(
-        backend.memory.overwrite(array, other.arguments[name]) for name, array in arrays.items()
+        backend.overwrite(array, other.arguments[name]) for name, array in arrays.items()
     )
 
 
@@ -117,9 +117,9 @@ def with_other_parameters(inputs: Inputs) -> Inputs:
 def overwrite_parameters(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
     """Write the layer's parameters of `other` into those of `call`. Returns False if there are none, or
     if they cannot be changed."""
-    memory = cell.implementation.backend.memory
+    backend = cell.implementation.backend
     pairs = list(zip(call.layer_parameters, other.layer_parameters, strict=True))
-    return bool(pairs) and all(memory.overwrite(*pair) for pair in pairs)
+    return bool(pairs) and all(backend.overwrite(*pair) for pair in pairs)
 
 
 @check(with_plain_cases(*CASES))

@@ -17,12 +17,11 @@ import pytest
 
 from attention_conformance.backends import registry
 from attention_conformance.backends._torch.kernels import FLASH
-from attention_conformance.backends.compilers import Compiled
+from attention_conformance.backends.compilers import Compiled, kernels_in
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.limits import ANY
-from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.masks import split_native
 from attention_conformance.backends.prepared import NoKernel, kernel_missing
-from attention_conformance.backends.profiler import kernels_in
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
 from attention_conformance.backends.registry import UsageError, load
 from attention_conformance.backends.textbook.layers import Textbook
@@ -90,7 +89,7 @@ def test_threads_are_set_and_set_back(name: str) -> None:
         return backend.torch.get_num_threads() if name == "torch" else backend.thread_count
 
     before = count()
-    with backend.profiler.threads(before + 2):
+    with backend.threads(before + 2):
         assert count() == before + 2
     assert count() == before
 
@@ -180,7 +179,7 @@ def test_the_kernels_say_what_ran_in_a_compiled_call(
     compiled = Compiled(backend.implementations()[0], compiler)
     prepared = compiled.prepare(draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8"), 0))
     prepared()
-    assert re.fullmatch(expected, backend.profiler.kernels(prepared))
+    assert re.fullmatch(expected, backend.kernels(prepared))
 
 
 def test_kernels_of_a_program_are_its_custom_calls() -> None:
@@ -196,7 +195,7 @@ def test_the_kernels_of_torch_are_named() -> None:
     backend = registry.load("torch")
     inputs = draw(Case.parse("sdpa/none/mha/f32/b1h2q5k7d8"))
     seen = {
-        i.name: backend.profiler.kernels(i.prepare(inputs))
+        i.name: backend.kernels(i.prepare(inputs))
         for i in backend.implementations()
         if i.name in ("eager", "sdpa-math", "sdpa-flash")
     }
@@ -248,14 +247,15 @@ def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
 
 def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:
     x = draw(Case.parse("dot/pad+causal+padempty/mha/f32/b9h1q35k3d6/e6.6.6.6"))
-    taken = LayerMasks.of(x)
-    assert taken.causal
-    assert taken.rest is None
+    native = split_native(x, causal=True, lengths=True)
+    valid = native.valid(x)
+    assert native.causal
+    assert native.dense(x) is None
     assert x.mask is not None
     first, _, second = (part.dense(x.sizes) for part in x.mask.parts)
-    assert taken.valid is not None
-    assert (taken.valid == (first & second)[:, 0, 0]).all()
-    assert not taken.valid[-1].any()
+    assert valid is not None
+    assert (valid == (first & second)[:, 0, 0]).all()
+    assert not valid[-1].any()
 
 
 def test_a_rank_that_raises_names_itself_and_serves_again(torch_backend: Any) -> None:

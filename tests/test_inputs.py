@@ -203,7 +203,7 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
         for axis in EXPANDED[how]:
             values = np.broadcast_to(values.take([0], axis), values.shape)
     for source, to in ((values, DTYPES["f32"]), (values > 0, None)):
-        array = backend.memory.arranged(source, to, how)
+        array = backend.arranged(source, to, how)
         assert np.array_equal(backend.to_numpy(array), source)
         strides = strides_of(array)
         want = {
@@ -231,13 +231,13 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
 
 @pytest.mark.parametrize("name", STRIDED)
 def test_a_shifted_array_lies_one_element_behind_a_multiple_of_16_bytes(name: str) -> None:
-    array = strided_backend(name).memory.arranged(np.ones((2, 3)), DTYPES["f32"], "shifted")
+    array = strided_backend(name).arranged(np.ones((2, 3)), DTYPES["f32"], "shifted")
     address = array.data_ptr() if name == "torch" else array.values.ctypes.data
     assert address % 16 == (4 if name == "torch" else 8)
 
 
 def test_a_negative_view_of_torch_holds_the_negative_numbers() -> None:
-    memory = strided_backend("torch").memory
-    array = memory.arranged(np.ones((2, 3)), DTYPES["bf16"], "negative")
+    backend = strided_backend("torch")
+    array = backend.arranged(np.ones((2, 3)), DTYPES["bf16"], "negative")
     assert array.is_neg()
-    assert not memory.arranged(np.ones((2, 3), bool), None, "negative").is_neg()
+    assert not backend.arranged(np.ones((2, 3), bool), None, "negative").is_neg()

@@ -15,8 +15,10 @@ from attention_conformance.backends import registry
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
+from attention_conformance.backends.user.cached import UserCached
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.backends.user.operators import UserOperator
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
@@ -207,13 +209,13 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
         backend.vjp(call, ["query"], cotangent)
         _, pull = backend.pullback(call, ["query"])
         pull(cotangent)
-        step = backend.profiler.step(call, "backward", ["query"])(call.arguments, cotangent)
+        step = backend.timed_step(call, "backward", ["query"])(call.arguments, cotangent)
         step()
         assert {*seen} == {integers}
         assert len(seen) >= 5
 
 
-@pytest.mark.parametrize("kind", [*registry.USER_KINDS.values(), UserFunction, UserLayer])
+@pytest.mark.parametrize("kind", [UserCached, UserFunction, UserLayer, UserOperator])
 def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
     prepare = getattr(kind, "scripted", kind.prepare)
     assert prepare.__code__ is as_in_programs(prepare).__code__
@@ -225,7 +227,7 @@ def test_kernels_in_pallas_wait_for_full(backend: Backend) -> None:
     asked = {level: sum(1 for _ in values.cells(level, [kernel])) for level in LEVELS}
     assert asked["smoke"] == asked["standard"] == 0
     assert asked["full"] > 10
-    assert backend.compilers.of(kernel) == ()
+    assert backend.compilers_of(kernel) == ()
 
 
 FUNCTIONS = """

@@ -170,7 +170,7 @@ def test_threads_are_those_of_the_session(runtime: Any) -> None:
     runtime._sessions.clear()
     prepared = of(runtime, "eager").prepare(inputs_of(SMALL))
     before = runtime.thread_count
-    with runtime.profiler.threads(before + 1):
+    with runtime.threads(before + 1):
         prepared()
     prepared()
     assert runtime.thread_count == before
@@ -219,7 +219,7 @@ def exported(name: str, compiler: str, case: str) -> tuple[np.ndarray, np.ndarra
         pytest.importorskip(module)
     chosen = of(registry.load("torch"), name)
     backend, prepared = chosen.backend, chosen.prepare(draw(Case.parse(case)))
-    model = backend.compilers.compiled(prepared, compiler, 2)
+    model = backend.compiled(prepared, compiler, 2)
     return backend.to_numpy(prepared()), backend.to_numpy(model())
 
 
@@ -323,7 +323,7 @@ def test_a_call_of_other_lengths_is_another_model(
 
 def test_threads_are_those_of_the_model(openvino: Any, compiled_models: list[Any]) -> None:
     prepared = of(openvino, "sdpa").prepare(draw(Case.parse(PLAIN)))
-    with openvino.profiler.threads(openvino.thread_count + 1):
+    with openvino.threads(openvino.thread_count + 1):
         prepared()
     prepared()
     counts = [

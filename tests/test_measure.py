@@ -260,7 +260,7 @@ def test_a_file_that_replaces_the_wait_for_the_gpu_is_waited_for(
     backend = load("torch")
     monkeypatch.setattr(backend, "device", "cuda")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append("none"))
-    backend.profiler.sync(None)
+    backend.sync(None)
     assert waited == ["all streams"]
 
 

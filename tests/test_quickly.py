@@ -18,7 +18,6 @@ from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import (
     Backend,
-    Compilers,
     DeclarationError,
     Implementation,
 )
@@ -56,22 +55,15 @@ class Hasty(Miniatures):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device, Wrong)
-        self.compilers = HastyCompilers(self)
         self.is_quick = False
         self.calls: list[bool] = []
         self.wrong: tuple[bool, ...] = ()
         self.act: Callable[[], object] | None = None
 
-
-class HastyCompilers(Compilers):
-    """The quick backend shares the list of calls of its own."""
-
-    backend: Hasty
-
     def quick(self) -> Hasty:
-        own = self.backend
-        backend = Hasty(own.device)
-        backend.calls, backend.wrong, backend.act = own.calls, own.wrong, own.act
+        """The quick backend, which shares the list of calls."""
+        backend = Hasty(self.device)
+        backend.calls, backend.wrong, backend.act = self.calls, self.wrong, self.act
         backend.is_quick = True
         return backend
 
@@ -216,8 +208,8 @@ def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
     plan = planned(backend, mode="all")
     for implementation in plan.implementations:
         assert (implementation.optimized is None) == (implementation.mode == "compiled")
-    assert backend.compilers.quick().compilers.options
-    assert not backend.compilers.options
+    assert backend.quick().options
+    assert not backend.options
     assert Options(("jax",)).compiles_quickly
     for options in ({"mode": "compiled"}, {"optimized": True}, {"isolate": True}):
         assert not Options(("jax",), **options).compiles_quickly
@@ -233,24 +225,18 @@ class CompilingBackend(NumpyBackend):
     """NumPy with a compiler: `make` turns a function into a program, and every one is counted."""
 
     name = "compiling"
+    compilers = ("once",)
 
     def __init__(self, make: Callable[[Function], Function] = lambda function: function) -> None:
         super().__init__()
         self.make, self.count = make, 0
-        self.compilers = Once(self, ("once",))
 
     def implementations(self) -> list[Implementation]:
         return [Kernel(self)]
 
-
-class Once(Compilers):
-    """Makes programs as its backend does, and counts them."""
-
-    backend: CompilingBackend
-
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        self.backend.count += 1
-        program = self.backend.make(prepared.function)
+        self.count += 1
+        program = self.make(prepared.function)
         return replace(prepared, function=program, compiled=program)
 
 
@@ -312,7 +298,7 @@ def test_only_the_compiled_have_the_sign_in_their_names() -> None:
 )
 def test_a_twin_for_rewrites_refuses_what_it_does_not_compute(token: str) -> None:
     pytest.importorskip("torch")
-    (twin,) = load("torch").compilers.implementations()
+    (twin,) = load("torch").only_compiled()
     assert verdict_of(twin, CASE).status == "pass"
     case = Case.parse(f"{CASE}/{token}")
     assert verdict_of(twin, case).status == "unsupported"

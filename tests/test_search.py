@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_conformance.backends.compilers import Compilers
+from attention_conformance.backends.engine import Engine
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
@@ -200,7 +200,7 @@ def test_exit_codes(
 
 def test_sizes_are_few_if_every_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of the seed."""
-    monkeypatch.setattr(Compilers, "compiles_shapes", True)
+    monkeypatch.setattr(Engine, "compiles_shapes", True)
 
     def sizes(seed: int) -> set[tuple[str, Sizes, object]]:
         seen = search("numpy", seed=seed, examples=60, gradients=False).seen.values()

@@ -160,7 +160,7 @@ def test_bfloat16_of_a_function_is_asked_if_it_claims_so(backend: Backend) -> No
     assert not mended.remarks
     with pytest.raises(UsageError, match="mended_interpreter"):
         of_function(backend, attend, dtypes=("bf16",))
-    assert "mended_interpreter" not in Claims.of(attend, {}).said
+    assert "mended_interpreter" not in Claims.of(attend, {}).values
 
 
 def test_threads_wait_for_each_other(kernels: ModuleType) -> None:

@@ -63,7 +63,7 @@ def called(
 
     array, jax = impl.backend.array, impl.backend.jax
     parameters = {n: array(a, inputs.dtype) for n, a in inputs.parameters.items()}
-    getters = [attrgetter(impl.layer.parameters[name]) for name in parameters]
+    getters = [attrgetter(impl.row.parameters[name]) for name in parameters]
     module = impl.make(inputs, **({"dropout_p": 0.5, "inference": False} if switches_off else {}))
     inference = True if switches_off else None
 
@@ -219,7 +219,7 @@ class EquinoxRotary(Implementation):
             padded = jnp.pad(query, ((0, 0), (0, 0), (first, 0), (0, 0)))
             return rotate(padded)[:, :, first:]
 
-        arguments = {"query": self.backend.memory.operand(inputs.query, inputs, "bhld")}
+        arguments = {"query": self.backend.operand(inputs.query, inputs, "bhld")}
         constants = (rotation, s.D, first, str(dtype))
         prepared = PreparedCall(call, arguments, constants=constants)
         return self.backend.jitted(self, prepared) if self.jit else prepared

@@ -80,7 +80,7 @@ def paths(
     if inputs.feature("lse"):  # the paths return only the output
         return {}
     s, jnp = inputs.sizes, impl.backend.numpy
-    function = impl.kernel.calls(impl, inputs)
+    function = impl.row.calls(impl, inputs)
     window = plain_call.arguments.get("local_window_size", (max(s.Lq, s.Lk),) * 2)
 
     def without_batch(**arguments: Any) -> Any:

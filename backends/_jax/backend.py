@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from attention_conformance.backends._jax.attention import EAGER, JAX_NN, JAX_NN_CUDNN, operations
-from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.packed import GpuPaged, JaxNnPacked, RaggedReference
 from attention_conformance.backends._jax.pallas import (
@@ -36,7 +35,7 @@ def flax_implementations(backend: JaxEngine) -> list[Implementation]:
     from attention_conformance.backends._jax.flax_norms import LINEN_BATCH_NORM, LINEN_LAYER_NORM
 
     # JAX runs these dtypes operation by operation, so they are judged at a later level (`POSTPONED`).
-    nnx_row = NNX.but(later=frozenset(backend.stepwise_dtypes))
+    nnx_row = NNX.but(postponed=frozenset(backend.stepwise_dtypes))
     return [
         *(FrameworkFunction(backend, kernel) for kernel in (NNX_FUNCTION, LINEN_FUNCTION)),
         *(FrameworkLayer(backend, row) for row in (nnx_row, NNX_WEIGHTS)),
@@ -53,11 +52,9 @@ class JaxBackend(JaxEngine):
     modules = ("jax",)
     native = "jax-nn"
     devices = DEVICES
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        names = ("ops", "jit", "aot", "vmap")
-        self.compilers = JaxCompilers(self, names, timed=("jit",), layers=("ops", "jit"))
+    compilers = ("ops", "jit", "aot", "vmap")
+    timed_compilers = ("jit",)
+    layer_compilers = ("ops", "jit")
 
     @property
     def versions(self) -> dict[str, str]:
@@ -68,7 +65,7 @@ class JaxBackend(JaxEngine):
         ops = operations(self)
         attention: list[Implementation] = [
             TextbookAttention(self, ops, EAGER),
-            FrameworkFunction(self, JAX_NN.but(later=frozenset(self.stepwise_dtypes))),
+            FrameworkFunction(self, JAX_NN.but(postponed=frozenset(self.stepwise_dtypes))),
             JaxNnPacked(self),
             FrameworkFunction(self, GPU_MHA),
             FrameworkFunction(self, GPU_DECODE),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from attention_conformance.backends._jax import transforms
 from attention_conformance.backends._jax.programs import (
@@ -20,7 +20,7 @@ from attention_conformance.backends._jax.programs import (
 )
 from attention_conformance.backends.compilers import over_batch, with_constants
 from attention_conformance.backends.prepared import Gradients, PreparedCall
-from attention_conformance.backends.protocol import Backend, Compilers, Implementation
+from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.backends.sources import DIALECTS
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.backends.user.layer import UserLayer
@@ -108,24 +108,25 @@ USER_CODE = (UserLayer, UserFunction)
 """Implementations that eager mode calls operation by operation; all others go through `jax.jit`."""
 
 
-class JaxCompilers(Compilers):
+class JaxCompilers(Backend):
     """Compiled forms of a call: "jit" only for `USER_CODE`, "ops" only for other implementations.
 
     - `options`: compiler options of XLA for all jitted functions of the backend
     - `functions`: the jitted functions, by implementation and static configuration
     """
 
-    backend: Any
+    jax: Any
+
     ambient = {"jit": "traced", "vmap": "mapped"}
     compiles_shapes = True
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
         self.options: Mapping[str, Any] = {}
         self.functions: dict[tuple[str, str], Jitted] = {}
 
     def jitted(
-        self, owner: str, prepared: PreparedCall, kind: type[Jitted] = Jitted
+        self, owner: Implementation, prepared: PreparedCall, kind: type[Jitted] = Jitted
     ) -> PreparedCall:
         """The call through `jax.jit`; calls of the implementation `owner` with equal constants share a
         function.
@@ -133,8 +134,10 @@ class JaxCompilers(Compilers):
         Raises ValueError if the call has no constants, since it would be compiled each time.
         """
         if prepared.constants is None:
-            raise ValueError(f"a call of {owner} names no constants, so it cannot share a program")
-        key = (owner, repr(prepared.constants))
+            raise ValueError(
+                f"a call of {owner.name} names no constants, so it cannot share a program"
+            )
+        key = (owner.name, repr(prepared.constants))
         function = self.functions.setdefault(key, kind(prepared.function, self.options))
         text = DIALECTS["jax"].compiled["jit"]
         return replace(prepared, function=function, compiled=function, through=text)
@@ -142,17 +145,17 @@ class JaxCompilers(Compilers):
     def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
         """The context of a call. 64-bit numbers are on only in float64 calls; by default JAX has none."""
         wide = dtype.name == "f64"
-        return nullcontext if wide else partial(self.backend.jax.enable_x64, False)
+        return nullcontext if wide else partial(self.jax.enable_x64, False)
 
-    def of(self, implementation: Implementation) -> tuple[str, ...]:
+    def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
         default_form = "ops" if isinstance(implementation, USER_CODE) else "jit"
-        return tuple(name for name in super().of(implementation) if name != default_form)
+        return tuple(name for name in super().compilers_of(implementation) if name != default_form)
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         """The call in a form: "ops" (operation by operation), "jit", "vmap", or "aot" (`Ahead`)."""
         import jax
 
-        call, is_array = by_operation(prepared), self.backend.is_array
+        call, is_array = by_operation(prepared), self.is_array
         if compiler == "ops":
             return call
         if compiler == "aot":
@@ -162,7 +165,7 @@ class JaxCompilers(Compilers):
         function = Jitted(call.function)
         return replace(call, function=function, compiled=function)
 
-    def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+    def lacking_through(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         if compiler == "vmap":
             return {"empty-batch": "vmap cannot map over an empty batch"}
         return AHEAD if compiler == "aot" else {}
@@ -170,14 +173,14 @@ class JaxCompilers(Compilers):
     def as_program(self, function: Implementation, prepared: PreparedCall) -> PreparedCall:
         if not self.options or prepared.constants is None:
             return prepared
-        program = self.jitted(function.name, prepared, Traced)
+        program = self.jitted(function, prepared, Traced)
         return replace(program, compiled=None, through="")
 
-    def quick(self) -> Backend | None:
+    def quick(self) -> Self | None:
         """A new backend that compiles with the known `OPTIONS`; None on a GPU, or if XLA knows none."""
-        options = known_options() if self.backend.device == "cpu" else {}
+        options = known_options() if self.device == "cpu" else {}
         if not options:
             return None
-        backend: Any = type(self.backend)(self.backend.device)
-        backend.compilers.options = options
+        backend = type(self)(self.device)
+        backend.options = options
         return backend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.backends._jax import transforms
 from attention_conformance.backends._jax.compilers import JaxCompilers
-from attention_conformance.backends._jax.modules import JaxMemory
+from attention_conformance.backends._jax.modules import ModuleLayer, made_layer
 from attention_conformance.backends._jax.profiler import JaxProfiler
 from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback, underivable
 from attention_conformance.backends.protocol import (
@@ -36,19 +36,17 @@ FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
 """XLA's CPU programs flush subnormals to zero; float16 is computed in float32."""
 
 
-class JaxEngine(Backend):
+class JaxEngine(JaxCompilers, JaxProfiler, Backend):
     """Arrays of JAX; subclasses list the implementations.
 
     The suite's own array operations use NumPy, since JAX would compile each for every new shape.
     """
 
     rounding = DeclaredRounding(narrow_reductions=tuple(DTYPES))
-    compilers: JaxCompilers
+    has_views = False
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.memory, self.profiler = JaxMemory(self), JaxProfiler(self)
-        self.compilers = JaxCompilers(self)
         with needed():
             import jax
         # Without this float64 silently becomes float32.
@@ -98,10 +96,6 @@ class JaxEngine(Backend):
             if hasattr(config, flag)
         }
 
-    def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
-        """The call through `jax.jit`. Calls of `owner` with equal constants share a compiled function."""
-        return self.compilers.jitted(owner.name, prepared)
-
     @property
     def stepwise_dtypes(self) -> tuple[str, ...]:
         """The dtypes in which `jax.nn.dot_product_attention` runs operation by operation: float16 on a
@@ -113,6 +107,18 @@ class JaxEngine(Backend):
     ) -> PreparedCall:
         """A call of `jax.nn.dot_product_attention`, through `jax.jit` unless in `stepwise_dtypes`."""
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
+
+    def layer_variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
+        if not isinstance(layer, ModuleLayer):
+            return super().layer_variables(layer)
+        inputs_first = ("kernel", ".w")  # names of kernels, whose axis of inputs is the first: "io"
+        return {
+            path: (variable, "io" if path.endswith(inputs_first) else "")
+            for path, variable in layer.variables.items()
+        }
+
+    def placed_layer(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
+        return made_layer(make, np.dtype(self.numpy.dtype(dtype.long_name)), training)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         with prepared.within(), transforms.deriving():

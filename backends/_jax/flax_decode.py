@@ -68,7 +68,7 @@ class NnxDecode(Projected):
         elections={"nan-in-freed-slot": "blocked"},
     )
     axis_order = "blhd"
-    later = frozenset(ALL_BUT_FLOAT32)
+    postponed = frozenset(ALL_BUT_FLOAT32)
     passes_dtype = True
     """True if `init_cache` gets the dtype of the layer."""
 

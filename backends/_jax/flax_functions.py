@@ -18,14 +18,14 @@ from attention_conformance.backends.declared import (
 from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
 from attention_conformance.backends.layer import SEED
-from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, dense_of, full
+from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, full
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 
 
 def mask(call: AttentionCall) -> Any:
     """The mask. Beside the causal flag its axes have full sizes (finding nnx-causal-broadcast)."""
-    array = dense_of(call.inputs, call.native.rest)
+    array = call.native.dense(call.inputs)
     if call.native.causal and array is not None and array.ndim <= 4:
         return call.backend.array(full(array, call.inputs), None)
     return call.mask()
@@ -61,7 +61,7 @@ def paths(
     impl: FrameworkFunction, inputs: Inputs, plain_call: PreparedCall
 ) -> dict[str, PreparedCall]:
     """If the causal flag is used: a call whose mask has axes of size 1, which broadcast."""
-    call = AttentionCall(impl.backend, inputs, impl.kernel.native(inputs))
+    call = AttentionCall(impl.backend, inputs, impl.row.native(inputs))
     if not call.native.causal:
         return {}
     mask = call.mask()
@@ -105,7 +105,7 @@ LINEN = Kernel(
     paths=paths,
     wrong=({"precision": "exact"},),
     # Layers call these functions in the other dtypes.
-    later=frozenset(ALL_BUT_FLOAT32),
+    postponed=frozenset(ALL_BUT_FLOAT32),
 )
 """Flax's own products, softmax and dropout; a fully masked row is the mean of all values."""
 

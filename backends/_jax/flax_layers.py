@@ -23,7 +23,7 @@ from attention_conformance.backends.declared import (
     Declared,
 )
 from attention_conformance.backends.layer import SEED, FrameworkLayer, Layer, outputs
-from attention_conformance.backends.masks import LayerMasks, causal_alone, rank4
+from attention_conformance.backends.masks import causal_alone, rank4, split_native
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -56,11 +56,12 @@ def arguments(
     sizes of 1.
     """
     values: dict[str, Any] = {}
-    masks = LayerMasks.of(inputs, causal=causal and flag, lengths=False)
-    if masks.causal:
+    native = split_native(inputs, causal=causal and flag)
+    if native.causal:
         values["is_causal"] = True
-    if masks.rest is not None:
-        values["mask"] = impl.backend.array(_mask(masks.rest, inputs, form), None)
+    dense = native.dense(inputs)
+    if dense is not None:
+        values["mask"] = impl.backend.array(_mask(dense, inputs, form), None)
     if inputs.bias is not None:
         bias = rank4(inputs.bias)
         values["bias"] = impl.backend.array(bias[0] if inputs.squeezed else bias, inputs.dtype)
@@ -96,16 +97,14 @@ def called(
     module = impl.make(inputs, **constructor)
 
     def run(**arguments: Any) -> tuple[Any, Any]:
-        tree = impl.layer.parameters({name: arguments.pop(name) for name in parameters})
+        tree = impl.row.parameters({name: arguments.pop(name) for name in parameters})
         bias, seed = arguments.pop("bias", None), arguments.pop(SEED)
         return outputs(module(tree, bias, seed, arguments), inputs)
 
     arrays = {**arguments, **parameters, SEED: array(np.asarray(inputs.dropout_seed), None)}
     module_constants = (constructor, inputs.widths, inputs.sizes.Hkv)
     constants = (*module_constants, storage_dtype, inputs.returned, inputs.training)
-    call = PreparedCall(
-        run, arrays, LAYER_OUTPUTS, operands=impl.layer.operands, constants=constants
-    )
+    call = PreparedCall(run, arrays, LAYER_OUTPUTS, operands=impl.row.operands, constants=constants)
     if native:
         return impl.backend.jitted_native(impl, call, inputs.dtype)
     return impl.backend.jitted(impl, call)
@@ -152,9 +151,9 @@ def paths(
     `causal`: the module has a causal flag."""
     ways = ways_of(inputs)
     if inputs.dense_mask is not None:
-        if causal and LayerMasks.of(inputs).causal and inputs.mask_array is None:
+        if causal and split_native(inputs, causal=True).causal and inputs.mask_array is None:
             ways["causal as a mask"] = {"given": {"flag": False}}
-        if LayerMasks.of(inputs, causal=causal, lengths=False).rest is not None:
+        if split_native(inputs, causal=causal).dense(inputs) is not None:
             ways["mask as it broadcasts"] = {"given": {"form": "broadcast"}}
     if inputs.dtype.is_half:
         ways["parameters in float32"] = {"storage_dtype": "f32"}
@@ -211,7 +210,7 @@ LINEN = Layer(
     arguments=partial(arguments, False),
     paths=partial(paths, linen_ways, False),
     wrong=({"num_heads": 5},),
-    unsupported=unsupported_epsilon,
+    refusal=unsupported_epsilon,
 )
 """The layer with Linen's own products and softmax, with and without weights."""
 
@@ -225,7 +224,7 @@ NNX_WEIGHTS = LINEN.but(
     arguments=partial(arguments, True),
     paths=partial(paths, weights_ways, True),
     wrong=({"num_heads": 5}, {"num_kv_heads": 3}),
-    unsupported=unsupported_widths,
+    refusal=unsupported_widths,
 )
 """The layer with sow_weights=True or dropout: Flax's own products and softmax."""
 

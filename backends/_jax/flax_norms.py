@@ -73,7 +73,7 @@ def called(
     mutable = ["batch_stats"] if training else False
 
     def call(query: Any, **parameters: Any) -> tuple[Any, None]:
-        variables = impl.layer.parameters(parameters)
+        variables = impl.row.parameters(parameters)
         for factor in steps:
             variables |= trainer.apply(variables, factor * query, mutable=["batch_stats"])[1]
         answer = module.apply(variables, query, mutable=mutable)

@@ -1,4 +1,4 @@
-"""Modules of Flax (NNX and Linen) and Haiku as layers, and JAX's memory, which makes them."""
+"""Modules of Flax (NNX and Linen) and Haiku as layers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.binder import ends_in
-from attention_conformance.backends.memory import ShapesAlone
-from attention_conformance.suite.spec.dtypes import DType
 
 
 class Variable:
@@ -152,33 +150,20 @@ def haiku_layer(make: Callable[[], Any], dtype: Any) -> ModuleLayer:
     )
 
 
-class JaxMemory(ShapesAlone):
-    """Arrays without strides, and modules of Flax and Haiku."""
-
-    backend: Any
-
-    def variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
-        if not isinstance(layer, ModuleLayer):
-            return super().variables(layer)
-        inputs_first = ("kernel", ".w")  # names of kernels, whose axis of inputs is the first: "io"
-        return {
-            path: (variable, "io" if path.endswith(inputs_first) else "")
-            for path, variable in layer.variables.items()
-        }
-
-    def made(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
-        parameter_dtype = np.dtype(self.backend.numpy.dtype(dtype.long_name))
-        try:
-            layer = make()
-        except ValueError as error:
-            if "hk.transform" not in str(error):
-                raise
-            return haiku_layer(make, parameter_dtype)
-        linen, nnx = (sys.modules.get(f"flax.{name}") for name in ("linen", "nnx"))
-        if hasattr(layer, "load_attention"):  # the layer sets its parameters itself
-            return layer
-        if nnx is not None and isinstance(layer, nnx.Module):
-            return nnx_layer(layer, parameter_dtype, training)
-        if linen is not None and isinstance(layer, linen.Module):
-            return linen_layer(layer, parameter_dtype)
+def made_layer(make: Callable[[], Any], parameter_dtype: np.dtype, training: bool = False) -> Any:
+    """The new layer `make()`; a module of Flax or Haiku as a `ModuleLayer` with parameters of the
+    dtype."""
+    try:
+        layer = make()
+    except ValueError as error:
+        if "hk.transform" not in str(error):
+            raise
+        return haiku_layer(make, parameter_dtype)
+    linen, nnx = (sys.modules.get(f"flax.{name}") for name in ("linen", "nnx"))
+    if hasattr(layer, "load_attention"):  # the layer sets its parameters itself
         return layer
+    if nnx is not None and isinstance(layer, nnx.Module):
+        return nnx_layer(layer, parameter_dtype, training)
+    if linen is not None and isinstance(layer, linen.Module):
+        return linen_layer(layer, parameter_dtype)
+    return layer

@@ -111,10 +111,10 @@ class JaxPaged(OperatorFunction):
     backend: JaxEngine
 
     operator = paged.PAGED
-    later = frozenset({"kernels"})
+    postponed = frozenset({"kernels"})
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        within = self.backend.compilers.surroundings(inputs.dtype)
+        within = self.backend.surroundings(inputs.dtype)
         return super().prepare(inputs).under(within)
 
 

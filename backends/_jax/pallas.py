@@ -51,7 +51,7 @@ def in_default_precision(
     impl: FrameworkFunction, inputs: Inputs, call: PreparedCall
 ) -> PreparedCall:
     """The call in JAX's default mode: 64-bit numbers are off, except in float64."""
-    return call.under(impl.backend.compilers.surroundings(inputs.dtype))
+    return call.under(impl.backend.surroundings(inputs.dtype))
 
 
 def mha(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
@@ -133,8 +133,8 @@ GPU_MHA = Kernel(
     ),
     calls=mha,
     through=in_default_precision,
-    unsupported=without_elements_or_more_queries,
-    later=frozenset({"kernels"}),
+    refusal=without_elements_or_more_queries,
+    postponed=frozenset({"kernels"}),
 )
 
 GPU_DECODE = GPU_MHA.but(
@@ -150,7 +150,7 @@ GPU_DECODE = GPU_MHA.but(
         limits=Limits(queries=1, lengths_multiple_of=(1, SPLITS * BLOCK)),
     ),
     calls=decode,
-    unsupported=without_elements,
+    refusal=without_elements,
 )
 
 TPU_SPLASH = GPU_MHA.but(
@@ -165,7 +165,7 @@ TPU_SPLASH = GPU_MHA.but(
         limits=Limits(lengths_multiple_of=(BLOCK, LANES), head_sizes=(64, 128)),
     ),
     calls=splash,
-    unsupported=without_elements,
+    refusal=without_elements,
 )
 
 SPLASH_REFERENCE = Kernel(
@@ -188,5 +188,5 @@ SPLASH_REFERENCE = Kernel(
     ),
     calls=splash_reference,
     through=in_default_precision,
-    later=frozenset({"variations", "kernels"}),
+    postponed=frozenset({"variations", "kernels"}),
 )  # fmt: skip

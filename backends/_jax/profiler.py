@@ -11,9 +11,10 @@ from typing import Any
 from attention_conformance.backends._jax import transforms
 from attention_conformance.backends._jax.compilers import Ahead
 from attention_conformance.backends._jax.programs import Jitted
+from attention_conformance.backends.compilers import kernels_in
+from attention_conformance.backends.engine import Step
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.profiler import Step, kernels_in
-from attention_conformance.backends.protocol import Profiler
+from attention_conformance.backends.protocol import Backend
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 """The event of `jax.monitoring` for every program that XLA compiles."""
@@ -42,10 +43,10 @@ def _program(prepared: PreparedCall) -> Any:
     return handle.program if isinstance(handle, Ahead) else None
 
 
-class JaxProfiler(Profiler):
+class JaxProfiler(Backend):
     """Kernels and memory of XLA's programs, and JAX's compilations."""
 
-    attention = ("jax.nn.dot_product_attention",)
+    attention_functions = ("jax.nn.dot_product_attention",)
 
     def kernels(self, prepared: PreparedCall) -> str:
         """Kernels in XLA's program of the call; if the call is not one program, the counts of products
@@ -65,7 +66,7 @@ class JaxProfiler(Profiler):
 
         jax.block_until_ready(outputs)
 
-    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+    def timed_step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
         return transforms.step(prepared, direction, wrt)
 
     @cached_property

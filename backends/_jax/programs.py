@@ -8,7 +8,7 @@ On a CPU programs may be compiled with reduced optimisation (`OPTIONS`), in a fi
 traced program, and XLA's operations and conversions, are the same; only fusions may differ. LLVM does not
 optimise, and an older emitter of XLA writes loops. The first two options are JAX's switch for smoke tests
 (`jax_disable_most_optimizations`, jax#3208). A backend compiles all programs with the same options
-(`Compilers.quick`). A wrong answer is judged again with full optimisation (`suite.judge.judge`).
+(`Engine.quick`). A wrong answer is judged again with full optimisation (`suite.judge.judge`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from traceback import extract_tb
 from typing import Any
 
 from attention_conformance.backends._jax.programs import Jitted, by_operation, split_arguments
+from attention_conformance.backends.engine import Step
 from attention_conformance.backends.prepared import (
     ForwardOnly,
     Gradients,
@@ -20,7 +21,6 @@ from attention_conformance.backends.prepared import (
     Pullback,
     underivable,
 )
-from attention_conformance.backends.profiler import Step
 
 UNDERIVABLE = (
     "^(Differentiation rule for '.*' not implemented|Pure callbacks do not support JVP"
@@ -84,7 +84,7 @@ def jvp(prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
 
 
 def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Profiler.step`. If the call is one program, forward and backward pass are one program, too."""
+    """`Engine.timed_step`. If the call is one program, forward and backward pass are one program, too."""
     import jax
 
     if direction == "forward":

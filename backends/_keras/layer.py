@@ -24,7 +24,7 @@ from attention_conformance.backends.declared import (
     Numerics,
 )
 from attention_conformance.backends.layer import SEED, FrameworkLayer, outputs
-from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.masks import split_native
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -69,13 +69,14 @@ def options(inputs: Inputs, scores: bool, training: bool | None = None) -> dict[
     if inputs.bias is not None:
         raise ValueError(NO_BIAS)
     values = {"training": inputs.training if training is None else training}
-    flags = {"return_attention_scores": scores, "use_causal_mask": LayerMasks.of(inputs).causal}
+    causal = split_native(inputs, causal=True).causal
+    flags = {"return_attention_scores": scores, "use_causal_mask": causal}
     return values | {name: True for name, flag in flags.items() if flag}
 
 
 def variables(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> dict[str, Any]:
     """The variables of a layer by canonical names."""
-    variables_by_name: dict[str, Any] = impl.layer.parameters(layer)
+    variables_by_name: dict[str, Any] = impl.row.parameters(layer)
     return {n: v for n, v in variables_by_name.items() if v is not None and n in inputs.parameters}
 
 
@@ -206,7 +207,7 @@ def paths(
         inference = {"training": False}
         ways["dropout>0 in inference"] = {"given": inference, "dropout": INFERENCE_RATE}
     calls = {name: impl.call(inputs, **way) for name, way in ways.items()}
-    if LayerMasks.of(inputs).valid is not None:
+    if split_native(inputs, lengths=True).paddings:
         # A mask attached to the query's own tensor would be the query's mask, too.
         separate = inputs.replace(self_attention=False)
         calls["attached mask"] = impl.call(separate, way=with_masks)

@@ -29,7 +29,7 @@ from attention_conformance.backends.declared import (
     Numerics,
 )
 from attention_conformance.backends.layer import FrameworkLayer, Layer
-from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.masks import Native, full, split_native
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Window
@@ -166,17 +166,19 @@ def variables(layer: Any) -> dict[str, Any]:
 def masks(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
     """value_mask (B, Lk) and attention_mask (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ. A causal mask
     is a flag, and not included."""
-    arrays = {"value_mask": LayerMasks.of(inputs).valid, "attention_mask": _remaining_mask(inputs)}
+    native = split_native(inputs, causal=True, lengths=True)
+    remaining_mask = _remaining_mask(native, inputs)
+    arrays = {"value_mask": native.valid(inputs), "attention_mask": remaining_mask}
     return {n: impl.backend.array(mask, None) for n, mask in arrays.items() if mask is not None}
 
 
-def _remaining_mask(inputs: Inputs) -> np.ndarray | None:
+def _remaining_mask(native: Native, inputs: Inputs) -> np.ndarray | None:
     """The mask without the parts that are flags, (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ."""
-    rest = LayerMasks.of(inputs).rest
-    if rest is None:
+    dense = native.dense(inputs)
+    if dense is None:
         return None
-    heads_differ = rest.ndim == 4 and rest.shape[1] != 1
-    return np.ascontiguousarray(full(rest, inputs, heads_differ))
+    heads_differ = dense.ndim == 4 and dense.shape[1] != 1
+    return np.ascontiguousarray(full(dense, inputs, heads_differ))
 
 
 def arguments(
@@ -198,7 +200,7 @@ def mask_paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     if "value_mask" in by_name:
         renamed = {("key_mask" if n == "value_mask" else n): m for n, m in by_name.items()}
         calls["key_mask"] = impl.call(inputs, {"replacement": renamed})
-    if LayerMasks.of(inputs).causal or "value_mask" in by_name:
+    if split_native(inputs, causal=True).causal or "value_mask" in by_name:
         calls["dense mask"] = impl.call(inputs.with_dense())
     return calls
 

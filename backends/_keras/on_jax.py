@@ -6,7 +6,6 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from attention_conformance.backends._jax.attention import NO_HEADS, through_jit
-from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.ops import KERAS_OPS, paths
@@ -67,10 +66,7 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
     name = "keras-jax"
     modules = ("keras", "jax")
     engine_of_keras = "jax"
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        self.compilers = JaxCompilers(self, ("ops", "jit"), layers=("ops", "jit"))
+    compilers = layer_compilers = ("ops", "jit")
 
     @property
     def versions(self) -> dict[str, str]:

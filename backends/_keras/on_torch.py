@@ -6,7 +6,6 @@ from importlib.metadata import version
 
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.ops import KERAS_OPS
-from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.kernels import SDPA
 from attention_conformance.backends.declared import (
@@ -52,10 +51,10 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
     name = "keras-torch"
     modules = ("keras", "torch")
     engine_of_keras = "torch"
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        self.compilers = BrokenGraphs(self, ("inductor", "aot_eager"))
+    compilers = ("inductor", "aot_eager")
+    # Keras breaks its attention into two graphs (keras#23327). Dynamo keeps the second graph of all
+    # programs under one code object of Keras, with eight programs at most.
+    one_graph = False
 
     @property
     def versions(self) -> dict[str, str]:
@@ -63,10 +62,3 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
 
     def implementations(self) -> list[Implementation]:
         return [FrameworkFunction(self, ON_TORCH), *self.layers()]
-
-
-class BrokenGraphs(TorchCompilers):
-    """Keras breaks its attention into two graphs (keras#23327). Dynamo keeps the second graph of all
-    programs under one code object of Keras, with eight programs at most."""
-
-    one_graph = False

@@ -24,7 +24,7 @@ from attention_conformance.backends._keras.layer import (
 from attention_conformance.backends._keras.multi_head import TENSORFLOW
 from attention_conformance.backends.declared import SINGLE_EAGER, Election, Numerics
 from attention_conformance.backends.layer import FrameworkLayer, Layer
-from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.masks import split_native
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.additive import ADDITIVE
@@ -114,10 +114,10 @@ def arguments(
     query_mask: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """The mask of keys, the mask `query_mask` of queries, and the options of a call."""
-    masks_of_layer = LayerMasks.of(inputs)
-    if masks_of_layer.rest is not None:
+    native = split_native(inputs, causal=True, lengths=True)
+    if native.dense(inputs) is not None:
         raise ValueError(PAIRS)
-    masks = {"value_mask": masks_of_layer.valid, "query_mask": query_mask}
+    masks = {"value_mask": native.valid(inputs), "query_mask": query_mask}
     arrays = {n: impl.backend.array(mask, None) for n, mask in masks.items() if mask is not None}
     return arrays | options(
         inputs, inputs.returned != "none" if scores is None else scores, training

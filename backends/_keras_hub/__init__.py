@@ -20,7 +20,6 @@ from attention_conformance.backends._keras_hub.layers import (
 )
 from attention_conformance.backends._tensorflow.engine import (
     EAGER,
-    TensorflowCompilers,
     TensorflowEngine,
     operations,
 )
@@ -53,7 +52,6 @@ class KerasHubBackend(WithKeras, TensorflowEngine):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.compilers = TensorflowCompilers(self)
         with needed():
             import keras_hub  # noqa: F401
 

@@ -294,7 +294,7 @@ class HubRotary(Implementation):
         if key not in self.layers:
             self.layers[key] = self.layer(*key)
         arguments = {
-            "inputs": self.backend.memory.operand(inputs.query, inputs, self.axis_order),
+            "inputs": self.backend.operand(inputs.query, inputs, self.axis_order),
             **self.position_arguments(inputs),
         }
         return PreparedCall(

@@ -103,6 +103,4 @@ class FastRope(Implementation):
                 scale=scale, offset=first,
             )  # fmt: skip
 
-        return PreparedCall(
-            call, {"query": self.backend.memory.operand(inputs.query, inputs, "bhld")}
-        )
+        return PreparedCall(call, {"query": self.backend.operand(inputs.query, inputs, "bhld")})

@@ -10,17 +10,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.prepared import Gradients, PreparedCall
-from attention_conformance.backends.protocol import Backend, Profiler, needed
+from attention_conformance.backends.protocol import Backend, needed
 from attention_conformance.suite.spec.dtypes import DType
-
-
-class MlxProfiler(Profiler):
-    """MLX computes arrays when they are read; `sync` computes them."""
-
-    def sync(self, outputs: Any) -> None:
-        import mlx.core
-
-        mlx.core.eval(outputs)
 
 
 class MlxEngine(Backend):
@@ -32,7 +23,6 @@ class MlxEngine(Backend):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.profiler = MlxProfiler(self)
         with needed():
             import mlx.core
         self.mlx: Any = mlx.core
@@ -64,6 +54,10 @@ class MlxEngine(Backend):
 
     def device_name(self, array: Any) -> str:
         return "cpu"
+
+    def sync(self, outputs: Any) -> None:
+        """Compute these outputs: MLX computes arrays when they are read."""
+        self.mlx.eval(outputs)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         output, operands = prepared.of_operands(wrt)

@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_conformance.backends.memory import Shape, view
 from attention_conformance.backends.prepared import ForwardOnly, PreparedCall
-from attention_conformance.backends.protocol import Ambient, Backend, Memory, Profiler, Setting
+from attention_conformance.backends.protocol import Ambient, Backend, Setting
 from attention_conformance.suite.spec.dtypes import DType, round_to
 
 
@@ -60,41 +60,10 @@ def rounded(function: Callable[..., Any], fmt: DType | None, *operands: Any) -> 
         return Rounded(values if fmt is None else round_to(values, fmt), fmt)
 
 
-class RoundedMemory(Memory):
-    """`Rounded` arrays have the strides of their values."""
-
-    has_strides = True
-
-    def overwrite(self, array: Rounded, values: Rounded) -> bool:
-        array.values[...] = values.values
-        return True
-
-    def transpose(self, array: Rounded, *axes: int) -> Rounded:
-        return Rounded(array.values.transpose(*axes), array.fmt)
-
-    def alias(self, array: Rounded) -> Rounded:
-        return Rounded(array.values, array.fmt)
-
-    def view(self, flat: Rounded, shape: Shape, strides: Shape, offset: int) -> Rounded:
-        return Rounded(view(flat.values, shape, strides, offset), flat.fmt)
-
-
-class RoundedProfiler(Profiler):
-    """Measures matrix products and copies of the values of `Rounded` arrays."""
-
-    def multiplied(self, array: Rounded) -> Callable[[], Any]:
-        return lambda: array.values @ array.values
-
-    def copied(self, array: Rounded) -> Callable[[], Any]:
-        return array.values.copy
-
-
 class NumpyEngine(Backend):
     """A backend whose arrays are `Rounded`. Subclasses list the implementations."""
 
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        self.memory, self.profiler = RoundedMemory(self), RoundedProfiler(self)
+    has_strides = True
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -119,6 +88,25 @@ class NumpyEngine(Backend):
 
     def device_name(self, array: Rounded) -> str:
         return "cpu"
+
+    def overwrite(self, array: Rounded, values: Rounded) -> bool:
+        array.values[...] = values.values
+        return True
+
+    def transpose(self, array: Rounded, *axes: int) -> Rounded:
+        return Rounded(array.values.transpose(*axes), array.fmt)
+
+    def alias(self, array: Rounded) -> Rounded:
+        return Rounded(array.values, array.fmt)
+
+    def view(self, flat: Rounded, shape: Shape, strides: Shape, offset: int) -> Rounded:
+        return Rounded(view(flat.values, shape, strides, offset), flat.fmt)
+
+    def multiplied(self, array: Rounded) -> Callable[[], Any]:
+        return lambda: array.values @ array.values
+
+    def copied(self, array: Rounded) -> Callable[[], Any]:
+        return array.values.copy
 
     def vjp(
         self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Rounded

@@ -27,7 +27,7 @@ class ComplexRotation(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         rotation, fmt = Rotation.of(inputs.case, inputs.sizes.D), inputs.dtype
         arguments = {
-            "query": self.backend.memory.operand(inputs.query, inputs, "bhld"),
+            "query": self.backend.operand(inputs.query, inputs, "bhld"),
             "position": self.backend.array(inputs.arrays["position"], None),
         }
 

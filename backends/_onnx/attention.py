@@ -63,8 +63,8 @@ def bottom_right_flag(inputs: Inputs) -> Native:
     parts = inputs.mask.parts if inputs.mask is not None else ()
     flagged = [part for part in parts if isinstance(part, Causal) and part.bottom_right]
     if inputs.form == "dense" or not flagged:
-        return Native(rest=parts)
-    return Native(causal=True, rest=tuple(part for part in parts if part not in flagged))
+        return Native(dense_parts=parts)
+    return Native(causal=True, dense_parts=tuple(part for part in parts if part not in flagged))
 
 
 def with_lengths(inputs: Inputs) -> Native:
@@ -95,7 +95,7 @@ def graph_of(
     node: Callable[..., Symbol], impl: FrameworkFunction, inputs: Inputs
 ) -> Callable[..., Symbol]:
     """The function that records the graph of a call, given the function that records its node."""
-    return partial(node, **attributes(inputs, impl.kernel.native(inputs)))
+    return partial(node, **attributes(inputs, impl.row.native(inputs)))
 
 
 def attention(
@@ -201,7 +201,7 @@ ATTENTION_23 = Kernel(
     passed_as={"mask": "mask", "bias": "mask"},
     axis_order="bhld",
     divide=partial(split_native, causal=True),
-    unsupported=inexact_attribute,
+    refusal=inexact_attribute,
 )
 """Masks other than causal are arrays, which may broadcast."""
 
@@ -224,7 +224,7 @@ CACHED = ATTENTION_24.but(
     calls=partial(graph_of, cached),
     divide=bottom_right_flag,
     paths=ATTENTION_23.paths,
-    unsupported=inexact_attribute_or_no_past,
+    refusal=inexact_attribute_or_no_past,
 )
 """Keys before the queries are a cache, as in decoding or a later chunk of a prompt. The causal flag is
 bottom-right."""

@@ -82,7 +82,7 @@ class PastAttention(TextbookCached):
     ) -> tuple[Any, Any]:  # fmt: skip
         if query is None:
             key = super().rotated(key, n, arrays, inputs)
-            return None, self.extended(state, key, value)
+            return None, self.with_chunk(state, key, value)
         outputs = self.node(state, query, key, value, n, arrays, inputs)
         past = state or (None, None)
         present = map(present_symbol, outputs[1:], past, (key, value))
@@ -126,7 +126,7 @@ class ScatterAttention(PastAttention):
                 return "a chunk is written before it is attended: a ring has slots for it and the window"
         return None
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
+    def played(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         slots, B = capacity(case), case.sizes.B
         positions = np.full((B, slots), -1)
         for action, contents in play_script(case):
@@ -170,7 +170,7 @@ class ScatterAttention(PastAttention):
                 arrays[f"own_{n}"] = backend.array(samples[:, 0], None)
         return arrays
 
-    def begun(self, arrays: dict[str, Any]) -> Any:
+    def empty_state(self, arrays: dict[str, Any]) -> Any:
         return arrays["empty_key"], arrays["empty_value"]
 
     def step(
@@ -205,8 +205,8 @@ class ScatterAttention(PastAttention):
         )  # fmt: skip
         return rows, state
 
-    def changed(self, state: tuple[Any, Any], action: Action, n: int, arrays: Arrays) -> Any:
-        return super().changed(state, action, n, arrays) if isinstance(action, Pick) else state
+    def after_action(self, state: tuple[Any, Any], action: Action, n: int, arrays: Arrays) -> Any:
+        return super().after_action(state, action, n, arrays) if isinstance(action, Pick) else state
 
 
 class PastGroupQuery(PastAttention):

@@ -31,7 +31,6 @@ from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.masks import (
     AttentionCall,
     Native,
-    dense_of,
     merged_bias,
     rank4,
     split_native,
@@ -77,11 +76,11 @@ def group_query(
 
 def mask(call: AttentionCall) -> Any:
     """Mask and bias as one array (B or 1, H or 1, Lq, Lk), which is added to the scores, or None."""
-    inputs, rest = call.inputs, call.native.rest
-    dense = dense_of(inputs, rest)
+    inputs, native = call.inputs, call.native
+    dense = native.dense(inputs)
     if dense is not None and dense.dtype.kind != "b":
         return call.backend.array(dense, None)  # a mask of another dtype, passed unchanged
-    bias = merged_bias(inputs, rest)
+    bias = merged_bias(inputs, native.dense_parts)
     if bias is None:
         return None
     return call.backend.array(in_full(rank4(bias), inputs), inputs.dtype)
@@ -96,11 +95,11 @@ def multi_head_graph(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., S
     """The function that records MultiHeadAttention, with -inf for keys beyond the lengths in place of the
     default -10000 (finding masked-by-ten-thousand)."""
     check_packed(inputs)
-    native = impl.kernel.native(inputs)
+    native = impl.row.native(inputs)
     attributes: dict[str, Any] = {"scale": inputs.scale}
     if native.causal:
         attributes["unidirectional"] = 1
-    if native.lengths is not None:
+    if native.paddings:
         attributes["mask_filter_value"] = -np.inf
 
     def node(
@@ -178,7 +177,7 @@ def grouped_graph(
     """The function that records GroupQueryAttention. If `is_cached`, the keys before the queries are a
     cache."""
     check_packed(inputs)
-    native = impl.kernel.native(inputs)
+    native = impl.row.native(inputs)
     attributes: dict[str, Any] = {
         "scale": inputs.scale, "causal": int(native.causal), "softcap": inputs.feature("softcap")
     }  # fmt: skip
@@ -187,11 +186,11 @@ def grouped_graph(
             raise ValueError("local_window_size includes the query's own key: expected 1 or more")
         attributes["local_window_size"] = 1 + native.window.left
 
-    def node(query: Symbol, key: Symbol, value: Symbol, **rest: Any) -> Symbol:
+    def node(query: Symbol, key: Symbol, value: Symbol, **others: Any) -> Symbol:
         past = key.shape[1] - query.shape[1] if is_cached else 0
         new = [x[:, past:] for x in (key, value)]
         cache = [x[:, :past].transpose((0, 2, 1, 3)) for x in (key, value)] if past else [None] * 2
-        return group_query(query, new, cache, **rest, **attributes)[0]
+        return group_query(query, new, cache, **others, **attributes)[0]
 
     return node
 
@@ -253,7 +252,7 @@ GROUP_QUERY_CACHED = GROUP_QUERY.but(
     ).but(limits=Limits(head_sizes=HEAD_SIZES)),
     calls=partial(grouped_graph, True),
     divide=bottom_right_flag,
-    unsupported=unsupported_with_cache,
+    refusal=unsupported_with_cache,
 )
 """With a cache of the keys before the queries; the causal flag is bottom-right."""
 

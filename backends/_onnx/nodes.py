@@ -101,7 +101,7 @@ class OnnxRotary(Implementation):
         def call(query: Symbol, **arrays: Symbol) -> Symbol:
             return self.node(query, arrays, attributes)
 
-        arguments = {"query": backend.memory.operand(inputs.query, inputs, "bhld")}
+        arguments = {"query": backend.operand(inputs.query, inputs, "bhld")}
         for name, values in self.rotary_arrays(inputs, rotation).items():
             is_integer = values.dtype.kind == "i"
             arguments[name] = backend.array(values, None if is_integer else inputs.dtype)

@@ -88,7 +88,7 @@ ON_RUNTIME: dict[Kernel | type[Implementation], Declared] = {
 """Rows and classes of implementations, without textbook layers, with their declarations."""
 
 
-class OnnxRuntimeBackend(OnnxEngine):
+class OnnxRuntimeBackend(RuntimeThreads, OnnxEngine):
     """ONNX Runtime's CPU provider with its default optimisations."""
 
     name = "onnxruntime"
@@ -96,7 +96,6 @@ class OnnxRuntimeBackend(OnnxEngine):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.profiler = RuntimeThreads(self)
         with needed():
             import onnxruntime
         self.onnxruntime: Any = onnxruntime

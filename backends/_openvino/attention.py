@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_conformance.backends._openvino.engine import OpenvinoEngine
 from attention_conformance.backends.declared import ADDED, ATTENTION_FEATURES, ZEROS, Declared
-from attention_conformance.backends.masks import dense_of, feature_arrays, merged_bias, split_native
+from attention_conformance.backends.masks import feature_arrays, merged_bias, split_native
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
@@ -100,10 +100,10 @@ class Sdpa(Implementation):
         # The operator ignores a mask beside the causal flag, so the flag is used only alone.
         single = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
         native = split_native(inputs, causal=single or inputs.form == "flag-and-mask")
-        query, key, value = backend.memory.operands(inputs, "bhld")
+        query, key, value = backend.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         has_bias = inputs.bias is not None
-        mask = merged_bias(inputs, native.rest) if has_bias else dense_of(inputs, native.rest)
+        mask = merged_bias(inputs, native.dense_parts) if has_bias else native.dense(inputs)
         if mask is not None:
             arguments["mask"] = backend.array(mask, inputs.dtype if has_bias else None)
         for name, array in feature_arrays(backend, inputs).items():

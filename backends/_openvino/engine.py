@@ -17,7 +17,7 @@ KEPT = 128
 """The number of compiled models, and of their requests, that are kept."""
 
 
-class OpenvinoEngine(RuntimeArrays):
+class OpenvinoEngine(RuntimeThreads, RuntimeArrays):
     """OpenVINO's CPU plugin, set to compute float32 in float32. Subclasses list the implementations."""
 
     name = "openvino"
@@ -25,7 +25,6 @@ class OpenvinoEngine(RuntimeArrays):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.profiler = RuntimeThreads(self)
         with needed():
             import openvino
             from openvino.utils.node_factory import NodeFactory

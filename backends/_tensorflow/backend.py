@@ -37,6 +37,8 @@ class TensorflowBackend(KerasBackend, TensorflowEngine):
     modules = ("tensorflow",)
     engine_of_keras = "tensorflow"
     devices = DEVICES
+    compilers = timed_compilers = ("function", "xla")
+    layer_compilers = ("function",)
 
     @property
     def versions(self) -> dict[str, str]:

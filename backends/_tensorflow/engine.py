@@ -15,12 +15,10 @@ from attention_conformance.backends._tensorflow.profiler import (
     pullback,
 )
 from attention_conformance.backends.compilers import with_constants
-from attention_conformance.backends.memory import ShapesAlone
 from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback
 from attention_conformance.backends.protocol import (
     Backend,
     BackendUnavailable,
-    Compilers,
     DeclaredRounding,
     Setting,
     needed,
@@ -72,28 +70,15 @@ def operations(tf: Any) -> Operations:
     )
 
 
-class TensorflowCompilers(Compilers):
-    """`tf.function`, alone ("function") and through XLA ("xla")."""
+class TensorflowEngine(TensorflowProfiler, Backend):
+    """Arrays of TensorFlow; subclasses list the implementations, and may list compilers: `tf.function`,
+    alone ("function") and through XLA ("xla")."""
 
+    has_views = False
     ambient = {"function": "traced"}
-
-    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        import tensorflow as tf
-
-        def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
-            return tf.function(function, jit_compile=compiler == "xla")
-
-        return with_constants(compiled_function, self.backend.is_array, prepared)
-
-
-class TensorflowEngine(Backend):
-    """Arrays of TensorFlow; subclasses list the implementations."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.memory, self.profiler = ShapesAlone(self), TensorflowProfiler(self)
-        names = ("function", "xla")
-        self.compilers = TensorflowCompilers(self, names, timed=names, layers=("function",))
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         with needed():
             import tensorflow
@@ -162,3 +147,9 @@ class TensorflowEngine(Backend):
 
     def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
         return pullback(prepared, wrt)
+
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
+            return self.tf.function(function, jit_compile=compiler == "xla")
+
+        return with_constants(compiled_function, self.is_array, prepared)

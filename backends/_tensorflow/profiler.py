@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from attention_conformance.backends.compilers import kernels_in
+from attention_conformance.backends.engine import Step
 from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback, underivable
-from attention_conformance.backends.profiler import Step, kernels_in
-from attention_conformance.backends.protocol import Profiler
+from attention_conformance.backends.protocol import Backend
 
 _TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
 
@@ -45,7 +46,7 @@ def pullback(prepared: PreparedCall, wrt: Sequence[str], persistent: bool = True
 
 
 def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Profiler.step` by `tf.GradientTape`; the step of a compiled call is compiled as a whole."""
+    """`Engine.timed_step` by `tf.GradientTape`; the step of a compiled call is compiled as a whole."""
     import tensorflow as tf
 
     programs: list[Callable[..., Any]] = []
@@ -74,14 +75,14 @@ def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> 
     return ready
 
 
-class TensorflowProfiler(Profiler):
+class TensorflowProfiler(Backend):
     """Operations in the graphs of compiled calls, and memory as a GPU's allocator counts it."""
 
     def kernels(self, prepared: PreparedCall) -> str:
         function = prepared.compiled
         if function is None:
             return ""
-        arrays = {n: a for n, a in prepared.arguments.items() if self.backend.is_array(a)}
+        arrays = {n: a for n, a in prepared.arguments.items() if self.is_array(a)}
         if function._jit_compile:
             return kernels_in(function.experimental_get_compiler_ir(arrays)("optimized_hlo"))
         graph = function.get_concrete_function(arrays).graph
@@ -93,9 +94,9 @@ class TensorflowProfiler(Profiler):
 
         tf.test.experimental.sync_devices()
 
-    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+    def timed_step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
         if direction == "forward":
-            return super().step(prepared, direction, wrt)
+            return super().timed_step(prepared, direction, wrt)
         return step_by_tape(prepared, direction, wrt)
 
     def compilations(self, prepared: PreparedCall) -> int:
@@ -119,7 +120,7 @@ class TensorflowProfiler(Profiler):
     def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
         import tensorflow as tf
 
-        if self.backend.device == "cpu":
+        if self.device == "cpu":
             return None  # the CPU's allocator does not count
         memory = tf.config.experimental
         before = memory.get_memory_info("GPU:0")["current"]

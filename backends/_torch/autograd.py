@@ -8,6 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from attention_conformance.backends.engine import Step
 from attention_conformance.backends.prepared import (
     ForwardOnly,
     Gradients,
@@ -15,7 +16,6 @@ from attention_conformance.backends.prepared import (
     Pullback,
     underivable,
 )
-from attention_conformance.backends.profiler import Step
 
 DERIVED_BY = "suite_derived_by"
 """The attribute of an output with the function that makes the calls for its derivatives."""
@@ -62,7 +62,7 @@ def pullback(
     )
 
     def pull(cotangent: Any) -> dict[str, Any]:
-        """The gradients by operand. If `Profiler.derive_by` marked the output, its function makes the
+        """The gradients by operand. If `Engine.derive_by` marked the output, its function makes the
         call that computes them."""
         derivative = partial(
             torch.autograd.grad, output, [*leaves.values()], cotangent, create_graph=in_graph,
@@ -92,7 +92,7 @@ def _delays_error(root: Any) -> bool:
 
 
 def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Profiler.step` by `torch.autograd.grad`; "backward" keeps its graph between calls."""
+    """`Engine.timed_step` by `torch.autograd.grad`; "backward" keeps its graph between calls."""
 
     # A compiled derivative that reuses the memory of its graph cannot run twice. `import torch` does
     # not import the module with this option.

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from attention_conformance.backends._torch.attention import EAGER, EagerPermuted, operations
 from attention_conformance.backends._torch.compilers import (
     OPSETS,
-    TorchCompilers,
     by_onnx,
     exported,
     exporters,
@@ -43,11 +42,9 @@ class TorchBackend(TorchEngine):
     modules = ("torch",)
     native = "sdpa"
     devices = DEVICES
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        names = ("inductor", "aot_eager", "export", "vmap")
-        self.compilers = WithExporters(self, names, timed=("inductor",), layers=("aot_eager",))
+    compilers = ("inductor", "aot_eager", "export", "vmap")
+    timed_compilers = ("inductor",)
+    layer_compilers = ("aot_eager",)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -79,29 +76,25 @@ class TorchBackend(TorchEngine):
         kind = UserFunction if overload_of(function) is None else CustomOperator
         return kind(self, function, name, claims, SDPA)
 
+    # Compilers, and the exporter to ONNX if that is installed.
 
-class WithExporters(TorchCompilers):
-    """torch's compilers, and its exporter to ONNX if that is installed."""
-
-    backend: TorchBackend
-
-    def of(self, implementation: Implementation) -> tuple[str, ...]:
+    def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
         # An exported model runs no kernel of torch, so rows that force a kernel are not exported.
         is_eager = implementation.textbook and implementation.name == "eager"
-        exports = is_eager or getattr(implementation, "kernel", None) is SDPA
-        return super().of(implementation) + (self.backend.exporters if exports else ())
+        exports = is_eager or getattr(implementation, "row", None) is SDPA
+        return super().compilers_of(implementation) + (self.exporters if exports else ())
 
-    def implementations(self) -> list[Implementation]:
-        return [EagerPermuted(self.backend)]
+    def only_compiled(self) -> list[Implementation]:
+        return [EagerPermuted(self)]
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        if compiler in self.backend.exporters:
-            return exported(self.backend, prepared, partial(by_onnx, OPSETS[compiler]))
+        if compiler in self.exporters:
+            return exported(self, prepared, partial(by_onnx, OPSETS[compiler]))
         return super().compiled(prepared, compiler, batch)
 
-    def declared(self, implementation: Implementation, compiler: str) -> Declared:
-        declared = super().declared(implementation, compiler)
-        if compiler not in self.backend.exporters or "causal-with-mask" not in declared.elections:
+    def declared_through(self, implementation: Implementation, compiler: str) -> Declared:
+        declared = super().declared_through(implementation, compiler)
+        if compiler not in self.exporters or "causal-with-mask" not in declared.elections:
             return declared
         # ONNX Runtime stores scores in float16. torch forbids the causal flag beside a mask, and so does
         # the exporter.
@@ -111,15 +104,15 @@ class WithExporters(TorchCompilers):
             {"causal-with-mask": "raises"}
         )
 
-    def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+    def lacking_through(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         is_flex = isinstance(implementation, Flex)
-        if compiler in self.backend.exporters:
+        if compiler in self.exporters:
             return {
                 "gradient": "the exported model has no gradients",
                 "other-shapes": "the model is exported for fixed shapes",
                 "bfloat16": "ONNX Runtime has few bfloat16 kernels for the CPU",
             }
-        if getattr(implementation, "layer", None) is FAST:
+        if getattr(implementation, "row", None) is FAST:
             return {"compiled": "a compiled call does not show whether the fast path is taken"}
         if compiler == "vmap":
             missing = {"empty-batch": "vmap cannot map over an empty batch"}
@@ -128,7 +121,7 @@ class WithExporters(TorchCompilers):
             if isinstance(implementation, EagerPermuted):
                 missing["compiled"] = "vmap is asked only with the batch axis of keys in front"
             return missing
-        if compiler == "inductor" and is_flex and self.backend.device == "cpu":
+        if compiler == "inductor" and is_flex and self.device == "cpu":
             return {"float64": "flex_attention's CPU template has no float64"}
         if compiler == "export":
             return {

@@ -17,12 +17,12 @@ from typing import Any
 
 from attention_conformance.backends.compilers import over_batch, with_constants
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.protocol import Backend, Compilers
+from attention_conformance.backends.protocol import Backend
 
 _COPIES = count()
 
 
-class TorchCompilers(Compilers):
+class TorchCompilers(Backend):
     """torch's compilers: "vmap", "export", and the backends of `torch.compile`."""
 
     ambient = {"vmap": "mapped"}
@@ -38,11 +38,11 @@ class TorchCompilers(Compilers):
             with suppress(Exception):
                 prepared.ahead()
         if compiler == "vmap":
-            is_array = self.backend.is_array
+            is_array = self.is_array
             return over_batch(torch.func.vmap, torch.movedim, is_array, prepared, batch)
         if compiler == "export":
-            return exported(self.backend, prepared, by_torch_export)
-        return by_torch_compile(self.backend, prepared, compiler, self.one_graph)
+            return exported(self, prepared, by_torch_export)
+        return by_torch_compile(self, prepared, compiler, self.one_graph)
 
     def recomputed(
         self, prepared: PreparedCall, rate: float, compiler: str
@@ -64,7 +64,7 @@ class TorchCompilers(Compilers):
         functorch: Any = import_module("torch._functorch.config")
 
         def compiled(call: PreparedCall) -> PreparedCall:
-            return by_torch_compile(self.backend, call, compiler, self.one_graph)
+            return by_torch_compile(self, call, compiler, self.one_graph)
 
         least_memory = partial(functorch.patch, activation_memory_budget=0.0)
         return {
@@ -73,7 +73,7 @@ class TorchCompilers(Compilers):
             "activation_memory_budget=0": replace(compiled(dropping), within=least_memory),
         }
 
-    def dropping(self, rate: float) -> Callable[[Any], Any]:
+    def dropout(self, rate: float) -> Callable[[Any], Any]:
         import torch
 
         return partial(torch.nn.functional.dropout, p=rate)

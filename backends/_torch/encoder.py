@@ -29,7 +29,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.encoder import ENCODER, FEATURES
 
 
-def encoder(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def encoder(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """An encoder layer with the inputs' parameters."""
     import torch
 
@@ -37,10 +37,10 @@ def encoder(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     arguments: dict[str, Any] = {
         "dim_feedforward": n["o"], "dropout": 0.0, "activation": option("activation"),
         "layer_norm_eps": inputs.epsilon, "batch_first": True, "norm_first": bool(option("pre")),
-        **settings(own, inputs),
+        **settings(impl, inputs),
     }  # fmt: skip
     layer = torch.nn.TransformerEncoderLayer(n["x"], n["h"], **(arguments | flags))
-    return with_state(own, inputs, layer, state(inputs.parameters, np.concatenate))
+    return with_state(impl, inputs, layer, state(inputs.parameters, np.concatenate))
 
 
 def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
@@ -53,27 +53,27 @@ def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
     return state
 
 
-def named_masks(own: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
+def named_masks(impl: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
     """The arguments of masks (`modules.masks`) by the layer's names."""
     names = {"attn_mask": "src_mask", "key_padding_mask": "src_key_padding_mask"}
-    return {names.get(name, name): mask for name, mask in masks(own, inputs, **how).items()}
+    return {names.get(name, name): mask for name, mask in masks(impl, inputs, **how).items()}
 
 
-def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls in training mode, and with other forms of masks and operands."""
-    calls = fast_paths(own, inputs) | {"train()": own.call(inputs, train=True)}
+    calls = fast_paths(impl, inputs) | {"train()": impl.call(inputs, train=True)}
     if not inputs.squeezed:
-        calls["batch_first=False"] = batch_first_false(own, inputs)
+        calls["batch_first=False"] = batch_first_false(impl, inputs)
     if causal_alone(inputs):
-        calls["is_causal hint"] = own.call(inputs, {"hint": True})
+        calls["is_causal hint"] = impl.call(inputs, {"hint": True})
     return calls
 
 
-def fast_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def fast_paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls with a float mask, and of a `torch.nn.TransformerEncoder`."""
-    calls = {"TransformerEncoder": own.call(inputs, wrap=in_encoder)}
+    calls = {"TransformerEncoder": impl.call(inputs, wrap=in_encoder)}
     if inputs.mask is not None or inputs.mask_array is not None:
-        calls["float mask"] = own.call(inputs, {"float_mask": True})
+        calls["float mask"] = impl.call(inputs, {"float_mask": True})
     return calls
 
 

@@ -13,74 +13,16 @@ from attention_conformance.backends._torch import settings
 from attention_conformance.backends._torch.autograd import by_autograd, pullback
 from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.profiler import TorchProfiler
-from attention_conformance.backends.memory import Memory, Shape
+from attention_conformance.backends.memory import Shape
 from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback
 from attention_conformance.backends.protocol import Backend, BackendUnavailable, Setting, needed
 from attention_conformance.suite.spec.dtypes import Code, DType
 
 
-class TorchMemory(Memory):
-    """Tensors with strides, and modules on a device."""
+class TorchEngine(TorchCompilers, TorchProfiler, Backend):
+    """Arrays of PyTorch; subclasses list the implementations."""
 
     has_strides = True
-
-    def overwrite(self, array: Any, values: Any) -> bool:
-        import torch
-
-        with torch.no_grad():
-            array.copy_(values)
-        return True
-
-    def parameters(self, layer: Any) -> tuple[Any, ...]:
-        import torch
-
-        return tuple(layer.parameters()) if isinstance(layer, torch.nn.Module) else ()
-
-    def variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
-        import torch
-
-        if not isinstance(layer, torch.nn.Module):
-            return super().variables(layer)
-        linear = {
-            f"{path}.weight".lstrip(".")
-            for path, part in layer.named_modules()
-            if isinstance(part, torch.nn.Linear)
-        }
-        return {path: (p, "oi" if path in linear else "") for path, p in layer.named_parameters()}
-
-    def transpose(self, array: Any, *axes: int) -> Any:
-        return array.permute(*axes)
-
-    def view(self, flat: Any, shape: Shape, strides: Shape, offset: int) -> Any:
-        return flat.as_strided(shape, strides, offset)
-
-    def alias(self, array: Any) -> Any:
-        return array.detach()
-
-    def within(self, values: np.ndarray, dtype: DType | None, how: str) -> tuple[Any, Any]:
-        if how != "negative":
-            return super().within(values, dtype, how)
-        import torch
-
-        # PyTorch's strides are never negative. Its negative views are lazy: `x.conj().imag` is one. Of
-        # masks and 8-bit numbers there are none.
-        if dtype is None or isinstance(dtype, Code):
-            return super().within(values, dtype, "contiguous")
-        array = torch._neg_view(self.arranged(-values, dtype, "contiguous"))
-        return array, array
-
-    def made(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
-        import torch
-
-        layer = make()
-        if not isinstance(layer, torch.nn.Module):
-            return layer
-        placed = layer.to(device=self.backend.device, dtype=getattr(torch, dtype.long_name))
-        return placed.train(training)
-
-
-class TorchEngine(Backend):
-    """Arrays of PyTorch; subclasses list the implementations."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -94,8 +36,9 @@ class TorchEngine(Backend):
         c = torch._C
         self._mode_counts = c._len_torch_function_stack, c._len_torch_dispatch_stack
         self._disabled_modes = c.DisableTorchFunction, c._DisableTorchDispatch
-        self.memory, self.profiler = TorchMemory(self), TorchProfiler(self)
-        self.compilers = TorchCompilers(self)
+        # A user's file, which is imported later, may replace these, too.
+        self._synchronize = torch.cuda.synchronize
+        self._is_profiled = c._autograd._profiler_enabled
         if device == "cuda" and not torch.cuda.is_available():
             raise BackendUnavailable("torch sees no CUDA device")
         # With TF32 products float32 cases on recent GPUs would have another numerics class.
@@ -149,3 +92,61 @@ class TorchEngine(Backend):
         self.torch.default_generator.manual_seed(seed)
         if self.device == "cuda":
             self.torch.cuda.manual_seed_all(seed)
+
+    # Layouts and layers.
+
+    def overwrite(self, array: Any, values: Any) -> bool:
+        import torch
+
+        with torch.no_grad():
+            array.copy_(values)
+        return True
+
+    def layer_parameters(self, layer: Any) -> tuple[Any, ...]:
+        import torch
+
+        return tuple(layer.parameters()) if isinstance(layer, torch.nn.Module) else ()
+
+    def layer_variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
+        import torch
+
+        if not isinstance(layer, torch.nn.Module):
+            return super().layer_variables(layer)
+        linear = {
+            f"{path}.weight".lstrip(".")
+            for path, part in layer.named_modules()
+            if isinstance(part, torch.nn.Linear)
+        }
+        return {path: (p, "oi" if path in linear else "") for path, p in layer.named_parameters()}
+
+    def transpose(self, array: Any, *axes: int) -> Any:
+        return array.permute(*axes)
+
+    def view(self, flat: Any, shape: Shape, strides: Shape, offset: int) -> Any:
+        return flat.as_strided(shape, strides, offset)
+
+    def alias(self, array: Any) -> Any:
+        return array.detach()
+
+    def arranged_and_base(
+        self, values: np.ndarray, dtype: DType | None, how: str
+    ) -> tuple[Any, Any]:
+        if how != "negative":
+            return super().arranged_and_base(values, dtype, how)
+        import torch
+
+        # PyTorch's strides are never negative. Its negative views are lazy: `x.conj().imag` is one. Of
+        # masks and 8-bit numbers there are none.
+        if dtype is None or isinstance(dtype, Code):
+            return super().arranged_and_base(values, dtype, "contiguous")
+        array = torch._neg_view(self.arranged(-values, dtype, "contiguous"))
+        return array, array
+
+    def placed_layer(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
+        import torch
+
+        layer = make()
+        if not isinstance(layer, torch.nn.Module):
+            return layer
+        placed = layer.to(device=self.device, dtype=getattr(torch, dtype.long_name))
+        return placed.train(training)

@@ -19,7 +19,7 @@ from attention_conformance.backends.declared import (
     ZEROS,
     Declared,
 )
-from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
+from attention_conformance.backends.masks import feature_arrays, rank4, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.cache import Cache
@@ -106,7 +106,7 @@ class Flex(Implementation):
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
         s, device = inputs.sizes, self.backend.device
-        query, key, value = self.backend.memory.operands(inputs, "bhld")
+        query, key, value = self.backend.operands(inputs, "bhld")
 
         def block_mask(queries: int, keys: int) -> Any:
             return create_block_mask(lambda b, h, i, j: i >= j, None, None, queries, keys, device)
@@ -173,9 +173,9 @@ class Flex(Implementation):
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
         shape = (s.B, s.H, s.Lq, s.Lk)
-        query, key, value = backend.memory.operands(inputs, "bhld")
+        query, key, value = backend.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-        dense = dense_of(inputs, split_native(inputs).rest)
+        dense = split_native(inputs).dense(inputs)
         full_mask = None if dense is None else np.broadcast_to(dense, shape)
         leading = (1, 1) if dense is None else rank4(dense).shape[:2]
         # As in users' code: None if all samples or all heads share one mask.

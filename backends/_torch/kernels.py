@@ -90,11 +90,11 @@ def upper_left(inputs: Inputs) -> Any:
     return bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk)
 
 
-def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
     """Calls with other forms of masks, and with neutral values as explicit arguments."""
     masks = causal_biases(inputs) | masks_with_fewer_axes(plain.arguments)
     ways = {"enable_gqa=True": {"enable_gqa": True}, **masks}
-    return written_out(own, inputs, plain) | plain.written_out(ways)
+    return written_out(impl, inputs, plain) | plain.written_out(ways)
 
 
 SDPA = Kernel(
@@ -179,7 +179,7 @@ def force(name: str, kernel: str, declared: Declared = SDPA.declared, **changes:
 
 
 def flash_with_lse(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, enable_gqa: bool = False, **rest: Any
+    query: Any, key: Any, value: Any, attn_mask: Any = None, enable_gqa: bool = False, **others: Any
 ) -> Any:
     """Output and log-sum-exp of the CPU's flash operator, for arguments of `NATIVE`."""
     import torch
@@ -192,12 +192,12 @@ def flash_with_lse(
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return operator(query, key, value, attn_mask=attn_mask, **rest)
+    return operator(query, key, value, attn_mask=attn_mask, **others)
 
 
-def flash(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+def flash(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The row's function, or `flash_with_lse` if the case asks for the log-sum-exp."""
-    return flash_with_lse if inputs.feature("lse") else as_named(own, inputs)
+    return flash_with_lse if inputs.feature("lse") else as_named(impl, inputs)
 
 
 def refusal_without_rows(case: Case) -> str | None:
@@ -227,7 +227,7 @@ FLASH = force(
         }
     ),
     calls=flash,
-    unsupported=refusal_without_rows,
+    refusal=refusal_without_rows,
 )
 
 FLASH_ON_CPU = FLASH.but(
@@ -237,7 +237,7 @@ FLASH_ON_CPU = FLASH.but(
     .refusing({"dropout": "the flash kernel of the CPU has no dropout"})
 )
 
-ON_CPU = (SDPA, *(row.but(later=frozenset({"variations"})) for row in (MATH, FLASH_ON_CPU)))
+ON_CPU = (SDPA, *(row.but(postponed=frozenset({"variations"})) for row in (MATH, FLASH_ON_CPU)))
 """The rows on a CPU. SDPA uses the other two kernels, so their variations are tested at later levels."""
 
 ON_CUDA = (

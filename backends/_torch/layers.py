@@ -49,39 +49,42 @@ def layers(backend: TorchEngine) -> list[Implementation]:
     ]  # fmt: skip
 
 
-def construct(own: FrameworkLayer, inputs: Inputs, kind: Any, **flags: Any) -> Any:
+def construct(impl: FrameworkLayer, inputs: Inputs, kind: Any, **flags: Any) -> Any:
     """A new module of class `kind` by the arguments of `torch.nn.MultiheadAttention`."""
     w = inputs.widths
     arguments = {
         "embed_dim": w.query, "num_heads": inputs.sizes.H, "dropout": inputs.rate,
         "bias": "query_bias" in inputs.parameters, "kdim": w.key, "vdim": w.value,
-        **settings(own, inputs),
+        **settings(impl, inputs),
     }  # fmt: skip
     return kind(**(arguments | flags))
 
 
 def multi_head(
-    own: FrameworkLayer, inputs: Inputs, state: Mapping[str, np.ndarray] | None = None, **flags: Any
+    impl: FrameworkLayer,
+    inputs: Inputs,
+    state: Mapping[str, np.ndarray] | None = None,
+    **flags: Any,
 ) -> Any:
     """The module with the inputs' parameters and those in `state`."""
-    kind = own.backend.torch.nn.MultiheadAttention
-    layer = construct(own, inputs, kind, **{"batch_first": True, **flags})
+    kind = impl.backend.torch.nn.MultiheadAttention
+    layer = construct(impl, inputs, kind, **{"batch_first": True, **flags})
     named_parameters = module_state(inputs.parameters, np.concatenate)
-    return with_state(own, inputs, layer, named_parameters | dict(state or {}))
+    return with_state(impl, inputs, layer, named_parameters | dict(state or {}))
 
 
-def masks_without_weights(own: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
+def masks_without_weights(impl: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
     """The arguments of masks (`modules.masks`), and need_weights=False."""
-    return masks(own, inputs, **how) | {"need_weights": False}
+    return masks(impl, inputs, **how) | {"need_weights": False}
 
 
-def masks_with_weights(own: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
+def masks_with_weights(impl: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
     """The arguments of masks, and average_attn_weights=False for the weights of every head."""
     weights_of_heads = {"average_attn_weights": False} if inputs.returned == "head" else {}
-    return masks(own, inputs, **how) | weights_of_heads
+    return masks(impl, inputs, **how) | weights_of_heads
 
 
-def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls in other modes, with other forms of masks, and of layers that append a key."""
     ways: dict[str, dict[str, Any]] = {"train()": {"train": True}, "no_grad": {"no_grad": True}}
     hints: dict[str, dict[str, Any]] = {}
@@ -89,14 +92,14 @@ def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
         hints = {"is_causal hint": {"given": {"hint": True}}}
     if inputs.mask is not None or inputs.mask_array is not None:
         ways["float mask"] = {"given": {"float_mask": True}}
-    calls = {name: own.call(inputs, **way) for name, way in (ways | hints).items()}
+    calls = {name: impl.call(inputs, **way) for name, way in (ways | hints).items()}
     if inputs.squeezed:
         return calls
-    calls["batch_first=False"] = batch_first_false(own, inputs)
+    calls["batch_first=False"] = batch_first_false(impl, inputs)
     for name, (problem, flags) in with_appended_key(inputs).items():
-        layer = own.make(problem, **flags)
-        longer = {name: own.call(inputs, layer=layer)} | {
-            f"{name}, {hint}": own.call(inputs, layer=layer, **way) for hint, way in hints.items()
+        layer = impl.make(problem, **flags)
+        longer = {name: impl.call(inputs, layer=layer)} | {
+            f"{name}, {hint}": impl.call(inputs, layer=layer, **way) for hint, way in hints.items()
         }
         calls |= {n: replace(call, problem=problem) for n, call in longer.items()}
     return calls
@@ -223,31 +226,33 @@ FAST = NN_MHA.but(
             "mask-polarity": "hides",
         },
     ),
-    paths=lambda own, inputs: {},
+    paths=lambda impl, inputs: {},
 )
 """The layer in eval() under no_grad: the fast path, `torch._native_multi_head_attention`."""
 
 
-def quantizable(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def quantizable(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """The module before it is quantized. Its base class has parameters that it never reads."""
     from torch.ao.nn.quantizable import MultiheadAttention
 
-    layer = construct(own, inputs, MultiheadAttention, **flags)
+    layer = construct(impl, inputs, MultiheadAttention, **flags)
     state = linear_state(inputs.parameters, np.concatenate)
-    return with_state(own, inputs, layer, state, strict=False)
+    return with_state(impl, inputs, layer, state, strict=False)
 
 
 QUANTIZABLE = WEIGHTS.but(
     name="ao-quantizable-mha",
     make=quantizable,
-    called=lambda own, inputs, given, **how: batch_second(own, called(own, inputs, given, **how)),
+    called=lambda impl, inputs, given, **how: batch_second(
+        impl, called(impl, inputs, given, **how)
+    ),
     parameters=linear_state,
-    differentiable=lambda own, inputs: batch_second(own, differentiable(own, inputs)),
+    differentiable=lambda impl, inputs: batch_second(impl, differentiable(impl, inputs)),
     declared=WEIGHTS.declared.refusing({"squeezed": "the class reads three axes"}).electing(
         {"causal-with-mask": "raises", "nan-in-masked-key": "blocked"}
     ),
-    paths=lambda own, inputs: {
-        "batch_first=True": called(own, inputs, own.arguments(inputs), batch_first=True)
+    paths=lambda impl, inputs: {
+        "batch_first=True": called(impl, inputs, impl.arguments(inputs), batch_first=True)
     },
     wrong=(),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.layer import FrameworkLayer, outputs
-from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.masks import full, split_native
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import seeded
 from attention_conformance.suite.spec.inputs import Inputs
@@ -52,47 +52,47 @@ def linear_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, An
     return weights | output_state(p)
 
 
-def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
+def settings(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
     """The device and the dtype of a module's parameters."""
-    dtype = getattr(own.backend.torch, inputs.dtype.long_name)
-    return {"device": own.backend.device, "dtype": dtype}
+    dtype = getattr(impl.backend.torch, inputs.dtype.long_name)
+    return {"device": impl.backend.device, "dtype": dtype}
 
 
 def with_state(
-    own: FrameworkLayer, inputs: Inputs, layer: Any, state: Mapping[str, Any], strict: bool = True
+    impl: FrameworkLayer, inputs: Inputs, layer: Any, state: Mapping[str, Any], strict: bool = True
 ) -> Any:
     """The layer after `load_state_dict(state)`; `strict`: raise if `state` lacks a parameter."""
-    array, dtype = own.backend.array, inputs.dtype
+    array, dtype = impl.backend.array, inputs.dtype
     arrays = {name: array(np.ascontiguousarray(a), dtype) for name, a in state.items()}
     layer.load_state_dict(arrays, strict=strict)
     return layer
 
 
 def masks(
-    own: FrameworkLayer, inputs: Inputs, hint: bool = False, float_mask: bool = False
+    impl: FrameworkLayer, inputs: Inputs, hint: bool = False, float_mask: bool = False
 ) -> dict[str, Any]:
     """key_padding_mask and attn_mask, in which True hides. `hint`: also is_causal=True, a hint that
     attn_mask is causal. `float_mask`: attn_mask has 0 and -inf. The form "flag" passes is_causal
     alone."""
-    array = own.backend.array
+    array = impl.backend.array
     if inputs.form == "flag":
         return {"is_causal": True}
     if inputs.form == "flag-and-mask":
         inputs, hint = inputs.replace(mask=None, form="dense"), True
-    split = LayerMasks.of(inputs, causal=False)
+    native = split_native(inputs, lengths=True)
+    valid, dense = native.valid(inputs), native.dense(inputs)
     masks: dict[str, Any] = {}
-    if split.valid is not None:
-        valid = split.valid[0] if inputs.squeezed else split.valid
-        masks["key_padding_mask"] = array(~valid, None)
-    if split.rest is not None and inputs.form == "raw":
-        return {"attn_mask": array(split.rest, None)}
-    if inputs.bias is not None or (split.rest is not None and float_mask):
+    if valid is not None:
+        masks["key_padding_mask"] = array(~(valid[0] if inputs.squeezed else valid), None)
+    if dense is not None and inputs.form == "raw":
+        return {"attn_mask": array(dense, None)}
+    if inputs.bias is not None or (dense is not None and float_mask):
         added = np.zeros((1, 1)) if inputs.bias is None else inputs.bias
-        if split.rest is not None:
-            added = np.where(split.rest, added, -np.inf)
+        if dense is not None:
+            added = np.where(dense, added, -np.inf)
         masks["attn_mask"] = array(_shaped(added, inputs), inputs.dtype)
-    elif split.rest is not None:
-        masks["attn_mask"] = array(_shaped(~split.rest, inputs), None)
+    elif dense is not None:
+        masks["attn_mask"] = array(_shaped(~dense, inputs), None)
     return masks | ({"is_causal": True} if hint else {})
 
 
@@ -105,7 +105,7 @@ def _shaped(mask: np.ndarray, inputs: Inputs) -> np.ndarray:
 
 
 def called(
-    own: FrameworkLayer,
+    impl: FrameworkLayer,
     inputs: Inputs,
     arguments: dict[str, Any],
     *,
@@ -123,7 +123,7 @@ def called(
     """
     import torch
 
-    layer = own.make(inputs, **flags) if layer is None else layer
+    layer = impl.make(inputs, **flags) if layer is None else layer
     layer.train(inputs.training if train is None else train)
     function = layer if wrap is None else wrap(inputs, layer)
 
@@ -133,19 +133,19 @@ def called(
 
     state = layer.state_dict(keep_vars=True).values()
     return PreparedCall(
-        seeded(own.backend, run, inputs), arguments, LAYER_OUTPUTS, operands=own.layer.operands,
+        seeded(impl.backend, run, inputs), arguments, LAYER_OUTPUTS, operands=impl.row.operands,
         layer_parameters=tuple(array for array in state if array.is_floating_point()),
     )  # fmt: skip
 
 
-def batch_first_false(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+def batch_first_false(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call of a layer with batch_first=False: operands and output are (L, B, E)."""
-    return batch_second(own, own.call(inputs, batch_first=False))
+    return batch_second(impl, impl.call(inputs, batch_first=False))
 
 
-def batch_second(own: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
+def batch_second(impl: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
     """`plain`, a call of operands (L, B, E), as a call whose operands and output are (B, L, E)."""
-    operands = own.layer.operands.values()
+    operands = impl.row.operands.values()
 
     def run(**arguments: Any) -> tuple[Any, Any]:
         transposed = dict[int, Any]()  # operands that are one array stay one array
@@ -158,26 +158,26 @@ def batch_second(own: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
     return replace(plain, function=run)
 
 
-def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+def differentiable(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call to differentiate: canonical parameters are arguments, too."""
     import torch
 
-    prepared, layer = own.prepare(inputs), own.make(inputs).train(inputs.training)
+    prepared, layer = impl.prepare(inputs), impl.make(inputs).train(inputs.training)
     learned = inputs.parameters.keys() - {*inputs.operator.array_kinds.statistics}
-    p = {name: own.backend.array(inputs.parameters[name], inputs.dtype) for name in learned}
+    p = {name: impl.backend.array(inputs.parameters[name], inputs.dtype) for name in learned}
 
     def run(**arguments: Any) -> tuple[Any, Any]:
-        state = own.layer.parameters({name: arguments.pop(name) for name in p}, torch.cat)
+        state = impl.row.parameters({name: arguments.pop(name) for name in p}, torch.cat)
         return outputs(torch.func.functional_call(layer, state, (), arguments), inputs)
 
     return replace(prepared, function=run, arguments=prepared.arguments | p, layer_parameters=())
 
 
 def fast(
-    native: str, own: FrameworkLayer, inputs: Inputs, arguments: dict[str, Any], **how: Any
+    native: str, impl: FrameworkLayer, inputs: Inputs, arguments: dict[str, Any], **how: Any
 ) -> PreparedCall:
     """The call without gradients, which raises RuntimeError unless it calls the function `native`."""
-    prepared = called(own, inputs, arguments, no_grad=True, **how)
+    prepared = called(impl, inputs, arguments, no_grad=True, **how)
 
     def call(**arguments: Any) -> Any:
         answer, took_fast_path = witnessed(lambda: prepared.function(**arguments), native)

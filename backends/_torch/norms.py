@@ -38,23 +38,23 @@ def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
     return {NAMES[name]: array for name, array in p.items()}
 
 
-def norm(kind: Any, affine: str, own: FrameworkLayer, inputs: Inputs, /, **flags: Any) -> Any:
+def norm(kind: Any, affine: str, impl: FrameworkLayer, inputs: Inputs, /, **flags: Any) -> Any:
     """A norm of class `kind` with the inputs' parameters; its argument `affine` says if there are any."""
     p = inputs.parameters
     # As in users' code: default values are not passed.
     arguments: dict[str, Any] = {} if "gain" in p else {affine: False}
     if inputs.epsilon != OWN_EPSILON:
         arguments["eps"] = inputs.epsilon
-    layer = kind(inputs.widths.query, **modules.settings(own, inputs), **(arguments | flags))
+    layer = kind(inputs.widths.query, **modules.settings(impl, inputs), **(arguments | flags))
     named = {n: a for n, a in state(p, np.concatenate).items() if n in layer.state_dict()}
-    return with_state(own, inputs, layer, named, strict=False)
+    return with_state(impl, inputs, layer, named, strict=False)
 
 
-def layer_norm(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def layer_norm(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """`torch.nn.LayerNorm`, over the last axis."""
     import torch
 
-    return norm(torch.nn.LayerNorm, "elementwise_affine", own, inputs, **flags)
+    return norm(torch.nn.LayerNorm, "elementwise_affine", impl, inputs, **flags)
 
 
 @cache
@@ -69,32 +69,32 @@ def batch_norm_of_last_axis() -> Any:
     return LastAxisBatchNorm
 
 
-def batch_norm(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+def batch_norm(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     """`torch.nn.BatchNorm1d`, whose features are the last axis."""
-    return norm(batch_norm_of_last_axis(), "affine", own, inputs, **flags)
+    return norm(batch_norm_of_last_axis(), "affine", impl, inputs, **flags)
 
 
-def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls with the default epsilon, and after training."""
-    calls = {"default epsilon": with_epsilon(own, inputs, OWN_EPSILON)}
+    calls = {"default epsilon": with_epsilon(impl, inputs, OWN_EPSILON)}
     if can_train(inputs):
-        calls["after training"] = after_training(own, inputs)
+        calls["after training"] = after_training(impl, inputs)
     return calls
 
 
-def after_training(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+def after_training(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """Evaluation after training steps with evaluations in between, which must not change statistics.
     torch divides the running variance by n - 1."""
 
     def call(input: Any) -> tuple[Any, None]:
-        layer = own.make(inputs)
+        layer = impl.make(inputs)
         for factor in STEPS:
             layer.train()(factor * input)
             layer.eval()(input)
         return layer(input), None
 
     problem = trained(inputs, (0.1, 0.1), unbiased=True)
-    return replace(own.prepare(inputs), function=call, layer_parameters=(), problem=problem)
+    return replace(impl.prepare(inputs), function=call, layer_parameters=(), problem=problem)
 
 
 LAYER_NORM_ROUNDING = DeclaredRounding(

@@ -166,7 +166,7 @@ class FlexPaged(Implementation):
     )
 
     # Pages have no dtype, and the implementation `flex` tests the same operator in every dtype.
-    later = frozenset({"f64", "f16"})
+    postponed = frozenset({"f64", "f16"})
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """Calls of the same problem: `freed`: the last sample's pages belonged to the first one before;

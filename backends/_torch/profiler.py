@@ -12,10 +12,10 @@ from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 from attention_conformance.backends._torch.autograd import DERIVED_BY, step_by_autograd
+from attention_conformance.backends.engine import Step
 from attention_conformance.backends.forbidden import replace
 from attention_conformance.backends.prepared import ForbiddenCall, PreparedCall, set_to
-from attention_conformance.backends.profiler import Step
-from attention_conformance.backends.protocol import Backend, Profiler
+from attention_conformance.backends.protocol import Backend
 
 KERNELS = {
     "aten::scaled_dot_product_attention": (
@@ -90,22 +90,17 @@ def guard_switches() -> None:
             replace(f"torch._C._autograd.{name}", guarded_switch(f"torch.autograd.{name}", switch))
 
 
-class TorchProfiler(Profiler):
+class TorchProfiler(Backend):
     """torch's own profiler, and the clock and the allocator of a GPU."""
 
     has_threads = True
-    attention = (
+    attention_functions = (
         "torch.nn.functional.scaled_dot_product_attention", FLEX,
         "torch.nn.functional.multi_head_attention_forward",
     )  # fmt: skip
 
-    def __init__(self, backend: Backend) -> None:
-        import torch
-
-        super().__init__(backend)
-        # A user's file, which is imported later, may replace the attributes.
-        self._synchronize = torch.cuda.synchronize
-        self._is_profiled = torch._C._autograd._profiler_enabled
+    _synchronize: Callable[[], None]
+    _is_profiled: Callable[[], bool]
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         import torch
@@ -121,7 +116,7 @@ class TorchProfiler(Profiler):
         products = sorted(n for n in names if n in ("bmm", "baddbmm", "matmul"))
         return ", ".join(fused or products) or "no attention kernel and no matrix product"
 
-    def operator(self, function: Any) -> re.Pattern[str] | None:
+    def operator_pattern(self, function: Any) -> re.Pattern[str] | None:
         """The pattern for a public function of torch's C++ code, or for one of `torch.ops`."""
         import torch
 
@@ -134,13 +129,15 @@ class TorchProfiler(Profiler):
             return None
         return re.compile("|".join([re.escape(name), *KERNELS.get(name, ())]))
 
-    def ways(self, name: str) -> Sequence[str]:
+    def private_ways(self, name: str) -> Sequence[str]:
         return WAYS.get(name, ())
 
-    def guard(self) -> None:
+    def guard_recording(self) -> None:
         guard_switches()
 
-    def operators(self, call: Callable[[], Any], threads: bool) -> tuple[Any, Iterable[str]]:
+    def recorded_operators(
+        self, call: Callable[[], Any], threads: bool
+    ) -> tuple[Any, Iterable[str]]:
         """All operators that the dispatcher calls, also from C++ and from compiled code. Listening to all
         threads costs some 30 ms a call. Empty if another profiler is already active."""
         from torch import _C, autograd
@@ -169,19 +166,19 @@ class TorchProfiler(Profiler):
             if getattr(array, "requires_grad", False):
                 setattr(array, DERIVED_BY, make)
 
-    def traces(self) -> bool:
+    def is_tracing(self) -> bool:
         import torch
 
         return torch.compiler.is_compiling()
 
     def sync(self, outputs: Any) -> None:
         """Wait for all streams of the GPU."""
-        if self.backend.device == "cuda":
+        if self.device == "cuda":
             self._synchronize()
 
-    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+    def timed_step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
         if direction == "forward":
-            return super().step(prepared, direction, wrt)
+            return super().timed_step(prepared, direction, wrt)
         return step_by_autograd(prepared, direction, wrt)
 
     def compilations(self, prepared: PreparedCall) -> int:
@@ -200,7 +197,7 @@ class TorchProfiler(Profiler):
         """
         import torch
 
-        if self.backend.device == "cuda":
+        if self.device == "cuda":
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()

@@ -166,7 +166,7 @@ class Ring(Implementation):
 
     backend: TorchEngine
 
-    later = frozenset({"kernels"})
+    postponed = frozenset({"kernels"})
     declared = Declared(
         # Answers of 16 bits over the keys of a rank are merged.
         numerics={"f64": "fused", "f32": "fused", "bf16": "stepwise", "f16": "stepwise"},

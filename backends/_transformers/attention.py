@@ -31,7 +31,6 @@ from attention_conformance.backends.masks import (
     AttentionCall,
     Native,
     causal_alone,
-    dense_of,
     rank4,
     split_native,
 )
@@ -79,7 +78,7 @@ def additive_mask(call: AttentionCall) -> Any:
     """Mask and bias as one array that is added to scores."""
     inputs, backend = call.inputs, cast(TorchEngine, call.backend)
     torch = backend.torch
-    mask, bias = dense_of(inputs, call.native.rest), call.bias()
+    mask, bias = call.native.dense(inputs), call.bias()
     if mask is None:
         return bias
     if mask.dtype.kind != "b":
@@ -200,7 +199,7 @@ SDPA_FORWARD = Kernel(
     passed_as={"mask": "attention_mask", "bias": "position_bias"},
     axis_order="bhld",
     divide=causal_only,
-    unsupported=single_causal_query,
+    refusal=single_causal_query,
 )
 """Models call this function with attn_implementation="sdpa"."""
 

@@ -128,7 +128,7 @@ class ModelRotary(Implementation):
         rotation = Rotation.of(inputs.case, s.D)
         position = np.broadcast_to(inputs.arrays["position"], (s.B, s.Lq)).astype(np.int64)
         arguments = {
-            "query": backend.memory.operand(inputs.query, inputs, "bhld"),
+            "query": backend.operand(inputs.query, inputs, "bhld"),
             "position": backend.array(position, None),
         }
         key = (rotation, s.H, s.D, inputs.dtype.name if self.casts else "")

@@ -99,7 +99,7 @@ class UserKernel(UserFunction):
         beside: Implementation,
     ) -> None:
         interpreted = backend.device == "cpu"
-        self.mended = interpreted and claims.said.get("mended_interpreter", False)
+        self.mended = interpreted and claims.values.get("mended_interpreter", False)
         bfloat16_left_out = interpreted and not self.mended and BFLOAT16.name in claims.dtypes
         if bfloat16_left_out:
             remaining_dtypes = tuple(n for n in claims.dtypes if n != BFLOAT16.name)

@@ -55,7 +55,7 @@ class TextbookCached(TextbookOperator):
         arguments |= {"held_key": old_key, "held_value": old_value}
         return self.made(inputs, arguments, "timed")
 
-    def begun(self, arrays: Arrays) -> Any:
+    def empty_state(self, arrays: Arrays) -> Any:
         """The state of an empty cache; None for a state without tokens."""
         return None
 
@@ -67,7 +67,7 @@ class TextbookCached(TextbookOperator):
         """
         case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
         angles, rotation_of_case = dict[str, np.ndarray](), rotation(case)
-        for n, (action, contents, keys) in enumerate(self.seen(case)):
+        for n, (action, contents, keys) in enumerate(self.played(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
             if isinstance(action, Keep):
@@ -93,7 +93,7 @@ class TextbookCached(TextbookOperator):
         masks |= {name: self.backend.array(x, inputs.dtype.widened) for name, x in angles.items()}
         return masks | feature_arrays(self.backend, inputs)
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
+    def played(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         """Each action, the contents of the cache after it, and the positions (b, keys) of the keys in the
         state then. The tokens of a chunk are the last keys. A negative position is no key."""
         for action, contents in play_script(case):
@@ -101,7 +101,7 @@ class TextbookCached(TextbookOperator):
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         is_full, answers = "held_key" in x, []
-        state = (x["held_key"], x["held_value"]) if is_full else self.begun(x)
+        state = (x["held_key"], x["held_value"]) if is_full else self.empty_state(x)
         for n, action in enumerate(actions(inputs.case)):
             if is_full and n == 0:
                 continue  # the cache holds these tokens
@@ -112,7 +112,7 @@ class TextbookCached(TextbookOperator):
                 rows, state = self.step(state, q, k, cut(x["value"]), n, x, inputs)
                 answers += [] if rows is None else [(action, rows)]
             elif state is not None:
-                state = self.changed(state, action, n, x)
+                state = self.after_action(state, action, n, x)
         return concatenate_chunks(answers, self.ops.concat)
 
     def rotated(self, x: Any, n: int, arrays: Arrays, inputs: Inputs) -> Any:
@@ -130,7 +130,7 @@ class TextbookCached(TextbookOperator):
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
         """The rows of the chunk that is action n (None without a query), and the state after it."""
-        k, v = self.extended(state, key, value)
+        k, v = self.with_chunk(state, key, value)
         return None if query is None else self.answer(query, k, v, n, arrays, inputs), (k, v)
 
     def answer(
@@ -147,14 +147,14 @@ class TextbookCached(TextbookOperator):
             softcap=inputs.case.option("softcap"), sinks=arrays.get("sinks"),
         )  # fmt: skip
 
-    def extended(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
+    def with_chunk(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
         """The state with the keys and values of a chunk."""
         if state is None:
             return key, value
         k, v = (self.ops.concat([old, x], 2) for old, x in zip(state, (key, value), strict=True))
         return k, v
 
-    def changed(self, state: tuple[Any, Any], action: Action, n: int, arrays: Arrays) -> Any:
+    def after_action(self, state: tuple[Any, Any], action: Action, n: int, arrays: Arrays) -> Any:
         """The state after action n, which is no chunk."""
         match action:
             case Crop(count=count):
@@ -188,9 +188,9 @@ class CodedCache(TextbookCached):
     )
 
     @property
-    def later(self) -> frozenset[str]:
+    def postponed(self) -> frozenset[str]:
         """All dtypes, if textbook code is tested later at all: also float32."""
-        postponed = super().later
+        postponed = super().postponed
         return postponed | {"f32"} if postponed else postponed
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:

@@ -15,7 +15,7 @@ from attention_conformance.backends.declared import (
     DeclaredRounding,
     Numerics,
 )
-from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.masks import full, split_native
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
@@ -83,7 +83,7 @@ class Textbook(TextbookOperator):
     def hidden(self, inputs: Inputs) -> np.ndarray | None:
         """True for hidden pairs, (B, H, Lq, Lk) with `heads_apart`, else (B, Lq, Lk); None without a
         mask."""
-        mask = LayerMasks.of(inputs, causal=False, lengths=False).rest
+        mask = split_native(inputs).dense(inputs)
         if mask is None:
             return None
         if inputs.form != "raw":

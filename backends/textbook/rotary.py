@@ -59,7 +59,7 @@ class TextbookRotary(TextbookOperator):
         position, rotation = inputs.arrays["position"], Rotation.of(inputs.case, inputs.sizes.D)
         length = int(position.max(initial=0)) + 1
         arguments = {
-            "query": self.backend.memory.operand(inputs.query, inputs, "bhld"),
+            "query": self.backend.operand(inputs.query, inputs, "bhld"),
             "position": self.backend.array(position, inputs.dtype.widened),
         }
 

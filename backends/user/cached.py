@@ -14,11 +14,12 @@ from attention_conformance.backends.caching import Scripted, StepContext
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.declared import Declared, UsageError
 from attention_conformance.backends.implementation import as_in_programs
+from attention_conformance.backends.masks import Call
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, own_attention
 from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.backends.user.names import feature_argument
-from attention_conformance.backends.user.operators import OperatorCall, window
+from attention_conformance.backends.user.operators import window
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators.cached import CACHED, CARRIED, FEATURES
@@ -26,18 +27,15 @@ from attention_conformance.suite.spec.operators.scripts import capacity, has_doc
 
 
 @dataclass(frozen=True)
-class Beginning(OperatorCall):
-    """The context from which the arguments of `init` of a user's cache are made; `key` is a key of the
-    case, for dtype and device."""
+class CacheCall(Call):
+    """The context from which the arguments of `init` and `step` of a user's cache are made.
+
+    - `key`: a key of the case, for dtype and device
+    - `context`: the context of the step; None for `init`
+    """
 
     key: Any
-
-
-@dataclass(frozen=True)
-class Step(Beginning):
-    """The context of a step, from which the arguments of `step` of a user's cache are made."""
-
-    turn: StepContext
+    context: Any = None
 
     def integers(self, numbers: Any) -> Any:
         """The framework's int32; None for None."""
@@ -49,26 +47,26 @@ class Step(Beginning):
         return rotation(self.inputs.case)
 
 
-def bias(step: Step) -> Any:
+def bias(step: CacheCall) -> Any:
     """The bias (b, H, rows, tokens) of a step, with a column for every position; None without a bias."""
-    bias_of_case, turn = step.inputs.bias, step.turn
+    bias_of_case, context = step.inputs.bias, step.context
     if bias_of_case is None:
         return None
-    keys = np.tile(np.arange(turn.total), (len(turn.chunk.starts), 1))
-    return step.backend.array(turn.chunk.biases(bias_of_case, keys), step.inputs.dtype)
+    keys = np.tile(np.arange(context.total), (len(context.chunk.starts), 1))
+    return step.backend.array(context.chunk.biases(bias_of_case, keys), step.inputs.dtype)
 
 
-def tree(step: Step) -> tuple[Any, Any]:
+def tree(step: CacheCall) -> tuple[Any, Any]:
     """The parents (n,) of a tree's nodes, -1 for the last cached token, and the boolean (n, n) that is
     True where a row's node attends a column's node. (None, None) if the chunk is no tree."""
-    chunk = step.turn.chunk
+    chunk = step.context.chunk
     if chunk.tree is None:
         return None, None
     paths = step.backend.array(chunk.tree.paths(chunk.count), None)
     return step.integers(chunk.tree.parents(chunk.count)), paths
 
 
-INIT: tuple[Parameter[Beginning], ...] = (
+INIT: tuple[Parameter[CacheCall], ...] = (
     Parameter("batch", value=lambda step: step.inputs.sizes.B),
     Parameter("capacity", value=lambda step: capacity(step.inputs.case)),
     Parameter("heads", value=lambda step: step.inputs.sizes.Hkv),
@@ -80,11 +78,11 @@ INIT: tuple[Parameter[Beginning], ...] = (
 )
 """The keyword parameters of `init`."""
 
-STEP: tuple[Parameter[Step], ...] = (
+STEP: tuple[Parameter[CacheCall], ...] = (
     Parameter("window", ("window",), window),
     Parameter(
         "left_padding", ("left-padding",),
-        lambda step: None if step.option("padding") is None else step.integers(step.turn.padding),
+        lambda step: None if step.option("padding") is None else step.integers(step.context.padding),
     ),
     *(Parameter(one.name, (one.word,), partial(feature_argument, one)) for one in CARRIED),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
@@ -94,14 +92,14 @@ STEP: tuple[Parameter[Step], ...] = (
         "rotary_interleaved", ("interleaved",),
         lambda step: getattr(step.rotation_of_case, "interleaved", None),
     ),
-    Parameter("samples", ("subsets",), lambda step: step.integers(step.turn.chunk.samples)),
+    Parameter("samples", ("subsets",), lambda step: step.integers(step.context.chunk.samples)),
     Parameter("parents", ("tree",), lambda step: tree(step)[0]),
     Parameter("tree_mask", ("tree",), lambda step: tree(step)[1]),
     Parameter(
         "document_starts", ("documents",),
-        lambda step: step.integers(step.turn.begins) if has_documents(step.inputs.case) else None,
+        lambda step: step.integers(step.context.begins) if has_documents(step.inputs.case) else None,
     ),
-    Parameter("positions", (), lambda step: step.integers(step.turn.rows)),
+    Parameter("positions", (), lambda step: step.integers(step.context.rows)),
 )  # fmt: skip
 """The keyword parameters of `step`."""
 
@@ -110,6 +108,9 @@ OPERATIONS = {
     "keep": ("keep",),
 }  # fmt: skip
 """The features that need a method, by the method's name."""
+
+METHODS = ("init", "step", *OPERATIONS)
+"""The methods of a cache; `init` and `step` must be there."""
 
 
 ONE_KEY = "sdpa/none/mha/f32/b1h1q1k1d1"
@@ -128,10 +129,6 @@ class UserCached(Scripted, UserCallable):
     """
 
     operator = CACHED
-    arrays = ("state", "query", "key", "value")
-    method_names = ("init", "step", "reset", "crop", "reorder", "keep")
-    table = STEP
-    features = FEATURES
 
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
@@ -146,9 +143,9 @@ class UserCached(Scripted, UserCallable):
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         cache = self.cache_of(function)
-        attributes = {name: getattr(cache, name, None) for name in self.method_names}
+        attributes = {name: getattr(cache, name, None) for name in METHODS}
         self.methods = {name: method for name, method in attributes.items() if callable(method)}
-        lacking = [name for name in self.method_names[:2] if name not in self.methods]
+        lacking = [name for name in METHODS[:2] if name not in self.methods]
         if lacking:
             raise UsageError(f"{name} has no {' and no '.join(lacking)}; expected both as methods")
         self.initial = Binder.of(cache.init, f"{name}.init", INIT, ())
@@ -158,7 +155,7 @@ class UserCached(Scripted, UserCallable):
             for feature in features
             if method not in self.methods
         }
-        return Binder.of(cache.step, f"{name}.step", STEP, self.arrays)
+        return Binder.of(cache.step, f"{name}.step", STEP, ("state", "query", "key", "value"))
 
     @staticmethod
     def cache_of(function: Any) -> Any:
@@ -170,7 +167,7 @@ class UserCached(Scripted, UserCallable):
         if "capacity" in self.initial.taken and "window" not in self.initial.taken:
             reason = "init takes a capacity and no window"
             refusals |= {"ring": reason, "window-rollback": reason}
-        return claims.declared(self.features, refusals=refusals)
+        return claims.declared(FEATURES, refusals=refusals)
 
     @as_in_programs
     def scripted(self, inputs: Inputs, refusing: bool = False) -> PreparedCall:
@@ -178,15 +175,15 @@ class UserCached(Scripted, UserCallable):
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         """The pair of the user's object and its state; all methods take and return such a pair."""
-        cache, beginning = self.cache_of(self.judged), Beginning(self.backend, inputs, key)
+        cache, beginning = self.cache_of(self.judged), CacheCall(self.backend, inputs, key)
         return cache, cache.init(**self.initial.bind(beginning, inputs.needs))
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, turn: StepContext
+        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         cache, cache_state = state
-        step = Step(self.backend, turn.inputs, key, turn)
-        keywords = self.binder.bind(step, turn.inputs.needs)
+        step = CacheCall(self.backend, context.inputs, key, context)
+        keywords = self.binder.bind(step, context.inputs.needs)
         rows, cache_state = cache.step(cache_state, query, key, value, **keywords)
         return rows, (cache, cache_state)
 

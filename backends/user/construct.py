@@ -17,10 +17,12 @@ from attention_conformance.backends.binder import (
     Binder,
     Parameter,
     UnreadableSignature,
+    required,
     signature_of,
 )
 from attention_conformance.backends.user.names import OPERAND_NAMES
 from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 T = TypeVar("T")
 
@@ -36,9 +38,10 @@ class Named(Parameter[Inputs]):
     text: str = ""
     joined_heads: Callable[[Inputs], Any] | None = None
 
-    def under(self, name: str, joined_heads: bool = False) -> Parameter[Inputs]:
-        """The parameter with one of its names; `joined_heads`: its code counts all heads together."""
-        return replace(self, name=name, value=(joined_heads and self.joined_heads) or self.value)
+    def argument(self, joined_heads: bool) -> Callable[[Inputs], Any]:
+        """The function from inputs to the argument; `joined_heads`: the code counts all heads
+        together."""
+        return (joined_heads and self.joined_heads) or self.value
 
 
 def named(
@@ -188,7 +191,9 @@ def factory_table(
     used = {row: [name for name in names if rows[name] is row] for row in CONSTRUCTOR}
     unused = {row: [row.name] for row in CONSTRUCTOR if row.name not in rows}
     named_rows = ((row, name) for row in CONSTRUCTOR for name in used[row] or unused.get(row, []))
-    return tuple(row.under(name, joined_heads) for row, name in named_rows)
+    return tuple(
+        replace(row.under(name), value=row.argument(joined_heads)) for row, name in named_rows
+    )
 
 
 class Settings:
@@ -209,7 +214,7 @@ class Settings:
                 "name it so, or make the layer in a function with parameters of these names"
             )
         self.read[name] = None
-        return filled(row.under(name, self._joined_heads).value(self._inputs))
+        return filled(row.argument(self._joined_heads)(self._inputs))
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -244,8 +249,7 @@ class Maker:
         TypeError."""
         names = names_of(factory)
         configs = [name for name in names if name in CONFIGS]
-        arrays = {name for names in ARRAYS.values() for name in names}
-        if names and {p.name for p in parameters_of(factory) if required(p)} & arrays:
+        if {p.name for p in parameters_of(factory) if required(p)} & OPERAND_OF.keys():
             raise TypeError(
                 f"{name}({', '.join(names)}) takes arrays, expected a class or function that makes a "
                 "layer: make its layers in the constructor of a class, from sizes that it takes, whose "
@@ -263,8 +267,7 @@ class Maker:
     @property
     def tells_widths(self) -> bool:
         """True if a parameter of the constructor is the width of the query, or the size of all heads."""
-        rows = (row_of(name, self.binder.taken) for name in self.binder.taken)
-        return any(row is not None and row.name in ("query_width", "units") for row in rows)
+        return any(map(self.binder.name_of, ("query_width", "units")))
 
     def settings(self, inputs: Inputs) -> Settings:
         """The config for inputs."""
@@ -301,48 +304,23 @@ def names_of(function: Callable[..., Any]) -> list[str]:
 ALONE = ("x", "X", "inputs", "input", "hidden_states", "tokens")
 """Further names of the array of a layer that takes only one array."""
 
-ARRAYS: Mapping[str, tuple[str, ...]] = {
-    word: (*names, word[0].upper(), f"inputs_{word[0]}", *(ALONE if word == "query" else ()))
+OPERAND_OF = dict.fromkeys(ALONE, "query") | {
+    name: word
     for word, names in OPERAND_NAMES.items()
+    for name in (*names, word[0].upper(), f"inputs_{word[0]}")
 }
-"""The names of a layer's arrays. Arrays of other names are query, key and value in this order."""
-
-
-def call_table(
-    table: Collection[Parameter[T]], function: Callable[..., Any]
-) -> tuple[tuple[Parameter[T], ...], dict[str, str]]:
-    """`table` with the names that `function`, a layer's call, has for its rows, and the suite's name by
-    the layer's name. A parameter without a default is passed None, too.
-    """
-    parameters = {p.name: p for p in parameters_of(function)}
-    row_of_name = {name: row.name for row in table for name in row.every_name}
-    name_of_row = {row_of_name.get(name, name): name for name in reversed(parameters)}
-    renamed = tuple(
-        replace(
-            row,
-            name=name_of_row.get(row.name, row.name),
-            passes_none=row.passes_none or required(parameters.get(name_of_row.get(row.name, ""))),
-        )
-        for row in table
-    )
-    return renamed, {name: canonical for canonical, name in name_of_row.items()}
-
-
-def required(parameter: inspect.Parameter | None) -> bool:
-    """True for a parameter without a default."""
-    return parameter is not None and parameter.default is parameter.empty
+"""The operand (query, key or value) of each name of a layer's array."""
 
 
 def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> list[str] | None:
-    """The first parameters of a layer's call that have names of `ARRAYS`. None if there are none, or if
-    another parameter without a default follows that is not in `table`."""
-    array_names = {name for names in ARRAYS.values() for name in names}
-    row_names = {p.name for p in table}
+    """The first parameters of a layer's call that have names of `OPERAND_OF`. None if there are none, or
+    if another parameter without a default follows that is not in `table`."""
+    row_names = {name for row in table for name in row.every_name}
     arrays: list[str] = []
     for parameter in parameters_of(function):
         if parameter.kind not in BY_PLACE:
             break
-        if parameter.name in array_names and len(arrays) < len(ARRAYS):
+        if parameter.name in OPERAND_OF and len(arrays) < len(OPERANDS):
             arrays.append(parameter.name)
         elif required(parameter) and parameter.name not in row_names:
             return None
@@ -354,7 +332,6 @@ def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> li
 def order_of(names: Iterable[str]) -> list[str]:
     """The operand (query, key or value) that each array of a layer's call is, by the arrays' names or, if
     these do not tell, in this order."""
-    roles = {name: role for role, names in ARRAYS.items() for name in names}
-    named = [roles.get(name, "") for name in names]
-    standard = ["query", "key", "value"]
-    return named if sorted(named) == sorted(standard[: len(named)]) else standard[: len(named)]
+    named = [OPERAND_OF.get(name, "") for name in names]
+    standard = [*OPERANDS][: len(named)]
+    return named if sorted(named) == sorted(standard) else standard

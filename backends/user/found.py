@@ -165,7 +165,7 @@ class Reading:
                 if prod(shape) != values.size:
                     raise ValueError(f"{name} has the shape {shape}, expected {values.shape}")
                 array = backend.array(values.reshape(shape), case.dtype)
-                backend.memory.overwrite(variables[name], array)
+                backend.overwrite(variables[name], array)
 
 
 def matrix_name(role: str) -> str:

@@ -77,18 +77,12 @@ def binder_of(
 class UserCallable(Implementation):
     """A user's function, called directly.
 
-    A kind of function has positional `arrays`, a `table` of parameters, and supported `features`. Raises
-    TypeError if the signature does not fit, and UsageError if a parameter's name is similar to one in the
-    table, unless `Claims.allow_unused`.
+    Raises TypeError if the signature does not fit, and UsageError if a parameter's name is similar to one
+    of a row, unless `Claims.allow_unused`.
     """
 
-    arrays: tuple[str, ...]
-    table: tuple[Parameter[Any], ...] = ()
-    features: frozenset[str]
-    method_names: tuple[str, ...] = ()
-    """The methods of an object that are called, if the object is not called itself."""
     methods: Mapping[str, Callable[..., Any]] = {}
-    """The methods that the object has, by name."""
+    """The methods that are called of an object that is not called itself, by name."""
 
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
@@ -100,7 +94,6 @@ class UserCallable(Implementation):
         self.forbidden = claims.forbid
         self.called = watched(backend, function, self.forbidden)
         self.argument_names, self.remarks = self.binder.argument_names, self.binder.remarks
-        self.declared = self.declared.refusing(self.observed())
 
     def quickly(self, traced: UserCallable) -> Implementation:
         """The implementation that calls `traced`, this function from a second import for the quick
@@ -120,15 +113,11 @@ class UserCallable(Implementation):
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         """The binder of the function."""
-        return Binder.of(function, name, self.table, self.arrays)
+        raise NotImplementedError
 
     def declaration(self, claims: Claims) -> Declared:
         """The function's declaration, by its signature and claims."""
-        return claims.declared(self.features, refusals=self.binder.lacking)
-
-    def observed(self) -> dict[str, str]:
-        """The features that a trial call shows to be lacking, with the reason."""
-        return {}
+        raise NotImplementedError
 
     @as_in_programs
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -295,9 +284,7 @@ class UserFunction(UserCallable):
         mask. `output_index`: the index of the output in the returned tuple."""
         backend, native = self.backend, self.native
         call = AttentionCall(backend, inputs, self.divided(inputs))
-        operands = dict(
-            zip(OPERANDS, backend.memory.operands(inputs, self.axis_order), strict=True)
-        )
+        operands = dict(zip(OPERANDS, backend.operands(inputs, self.axis_order), strict=True))
         lacking = [feature for feature in inputs.needs if self.missing([feature]) is not None]
         arguments = operands | self.binder.bind(call, lacking)
         adapted = Adapted(
@@ -331,20 +318,20 @@ class UserFunction(UserCallable):
         UsageError if the instance has learned parameters."""
         if self.maker is None:
             return self.called
-        memory = self.backend.memory
+        backend = self.backend
         try:
-            instance = memory.made(partial(self.maker, inputs), inputs.dtype)
+            instance = backend.placed_layer(partial(self.maker, inputs), inputs.dtype)
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"{self.name} cannot be made from sizes alone, {type(error).__name__}: {error}; of a "
                 "layer write what it is, --like=multi-head, --like=additive ... (docs/layers.md)"
             ) from error
-        if memory.parameters(instance):
+        if backend.layer_parameters(instance):
             raise UsageError(
                 f"{self.name} has parameters that are learned: it is a layer, expected "
                 "--like=multi-head, --like=additive ... (docs/layers.md)"
             )
-        return watched(self.backend, called_by(instance), self.forbidden)
+        return watched(backend, called_by(instance), self.forbidden)
 
     def dropping(self, rate: float) -> dict[str, Any]:
         """The arguments that drop weights at a rate, by name."""

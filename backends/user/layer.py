@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from attention_conformance.backends.binder import Binder, arguments, ends_in
+from attention_conformance.backends.binder import Binder, ends_in
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared, UsageError
 from attention_conformance.backends.implementation import as_in_programs
-from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.masks import split_native
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.backends.user import observing
-from attention_conformance.backends.user.construct import (
-    Maker,
-    arrays_of,
-    call_table,
-    factory_table,
-    order_of,
-)
+from attention_conformance.backends.user.construct import CONSTRUCTOR, Maker, arrays_of, order_of
 from attention_conformance.backends.user.found import Reading
 from attention_conformance.backends.user.layer_call import (
     CALL,
@@ -51,9 +44,6 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 WIDTHS = frozenset({"cross", "key-width", "value-width"})
 """The features of widths."""
-
-FACTORY = factory_table(())
-"""The keyword parameters of factories, by the suite's own names."""
 
 
 class UserLayer(Implementation):
@@ -104,14 +94,13 @@ class UserLayer(Implementation):
         self.factory = self.maker.binder
         self.call_with(self.seen.call)
         if self.facts.mask_kind == NO_MASK:
-            without_mask = {n for n in self.called.taken if self.canonical.get(n) != "mask"}
-            self.called = replace(self.called, taken=frozenset(without_mask))
+            self.called = self.called.without("mask")
         if not claims.allow_unused:
             self.called.check_names(name)
             if not self.facts.found:
                 self.check_read(name, case)
         super().__init__(backend, name, self.declaration())
-        names = (*OPERANDS, *(p.name for p in CALL), *(p.name for p in FACTORY))
+        names = (*OPERANDS, *(p.name for p in CALL), *(p.name for p in CONSTRUCTOR))
         self.argument_names = (*names, *self.called.names, *self.factory.names)
         self.remarks = (*self.called.remarks, *self.facts.remarks)
 
@@ -124,10 +113,9 @@ class UserLayer(Implementation):
         return [case for case in same_operator if case.option("kind") in (None, self.kind)]
 
     def call_with(self, call: Callable[..., Any]) -> None:
-        """Set `called`, `canonical` (the suite's name by the layer's name of a keyword) and `count` (of
-        arrays) from the signature of the layer's call. Raises TypeError."""
-        table, self.canonical = call_table(CALL, call)
-        self.called = Binder.of(call, self.name, table, arrays_of(call, table), "layer")
+        """Set `called` and `count` (of arrays) from the signature of the layer's call. Raises
+        TypeError."""
+        self.called = Binder.of(call, self.name, CALL, arrays_of(call, CALL), "layer")
         self.count = len(self.called.arrays)
         if self.count not in (1, 3):
             raise TypeError(
@@ -135,9 +123,9 @@ class UserLayer(Implementation):
                 f"{self.count} positional arrays"
             )
 
-    def takes(self, name: str) -> bool:
+    def takes(self, word: str) -> bool:
         """True if the layer's call has the keyword, under any of its names."""
-        return any(self.canonical.get(keyword, keyword) == name for keyword in self.called.taken)
+        return bool(self.called.name_of(word))
 
     def observed(self, case: Case) -> ObservedLayer:
         """The observations of a layer that the factory makes for a case, by trial calls."""
@@ -317,7 +305,7 @@ class UserLayer(Implementation):
     def layer(self, inputs: Inputs) -> Any:
         """A layer of the factory for the inputs' sizes, with the layer's own parameters."""
         make = partial(self.maker, inputs)
-        return self.backend.memory.made(make, inputs.dtype, inputs.training)
+        return self.backend.placed_layer(make, inputs.dtype, inputs.training)
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
         """The inputs' parameters as the framework's arrays."""
@@ -326,7 +314,7 @@ class UserLayer(Implementation):
     def build(self, inputs: Inputs) -> Any:
         """The layer with the inputs' parameters. A layer with own parameters is built once per
         configuration."""
-        key = (*arguments(self.maker.binder.table, inputs).items(), inputs.training)
+        key = (*(row.value(inputs) for row in self.maker.binder.table), inputs.training)
         if key in self.own_layers:
             return self.own_layers[key]
         layer = self.layer(inputs)
@@ -341,10 +329,10 @@ class UserLayer(Implementation):
 
     def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
         """The variables of a layer by path. If it has none yet, it is called once to make them."""
-        memory = self.backend.memory
-        if not memory.variables(layer) and inputs.parameters:
+        backend = self.backend
+        if not backend.layer_variables(layer) and inputs.parameters:
             self.call(layer, inputs)()
-        return {path: variable for path, (variable, _) in memory.variables(layer).items()}
+        return {path: variable for path, (variable, _) in backend.layer_variables(layer).items()}
 
     def added_projection(self, inputs: Inputs) -> list[Any]:
         """The matrix and the bias of the output projection that the suite adds; none if the layer has
@@ -364,9 +352,8 @@ class UserLayer(Implementation):
         """The call of a layer."""
         backend = self.backend
         causal = self.takes("causal") or self.facts.causal
-        masks = LayerMasks.of(
-            inputs, causal, any(map(self.takes, ("valid", "valid_lens", "key_padding_mask")))
-        )
+        lengths = any(map(self.takes, ("valid", "valid_lens", "key_padding_mask")))
+        masks = split_native(inputs, causal=causal, lengths=lengths)
         arrays = sequences(backend, inputs)
         arrays = {name: arrays[name] for name in order_of(self.called.arrays)}
         hides = self.elected("mask-polarity", inputs.dtype) == "hides"
@@ -389,5 +376,5 @@ class UserLayer(Implementation):
             output, weights, *_ = (*answer, None) if is_tuple else (answer, None)
             return projected(output), weights
 
-        learned = (*backend.memory.parameters(layer), *projection)
+        learned = (*backend.layer_parameters(layer), *projection)
         return PreparedCall(call, arrays | keywords, LAYER_OUTPUTS, layer_parameters=learned)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.binder import Parameter
-from attention_conformance.backends.masks import Call, LayerMasks, full
+from attention_conformance.backends.masks import Call, Native, full
 from attention_conformance.backends.user.names import ROWS
 from attention_conformance.backends.user.observing import MASKS, Facts
 from attention_conformance.suite.spec.case import Case, Widths
@@ -63,7 +63,7 @@ def without_biases(case: Case) -> Case | None:
 class LayerCall(Call):
     """A call of a layer, with the mask divided into the layer's arguments."""
 
-    masks: LayerMasks
+    masks: Native
     facts: Facts
     hides: bool
     """True if the layer's masks are True where a key is hidden."""
@@ -71,7 +71,8 @@ class LayerCall(Call):
     def mask(self) -> Any:
         """The part of the mask that `causal` and `valid` do not pass, with `Facts.mask_axes` axes and of
         `Facts.mask_kind`. A "raw" mask is passed as it is, but with these axes if it is (Lq, Lk)."""
-        mask, inputs, facts = self.masks.rest, self.inputs, self.facts
+        inputs, facts = self.inputs, self.facts
+        mask = self.masks.dense(inputs)
         raw, s = inputs.form == "raw", inputs.sizes
         if mask is not None and (not raw or mask.shape == (s.Lq, s.Lk)):
             heads_share = mask.ndim < 4 or mask.shape[1] == 1
@@ -83,14 +84,19 @@ class LayerCall(Call):
         added = facts.mask_kind == MASKS[2]
         return self.array(np.where(mask, *(0.0, -np.inf) if added else (1.0, 0.0)), inputs.dtype)
 
+    def valid(self) -> Any:
+        """Boolean (B, Lk), True for the valid keys; None without padding."""
+        return self.array(self.masks.valid(self.inputs))
+
     def valid_lens(self) -> Any:
         """The numbers (B,) of valid keys, as int32; None without padding."""
-        valid = self.masks.valid
+        valid = self.masks.valid(self.inputs)
         return None if valid is None else self.array(valid.sum(-1).astype(np.int32))
 
     def padding(self) -> Any:
         """Boolean (B, Lk), True for the hidden keys; None without padding."""
-        return None if self.masks.valid is None else self.array(~self.masks.valid)
+        valid = self.masks.valid(self.inputs)
+        return None if valid is None else self.array(~valid)
 
     def bias(self) -> Any:
         """The bias, broadcast to (B, H, Lq, Lk)."""
@@ -104,7 +110,7 @@ CALL: tuple[Parameter[LayerCall], ...] = (
         "causal", ("causal", "native-causal"), lambda call: call.masks.causal or None,
         names=ROWS["is_causal"].every_name,
     ),
-    Parameter("valid", ("padding",), lambda call: call.array(call.masks.valid)),
+    Parameter("valid", ("padding",), LayerCall.valid),
     Parameter(
         "valid_lens", ("padding",), LayerCall.valid_lens, unless="valid",
         names=(*ROWS["lengths"].every_name, "valid_lengths"),

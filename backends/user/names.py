@@ -63,7 +63,7 @@ def window_left(call: AttentionCall) -> Any:
 def dropping(backend: Backend, rate: float, default: Any) -> Any:
     """The argument that drops weights at a rate: a function that drops elements if the parameter's
     default is None, else the rate."""
-    return rate if default is not None else backend.compilers.dropping(rate)
+    return rate if default is not None else backend.dropout(rate)
 
 
 KNOWN: tuple[Parameter[AttentionCall], ...] = (
@@ -135,7 +135,7 @@ def parts_for(word: str, words: Collection[str]) -> str:
 
 
 def pair_argument(
-    name: str, word: str, words: Collection[str], kind: str, required: bool
+    name: str, word: str, words: Collection[str], kind: str, is_required: bool
 ) -> Parameter[AttentionCall]:
     """The row of a parameter with axes of queries and keys: a mask of a `kind` of
     `suite.spec.claims.MASKS`, or a bias."""
@@ -147,15 +147,14 @@ def pair_argument(
 
     def value(call: AttentionCall) -> Any:
         inputs = call.inputs
-        chosen_parts = tuple(part for part in call.native.rest if PARTS[parts](part))
+        chosen_parts = tuple(part for part in call.native.dense_parts if PARTS[parts](part))
         takes_array = parts in ("all", "rest") or inputs.mask_array is None
         mask = dense_of(inputs, chosen_parts) if takes_array and parts != "none" else None
         bias = inputs.bias if takes_bias else None
         return mask_or_bias(call, mask, bias, "additive" if is_bias else kind)
 
-    return Parameter(
-        name, (*SERVED[parts], *(ADDING if takes_bias else ())), value, passes_none=required
-    )
+    features = (*SERVED[parts], *(ADDING if takes_bias else ()))
+    return Parameter(name, features, value, passes_none=is_required, word=word)
 
 
 def mask_or_bias(

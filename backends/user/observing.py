@@ -205,7 +205,7 @@ def hypotheses(layer: UserLayer, case: Case) -> Iterator[tuple[Maker, Facts]]:
     if maker.config:
         inputs = draw(without_mask_in_f32(case))
         settings = maker.settings(inputs)
-        new_layer = layer.backend.memory.made(partial(maker, inputs, settings), inputs.dtype)
+        new_layer = layer.backend.placed_layer(partial(maker, inputs, settings), inputs.dtype)
         layer.call_with(ends_in(new_layer))
         with suppress(Exception):
             layer.variables(new_layer, inputs)  # the first call of some layers reads the config
@@ -244,7 +244,7 @@ def fitting_layer(layer: UserLayer, case: Case) -> Any:
 def readings_of(layer: UserLayer, new_layer: Any, inputs: Inputs) -> tuple[Reading, ...]:
     """The readings of the variables of the made layer."""
     layer.variables(new_layer, inputs)
-    variables = layer.backend.memory.variables(new_layer)
+    variables = layer.backend.layer_variables(new_layer)
     shapes = {path: Variable(tuple(x.shape), order) for path, (x, order) in variables.items()}
     return readings(shapes, inputs.case)
 

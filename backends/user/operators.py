@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.binder import Binder, Parameter
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.masks import Call, masked_arrays
 from attention_conformance.backends.memory import segmented
 from attention_conformance.backends.operators import CALL_ARRAYS
 from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend
 from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import CODES
 from attention_conformance.suite.spec.inputs import Inputs, draw
-from attention_conformance.suite.spec.masks import And
+from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import (
     latent,
     merge,
@@ -33,23 +38,19 @@ from attention_conformance.suite.spec.operators.in_pages import with_mask_by_pos
 from attention_conformance.suite.spec.operators.rotary import Rotation
 from attention_conformance.suite.spec.operators.tiles import TILE
 
-
-class OperatorCall(Call):
-    """The context of a call of an operator, for values of its parameters."""
-
-    @property
-    def rotation(self) -> Rotation:
-        """The rotation of the case."""
-        return Rotation.of(self.inputs.case, self.inputs.sizes.D)
-
-    @property
-    def causal_and_rest(self) -> tuple[bool, Any]:
-        """True if the mask has a causal part that a flag aligned at the last key can pass, and the mask's
-        other parts."""
-        return latent.split_causal(self.inputs.mask, self.inputs.form, self.inputs.sizes)
+Row = Parameter[Call]
+"""A parameter of a user's function of an operator."""
 
 
-Row = Parameter[OperatorCall]
+def rotation(call: Call) -> Rotation:
+    """The rotation of the case."""
+    return Rotation.of(call.inputs.case, call.inputs.sizes.D)
+
+
+def causal_and_others(inputs: Inputs) -> tuple[bool, Any]:
+    """True if the mask has a causal part that a flag aligned at the last key can pass, and the mask's
+    other parts."""
+    return latent.split_causal(inputs.mask, inputs.form, inputs.sizes)
 
 
 def array(name: str, *features: str) -> Row:
@@ -83,38 +84,81 @@ TILES = Row(
 ZEROS = array("key_zero", "zero-points"), array("value_zero", "zero-points")
 
 
-def window(call: OperatorCall) -> tuple[int, int] | None:
+def window(call: Call) -> tuple[int, int] | None:
     """(left, right), the numbers of attended keys before and after the query's position; None without a
     window."""
     left = call.option("left")
     return None if left is None else (left, 0)
 
 
-def code_of(call: OperatorCall) -> Any:
+def code_of(call: Call) -> Any:
     """The framework's dtype of the case's codes; the format's name if arrays have no `dtype`."""
     name = call.option("codes")
     return getattr(call.backend.array(np.zeros(1), CODES[name]), "dtype", name)
 
 
+@dataclass(frozen=True)
+class OperatorSignature:
+    """The signature of users' functions of an operator, as a row. `function` is the `UserOperator` with
+    this row.
+
+    - `operator`, and the supported `features`
+    - `arrays`: the names of the positional arrays; `table`: the keywords
+    - `arguments(backend, inputs, keywords)`: the arrays of a call, first those by position; of the
+      others only a mask and those of `keywords`, which the function takes, are passed
+    - `answer(called, arrays, keywords)`: the outputs of the function `called`
+    - `observed(function)`: the features that a trial call shows to be lacking, with the reason
+    - `without_flags(function, case)`: the case without what flags of the function pass
+    """
+
+    operator: Operator
+    arrays: tuple[str, ...]
+    table: tuple[Row, ...]
+    features: frozenset[str]
+    arguments: Callable[..., dict[str, Any]] = lambda backend, inputs, keywords: CALL_ARRAYS[
+        inputs.operator.name
+    ](backend, inputs)
+    answer: Callable[..., Any] = lambda called, arrays, keywords: called(*arrays, **keywords)
+    observed: Callable[[UserOperator], dict[str, str]] = lambda function: {}
+    without_flags: Callable[[UserOperator, Case], Case] = lambda function, case: case
+
+
 class UserOperator(UserCallable):
-    """A user's function of an operator: `arrays` are positional, parameters of `table` are keywords."""
+    """A user's function of an operator: arrays are positional, other parameters are keywords."""
 
-    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
-        """The arrays of a call: first those by position, then those of the keywords `names`."""
-        return CALL_ARRAYS[self.operator.name](self.backend, inputs)
+    def __init__(
+        self,
+        backend: Backend,
+        function: Callable[..., Any],
+        name: str,
+        claims: Claims,
+        row: OperatorSignature,
+    ) -> None:
+        self.row, self.operator = row, row.operator
+        super().__init__(backend, function, name, claims)
+        self.declared = self.declared.refusing(row.observed(self))
 
-    def answer(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """The outputs of the function for positional arrays and keywords."""
-        return self.called(*arrays, **keywords)
+    def bound(self, function: Callable[..., Any], name: str) -> Binder[Call]:
+        return Binder.of(function, name, self.row.table, self.row.arrays)
+
+    def declaration(self, claims: Claims) -> Declared:
+        return claims.declared(self.row.features, refusals=self.binder.lacking)
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        return super().unsupported(
+            self.row.without_flags(self, case) if isinstance(case, Case) else case
+        )
 
     def call_of(self, inputs: Inputs) -> PreparedCall:
-        bound = self.binder.bind(OperatorCall(self.backend, inputs), inputs.needs)
-        passed = self.call_arrays(inputs, bound)
-        positional = [*passed][: len(self.arrays)]
+        bound = self.binder.bind(Call(self.backend, inputs), inputs.needs)
+        given, count = self.row.arguments(self.backend, inputs, bound), len(self.row.arrays)
+        positional, others = [*given][:count], [*given][count:]
+        passed = {n: given[n] for n in (*positional, *(n for n in others if n in {*bound, "mask"}))}
         options = {name: value for name, value in bound.items() if name not in passed}
 
         def call(**arrays: Any) -> Any:
-            return self.answer([arrays.pop(name) for name in positional], arrays | options)
+            places = [arrays.pop(name) for name in positional]
+            return self.row.answer(self.called, places, arrays | options)
 
         constants = tuple((name, repr(value)) for name, value in options.items())
         return PreparedCall(call, passed, inputs.outputs, constants=constants)
@@ -129,36 +173,21 @@ class UserOperator(UserCallable):
             return inputs, None
 
 
-class UserPacked(UserOperator):
-    """Packed attention, (Lq, H, Dv). With more keys than queries `causal` is aligned at the last query,
-    unless a trial call shows that it is aligned at the first one."""
+def with_int32_offsets(backend: Backend, inputs: Inputs, keywords: Any) -> dict[str, Any]:
+    """The arrays of packed attention, with cumulative lengths in int32 as libraries take them."""
+    return segmented(backend, inputs, ("cu_seqlens_q", "cu_seqlens_k"), np.int32)
 
-    operator = packed.PACKED
-    arrays = ("query", "key", "value", "cu_seqlens_q", "cu_seqlens_k")
-    table = (
-        *LONGEST,
-        replace(
-            CAUSAL,
-            features=("causal", "causal-bottom-right"),
-            value=lambda call: call.option("alignment") != "all",
-        ),
-        *SCALES,
-    )
-    features = packed.FEATURES | {"length-arrays"}
 
-    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
-        return segmented(self.backend, inputs, ("cu_seqlens_q", "cu_seqlens_k"), np.int32)
-
-    def observed(self) -> dict[str, str]:
-        if "causal" not in self.binder.taken or not self.aligns_first():
-            return {}
-        return {"causal-bottom-right": "its causal flag is aligned at the first query"}
-
-    def aligns_first(self) -> bool:
-        """True if the first query of a causal segment attends its first key alone."""
-        inputs, got = self.trial_call("packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causal/integers")
-        want = packed_reference(inputs)
-        return got is None or (got.shape == want.shape and bool(np.abs(got - want).max() < 0.1))
+def aligned_first(function: UserOperator) -> dict[str, str]:
+    """The feature that a function of packed attention lacks if its causal flag is aligned at the first
+    query: the first query of a causal segment then attends its first key alone."""
+    if "causal" not in function.binder.taken:
+        return {}
+    inputs, got = function.trial_call("packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causal/integers")
+    want = packed_reference(inputs)
+    if got is not None and (got.shape != want.shape or np.abs(got - want).max() >= 0.1):
+        return {}
+    return {"causal-bottom-right": "its causal flag is aligned at the first query"}
 
 
 def packed_reference(inputs: Inputs) -> np.ndarray:
@@ -169,54 +198,65 @@ def packed_reference(inputs: Inputs) -> np.ndarray:
     return np.einsum("hqk,khv->qhv", weights / weights.sum(-1, keepdims=True), inputs.value)
 
 
-class UserPaged(UserOperator):
-    """Paged attention, (Lq, H, Dv)."""
+PACKED = OperatorSignature(
+    packed.PACKED,
+    ("query", "key", "value", "cu_seqlens_q", "cu_seqlens_k"),
+    (
+        *LONGEST,
+        replace(
+            CAUSAL,
+            features=("causal", "causal-bottom-right"),
+            value=lambda call: call.option("alignment") != "all",
+        ),
+        *SCALES,
+    ),
+    packed.FEATURES | {"length-arrays"},
+    with_int32_offsets,
+    observed=aligned_first,
+)
+"""Packed attention, (Lq, H, Dv). With more keys than queries `causal` is aligned at the last query,
+unless a trial call shows that it is aligned at the first one."""
 
-    operator = paged_attention.PAGED
-    arrays = ("query", "key_cache", "value_cache", "cu_seqlens_q", "seqused_k", "block_table")
-    table = (
+PAGED = OperatorSignature(
+    paged_attention.PAGED,
+    ("query", "key_cache", "value_cache", "cu_seqlens_q", "seqused_k", "block_table"),
+    (
         *LONGEST,
         CAUSAL,
         Row("window_size", ("window",), window),
         Row("softcap", ("softcap",), lambda call: call.option("softcap")),
         LAYOUT,
         *SCALES,
-    )
-    features = paged_attention.FEATURES | {"length-arrays"}
+    ),
+    paged_attention.FEATURES | {"length-arrays"},
+)
+"""Paged attention, (Lq, H, Dv)."""
 
 
-class UserPagedWrite(UserOperator):
-    """Writing into pages. Returns both pools, or None after writing into the pools of the call."""
-
-    operator = paged_write.PAGED_WRITE
-    arrays = ("key", "value", "key_cache", "value_cache", "slot_mapping")
-    table = (LAYOUT,)
-    features = paged_write.FEATURES
-
-    def answer(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        key, value, *pools, slots = arrays
-        # The function may write into copies; frameworks without `clone` never write.
-        pools = [pool.clone() if hasattr(pool, "clone") else pool for pool in pools]
-        answer = self.called(key, value, *pools, slots, **keywords)
-        return tuple(pools) if answer is None else answer
+def written(called: Callable[..., Any], arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Both pools after the function wrote tokens: those that it returns, or the copies that it wrote
+    into."""
+    key, value, *pools, slots = arrays
+    # The function may write into copies; frameworks without `clone` never write.
+    pools = [pool.clone() if hasattr(pool, "clone") else pool for pool in pools]
+    answer = called(key, value, *pools, slots, **keywords)
+    return tuple(pools) if answer is None else answer
 
 
-class UserOfCodes(UserOperator):
-    """A user's function with arrays of codes, which passes further arrays only as keywords it takes."""
+PAGED_WRITE = OperatorSignature(
+    paged_write.PAGED_WRITE,
+    ("key", "value", "key_cache", "value_cache", "slot_mapping"),
+    (LAYOUT,),
+    paged_write.FEATURES,
+    answer=written,
+)
+"""Writing into pages. Returns both pools, or None after writing into the pools of the call."""
 
-    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
-        arrays = super().call_arrays(inputs, names)
-        positional = {name: arrays[name] for name in self.arrays}
-        return positional | {name: x for name, x in arrays.items() if name in names}
 
-
-class UserQuantized(UserOfCodes):
-    """Attention over codes. Returns (B, H, Lq, Dv); with new tokens also the codes of keys and of
-    values."""
-
-    operator = quantized.QUANTIZED
-    arrays = ("query", "key_codes", "value_codes", "key_scale", "value_scale")
-    table = (
+QUANTIZED = OperatorSignature(
+    quantized.QUANTIZED,
+    ("query", "key_codes", "value_codes", "key_scale", "value_scale"),
+    (
         *ZEROS,
         array("key", "new-tokens"),
         array("value", "new-tokens"),
@@ -226,84 +266,107 @@ class UserQuantized(UserOfCodes):
         TILES,
         CAUSAL,
         SCALES[0],
-    )
-    features = quantized.FEATURES | {"length-arrays"}
+    ),
+    quantized.FEATURES | {"length-arrays"},
+)
+"""Attention over codes. Returns (B, H, Lq, Dv); with new tokens also the codes of keys and of values."""
 
-
-class UserQuantizedWrite(UserOfCodes):
-    """Quantisation of new tokens. Returns the codes of keys and of values."""
-
-    operator = quantized_write.QUANTIZED_WRITE
-    arrays = ("key", "value", "key_scale", "value_scale")
-    table = (
+QUANTIZED_WRITE = OperatorSignature(
+    quantized_write.QUANTIZED_WRITE,
+    ("key", "value", "key_scale", "value_scale"),
+    (
         *ZEROS,
         TILES,
         Row("dtype", ("e4m3-codes", "e5m2-codes"), code_of),
         Row("bits", ("int4-codes",), lambda call: 4 if call.option("codes") == "int4" else None),
-    )
-    features = quantized_write.FEATURES
+    ),
+    quantized_write.FEATURES,
+)
+"""Quantisation of new tokens. Returns the codes of keys and of values."""
 
 
-class UserRotation(UserOperator):
-    """Rotation of queries. A function without the parameter `interleaved` is judged by the pairing that a
-    trial call shows."""
+def query_and_position(backend: Backend, inputs: Inputs, keywords: Any) -> dict[str, Any]:
+    """The arrays of a rotation; positions are int32, or float32 if one is no whole number."""
+    position = inputs.arrays["position"]
+    number_type = np.float32 if (position % 1).any() else np.int32
+    return {
+        "query": backend.operand(inputs.query, inputs, "bhld"),
+        "position": backend.array(position.astype(number_type), None),
+    }
 
-    operator = rotary.ROTARY
-    arrays = ("query", "position")
-    table = (
-        Row("base", ("rotary-base",), lambda call: call.rotation.base),
-        Row("interleaved", (), lambda call: call.rotation.interleaved),
-        Row("rotary_size", ("partial-rotation",), lambda call: call.rotation.size),
+
+def lacking_pairing(function: UserOperator) -> dict[str, str]:
+    """The pairing that a rotation without the parameter `interleaved` lacks."""
+    if "interleaved" in function.binder.taken:
+        return {}
+    lacking = "halves" if follows_interleaved(function) else "interleaved"
+    reason = f"the function has no parameter interleaved, and its pairing is not {lacking}"
+    return {lacking: reason}
+
+
+def follows_interleaved(function: UserOperator) -> bool:
+    """True if the function rotates pairs of neighbours (2i, 2i + 1) and not pairs of halves (i, i + D/2):
+    rotation of a pair preserves its length, for every angle."""
+    inputs, got = function.trial_call("rotary/none/mha/{dt}/b2h3q17k1d16")
+    if got is None or got.shape != inputs.query.shape:
+        return False
+    shape = got.shape[:-1]
+
+    def length_error(split: tuple[int, ...], axis: int) -> float:
+        lengths = (np.linalg.norm(x.reshape(split), axis=axis) for x in (got, inputs.query))
+        return float(np.abs(np.subtract(*lengths)).max())
+
+    return length_error((*shape, -1, 2), -1) < length_error((*shape, 2, -1), -2)
+
+
+ROTATION = OperatorSignature(
+    rotary.ROTARY,
+    ("query", "position"),
+    (
+        Row("base", ("rotary-base",), lambda call: rotation(call).base),
+        Row("interleaved", (), lambda call: rotation(call).interleaved),
+        Row("rotary_size", ("partial-rotation",), lambda call: rotation(call).size),
         Row(
             "scaling",
             ("rotary-scaling",),
-            lambda call: rotary.scaling_parameters(call.rotation),
+            lambda call: rotary.scaling_parameters(rotation(call)),
             passes_none=True,
         ),
         Row(
             "max_positions", ("position-table",), lambda call: rotary.table_length(call.inputs.case)
         ),
-    )
-    features = rotary.FEATURES | {"position-table"}
-
-    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
-        position = inputs.arrays["position"]
-        number_type = np.float32 if (position % 1).any() else np.int32
-        return {
-            "query": self.backend.memory.operand(inputs.query, inputs, "bhld"),
-            "position": self.backend.array(position.astype(number_type), None),
-        }
-
-    def observed(self) -> dict[str, str]:
-        if "interleaved" in self.binder.taken:
-            return {}
-        lacking = "halves" if self.follows_interleaved() else "interleaved"
-        reason = f"the function has no parameter interleaved, and its pairing is not {lacking}"
-        return {lacking: reason}
-
-    def follows_interleaved(self) -> bool:
-        """True if the function rotates pairs of neighbours (2i, 2i + 1) and not pairs of halves (i, i +
-        D/2): rotation of a pair preserves its length, for every angle."""
-        inputs, got = self.trial_call("rotary/none/mha/{dt}/b2h3q17k1d16")
-        if got is None or got.shape != inputs.query.shape:
-            return False
-        shape = got.shape[:-1]
-
-        def length_error(split: tuple[int, ...], axis: int) -> float:
-            lengths = (np.linalg.norm(x.reshape(split), axis=axis) for x in (got, inputs.query))
-            return float(np.abs(np.subtract(*lengths)).max())
-
-        return length_error((*shape, -1, 2), -1) < length_error((*shape, 2, -1), -2)
+    ),
+    rotary.FEATURES | {"position-table"},
+    query_and_position,
+    observed=lacking_pairing,
+)
+"""Rotation of queries. A function without the parameter `interleaved` is judged by the pairing that a
+trial call shows."""
 
 
-class UserLatent(UserOperator):
-    """Latent attention, (B, H, Lq, Dv), with `return_lse` also the log-sum-exp, and with new tokens also
-    both pools. A causal flag is aligned at the last key."""
+def without_causal_part(function: UserOperator, case: Case) -> Case:
+    """The case without the causal part of the mask that a flag passes, which needs no mask array."""
+    has_causal_part, parts = latent.split_causal(case.mask, case.form, case.sizes)
+    if "causal" not in function.binder.taken or not has_causal_part:
+        return case
+    return replace(case, mask=reduce(and_, parts) if parts else None)
 
-    operator = latent.LATENT
-    arrays = tuple(latent.AXES)
-    table = (
-        Row("causal", ("causal",), lambda call: call.causal_and_rest[0] or None),
+
+def of_latents(backend: Backend, inputs: Inputs, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of latent attention, whose mask lacks the causal part if the function has a flag."""
+    has_causal_part, other_parts = causal_and_others(inputs)
+    passes_flag = has_causal_part and "causal" in keywords
+    masked = with_mask_by_position(inputs)
+    if masked is not inputs and (passes_flag or inputs.dense_mask is None):
+        masked = replace(masked, mask_array=None)  # `key_lengths` hide the same keys
+    return masked_arrays(backend, masked, other_parts if passes_flag else None)
+
+
+LATENT = OperatorSignature(
+    latent.LATENT,
+    tuple(latent.AXES),
+    (
+        Row("causal", ("causal",), lambda call: causal_and_others(call.inputs)[0] or None),
         Row("mask", ("mask", "mask-array", "causal", "window", "padding")),
         *SCALES,
         array("latent_scale", "scales-of-tiles"),
@@ -312,39 +375,21 @@ class UserLatent(UserOperator):
         array("new_latent", "new-latents"),
         array("new_key_rope", "new-latents"),
         Row("return_lse", ("lse",), lambda call: "lse" in call.inputs.outputs or None),
+    ),
+    latent.FEATURES | latent.SERVED | {"length-arrays"},
+    of_latents,
+    without_flags=without_causal_part,
+)
+"""Latent attention, (B, H, Lq, Dv), with `return_lse` also the log-sum-exp, and with new tokens also both
+pools. A causal flag is aligned at the last key."""
+
+MERGE = OperatorSignature(merge.MERGE, ("partial_output", "partial_lse"), (), merge.FEATURES)
+"""A merge of partial outputs. Returns output and log-sum-exp."""
+
+SIGNATURES = {
+    row.operator: row
+    for row in (
+        PACKED, PAGED, PAGED_WRITE, QUANTIZED, QUANTIZED_WRITE, ROTATION, LATENT, MERGE,
     )
-    features = latent.FEATURES | latent.SERVED | {"length-arrays"}
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        """See `Implementation.unsupported`. A causal part that a flag passes needs no mask array."""
-        if isinstance(case, Case) and "causal" in self.binder.taken:
-            has_causal_part, other_parts = latent.split_causal(case.mask, case.form, case.sizes)
-            if has_causal_part:
-                mask = (
-                    And(other_parts)
-                    if len(other_parts) > 1
-                    else other_parts[0]
-                    if other_parts
-                    else None
-                )
-                case = replace(case, mask=mask)
-        return super().unsupported(case)
-
-    def call_arrays(self, inputs: Inputs, names: Mapping[str, Any]) -> dict[str, Any]:
-        has_causal_part, other_parts = OperatorCall(self.backend, inputs).causal_and_rest
-        passes_flag = has_causal_part and "causal" in names
-        masked = with_mask_by_position(inputs)
-        if masked is not inputs and (passes_flag or inputs.dense_mask is None):
-            masked = replace(masked, mask_array=None)  # `key_lengths` hide the same keys
-        arrays = masked_arrays(self.backend, masked, other_parts if passes_flag else None)
-        positional = [name if name in arrays else f"{name}_codes" for name in self.arrays]
-        keywords = [name for name in arrays if name in names or name == "mask"]
-        return {name: arrays[name] for name in (*positional, *keywords)}
-
-
-class UserMerge(UserOperator):
-    """A merge of partial outputs. Returns output and log-sum-exp."""
-
-    operator = merge.MERGE
-    arrays = ("partial_output", "partial_lse")
-    features = merge.FEATURES
+}  # fmt: skip
+"""The signatures by operator."""

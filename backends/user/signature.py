@@ -20,6 +20,7 @@ from attention_conformance.backends.binder import (
     CALLED,
     Binder,
     Parameter,
+    required,
     signature_of,
     signature_of_instances,
     signature_text,
@@ -48,15 +49,13 @@ class CallBinder(Binder[AttentionCall]):
     """The binder of a function of attention. A word is a name of `KNOWN` or of a row of the framework's
     attention, and stands for an argument.
 
-    - `words`: the word of each parameter, by the parameter's name
-    - `bound`: the part of `words` that people's names and the claim `parameters` tell
+    - `bound`: the word of each parameter that people's names and the claim `parameters` tell, by name
     - `operands`: the names of query, key and value
     - `positional`: the parameters that are passed by position, with their defaults
     - `defaults`: the defaults of all parameters
     - `layout`: the default of a parameter for the layout, "" for none
     """
 
-    words: Mapping[str, str] = field(default_factory=dict)
     bound: Mapping[str, str] = field(default_factory=dict)
     operands: Mapping[str, str] = field(default_factory=dict)
     positional: Mapping[str, Any] = field(default_factory=dict)
@@ -66,15 +65,6 @@ class CallBinder(Binder[AttentionCall]):
         "rename it, bind it with --parameter NAME=WORD (docs/signatures.md), or use --allow-unused"
     )
 
-    def name_of(self, word: str) -> str:
-        """The parameter with this word; "" for none."""
-        return next((name for name, bound_word in self.words.items() if bound_word == word), "")
-
-    def serving(self, feature: str) -> tuple[str, ...]:
-        """The parameters of the function that serve a feature."""
-        rows = (row for row in self.table if row.name in self.taken)
-        return tuple(row.name for row in rows if feature in row.features)
-
     def dropout(self, backend: Backend, rate: float) -> Any:
         """The argument that drops weights at a rate."""
         return dropping(backend, rate, self.defaults[self.name_of("dropout")])
@@ -82,7 +72,7 @@ class CallBinder(Binder[AttentionCall]):
     @property
     def pair_arguments(self) -> tuple[str, ...]:
         """The parameters for masks and biases, which have axes of queries and keys."""
-        return tuple(n for n, word in self.words.items() if word in (*MASK_WORDS, "bias"))
+        return tuple(row.name for row in self.table if row.word in (*MASK_WORDS, "bias"))
 
     @property
     def has_plain_places(self) -> bool:
@@ -142,8 +132,7 @@ class SignatureReading:
         native_drops = any("dropout" in row.features for row in self.native_rows.values())
         for name, parameter in self.parameters.items():
             word = word_of(name)
-            required = parameter.default is parameter.empty
-            if word == "dropout" and not native_drops and not required:
+            if word == "dropout" and not native_drops and not required(parameter):
                 continue
             if word and name not in words and word not in words.values():
                 words[name] = word
@@ -171,23 +160,23 @@ class SignatureReading:
         }
 
     def row(self, name: str) -> Parameter[AttentionCall]:
-        """The row (`binder.Parameter`) that passes the argument of the word of the parameter `name`."""
+        """The row that passes the argument of the word of the parameter `name`."""
         parameter, word = self.parameters[name], self.words[name]
         row = self.known_rows.get(name if name not in self.claimed else word)
-        required = parameter.default is parameter.empty
+        is_required = required(parameter)
         has_bias = "bias" in self.words.values() and "bias" not in self.native_rows
         merged = word == "attn_mask" and has_bias
         if word in (*MASK_WORDS, "bias") and (row is None or self.mask_kind or merged):
             kind = self.mask_kind or ("either" if self.native_merges else "boolean")
-            return pair_argument(name, word, [*self.words.values()], kind, required)
+            return pair_argument(name, word, [*self.words.values()], kind, is_required)
         published_row = ROWS.get(word)
         passes_none = published_row is None or word in (*MASK_WORDS, "bias")
-        always = required or (word in FLAGS and not is_neutral(parameter.default))
+        always = is_required or (word in FLAGS and not is_neutral(parameter.default))
         takes_pair = word == "window" and isinstance(parameter.default, tuple | list)
         if row is None or takes_pair or (always and not passes_none):
             assert published_row is not None
             row = self._row_with_value(name, published_row, parameter.default, always)
-        return replace(row, name=name, passes_none=row.passes_none or required)
+        return replace(row.under(name, is_required), word=word)
 
     def _row_with_value(
         self, name: str, row: Parameter[AttentionCall], default: Any, always: bool
@@ -208,7 +197,7 @@ class SignatureReading:
     def missing(self) -> list[str]:
         """The parameters without a default and without a word."""
         bound = (*self.words, *self.operands.values())
-        return [n for n, p in self.parameters.items() if p.default is p.empty and n not in bound]
+        return [n for n, p in self.parameters.items() if required(p) and n not in bound]
 
     @cached_property
     def positional(self) -> dict[str, Any]:
@@ -219,7 +208,7 @@ class SignatureReading:
             n
             for n in positional
             if self.parameters[n].kind is inspect.Parameter.POSITIONAL_ONLY
-            or self.parameters[n].default is inspect.Parameter.empty
+            or required(self.parameters[n])
             or n in self.operands.values()
         ]
         last = positional.index(must_be_positional[-1]) + 1 if must_be_positional else 0
@@ -265,7 +254,6 @@ def bind(
         knobs=tuple(n for n in reading.parameters if n not in bound_names),
         names=tuple(reading.signature.parameters),
         arrays=OPERANDS,
-        words=words,
         bound=bound,
         operands=reading.operands,
         positional=reading.positional,
@@ -360,7 +348,7 @@ class Adapted:
         output = self.restored(array)
         if not self.binding.output_axes or len(getattr(output, "shape", ())) != 4:
             return output
-        return self.backend.memory.transpose(output, 0, 2, 1, 3)
+        return self.backend.transpose(output, 0, 2, 1, 3)
 
     def lse(self, array: Any) -> Any:
         """The natural log-sum-exp in the order of the operands."""
@@ -368,7 +356,7 @@ class Adapted:
         if len(getattr(lse, "shape", ())) != 3:
             return lse
         if binding.lse_axes:
-            lse = self.backend.memory.transpose(lse, 0, 2, 1)
+            lse = self.backend.transpose(lse, 0, 2, 1)
         return lse * math.log(2) if binding.lse_base else lse
 
     def weights(self, array: Any) -> Any:
@@ -381,4 +369,4 @@ class Adapted:
         if backend.dtype_name(weights) != dtype.long_name:
             weights = backend.array(round_to(backend.to_numpy(weights), dtype), dtype)
         swaps = self.axes.order == "blhd" and len(weights.shape) == 4
-        return backend.memory.transpose(weights, 0, 2, 1, 3) if swaps else weights
+        return backend.transpose(weights, 0, 2, 1, 3) if swaps else weights

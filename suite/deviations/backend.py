@@ -7,19 +7,35 @@ from typing import Any
 
 from attention_conformance.backends._numpy import NumpyEngine, Rounded
 from attention_conformance.backends.arrays import RuntimeThreads
-from attention_conformance.backends.protocol import Compilers, Implementation, PreparedCall
+from attention_conformance.backends.protocol import Implementation, PreparedCall
 
 
 class OtherDeviceArray(Rounded):
     """An array whose device `KernelBackend` names "elsewhere"."""
 
 
-class CheckpointCompilers(Compilers):
-    """Checkpointing for kernels: the backward pass calls the forward pass again."""
+class KernelBackend(RuntimeThreads, NumpyEngine):
+    """A backend with one object of each kernel; `thread_count` is how many threads kernels use."""
+
+    thread_count = 1
+
+    def __init__(
+        self, name: str, kernels: tuple[type[Implementation], ...], device: str = "cpu"
+    ) -> None:
+        self.name = name
+        super().__init__(device)
+        self.members: list[Implementation] = [kernel(self) for kernel in kernels]
+
+    def implementations(self) -> list[Implementation]:
+        return self.members
+
+    def device_name(self, array: Any) -> str:
+        return "elsewhere" if isinstance(array, OtherDeviceArray) else super().device_name(array)
 
     def recomputed(
         self, prepared: PreparedCall, rate: float, compiler: str
     ) -> dict[str, PreparedCall]:
+        """Checkpointing: the backward pass calls the forward pass again."""
         derivative = prepared.vjp
         if derivative is None:
             return {}
@@ -30,23 +46,3 @@ class CheckpointCompilers(Compilers):
 
         arguments = {**prepared.arguments, "rate": rate, "seed": 0}
         return {"checkpoint": replace(prepared, arguments=arguments, vjp=vjp)}
-
-
-class KernelBackend(NumpyEngine):
-    """A backend with one object of each kernel; `thread_count` is how many threads kernels use."""
-
-    thread_count = 1
-
-    def __init__(
-        self, name: str, kernels: tuple[type[Implementation], ...], device: str = "cpu"
-    ) -> None:
-        self.name = name
-        super().__init__(device)
-        self.profiler, self.compilers = RuntimeThreads(self), CheckpointCompilers(self)
-        self.members: list[Implementation] = [kernel(self) for kernel in kernels]
-
-    def implementations(self) -> list[Implementation]:
-        return self.members
-
-    def device_name(self, array: Any) -> str:
-        return "elsewhere" if isinstance(array, OtherDeviceArray) else super().device_name(array)

@@ -72,8 +72,8 @@ class Check:
         level_cases = tuple(cases(level))
         ids = {case.id for case in level_cases}
         builtin_ids = {case.id for case in self.builtin_cases(level)} if self.builtin_cases else ids
-        later_dtypes = {i: i.later for i in implementations}
-        smoke_ids = {case.id for case in cases("smoke")} if any(later_dtypes.values()) else set()
+        postponed = {i: i.postponed for i in implementations}
+        smoke_ids = {case.id for case in cases("smoke")} if any(postponed.values()) else set()
         shared_features = shared_needs(level_cases)
         added: set[tuple[Implementation, str]] = set()
         for case in level_cases:
@@ -83,7 +83,7 @@ class Check:
                 if case.id not in builtin_ids and not implementation.declared.is_user_code:
                     continue
                 if postponement_reason(
-                    level, later_dtypes[implementation], case.dtype.name, not self.single_answer,
+                    level, postponed[implementation], case.dtype.name, not self.single_answer,
                     case.id in smoke_ids,
                 ):  # fmt: skip
                     continue

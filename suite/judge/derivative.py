@@ -56,7 +56,7 @@ def vjp(
     """The answer, and the gradients with respect to the arrays `wrt`, by default all. Gradients of
     query, key and value have the shape (B, H, L, D) or (B, L, width), all others that of the argument.
 
-    `cotangent` is by default the cell's; `arranged` is its layout in memory (`Memory.arranged`).
+    `cotangent` is by default the cell's; `arranged` is its layout in memory (`Engine.arranged`).
     `prepared` is the call, by default that of `inputs`. Type, device, dtype and shape are checked. Raises
     Deviation, "raised" and "no-gradient" included.
     """
@@ -67,9 +67,7 @@ def vjp(
         wrt = names if wrt is None else wrt
     wrt = differentiable_arrays(prepared, inputs) if wrt is None else wrt
     values = cell.cotangent if cotangent is None else cotangent
-    native = backend.memory.arranged(
-        native_cotangent(values, inputs, prepared), inputs.dtype, arranged
-    )
+    native = backend.arranged(native_cotangent(values, inputs, prepared), inputs.dtype, arranged)
     native_output, gradients = cell.attempt(lambda: backend.vjp(prepared, wrt, native))
     answer = read_output(cell, native_output, inputs, prepared)
     return answer, read_gradients(cell, gradients, inputs, prepared, wrt)

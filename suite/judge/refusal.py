@@ -22,7 +22,7 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
     """True if an error refuses the call: NotImplementedError, or a validation error. The validation
     error of a user function must name an argument of more than one letter; single letters are names of
     axes."""
-    error = implementation.backend.compilers.raised_inside(error)
+    error = implementation.backend.raised_inside(error)
     if isinstance(error, NotImplementedError):
         return True
     if not isinstance(error, implementation.backend.validation_errors):
@@ -38,7 +38,7 @@ def outcome(implementation: Implementation, error: BaseException) -> Deviation |
     """The exception that a check raises for a call that raised `error`: Refused if a user function
     refuses by it, or if a forced kernel cannot answer; else Deviation, of the kind "forbidden" if the
     function made a forbidden call."""
-    inside = implementation.backend.compilers.raised_inside(error)
+    inside = implementation.backend.raised_inside(error)
     if isinstance(inside, ForbiddenCall):
         return Deviation("forbidden", str(inside))
     if isinstance(inside, NoKernel):

@@ -93,7 +93,7 @@ def _attempt(
     except ENDS:
         raise
     except BaseException as error:
-        inside = implementation.backend.compilers.raised_inside(error)
+        inside = implementation.backend.raised_inside(error)
         if isinstance(inside, ForbiddenCall) or refusal.refuses(implementation, error):
             return True, None
         if has_two_orders(inputs.case) and _is_right_swapped(implementation, inputs):

@@ -89,7 +89,7 @@ class Benchmark:
 
     def _call(self) -> None:
         self.last_output = self.timed.calls()
-        self.timed.backend.profiler.sync(self.last_output)
+        self.timed.backend.sync(self.last_output)
 
     def _median(self) -> float:
         """The median of five samples."""

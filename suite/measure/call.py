@@ -114,9 +114,9 @@ class TimedCall:
     def prepare(self) -> Preparation:
         """Make the arrays, call once, and warm up. Raises RefusedTime if the call raises."""
         self.prepared = self._prepare(self.implementation, self.cell.inputs)
-        self.backend.profiler.sync(list(self.prepared.arguments.values()))
+        self.backend.sync(list(self.prepared.arguments.values()))
         with leaks.without_warnings():
-            step = self.backend.profiler.step
+            step = self.backend.timed_step
             self.step = self._attempt(lambda: step(self.prepared, self.direction, self.wrt))
             start = protocol.now()
             cotangent = self._cotangent(0)
@@ -136,10 +136,10 @@ class TimedCall:
 
     def sample(self, inner: int | None = None) -> float:
         """Time one sample: seconds of one call, averaged over `inner` calls."""
-        before = self.backend.profiler.compilations(self.prepared)
+        before = self.backend.compilations(self.prepared)
         with leaks.without_warnings():
             seconds = self._sample_seconds(inner or self.inner)
-        self.has_compiled |= before != self.backend.profiler.compilations(self.prepared)
+        self.has_compiled |= before != self.backend.compilations(self.prepared)
         self.samples.append(seconds)
         return seconds
 
@@ -199,13 +199,13 @@ class TimedCall:
     def peak_bytes(self) -> int | None:
         """Peak bytes of a call as the framework counts them; None if the framework does not count."""
         with leaks.without_warnings():
-            return self.backend.profiler.peak_bytes(self.calls, self.prepared)
+            return self.backend.peak_bytes(self.calls, self.prepared)
 
     def kernels(self) -> str:
         """The framework's names of the kernels that ran; "" if the framework does not name them."""
         try:
             with leaks.without_warnings():
-                return self.backend.profiler.kernels(self.prepared)
+                return self.backend.kernels(self.prepared)
         except Exception:
             return ""
 
@@ -334,14 +334,14 @@ class TimedCall:
         arguments, cotangent = self._arguments(drawn), self._cotangent(number)
         warm_up, _ = self._call_with(drawn, arguments, cotangent)
         call, inputs = self._call_with(drawn, arguments, cotangent)
-        compilations = self.backend.profiler.compilations(self.prepared)
+        compilations = self.backend.compilations(self.prepared)
         # Drawing inputs evicted the CPU caches, which were warm for the timed calls.
         if inputs is not drawn:
             self._timed(warm_up)
         self._timed(self.calls)
         old_time, _ = self._timed(self.calls)
         new_time, output = self._timed(call)
-        if compilations != self.backend.profiler.compilations(self.prepared):
+        if compilations != self.backend.compilations(self.prepared):
             raise RefusedTime("compiled", "inputs of the same shapes were compiled for anew")
 
         def judge() -> None:

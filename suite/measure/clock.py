@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.backends.engine import Step
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.profiler import Step
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.measure.seen import arrays_of, plain_copies
@@ -103,7 +103,7 @@ class Clock:
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """The result of `protocol.timed`."""
-        return protocol.timed(call, self.backend.profiler.sync, inner, slow)
+        return protocol.timed(call, self.backend.sync, inner, slow)
 
     def plain_copies(self, out: Any) -> Any:
         """New arrays with the values of an output, made in the output's process: a copy through another

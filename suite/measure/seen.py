@@ -75,5 +75,5 @@ def plain_copies(out: Any, backend: Backend) -> list[Any]:
         backend.array(backend.to_numpy(array), formats.get(backend.dtype_name(array)))
         for array in arrays_of(out, backend)
     ]
-    backend.profiler.sync(copies)
+    backend.sync(copies)
     return copies

@@ -120,11 +120,11 @@ class Server:
 def rate_of(backend: Any, kind: str, size: int, fmt: Any) -> tuple[float, float]:
     """Time a matrix product ("gemm") or a copy ("copy"). Returns its operations or bytes per second in
     the best of five samples, and its seconds."""
-    call, amount = backend.profiler.limit(kind, size, fmt)
+    call, amount = backend.machine_limit(kind, size, fmt)
     for _ in range(2):
-        first, _ = protocol.timed(call, backend.profiler.sync, 1)
+        first, _ = protocol.timed(call, backend.sync, 1)
     inner = protocol.calls_per_sample(first)
-    seconds = min(protocol.timed(call, backend.profiler.sync, inner)[0] for _ in range(5))
+    seconds = min(protocol.timed(call, backend.sync, inner)[0] for _ in range(5))
     return amount / seconds, seconds
 
 
@@ -153,7 +153,7 @@ def load_implementations(name: str, options: Options) -> tuple[Any, dict[str, An
     # Implementations that exist only to test a compiler's rewrites are not timed.
     eager = list(implementations)
     for compiled in compiled_forms(backend, eager):
-        if compiled.inner in eager and compiled.compiler in backend.compilers.timed:
+        if compiled.inner in eager and compiled.compiler in backend.timed_compilers:
             implementations.append(compiled)
     names = [i.name for i in implementations]
     if duplicate := next((name for name in names if names.count(name) > 1), ""):

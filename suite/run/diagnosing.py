@@ -135,7 +135,7 @@ def _diagnose(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> F
     diagnosed = [by_name[name] for name, _ in counts.most_common(MOST_IMPLEMENTATIONS)]
     if not diagnosed:
         return NO_REPORT
-    compiles = diagnosed[0].backend.compilers.compiles_shapes
+    compiles = diagnosed[0].backend.compiles_shapes
     seconds = SECONDS * (COMPILING_FACTOR if compiles else 1)
     time_is_over = deadline(seconds)
     diagnoses, notes = [], []

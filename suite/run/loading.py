@@ -142,7 +142,7 @@ def load_backend(
             backends = [isolated(options, text) for text in options.function]
             backend = backends[0].without_user_code
     assert backend is not None
-    quick_backend = backend.compilers.quick() if options.compiles_quickly else None
+    quick_backend = backend.quick() if options.compiles_quickly else None
     quick_natives = None if options.function else quick_backend
     natives = registry.implementations(quick_natives or backend)
     if quick_natives is not None:

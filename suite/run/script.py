@@ -39,7 +39,7 @@ def script(cell: Cell, verdict: Verdict) -> str:
     dialect = DIALECTS.get(backend.name)
     if dialect is None or not prepared.source:
         raise NoScript(f"{cell.implementation} has no source text of its call")
-    if backend.memory.has_strides and inputs.axis_order not in ("bhld", prepared.axis_order):
+    if backend.has_strides and inputs.axis_order not in ("bhld", prepared.axis_order):
         raise NoScript("operands are views, and the arrays of a script are contiguous")
     if inputs.has_empty_rows and gradients and elected_gradient(cell, inputs) != "nothing":
         raise NoScript("assert_attention_close judges no elected gradients of fully masked rows")

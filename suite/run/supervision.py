@@ -200,7 +200,7 @@ class InWorker:
             if not isinstance(cell, Cell):
                 return -1, -1
             case = order_of(cell.case.id)
-            compiles = cell.implementation.backend.compilers.compiles_shapes
+            compiles = cell.implementation.backend.compiles_shapes
             return order_of(str(cell.implementation)) if compiles else case, case
 
         items.sort(key=sort_key)

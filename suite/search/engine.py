@@ -99,7 +99,7 @@ class Search:
         groups = [[o for o in operators if o.is_default == plain] for plain in (True, False)]
         operator = random.choice(random.choice([group for group in groups if group]))
         dtypes = [dtype(name) for name in self.options.dtype or DTYPES]
-        if any(i.mode == "compiled" or i.backend.compilers.compiles_shapes for i in judged):
+        if any(i.mode == "compiled" or i.backend.compiles_shapes for i in judged):
             size_random = Random(f"{self.options.seed}/{random.randrange(POOL)}")
         else:
             size_random = random

@@ -99,7 +99,7 @@ POSTPONED = {
     "dtypes": "smoke asks nothing in this dtype, standard smoke's cases, full all cases",
     "kernels": "full asks smoke's cases: an interpreted kernel takes half a second to compile",
 }
-"""Questions that an implementation may postpone to a later level (`Implementation.later`), with the
+"""Questions that an implementation may postpone to a later level (`Implementation.postponed`), with the
 reason."""
 
 OPTIMIZED = {"values": 6}

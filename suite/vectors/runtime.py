@@ -63,7 +63,6 @@ class StoredBackend(NumpyEngine):
         declarations = {"numerics": self.runtime.numerics, "elections": self.runtime.elections}
         self.name, self.claims = self.runtime.name, Claims.of(None, declarations)
         super().__init__()
-        self.memory.has_strides = False
 
     @property
     def versions(self) -> dict[str, str]:

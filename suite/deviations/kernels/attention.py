@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import TEXTBOOK_FEATURES
-from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
+from attention_conformance.backends.masks import feature_arrays, rank4, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.suite.deviations.kernels.call import (
     Array,
@@ -50,17 +50,16 @@ class Kernel(DeclaredKernel, AttentionSteps):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend = self.backend
-        operands = backend.memory.operands(inputs, self.axis_order)
+        operands = backend.operands(inputs, self.axis_order)
         arguments: dict[str, Any] = dict(zip(("query", "key", "value"), operands, strict=True))
         native = split_native(inputs, causal=True, window=True, lengths=True)
-        mask = dense_of(inputs, native.rest)
+        mask, lengths = native.dense(inputs), native.key_counts(inputs)
         if mask is not None:
             arguments["mask"] = backend.array(mask, None)
         if inputs.bias is not None:
             arguments["bias"] = backend.array(inputs.bias, inputs.dtype)
         arguments |= feature_arrays(backend, inputs)
-        if native.lengths is not None:
-            lengths = native.lengths.lengths(inputs.sizes, inputs.seed)
+        if lengths is not None:
             arguments["lengths"] = backend.array(lengths, None)
         if native.window is not None:
             arguments["window"] = (native.window.left, native.window.right)
@@ -73,7 +72,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **options: Any) -> Any:
         """The output, and the log-sum-exp if asked for, with axes in the order of `axis_order`. Raises
         ValueError or TypeError for malformed arguments."""
-        transpose = self.backend.memory.transpose
+        transpose = self.backend.transpose
         if self.axis_order == "blhd":
             query, key, value = (transpose(x, 0, 2, 1, 3) for x in (query, key, value))
         call = Call(query, key, value, **options)

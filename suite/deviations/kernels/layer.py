@@ -15,7 +15,7 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import LAYER_FEATURES
-from attention_conformance.backends.masks import LayerMasks, rank4
+from attention_conformance.backends.masks import rank4, split_native
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.deviations.kernels.call import (
@@ -97,16 +97,17 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
 
     def call_with_flags(self, inputs: Inputs, **flags: Any) -> PreparedCall:
         """The call, with some of `LayerCall`'s fields set to `flags`."""
-        array, masks = self.backend.array, LayerMasks.of(inputs)
+        array, native = self.backend.array, split_native(inputs, causal=True, lengths=True)
+        valid, dense = native.valid(inputs), native.dense(inputs)
         arguments: dict[str, Any] = sequences(self.backend, inputs)
         arguments |= {name: array(x, inputs.dtype) for name, x in inputs.parameters.items()}
-        if masks.valid is not None:
-            arguments["valid"] = array(masks.valid, None)
-        if masks.rest is not None:
-            arguments["mask"] = array(masks.rest, None)
+        if valid is not None:
+            arguments["valid"] = array(valid, None)
+        if dense is not None:
+            arguments["mask"] = array(dense, None)
         if inputs.bias is not None:
             arguments["bias"] = array(inputs.bias, inputs.dtype)
-        arguments |= {"causal": masks.causal, "returned": inputs.returned, "rate": inputs.rate}
+        arguments |= {"causal": native.causal, "returned": inputs.returned, "rate": inputs.rate}
         arguments |= {"training": inputs.training, "seed": inputs.dropout_seed}
         arguments |= {"sizes": inputs.sizes, **flags}
         if inputs.operator.option("epsilon") is not None:

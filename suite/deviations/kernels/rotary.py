@@ -59,7 +59,7 @@ class RotaryKernel(DeclaredKernel):
         rotation, fmt = Rotation.of(inputs.case, inputs.sizes.D), inputs.dtype
         entries = table_length(inputs.case)
         arguments = {
-            "query": self.backend.memory.operand(inputs.query, inputs, "bhld"),
+            "query": self.backend.operand(inputs.query, inputs, "bhld"),
             "position": self.backend.array(inputs.arrays["position"], None),
         }
 

@@ -27,14 +27,16 @@ def transformed_calls(
     implementation: Implementation, inputs: Inputs, prepared: PreparedCall
 ) -> dict[str, Callable[[], PreparedCall]]:
     """Functions that prepare the call inside a transformation of functions, by its name."""
-    compilers = implementation.backend.compilers
+    backend = implementation.backend
     has_one_output = inputs.operator.packing is None and len(prepared.outputs) == 1
-    candidates = {*compilers.ambient} & {*compilers.of(implementation)} if has_one_output else set()
+    candidates = (
+        {*backend.ambient} & {*backend.compilers_of(implementation)} if has_one_output else set()
+    )
     needed = {"compiled", inputs.dtype.long_name}
     return {
-        name: partial(compilers.compiled, prepared, name, inputs.sizes.B)
+        name: partial(backend.compiled, prepared, name, inputs.sizes.B)
         for name in sorted(candidates)
-        if not needed & compilers.lacking(implementation, name).keys()
+        if not needed & backend.lacking_through(implementation, name).keys()
     }
 
 
@@ -83,7 +85,7 @@ def _probe_transformation(question: str, p: Probe) -> str:
     inputs = p.inputs()
     p.require(inputs)
     plain_call = p.implementation.prepare(inputs)
-    ambient = p.implementation.backend.compilers.ambient
+    ambient = p.implementation.backend.ambient
     calls = transformed_calls(p.implementation, inputs, plain_call).items()
     prepare = next((call for name, call in calls if ambient[name] == question), None)
     if prepare is None:

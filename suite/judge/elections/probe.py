@@ -147,7 +147,7 @@ class Probe:
         """Raise Refused if a user function refuses by this error, and Deviation "raised" for an error
         that is no answer."""
         is_user_code = self.implementation.declared.is_user_code
-        inside = self.implementation.backend.compilers.raised_inside(error)
+        inside = self.implementation.backend.raised_inside(error)
         if isinstance(inside, NotImplementedError if is_user_code else NoKernel):
             raise refusal.outcome(self.implementation, error) from error
         if self.any_error:

@@ -2,9 +2,8 @@
 
 - `wire`: the messages of the two processes. Answers of the child are validated by their types.
 - `child`: the program of the child: the backend, the user's function, and a loop that answers.
-- `link`: the child process, requests, and the values of answers.
+- `link`: the child process, requests, the values of answers, and methods whose calls the child makes.
 - `remote`: backend and implementation in the parent, whose calls the child makes.
-- `parts`: memory, compilers and profiler of that backend.
 - `description`: facts about the backend and the user's function, which the child sends.
 - `sandbox`: the limits of the child.
 """

@@ -178,7 +178,7 @@ class Host:
 
     def error(self, error: BaseException) -> wire.Error:
         """An error in the type of `wire`, with the error that a compiler wrapped."""
-        inside = self.backend.compilers.raised_inside(error)
+        inside = self.backend.raised_inside(error)
         return wire.Error(
             tuple((kind.__module__, kind.__qualname__) for kind in type(error).__mro__),
             printable(text_of(error)[:MOST_CHARACTERS]),

@@ -33,7 +33,7 @@ class ImplementationDescription:
     operator: str
     textbook: bool
     axis_order: str
-    later: frozenset[str]
+    postponed: frozenset[str]
     declaration: dict[str, Any]
 
     @classmethod
@@ -42,7 +42,7 @@ class ImplementationDescription:
         limits = native.declared.limits
         by_dtype = limits if isinstance(limits, Mapping) else {"": limits}
         return cls(
-            native.name, native.operator.name, native.textbook, native.axis_order, native.later,
+            native.name, native.operator.name, native.textbook, native.axis_order, native.postponed,
             {**vars(native.declared), "limits": by_dtype},
         )  # fmt: skip
 
@@ -58,7 +58,7 @@ class ImplementationDescription:
 class BackendDescription:
     """The facts of a backend, which a child sends before it imports the user's file.
 
-    - `compilers`: the fields `names`, `timed` and `layers` of `Compilers`
+    - `compilers`: `compilers`, `timed_compilers` and `layer_compilers` of the backend
     - `lacking`: for each compiler of a user's function the features that the compiler lacks, with reasons
     - `modes`: dtype, question and `forward_only` of each mode, by setting
     - `beside`: the implementation with which the elections of a user's function are compared
@@ -88,18 +88,18 @@ class BackendDescription:
         cls, backend: Backend, natives: Mapping[str, Implementation], example: Implementation | None
     ) -> Any:
         """In the child: the description as plain data; `example` is any user's function."""
-        compilers, beside = backend.compilers, None if example is None else example.beside
+        beside = None if example is None else example.beside
         lacking = {
-            name: {} if example is None else compilers.lacking(example, name)
-            for name in (compilers.names if example is None else compilers.of(example))
+            name: {} if example is None else backend.lacking_through(example, name)
+            for name in (backend.compilers if example is None else backend.compilers_of(example))
         }
         description = cls(
             backend.name, backend.native, {n: str(text) for n, text in backend.versions.items()},
             str(backend.expectations), backend.refusals, backend.rounding,
             tuple((kind.__module__, kind.__qualname__) for kind in backend.validation_errors),
-            backend.memory.has_strides, backend.profiler.has_threads,
-            (compilers.names, compilers.timed, compilers.layers), compilers.compiles_shapes,
-            compilers.runs_models, dict(compilers.ambient), lacking,
+            backend.has_strides, backend.has_threads,
+            (backend.compilers, backend.timed_compilers, backend.layer_compilers),
+            backend.compiles_shapes, backend.runs_models, dict(backend.ambient), lacking,
             {
                 name: {mode: ambient[1:] for mode, ambient in setting.modes.items()}
                 for name, setting in backend.settings.items()

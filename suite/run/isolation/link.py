@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from weakref import WeakValueDictionary
 
+import msgspec
 from msgspec import msgpack
 
 from attention_conformance.backends.prepared import (
@@ -318,3 +319,35 @@ class Link:
         error = type(qualname.rpartition(".")[2], (base,), members)(claim.text)
         error.inside = None if claim.inside is None else self.error(claim.inside)
         return error
+
+
+Part = TypeVar("Part", bound=type)
+
+
+class ChildPart:
+    """The parent's side of an object of the child, which is found at `path` from the child's host."""
+
+    link: Link
+    path: tuple[str, ...]
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the object in the child."""
+        return self.link.ask(HostPath((*self.path, name)), *arguments)
+
+    def ask_typed(self, kind: Any, name: str, *arguments: Any) -> Any:
+        """Call a method that answers plain data of type `kind`. Raises msgspec.ValidationError."""
+        return msgspec.convert(self.ask(name, *arguments), kind)
+
+
+def delegated(*names: str) -> Callable[[Part], Part]:
+    """A class decorator: adds methods of these names, whose calls the child makes."""
+
+    def method_of(name: str) -> Callable[..., Any]:
+        return lambda part, *arguments: part.ask(name, *arguments)
+
+    def add_methods(part: Part) -> Part:
+        for name in names:
+            setattr(part, name, method_of(name))
+        return part
+
+    return add_methods

@@ -28,17 +28,24 @@ from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.prepared import PreparedCall, ProcessDied
 from attention_conformance.backends.protocol import Ambient, Backend, ChildSettings, Setting
 from attention_conformance.backends.registry import UsageError
+from attention_conformance.backends.user.cached import METHODS
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import Deviation, first_line
 from attention_conformance.suite.records.machine import ROOT
-from attention_conformance.suite.run.isolation import parts, wire
+from attention_conformance.suite.run.isolation import wire
 from attention_conformance.suite.run.isolation.description import (
     DescribedLayer,
     ImplementationDescription,
     Stub,
 )
-from attention_conformance.suite.run.isolation.link import Handle, HostPath, Link
+from attention_conformance.suite.run.isolation.link import (
+    ChildPart,
+    Handle,
+    HostPath,
+    Link,
+    delegated,
+)
 from attention_conformance.suite.run.isolation.sandbox import Limits
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.spec.case import Case
@@ -47,6 +54,7 @@ from attention_conformance.suite.spec.claims import CLAIMS
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import OPERATORS, computed_like
+from attention_conformance.suite.spec.operators.cached import CACHED
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
 
@@ -54,9 +62,16 @@ HIDDEN_PACKAGES = ("attention_conformance.references",)
 """Packages that an untrusted child cannot read: it would find the right answers there."""
 
 
-@parts.delegated("vjp", "pullback", "jvp")
-class Remote(parts.ChildPart, Backend):
-    """A backend of the class `kind`, with a child that holds the arrays and makes the calls."""
+@delegated(
+    "vjp", "pullback", "jvp", "overwrite", "transpose", "view", "alias", "arranged_and_base", "operand",
+    "compiled", "recomputed", "gradient_call", "threads", "at_once", "timed_step", "compilations",
+)  # fmt: skip
+class Remote(ChildPart, Backend):
+    """A backend of the class `kind`, with a child that holds the arrays and makes the calls.
+
+    Methods that are not delegated return facts that the child sent before it imported the user's file, or
+    check the type of the answer.
+    """
 
     path = ("backend",)
 
@@ -66,9 +81,10 @@ class Remote(parts.ChildPart, Backend):
         self.name, self.native, self.rounding = facts.name, facts.native, facts.rounding
         self.devices, self.device = kind.devices, link.start["device"]
         self.validation_errors = tuple(link.error_types[name] for name in facts.validation_errors)
-        self.memory = parts.RemoteMemory(self, link)
-        self.compilers = parts.RemoteCompilers(self, link)
-        self.profiler = parts.RemoteProfiler(self, link)
+        self.has_strides, self.has_threads = facts.has_strides, facts.has_threads
+        self.compilers, self.timed_compilers, self.layer_compilers = facts.compilers
+        self.compiles_shapes, self.runs_models = facts.compiles_shapes, facts.runs_models
+        self.ambient = facts.ambient
         self._count_at_end = -1
 
     @cached_property
@@ -122,6 +138,28 @@ class Remote(parts.ChildPart, Backend):
     def device_name(self, array: Any) -> str:
         return array.device
 
+    def compilers_of(self, implementation: Any) -> tuple[str, ...]:
+        if not implementation.declared.is_user_code:
+            return self.ask_typed(tuple[str, ...], "compilers_of", HostPath(implementation.path))
+        return tuple(
+            n for n in super().compilers_of(implementation) if n in self.description.lacking
+        )
+
+    def lacking_through(self, implementation: Any, compiler: str) -> dict[str, str]:
+        if implementation.declared.is_user_code:
+            return self.description.lacking[compiler]
+        path = HostPath(implementation.path)
+        return self.ask_typed(dict[str, str], "lacking_through", path, compiler)
+
+    def raised_inside(self, error: BaseException) -> BaseException:
+        return getattr(error, "inside", None) or error
+
+    def kernels(self, prepared: PreparedCall) -> str:
+        return self.ask_typed(str, "kernels", prepared)
+
+    def peak_bytes(self, call: Any, prepared: PreparedCall) -> int | None:
+        return self.ask_typed(int | None, "peak_bytes", call, prepared)
+
     def load(
         self, text: str, claims: Mapping[str, Any], like: str, untrusted: bool
     ) -> tuple[Implementation, Claims]:
@@ -134,8 +172,8 @@ class Remote(parts.ChildPart, Backend):
                 function = self.link.handle(facts.function)
             file_claims = {} if untrusted else self._claims(facts.claims, text)
             stub = Stub(function, printable(facts.name), facts.parameters)
-            kind = registry.USER_KINDS.get(computed_like(like)) if like else None
-            for method in kind.method_names if kind else ():
+            is_cache = like and computed_like(like) is CACHED
+            for method in METHODS if is_cache else ():
                 if method in facts.methods:
                     setattr(stub, method, Stub(stub, method, facts.methods[method]))
             # Calls are watched in the child; here nothing is called.
@@ -197,8 +235,8 @@ class Remote(parts.ChildPart, Backend):
         return changes
 
 
-@parts.delegated("timed", "refusing", "refused")
-class RemoteCalls(Implementation, parts.ChildPart):
+@delegated("timed", "refusing", "refused")
+class RemoteCalls(Implementation, ChildPart):
     """An implementation in this process, whose calls the child makes."""
 
     backend: Remote
@@ -268,12 +306,12 @@ class RemoteNative(RemoteCalls):
     ) -> None:
         self.link, self.path = backend.link, path
         self.operator, self.textbook = OPERATORS[description.operator], description.textbook
-        self.axis_order, self._later = description.axis_order, description.later
+        self.axis_order, self._postponed = description.axis_order, description.postponed
         Implementation.__init__(self, backend, description.name, description.declared)
 
     @property
-    def later(self) -> frozenset[str]:
-        return self._later
+    def postponed(self) -> frozenset[str]:
+        return self._postponed
 
     def unsupported(self, case: AnyCase) -> str | None:
         if not isinstance(case, Case):
