@@ -21,7 +21,7 @@ from attention_conformance.suite.spec.inputs import draw, draw_cotangent, draw_t
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.operators.sdpa import SDPA
-from attention_conformance.suite.spec.recipes import exponentials
+from attention_conformance.suite.spec.recipes import alibi_slopes, exponentials
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, BIASES
 
@@ -241,3 +241,12 @@ def test_a_negative_view_of_torch_holds_the_negative_numbers() -> None:
     array = memory.arranged(np.ones((2, 3)), DTYPES["bf16"], "negative")
     assert array.is_neg()
     assert not memory.arranged(np.ones((2, 3), bool), None, "negative").is_neg()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12])
+def test_slopes_are_those_of_the_authors(heads: int) -> None:
+    """As the authors' code says them: those of a power of 2, and every second one of the next power."""
+    below = 2 ** int(np.log2(heads))
+    first = [2.0 ** (-8 * i / below) for i in range(1, below + 1)]
+    every = [2.0 ** (-8 * i / (2 * below)) for i in range(1, 2 * below + 1)]
+    assert alibi_slopes(heads) == pytest.approx([*first, *every[::2]][:heads], rel=1e-15)
