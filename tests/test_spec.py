@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pytest
 
-from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import Selection, cases_of, find
+from attention_conformance.suite.spec.catalogue import Selection, cases_of
 from attention_conformance.suite.spec.covering import Row, Tuple, feasible, pairs_of
 from attention_conformance.suite.spec.levels import DTYPES_AT, SHARES, Covering
 from attention_conformance.suite.spec.masks import (
@@ -25,7 +24,7 @@ from attention_conformance.suite.spec.masks import (
     parse_mask,
 )
 from attention_conformance.suite.spec.operator import Operator
-from attention_conformance.suite.spec.operators import OPERATORS, WORDS, sdpa_cases, sdpa_paths
+from attention_conformance.suite.spec.operators import OPERATORS, WORDS, sdpa_cases
 from attention_conformance.suite.spec.sizes import PairIndex, Sizes
 from attention_conformance.suite.spec.vocabulary import LEVELS
 
@@ -97,27 +96,6 @@ def not_shown(rows: Iterable[Row], tuples: Iterable[Tuple]) -> list[Tuple]:
     return [each for each in tuples if not any(set(each) <= row.items() for row in rows)]
 
 
-def test_classes_of_sizes_are_covered_in_threes() -> None:
-    array = sdpa_paths.BY_MASK
-    assert array.targets is not None
-    assert {3} <= {len(target) for target in array.targets}
-    tuples = feasible(array.axes, array.valid, array.targets)
-    assert not not_shown(array.rows, tuples)
-    assert [each for each in tuples if not_shown(array.rows[:-1], [each])], "no row is spare"
-
-
-def test_members_of_classes_are_asked_in_small_problems() -> None:
-    cases = [Case.parse(x) for of in ("forward", "backward") for x in sdpa_paths.ids(of)]
-    sizes = [case.sizes for case in cases]
-    large = [s for s in sizes if s.B * s.H * s.Lq * s.Lk > sdpa_paths.SCORES]
-    assert all(s.B >= 8 and s.H == 33 for s in large), "as small as many samples and heads are"
-    for name in ("Lq", "Lk", "B", "D"):
-        members = {m for of in sdpa_paths.SIZES[name].values() for m in of}
-        assert members == {getattr(s, name) for s in sizes}
-    masks = {m for of in sdpa_paths.MASKS.values() for m in of}
-    assert masks == {case.mask_token for case in cases}
-
-
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
@@ -178,21 +156,6 @@ def test_every_row_of_the_table_is_used() -> None:
     }
     assert DTYPES_AT.keys() <= reasons
     assert {f"share {name}" for name in SHARES} <= reasons
-
-
-def test_every_case_has_a_reason_and_keeps_its_place_at_later_levels() -> None:
-    for selection in selections():
-        smoke, standard, full = (selection(level) for level in LEVELS)
-        assert {*smoke} <= {*standard} <= {*full}
-        assert all(selection.why("full").values())
-
-
-@pytest.mark.parametrize("case_id", ["elect/no-keys/f32", "bad/heads-do-not-divide/f32"])
-def test_probes_have_a_reason_too(case_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--why", case_id]) == 0
-    checks = [line for line in capsys.readouterr().out.splitlines() if " since " in line]
-    assert checks
-    assert all(line.endswith(find(case_id).why) for line in checks)
 
 
 def by_loops(sizes: Sizes, rule: Callable[[int, int, int, int], bool]) -> np.ndarray:
