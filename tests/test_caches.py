@@ -17,7 +17,7 @@ from attention_conformance.backends.registry import (
 )
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import draw
-from attention_conformance.suite.spec.operators.paged import PAGED, PLAIN
+from attention_conformance.suite.spec.operators.paged import PAGED
 from tests.runtimes import of_person, user_function
 
 
@@ -159,7 +159,6 @@ def test_a_cache_is_full_before_its_step_is_timed() -> None:
 
 
 PAGES = Path(__file__).parent / "functions" / "paging.py"
-STEP = PLAIN.replace("{dt}", "f64")
 
 
 def test_a_claim_of_page_sizes_is_asked_in_pages_of_these_sizes() -> None:

@@ -67,11 +67,6 @@ def bias_reversed(query, key, value, attn_mask=None):
     return plain(query, key, value, attn_mask.flip(-1))
 
 
-def anew_by_keys(query, key, value, is_causal=False):
-    seen = torch.arange(key.shape[2]) % 4 <= torch.arange(query.shape[2])[:, None]
-    return plain(query, key, value, seen if is_causal else None)
-
-
 def causal_by_blocks(query, key, value, is_causal=False):
     seen = torch.arange(key.shape[2]) // 8 <= torch.arange(query.shape[2])[:, None] // 8
     return plain(query, key, value, seen if is_causal else None)
@@ -221,7 +216,6 @@ def poisoned(places):
     [
         (weighed(torch.sigmoid), PLAIN, "Weights are a sigmoid", ""),
         (weighed(torch.exp), PLAIN, "not divided by their sum", ""),
-        (anew_by_keys, CAUSAL, "The mask causal begins anew every 4 keys.", ""),
         (causal_by_blocks, CAUSAL, "compares blocks of 8, expected each query and key.", ""),
         (named(factor=math.log2(math.e)), PLAIN, "times log2(e)", "exp2"),
         (named(factor=-1), PLAIN, "with the other sign", ""),
@@ -243,12 +237,6 @@ def poisoned(places):
          "Keys whose score is exactly 0 are hidden", ""),
         (in_blocks(lambda s, running: s.softmax(-1), divides=False), PLAIN,
          "Every block of 8 keys has its own softmax, and the answers are added.", ""),
-        (in_blocks(lambda s, running: (s - s.amax(-1, keepdim=True)).exp()), PLAIN,
-         "Every block of 8 keys has its own maximum", ""),
-        (in_blocks(lambda s, running: (s - running).exp()), PLAIN,
-         "What a block of 8 keys adds is not rescaled when the maximum grows.", ""),
-        (in_blocks(lambda s, running: (s - 2 * running).exp()), PLAIN,
-         "What a block of 8 keys adds is rescaled by the inverse factor.", ""),
         (backward(lambda *saved: terms(*saved, mean=-1.0)), PLAIN, "The backward pass adds D", ""),
         (backward(lambda *saved: terms(*saved, scale=1 / 8)), PLAIN, "have the scale twice.", ""),
         (backward(exchanged), PLAIN, "The gradients of key and value are exchanged.", ""),

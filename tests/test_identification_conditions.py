@@ -54,8 +54,6 @@ def told(function: Callable[..., Any], *ids: str, like: str = "") -> list[Diagno
     return [one for one in found if one.source == "measured"]
 
 
-SQUARE = ("sdpa/causal/mha/f32/b2h3q9k9d8", "sdpa/causal/mha/f32/b1h2q16k16d8")
-ODD = ("sdpa/causal/mha/f32/b2h3q17k23d8", "sdpa/causal/mha/f32/b2h3q9k5d8")
 PLAIN = (
     "sdpa/none/mha/f32/b2h3q17k23d8",
     "sdpa/none/mha/f32/b2h6q5k9d8",

@@ -32,7 +32,6 @@ from tests.runtimes import of
 
 pytest.importorskip("jax")
 
-ROOT = Path(__file__).resolve().parents[1]
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 LAYER = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 

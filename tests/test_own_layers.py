@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.registry import UsageError, function_implementation
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
@@ -255,15 +254,6 @@ def test_what_cannot_be_a_layer_says_why(
         user_layer(torch_backend, own, name)
 
 
-def test_what_a_layer_does_not_take_is_lacking(torch_backend: Any, own: Path) -> None:
-    declared = user_layer(torch_backend, own, "Loaded").declared
-    lacks = declared.refusals
-    assert lacks["grouped-heads"] == "the factory has no parameter key_heads"
-    assert lacks["mask"] == "the layer has no parameter mask"
-    assert lacks["cross"] == "the layer takes one array"
-    assert "native-causal" in declared.features
-
-
 def test_a_layer_without_biases_is_asked_every_case_without_them(
     torch_backend: Any, own: Path
 ) -> None:
@@ -278,12 +268,6 @@ def test_a_layer_without_biases_is_asked_every_case_without_them(
     supported_cells = [c for c in cells if c.check.unsupported(c.implementation, c.case) is None]
     of_layer = sum(c.implementation is layer for c in supported_cells)
     assert of_layer > 0.8 * (len(supported_cells) - of_layer) > 10
-
-
-def test_knobs_and_attributes_of_a_layer_are_its_own(torch_backend: Any, own: Path) -> None:
-    layer = user_layer(torch_backend, own, "Tuned")
-    assert layer.remarks == ("never passed, so that the default is judged: block",)
-    assert layer.declared.limits == Limits()
 
 
 def test_a_layer_is_told_what_it_names_and_which_parameter_adds_cells() -> None:

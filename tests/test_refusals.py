@@ -3,27 +3,17 @@ argument. Any other error is a failure, also where the field elects to raise."""
 
 from __future__ import annotations
 
-import inspect
 from itertools import count
-from typing import Any
 
 import pytest
 
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.compilers import compiled_forms
-from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.registry import load
-from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge import refusal
-from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.diagnose import diagnose
-from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
-from attention_conformance.suite.spec.catalogue import find
-from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import REFUSED
 from tests.functions import partly
-from tests.miniatures import Miniature, Miniatures
 from tests.runtimes import verdict_of
 
 torch = pytest.importorskip("torch")
@@ -77,9 +67,7 @@ def len3(query, key, value):  # type: ignore[no-untyped-def]
 
 
 ALIGNMENT = ("election", "elect/causal-alignment/f32")
-CROSS = ("values", "sdpa/causal/mha/f32/b2h3q5k7d8")
 VALUE_SIZE = ("election", "elect/value-size/f32")
-WIDE = ("values", "sdpa/none/mha/f32/b2h3q5k7d8v10")
 
 
 def test_an_accident_is_no_election() -> None:
@@ -89,22 +77,6 @@ def test_an_accident_is_no_election() -> None:
         "; only NotImplementedError, or a ValueError or TypeError that names an argument (query, "
     )
     assert rule in verdict.message
-
-
-@pytest.mark.parametrize(
-    ("name", "election", "asked"),
-    [
-        ("square_mask_validated", ALIGNMENT, CROSS),
-        ("output_like_query_validated", VALUE_SIZE, WIDE),
-    ],
-)
-def test_validation_is_an_election(
-    name: str, election: tuple[str, str], asked: tuple[str, str]
-) -> None:
-    verdict = judged(name, *election)
-    assert (verdict.status, verdict.measured.observed) == ("pass", "raises")
-    refused = judged(name, *asked)
-    assert (refused.status, refused.kind) == ("unsupported", "refused")
 
 
 @pytest.mark.parametrize(
@@ -134,30 +106,6 @@ def test_a_variation_may_be_refused() -> None:
     assert (verdict.status, verdict.kind) == ("unsupported", "refused")
 
 
-class CrashesBesideAMask(Miniature):
-    """A third-party implementation whose mask breaks, and which declares no elections."""
-
-    declared = Miniature.declared.but(elections={})
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain = super().prepare(inputs)
-
-        def crash(**arguments: object) -> object:
-            raise RuntimeError("a mask of the wrong shape")
-
-        return plain if inputs.mask_array is None else PreparedCall(crash, plain.arguments)
-
-
-@pytest.mark.parametrize(
-    ("elections", "status"), [({}, "fail"), ({"fully-masked-row": "raises"}, "pass")]
-)
-def test_a_backend_declares_what_it_raises(elections: dict[str, str], status: str) -> None:
-    implementation = CrashesBesideAMask(Miniatures())
-    implementation.declared = implementation.declared.electing(elections)
-    verdict = verdict_of(implementation, "elect/fully-masked-row/f32", "election")
-    assert verdict.status == status, verdict.message
-
-
 @pytest.mark.parametrize(
     ("name", "check", "case", "verdict"),
     [
@@ -173,24 +121,3 @@ def test_a_compiled_function_refuses_by_the_same_errors(
     compiled = next(i for i in compiled_forms(function.backend, [function]) if "aot" in i.name)
     got = verdict_of(compiled, case, check)
     assert (got.status, got.kind) == verdict, got.message
-
-
-def test_a_maximum_of_no_keys_is_told_the_line_that_mends_it() -> None:
-    backend, source = load("torch"), inspect.getsource(partly.of_the_largest)
-    implementation = backend.function(partly.of_the_largest, "largest", Claims())
-    no_keys = [find("elect/no-keys/f16"), find("elect/no-keys/f32")]
-    failing = [Cell(all_checks()["election"], case, implementation) for case in no_keys]
-    assert {judge(cell).kind for cell in failing} == {"raised"}
-    (one,) = diagnose(backend, implementation, failing, [])
-    assert one.sentence == (
-        "Without keys (key.shape[2] is 0) the function raises IndexError: amax(): Expected reduction dim "
-        "-1 to have non-zero size, expected zeros, NaN or NotImplementedError."
-    )
-    line = one.hint.split("`")[1]
-    assert line == "if key.shape[2] == 0: raise NotImplementedError('no keys')"
-    mended: dict[str, Any] = {"torch": torch}
-    exec(source.replace("    scores = q", f"    {line}\n    scores = q", 1), mended)
-    function = backend.function(mended["of_the_largest"], "mended", Claims())
-    assert verdict_of(function, no_keys[1], "election").kind == REFUSED
-    elsewhere = "sdpa/causal/mha/f32/b2h3q17k23d8"
-    assert verdict_of(function, elsewhere).status == "pass"

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import sys
 import threading
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +23,6 @@ if importlib.util.find_spec("triton"):
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="comes with the extra triton")
 torch: Any = pytest.importorskip("torch")
-
-PROJECT = Path(__file__).parent / "outside" / "triton_flash"
 
 
 @pytest.fixture(scope="module")
