@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,6 @@ from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records import speed
 from attention_conformance.suite.report import plots
 from attention_conformance.suite.report.frames import measurements
-from attention_conformance.suite.report.kinds import conformance_frames
-from tests.rows import cell
-from tests.rows import run as run_of_cells
 from tests.rows import timed as record
 from tests.rows import timed_lengths as sweep
 from tests.rows import timings as run
@@ -45,16 +40,6 @@ def test_plots_are_drawn_into_a_new_folder(
     capsys.readouterr()
     assert main(["report", str(path), f"--plots={folder}"]) == 2
     assert "not an empty folder" in capsys.readouterr().err
-
-
-def test_precision_is_drawn_of_what_is_no_control(tmp_path: Path) -> None:
-    cells = [cell(implementation=f"torch:{name}", error_ratio=0.5) for name in ("sdpa", "eager")]
-    judged = run_of_cells(*cells, cell("sdpa/none/mha/f32/b1h1q1k1d8", error_ratio=math.inf))
-    judged = replace(judged, header=replace(judged.header, controls=("torch:eager",)))
-    drawn = dict(plots.pictures(conformance_frames(judged)))
-    (axis,) = drawn["precision-f32"].axes
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["torch:sdpa"]
-    assert "torch 2.13.0; 2026-11-20" in drawn["precision-f32"].get_supxlabel()
 
 
 def test_the_front_names_what_none_beats_in_time_and_precision(tmp_path: Path) -> None:

@@ -101,19 +101,6 @@ def test_differences_are_those_of_the_runs_that_both_have(
         compare_paths(old, swept(tmp_path / "other", cell(ONE, seed=9), seed=9), {})
 
 
-def test_releases_are_compared_with_each_other(tmp_path: Path) -> None:
-    sweep = tmp_path / "s"
-    before = swept(sweep / "a", cell(ONE), release="jax-0.8.1")
-    after = swept(sweep / "b", cell(ONE, status="fail", kind="value"), release="jax-0.9.2")
-    comparison = compare_paths(before, after, {})
-    assert comparison["changes"]["change"].tolist() == ["new failure"]
-    assert "options.release" in comparison["headers"]["field"].tolist()
-    swept(sweep / "b", cell(ONE), release="jax-0.8.1")
-    assert compare_paths(before, sweep / "b", {})["changes"].empty, (
-        "the same release where there is one"
-    )
-
-
 def found(case: str, said: str = "element", **fields: Any) -> FoundRecord:
     """A way of failing that a search found."""
     record = FoundRecord("torch:sdpa", "values", "value", "f32", said, "fail", case, "off by 3")
