@@ -49,7 +49,6 @@ ELSEWHERE = {
     r"pip install ": "needs a package registry; .ci/run and the workflows install",
     r"(ruff|lint-imports|mypy|pytest tests)\b": ".ci/run runs it",
     r"python -m tests\.frozen ": "tests/test_frozen.py runs it",
-    r"python -m tests\.studies\.costs": "tests/test_studies.py runs it",
     r"python -m tests\.studies\.together": "tests/test_studies.py makes its page",
     r"python -m tests\.studies\.parameters": "tests/test_studies.py tests it, and its page",
     r"sphinx-build ": "tests/test_site.py builds the site",

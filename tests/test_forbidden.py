@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,6 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.dtypes import DTYPES
 from tests import runtimes
-
-ROOT = Path(__file__).resolve().parents[1]
 
 OF_TORCH = "torch.nn.functional.scaled_dot_product_attention"
 OF_FLEX = "torch.nn.attention.flex_attention.flex_attention"
@@ -112,21 +107,6 @@ def test_other_attention_of_torch_is_seen(function: Callable[..., Any], name: st
     pytest.importorskip("torch")
     with pytest.raises(ForbiddenCall, match=f"calls {name}, which is forbidden"):
         call("torch", function, OF_TORCH, OF_FLEX, OF_LAYERS)
-
-
-def test_keras_has_the_attention_of_its_engine() -> None:
-    pytest.importorskip("keras")
-    pytest.importorskip("jax")
-    program = (
-        "from attention_conformance.backends import registry as r; "
-        "print(*r.attention_names(r.load('keras-jax')))"
-    )
-    # Another test of this process chose an engine.
-    environment = {name: text for name, text in os.environ.items() if name != "KERAS_BACKEND"}
-    out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
-    assert {OF_KERAS, OF_JAX} <= {*out.stdout.split()}, out.stderr
 
 
 def test_a_python_function_is_seen_in_modules_that_had_it() -> None:

@@ -26,7 +26,6 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 from attention_conformance.suite.spec.levels import AS_CALLED
-from attention_conformance.suite.spec.vocabulary import LEVELS
 from tests.processes import run
 from tests.runtimes import of
 
@@ -104,19 +103,6 @@ def test_gradients_and_tangents_are_one_program_each(backend: Backend, counted: 
     assert counted.programs == 1
 
 
-@pytest.mark.parametrize("scales", [(0.0, -0.0), (0.3, 0.4)])
-def test_what_a_program_hangs_on_has_a_program_of_its_own(
-    backend: Backend, counted: Counted, scales: tuple[float, float]
-) -> None:
-    inputs = inputs_of("sdpa/none/mha/f32/b2h3q6k7d8/scale0.5")
-    eager = of(backend, "eager")
-    for scale in scales:
-        prepared = eager.prepare(inputs.replace(scale=scale))
-        with counted:
-            prepared()
-        assert counted.programs == 1
-
-
 def double(query: Any, flag: Any) -> Any:
     return query * 2.0 if flag is True else query
 
@@ -132,23 +118,6 @@ def test_numbers_and_flags_of_equal_value_are_told_apart(backend: Any) -> None:
     assert answers == [2.0, 1.0]
     with pytest.raises(ValueError, match="names no constants"):
         backend.jitted(eager, replace(plain, constants=None))
-
-
-def test_one_array_under_several_names_is_one_argument(backend: Backend) -> None:
-    """Its gradient is what it receives as all of them, and its tangent moves all of them."""
-    inputs = inputs_of(LAYER.replace("f32", "f64"))
-    layer = of(backend, "packed-heads")
-    own = layer.prepare(inputs)
-    apart = layer.prepare(inputs.replace(self_attention=False))
-    cotangent = backend.array(draw_cotangent(inputs.case, 0), inputs.dtype)
-    _, whole = backend.vjp(own, ["query"], cotangent)
-    _, thirds = backend.vjp(apart, ["query", "key", "value"], cotangent)
-    total = sum(backend.to_numpy(thirds[name]) for name in ("query", "key", "value"))
-    assert np.abs(backend.to_numpy(whole["query"]) - total).max() < 1e-12
-    tangent = backend.array(inputs.key[::-1].copy(), inputs.dtype)
-    moved = backend.jvp(own, {"query": tangent})
-    parts = backend.jvp(apart, dict.fromkeys(("query", "key", "value"), tangent))
-    assert np.abs(backend.to_numpy(moved) - backend.to_numpy(parts)).max() < 1e-12
 
 
 def programs(*words: str, level: str = "smoke") -> tuple[int, int]:
@@ -216,15 +185,6 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
 def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
     prepare = getattr(kind, "scripted", kind.prepare)
     assert prepare.__code__ is as_in_programs(prepare).__code__
-
-
-def test_kernels_in_pallas_wait_for_full(backend: Backend) -> None:
-    kernel = of(backend, "pallas-gpu-mha")
-    values = all_checks()["values"]
-    asked = {level: sum(1 for _ in values.cells(level, [kernel])) for level in LEVELS}
-    assert asked["smoke"] == asked["standard"] == 0
-    assert asked["full"] > 10
-    assert backend.compilers.of(kernel) == ()
 
 
 FUNCTIONS = """

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.protocol import TimeOver, seeded
+from attention_conformance.backends.protocol import TimeOver
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.cell import Cell
@@ -20,9 +20,7 @@ from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
-from attention_conformance.suite.spec.inputs import draw
 from tests import unruly
 from tests.miniatures import Miniatures
 from tests.runtimes import verdict_of
@@ -44,22 +42,6 @@ def test_seeds_are_the_same_for_every_cell() -> None:
     for act in (draws, unruly.reseed, draws):
         assert acting(act).status == "pass"
     assert len(set(drawn)) == 1
-
-
-def test_dropout_is_drawn_from_its_seed_whatever_was_drawn_before() -> None:
-    torch = pytest.importorskip("torch")
-    backend: Any = registry.load("torch")
-    inputs = draw(Case.parse("sdpa/none/mha/f32/b2h2q4k4d8/drop0.5/train"))
-
-    def drawn(seed: int) -> Any:
-        return seeded(backend, lambda: torch.rand(5), inputs.replace(dropout_seed=seed))()
-
-    first = drawn(3)
-    torch.rand(7)
-    assert torch.equal(drawn(3), first)
-    assert not torch.equal(drawn(4), first)
-    torch.manual_seed(3)
-    assert torch.equal(torch.rand(5), first)
 
 
 def test_what_is_wrong_beside_a_leak_stays_the_kind() -> None:
@@ -187,22 +169,3 @@ def test_what_comes_out_of_a_call_is_the_implementations() -> None:
     assert (late.status, late.kind, late.message) == ("crash", "timeout", "too long")
     with pytest.raises(KeyboardInterrupt):
         acting(raising(KeyboardInterrupt()))
-
-
-def test_an_exit_on_a_malformed_problem_is_no_refusal() -> None:
-    (implementation,) = Miniatures("cpu", Leaves).implementations()
-    for case, status in (("bad/batch-differs/f32", "fail"), ("elect/integer-mask/f32", "fail")):
-        check = all_checks()["bad_problem" if case.startswith("bad") else "election"]
-        verdict = judge(Cell(check, find(case), implementation))
-        assert (verdict.status, verdict.kind) == (status, "raised"), verdict
-
-
-class Leaves(unruly.Unruly):
-    """Leaves by an exit, whatever it is asked."""
-
-    act = staticmethod(lambda: None)
-
-    def prepare(self, inputs: Any) -> Any:
-        prepared = super().prepare(inputs)
-        prepared.function = lambda **arguments: unruly.ACTS["exits"]()
-        return prepared

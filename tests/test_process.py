@@ -69,17 +69,6 @@ def wait_for_end(pid: int, seconds: float = 30.0) -> None:
             time.sleep(0.1)
 
 
-def test_where_the_watchdog_ended_a_process() -> None:
-    assert process.place_in("") == process.place_in("Timeout in a message\n") == ""
-    stacks = (
-        "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
-        '  File "/a/other.py", line 3 in wait\n'
-        "\nThread 0x2 (most recent call first):\n"
-        '  File "/a/kernel.py", line 7 in hang\n  File "/a/b.py", line 9 in main\n'
-    )
-    assert process.place_in(stacks) == "it ran too long, in hang (kernel.py:7)"
-
-
 def test_a_limit_ends_what_waits() -> None:
     with pytest.raises(TimeOver, match="it ran longer"), process.time_limit(0.05, "it"):
         time.sleep(10)

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.backends import registry
-from tests.processes import python
 from tests.rows import cell, run
 from tests.studies import parameters
-from tests.studies.costs import PARTS
 from tests.studies.pairs import PAGE as PAIRS
 from tests.studies.pairs import arrays, covered, possible
 from tests.studies.pairs import page as page_of_pairs
@@ -28,23 +26,6 @@ def test_the_page_is_written_from_the_cases() -> None:
 def test_every_possible_pair_is_drawn_if_all_pairs_are() -> None:
     whole = [(name, array) for name, drawn, array in arrays() if drawn in ("values", "gradients")]
     assert {name for name, array in whole if covered(array, 2)[0] < possible(array)} == set()
-
-
-def test_the_table_has_every_operator_that_is_asked() -> None:
-    command = ["--backend=numpy", "--level=smoke", "--operator", "merge", "paged-write"]
-    done = python("-m", "tests.studies.costs", *command, check=True)
-    heads, _, *rows = [
-        [word.strip() for word in line.strip("|").split("|")]
-        for line in done.stdout.splitlines()
-        if line.startswith("|")
-    ]
-    assert heads == ["operator", "cells", *PARTS, "suite / calls"]
-    assert [row[0] for row in rows] == ["merge", "paged-write"]
-    for row in rows:
-        _, cells, calls, *others, share = row
-        assert int(cells) > 10
-        assert min(map(float, (calls, *others))) > 0
-        assert sum(map(float, others)) / float(calls) == pytest.approx(float(share), rel=1e-2)
 
 
 RECORDED = recorded(parameters.PAGE.read_text(encoding="utf-8"))
