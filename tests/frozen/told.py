@@ -82,7 +82,6 @@ MADE = {
 LEFT_OUT = {
     r"faulty\.py:(ends_the_process|is_killed)": "ends the process",
     r"faulty\.py:(sleeps|holds_the_lock)": "does not return",
-    r"misread\.py:": "makes functions",
     r"of_other_kinds\.py:(Subclass|in_8_bits)|backward\.py:(Constant|weights_of)|"
     r"(caching|limited|operators)\.py:[Aa]ttend$|(latents|paging)\.py:attended|caching\.py:rotate|"
     r"coding\.py:spread|limited\.py:(check_sizes|Breaks)|of_torch\.py:(scores_of|hidden|repeated)$|"
