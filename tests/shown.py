@@ -50,7 +50,6 @@ ELSEWHERE = {
     r"(ruff|lint-imports|mypy|pytest tests)\b": ".ci/run runs it",
     r"python -m tests\.frozen ": "tests/test_frozen.py runs it",
     r"python -m tests\.studies\.together": "tests/test_studies.py makes its page",
-    r"python -m tests\.studies\.parameters": "tests/test_studies.py tests it, and its page",
     r"sphinx-build ": "tests/test_site.py builds the site",
     r"docs/vectors\.md:": "tests/test_vectors_judge.py runs the page as it stands",
     r".* --device=cuda": "needs a GPU",
