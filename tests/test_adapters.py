@@ -9,7 +9,6 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from attention_conformance.suite.spec.catalogue import cases, find
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.test_malformed import ARGUMENTS
-from tests.runtimes import judged, loaded, of, user_function, verdict_of
+from tests.runtimes import judged, loaded, of, verdict_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -86,18 +85,6 @@ def test_unknown_names_list_the_valid_ones() -> None:
     assert registry.judged_together(["numpy", "tf", "keras-torch", "jax"]) == ["numpy", "tf", "jax"]
 
 
-def test_a_registered_function_is_not_called_for_what_it_states(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def make(device: str) -> None:
-        raise AssertionError("nobody asked for the backend")
-
-    monkeypatch.setattr(registry, "registered", lambda: {"mine": "registered_elsewhere:make"})
-    monkeypatch.setitem(sys.modules, "registered_elsewhere", SimpleNamespace(make=make))
-    assert registry.installed() == ["mine"]
-    registry.check_one_engine(["mine"])
-
-
 @pytest.mark.parametrize(
     ("name", "compiler", "expected"),
     [
@@ -119,30 +106,6 @@ def test_the_kernels_say_what_ran_in_a_compiled_call(
     prepared = compiled.prepare(draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8"), 0))
     prepared()
     assert re.fullmatch(expected, backend.profiler.kernels(prepared))
-
-
-PADDED = "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
-
-
-def test_a_flax_module_that_loads_its_parameters_is_judged(tmp_path: Path) -> None:
-    pytest.importorskip("flax")
-    path = tmp_path / "module.py"
-    path.write_text(
-        "import flax.linen as nn\n"
-        "class Bound:\n"
-        "    def __init__(self, query_width, heads, dtype):\n"
-        "        self.module = nn.MultiHeadDotProductAttention(heads, dtype=dtype)\n"
-        "    def __call__(self, query, key, value, mask=None):\n"
-        "        return self.module.apply(self.variables, query, key, value, mask=mask)\n"
-        "    def load_attention(self, p):\n"
-        "        names = {'query': 'query', 'key': 'key', 'value': 'value', 'out': 'output'}\n"
-        "        self.variables = {'params': {n: {'kernel': p[f'{g}_kernel'], 'bias': p[f'{g}_bias']}\n"
-        "                                     for n, g in names.items()}}\n"
-    )
-    layer = user_function(f"{path}:Bound", "multi-head", "jax")
-    assert verdict_of(layer, PADDED).status == "pass"
-    cross = "multi-head/bool.bhqk/mha/f32/b2h3q5k9d4/e12.12.12.12/head/dense"
-    assert verdict_of(layer, cross).message == "the layer has no parameter return_weights"
 
 
 def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:

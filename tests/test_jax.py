@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
-from attention_conformance.backends.user.function import UserFunction
-from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
@@ -25,7 +22,6 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
-from attention_conformance.suite.spec.levels import AS_CALLED
 from tests.processes import run
 from tests.runtimes import of
 
@@ -181,12 +177,6 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
         assert len(seen) >= 5
 
 
-@pytest.mark.parametrize("kind", [*registry.USER_KINDS.values(), UserFunction, UserLayer])
-def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
-    prepare = getattr(kind, "scripted", kind.prepare)
-    assert prepare.__code__ is as_in_programs(prepare).__code__
-
-
 FUNCTIONS = """
 from functools import lru_cache
 import jax
@@ -271,20 +261,6 @@ def test_a_function_is_traced_once_and_not_called_again(path: Path) -> None:
     for check, count in (("values", 1), ("gradients", 2)):
         assert judged(plan, PLAIN, check=check)[0].status == "pass"
         assert (len(traced), plain) == (count, [])
-
-
-def test_checks_of_calls_and_a_share_of_values_call_the_function(path: Path) -> None:
-    plan = planned(path, "right")
-    (function,) = plan.functions
-    plain = calls_of(function.optimized)
-    for check in ("stateless", "gradient_contract"):
-        assert AS_CALLED[check] == 1
-        assert judged(plan, PLAIN, check=check)[0].status == "pass"
-        assert plain
-        plain.clear()
-    contract = list(all_checks()["contract"].cells("standard", [function]))
-    share = sum(cell.asks_optimized for cell in contract) / len(contract)
-    assert 0.5 / AS_CALLED["contract"] < share < 2 / AS_CALLED["contract"]
 
 
 @pytest.mark.parametrize(

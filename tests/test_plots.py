@@ -9,8 +9,6 @@ import pytest
 
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records import speed
-from attention_conformance.suite.report import plots
-from attention_conformance.suite.report.frames import measurements
 from tests.rows import timed as record
 from tests.rows import timed_lengths as sweep
 from tests.rows import timings as run
@@ -40,20 +38,6 @@ def test_plots_are_drawn_into_a_new_folder(
     capsys.readouterr()
     assert main(["report", str(path), f"--plots={folder}"]) == 2
     assert "not an empty folder" in capsys.readouterr().err
-
-
-def test_the_front_names_what_none_beats_in_time_and_precision(tmp_path: Path) -> None:
-    entries = [
-        record("fast", 0.01, error_ratio=0.5),
-        record("exact", 0.04, error_ratio=0.1),
-        record("beaten", 0.05, error_ratio=0.2),
-    ]
-    runs = [run(*entries)]
-    frames = {"measurements": measurements(runs), "timed": {"a": runs[0].header}}
-    (axis,) = dict(plots.pictures(frames))["exact-forward-gpt2-train-f32"].axes
-    assert "nearer: torch:fast, torch:exact" in axis.get_xlabel()
-    (line,) = (line for line in axis.lines if line.get_drawstyle() == "steps-post")
-    assert line.get_ydata().tolist() == [0.5, 0.1]
 
 
 @pytest.mark.parametrize("absent", [{"flops": 0.0, "error_ratio": 0.0}, {"error_ratio": None}])

@@ -18,10 +18,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.commands import parsed
 from attention_conformance.suite.measure import command, worker
-from attention_conformance.suite.measure.pool import NothingToMeasure, Offer, Pool
+from attention_conformance.suite.measure.pool import Offer, Pool
 from attention_conformance.suite.report.kinds import TABLES
 from attention_conformance.suite.run.options import NAMES, Options
 from attention_conformance.suite.run.plan import Plan
@@ -180,44 +179,6 @@ def test_a_command_that_a_page_names_exists(text: str, capsys: pytest.CaptureFix
         assert f"attention-conformance {words[3]}" in capsys.readouterr().out
     elif words[:2] == ["python", "-m"]:
         importlib.import_module(words[2])
-
-
-@pytest.mark.usefixtures("there")
-@pytest.mark.parametrize(
-    "text",
-    [
-        "pytest suite --backend=torhc",
-        "pytest suite --backend=numpy --nope",
-        "pytest suite --backend=numpy --implementation=definiton",
-        "pytest suite --backend=numpy --level=smok",
-        "pytest suite --backend=torch --function=my_kernels.py:flush",
-        "pytest suite --backend=torch --function=my_kernels.py:flash --elect causal=left",
-        "python -m suite lst",
-        "python -m suite bench --backend=numpy --workload=gpt-train",
-        "python -m suite bench --backend=jax --implementation=jax-nn@jit",
-        "python -m suite bench --backend=numpy --implementation=definition --against=sdpa",
-        "python -m suite search --backend=jax --mode=compiled --implementation=jax-nn@jit",
-        "python -m suite search --backend=numpy --case=sdpa/casual/mha/f32/b1h2q3k3d4",
-        "python -m suite describe sdpa/causal/mha/f33/b1h2q3k3d4",
-        "python -m suite report torch.jsonl --table status",
-        "asv rum",
-        "asv run --bench bench_jacks",
-        'pip install -c constraints.txt -e ".[al]"',
-    ],
-)
-def test_a_command_with_a_wrong_name_is_seen(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "torch" in text or "jax" in text:
-        pytest.importorskip("torch" if "torch" in text else "jax")
-    wrong = (
-        AssertionError,
-        NothingToMeasure,
-        SystemExit,
-        UsageError,
-        ValueError,
-        pytest.UsageError,
-    )
-    with pytest.raises(wrong):
-        hold(shown.Shown("here:1", 1, text).words, monkeypatch)
 
 
 def test_what_is_not_carried_out_is_shown_somewhere() -> None:

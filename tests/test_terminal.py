@@ -7,18 +7,15 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from attention_conformance.suite.records import cells as records
-from attention_conformance.suite.records.cells import Run
 from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.run.terminal import IN_FULL, MOST, Listing, search_command
+from attention_conformance.suite.run.terminal import search_command
 from attention_conformance.suite.search.command import add_search_parser
 from tests.processes import ROOT, Done, python
 from tests.rows import cell
-from tests.rows import run as records_of
 
 LATE = """
 import torch
@@ -106,16 +103,6 @@ def test_verbose_shows_tables_and_every_failure_in_full(wrong: str) -> None:
     places = [out.index(text) for text in order]
     assert places == sorted(places)
     assert not any(text in wrong for text in order[:3])
-
-
-def test_other_tests_stay_in_full(tmp_path: Path) -> None:
-    for number in range(12):
-        path = tmp_path / f"test_{number}.py"
-        path.write_text(f"def test_it() -> None:\n    assert {number} < 0, 'not negative'\n")
-    out = run(*CONFIG, str(tmp_path), *WRONG)
-    assert out.stdout.count("AssertionError: not negative") >= 12
-    assert len(re.findall("^FAILED .*test_it", out.stdout, re.M)) == 12
-    assert "\n  again: pytest" not in out.stdout
 
 
 def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path: Path) -> None:
@@ -215,27 +202,6 @@ def test_workers_are_diagnosed_in_a_child(tmp_path: Path) -> None:
     assert out.returncode == 1
     assert " 1. A causal query sees the next key." in out.stdout
     assert "no diagnosis" not in out.stdout
-
-
-def listed(run: Run, *more: Any) -> list[str]:
-    """The failures of a run by group, as lines."""
-    return list(Listing(run, *more).explanation())
-
-
-def test_groups_beyond_the_first_have_a_line_each() -> None:
-    cells = [
-        cell(status="fail", check=f"check{n}", kind="value", message="far\noff") for n in range(12)
-    ]
-    nodes = {c.key: f"suite/test_x.py::test_{c.check}[x]" for c in cells}
-    told = listed(records_of(*cells), nodes, Options(("torch",)))
-    assert sum(line.startswith("    again     pytest") for line in told) == IN_FULL
-    assert told.count("              far off") == IN_FULL
-    assert told[-2] == "10. check9 of torch:sdpa: 1 failure, value"
-    assert told[-1] == "and 2 groups more, in full under -v: check10 1, check11 1"
-    assert len([line for line in told if re.match(r" ?\d+\. ", line)]) == MOST
-    whole = listed(records_of(*cells), nodes, Options(("torch",)), 99, True)
-    assert sum(line.startswith("    again     pytest") for line in whole) == 12
-    assert listed(records_of(cell()), {}, Options(("torch",))) == []
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
