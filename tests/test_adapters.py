@@ -20,7 +20,7 @@ from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.prepared import NoKernel
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
-from attention_conformance.backends.registry import UsageError, load
+from attention_conformance.backends.registry import load
 from attention_conformance.backends.textbook.layers import Textbook
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases, find
@@ -70,19 +70,6 @@ def test_one_keras_engine_a_process() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=clean
     ).stdout
     assert "Keras runs on jax in this process, torch was asked for" in out
-
-
-def test_unknown_names_list_the_valid_ones() -> None:
-    with pytest.raises(
-        UsageError,
-        match="numpy, torch, tf, jax, keras-torch, keras-jax, keras-numpy, equinox, executorch, "
-        "keras-hub, mlx, onnx-reference, onnxruntime, openvino, transformers, triton, tensorflow",
-    ):
-        registry.canonical("caffe")
-    assert registry.canonical("tensorflow") == "tf"
-    with pytest.raises(UsageError, match="process-global"):
-        registry.check_one_engine(["tf", "keras-torch"])
-    assert registry.judged_together(["numpy", "tf", "keras-torch", "jax"]) == ["numpy", "tf", "jax"]
 
 
 @pytest.mark.parametrize(

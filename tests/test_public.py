@@ -22,23 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 torch = pytest.importorskip("torch")
 
 
-def right(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
+def right(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
     return torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
+        query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
     )
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from attention_conformance import assert_attention_close, attention_bound
 from attention_conformance.suite.spec.recipes import alibi_bias
+from tests.functions.own_attention import torch_own as right
 from tests.plain import with_lse
-from tests.test_public import right
 
 torch = pytest.importorskip("torch")
 

@@ -147,7 +147,7 @@ HEALTHY = (
     *(
         Kernel(f"own.py:{name}")
         for name in (
-            "by_einsum", "blocks_of_queries", "head_by_head", "writes_into_its_own", "centred_keys",
+            "by_einsum", "blocks_of_queries", "head_by_head",
             "library_with_dense_mask", "axes_of_another_library",
         )
     ),

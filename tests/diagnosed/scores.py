@@ -110,9 +110,6 @@ ROWS = (
     row("scaled_by_number_of_keys",
         fault(r"scal|divi", r"number of keys|keys|\bLk\b|length|\bS\b"), of="torch tf",
         factor=default(lambda c: c.shape[3])),
-    row("scaled_by_number_of_heads",
-        fault(r"scal|divi", r"number of (query )?heads|heads|\bH\b"), of="jax",
-        factor=default(lambda c: c.shape[1])),
     row("bias_is_scaled", "bias-scaled", r"bias is scaled like",
         biased=lambda right, c, s: s + c.factor * right.biased(c, 0 * s)),
     # pytorch/pytorch#174049
@@ -120,9 +117,6 @@ ROWS = (
         factor=lambda right, c: right.factor(c) if c.bias is None else 1.0),
     # microsoft/onnxruntime#26766
     row("bias_is_lost", "bias-ignored", of="tf", bias=lambda right, c: None),
-    row("bias_lost_beside_a_mask",
-        fault(r"bias", r"mask", IGNORED), of="jax",
-        bias=lambda right, c: c.bias if c.mask is None else None),
     row("square_bias_transposed", "square-bias-transposed", of="tf", bias=turned_if_it_fits),
     row("scores_clipped",
         fault(r"score|logit", r"clip|clamp|satur|limit|capp?ed|large"),
