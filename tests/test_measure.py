@@ -29,13 +29,10 @@ from attention_conformance.suite.spec.operators.sdpa import pairs as pairs_of_sd
 from tests.runtimes import of
 from tests.twins import (
     Asynchronous,
-    CachedAnswer,
-    CompilesFresh,
     CompilesInside,
     Compiling,
     Queued,
     Twin,
-    WrongNowAndThen,
     WrongWhileTimed,
 )
 
@@ -58,10 +55,7 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
     ("twin", "backend", "kind"),
     [
         (CompilesInside, Compiling, "compiled"),
-        (CompilesFresh, Compiling, "compiled"),
-        (CachedAnswer, NumpyBackend, "value"),
         (WrongWhileTimed, NumpyBackend, "value"),
-        (WrongNowAndThen, NumpyBackend, "value"),
     ],
 )
 def test_deviations_of_a_harness_are_refused(twin: Any, backend: Any, kind: str) -> None:

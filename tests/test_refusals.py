@@ -1,19 +1,25 @@
 """A person's function refuses a case by NotImplementedError, or by an error of validation that names an
-argument. Any other error is a failure, also where the field elects to raise."""
+argument. Any other error is a failure, also where the field elects to raise. Custom operators are asked
+torch's own rules."""
 
 from __future__ import annotations
 
+import inspect
 from itertools import count
 
 import pytest
 
+from attention_conformance.backends import registry
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.compilers import compiled_forms
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.registry import load
+from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge import refusal
+from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.spec.vocabulary import REFUSED
-from tests.functions import partly
+from tests.functions import operators, partly
 from tests.runtimes import verdict_of
 
 torch = pytest.importorskip("torch")
@@ -121,3 +127,43 @@ def test_a_compiled_function_refuses_by_the_same_errors(
     compiled = next(i for i in compiled_forms(function.backend, [function]) if "aot" in i.name)
     got = verdict_of(compiled, case, check)
     assert (got.status, got.kind) == verdict, got.message
+
+
+def handed_over(name: str) -> Implementation:
+    function = getattr(operators, name)
+    return registry.callable_implementation(registry.load("torch"), function, name, {})[0]
+
+
+def verdicts_of_operator(name: str, check: str = "registration") -> list[Verdict]:
+    cells = all_checks()[check].cells("smoke", [handed_over(name)])
+    return [judge(cell) for cell in cells if check == "registration" or "f32" in cell.case.id]
+
+
+@pytest.mark.parametrize("name", ["forward_only", "packet", "overload"])
+def test_parameters_are_those_of_the_schema(name: str) -> None:
+    operator = handed_over(name)
+    signature = inspect.signature(getattr(operators, name))
+    assert str(signature) == "(query, key, value, is_causal=False)"
+    assert operator.missing(["native-causal"]) is None
+    assert operator.missing(["bias"]) == "the function has no parameter attn_mask"
+    found = {v.status for v in verdicts_of_operator(name, "values")}
+    assert found == {"pass", "unsupported"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("without_fake", ("test_faketensor: its fake function (register_fake) is missing",)),
+        (
+            "query_shaped",
+            ("test_faketensor: its fake function (register_fake) is missing, or says",),
+        ),
+        ("broken_backward", ("test_aot_dispatch_dynamic: traced with symbolic sizes it",)),
+        ("writes", ("test_schema: its schema does not say which arguments it writes to",)),
+    ],
+)
+def test_broken_rules_are_named(name: str, rules: tuple[str, ...]) -> None:
+    first = verdicts_of_operator(name)[0]
+    assert (first.status, first.kind) == ("fail", "registration")
+    for rule in rules:
+        assert rule in first.message

@@ -12,7 +12,6 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -106,13 +105,6 @@ def hold_suite(words: list[str]) -> None:
     assert set(getattr(arguments, "table", None) or ()) <= TABLES.keys()
 
 
-def hold_asv(words: list[str]) -> None:
-    parser, _ = pytest.importorskip("asv.commands").make_argparser()
-    arguments = parser.parse_args(words)
-    for pattern in getattr(arguments, "bench", None) or ():
-        assert list((ROOT / "suite" / "benchmarks").glob(f"{pattern}.py")), pattern
-
-
 def hold_pip(words: list[str]) -> None:
     """What is installed is this project, or its folder, with extras that there are."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -123,26 +115,7 @@ def hold_pip(words: list[str]) -> None:
     assert " ".join(words[:-1]) in ("install", "install -e", "install -c constraints.txt -e")
 
 
-class Read(Exception):
-    """A command line was read, to its end."""
-
-
-def hold_module(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise SystemExit for a command line that a module of the tests does not take."""
-    parse_args = argparse.ArgumentParser.parse_args
-
-    def read(self: Any, *arguments: Any) -> None:
-        parse_args(self, *arguments)
-        raise Read
-
-    is_package = (ROOT / module.replace(".", "/") / "__init__.py").is_file()
-    main = importlib.import_module(f"{module}.__main__" if is_package else module).main
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", read)
-    with pytest.raises(Read):
-        main(words)
-
-
-def hold(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def hold(words: list[str]) -> None:
     """Raise what a command line raises that cannot be carried out."""
     match words:
         case ["pytest", *rest] | ["python", "-m", "pytest", *rest]:
@@ -151,22 +124,16 @@ def hold(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
                 hold_names(options)
         case ["python", "-m", "suite", *rest] | ["attention-conformance", *rest]:
             hold_suite(rest)
-        case ["python", "-m", module, *rest]:
-            hold_module(module, rest, monkeypatch)
-        case ["asv", *rest]:
-            hold_asv(rest)
         case ["pip", *rest]:
             hold_pip(rest)
-        case ["sphinx-build", *rest]:
-            pytest.importorskip("sphinx.cmd.build").get_parser().parse_args(rest)
         case _:
             assert words[0] in shown.PROGRAMS
 
 
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("text", COMMANDS, ids=lambda text: COMMANDS[text].place)
-def test_a_command_of_a_page_can_be_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold(COMMANDS[text].words, monkeypatch)
+def test_a_command_of_a_page_can_be_read(text: str) -> None:
+    hold(COMMANDS[text].words)
 
 
 @pytest.mark.parametrize("text", NAMED)
