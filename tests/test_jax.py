@@ -28,7 +28,6 @@ from tests.runtimes import of
 pytest.importorskip("jax")
 
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
-LAYER = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 
 
 @pytest.fixture(scope="module")
@@ -36,55 +35,8 @@ def backend() -> Backend:
     return registry.load("jax")
 
 
-class Counted:
-    """How many programs XLA compiles within a `with` block."""
-
-    def __init__(self) -> None:
-        from attention_conformance.backends._jax.profiler import Compilations
-
-        self.all = Compilations()
-
-    def __enter__(self) -> Counted:
-        self.before = self.all.programs
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.programs = self.all.programs - self.before
-
-
-@pytest.fixture(scope="module")
-def counted() -> Counted:
-    return Counted()
-
-
 def inputs_of(text: str, seed: int = 0) -> Inputs:
     return draw(Case.parse(text), seed)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("eager", PLAIN),
-        ("jax-nn", "sdpa/causal/gqa2/f32/b2h4q5k7d8"),
-        ("packed-heads", LAYER),
-        ("flax-nnx", LAYER),
-        ("flax-linen", LAYER),
-        ("flax-batch-norm", "batch-norm/none/mha/f32/b4h1q3k3d8/e8.8.8.8/self"),
-    ],
-)
-def test_a_call_is_one_program_that_other_values_share(
-    backend: Backend, counted: Counted, name: str, text: str
-) -> None:
-    if name.startswith("flax"):
-        pytest.importorskip("flax")
-    with counted:
-        first = of(backend, name).prepare(inputs_of(text))()
-    assert counted.programs == 1
-    with counted:
-        second = of(backend, name).prepare(inputs_of(text, seed=1))()
-    assert counted.programs == 0
-    one, other = (x[0] if isinstance(x, tuple) else x for x in (first, second))
-    assert not np.array_equal(np.asarray(one), np.asarray(other))
 
 
 def double(query: Any, flag: Any) -> Any:

@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tests.diagnosed import features, gradients, heads, masks, precision, scores, tiles
+from tests.diagnosed import gradients, heads, masks, precision, scores, tiles
 from tests.diagnosed.expected import IGNORED, Kernel, fault, no_maximum, one, viewed, whole_width
 from tests.diagnosed.rows import Row, pair, right, row
 from tests.diagnosed.textbook import kernel
 
 ONE_FAULT = tuple(
-    each
-    for module in (masks, scores, heads, tiles, precision, gradients, features)
-    for each in module.ROWS
+    each for module in (masks, scores, heads, tiles, precision, gradients) for each in module.ROWS
 )
 
 PARTS = (

@@ -112,8 +112,6 @@ ROWS = (
         mask=lambda right, c: None, biased=minus_a_billion),
     # huggingface/pytorch-image-models#2236
     row("masks_weights", "hidden-after-softmax", hidden=lambda right, c, s: s, weights=weights_masked),
-    # lsdefine/attention-is-all-you-need-keras#36
-    row("mask_of_another_sample", "sample-mask-tiled", mask=of_samples(lambda n, B, H: n % B)),
     row("mask_of_another_order", fault(r"sample|batch"),
         mask=of_samples(lambda n, B, H: (n % H * B + n // H) // H)),
     # pytorch/pytorch#107084
@@ -141,7 +139,6 @@ ROWS = (
     # keras-team/keras#23038
     row("flag_lost_beside_mask", fault(r"causal|flag", IGNORED), of="tf",
         causal=lambda right, c: past(c) if c.mask is None else None),
-    row("causal_by_blocks", "causal-by-tiles", causal=lambda right, c: c.keys // 16 <= c.rows // 16),
     # invoke-ai/InvokeAI#7887
     row("triangle_begins_anew_per_chunk",
         fault(r"causal|triangle", r"chunk|tile|block|\b16\b|offset|restart|anew|again"),

@@ -112,8 +112,6 @@ ROWS = (
     row("rescales_inversely", RESCALED, attended=online(fade=inversely)),
     # meta-pytorch/MSLK#242
     row("skips_a_small_rescaling", RESCALED, attended=online(fade=unless_small)),
-    # Dao-AILab/flash-attention#2082
-    row("maximum_begins_at_zero", "maximum-starts-at-zero", attended=online(start=0.0)),
     row("divides_by_last_tile",
         fault(r"\bsum|denominator|normali|divi|total", r"last|tile|block|part"),
         weights=of_last_tile),
