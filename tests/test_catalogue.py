@@ -101,6 +101,26 @@ def test_a_passing_cell_contradicts() -> None:
     assert catalogue.explaining_faults(masked[:1], beside[1:], never) == []
 
 
+def blank(masked: bool) -> type[Kernel]:
+    """Attention without a scale that is NaN in all elements: of masked calls, or of all."""
+
+    class Blank(Kernel):
+        def factor(self, call: Any) -> float:
+            return 1.0
+
+        def compute(self, call: Any) -> Any:
+            got = super().compute(call)
+            without = call.mask is None and not call.causal and call.lengths is None
+            return got if masked and without else got * np.nan
+
+    return Blank
+
+
+def test_nan_beside_nan_explains_nothing() -> None:
+    assert told(blank(masked=False)) == []
+    assert {one.family for one in told(blank(masked=True))} == {"scale"}
+
+
 def record_of(cell: Cell, status: str) -> records.CellRecord:
     case = cell.case
     return recorded(

@@ -144,6 +144,16 @@ def test_an_output_has_the_dtype_of_its_operands(dtype: str, answer: str, right:
         assert_attention_close(right_one, *arrays, grads=grads, cotangent=right_one)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_an_lse_has_32_bits_beside_16(dtype: str) -> None:
+    arrays = [array.astype(dtype) for array in (Q, K, V)]
+    output, exact = with_lse(*(x.astype(float) for x in arrays))
+    output, wide = output.astype(dtype), {"float16": "float32"}.get(dtype, dtype)
+    assert assert_attention_close(output, *arrays, lse=exact.astype(wide)) <= 1
+    with pytest.raises(AssertionError, match=f"lse has dtype float16, expected {wide}"):
+        assert_attention_close(output, *arrays, lse=exact.astype("float16"))
+
+
 SLOPES = numbers(4)
 SLOPED = attention_bound(Q, K, V, alibi_slopes=SLOPES).value
 ALIBI = {"actual": SLOPED, "alibi_slopes": SLOPES, "cotangent": SLOPED}
