@@ -7,8 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from attention_conformance.backends.protocol import Backend, Declared
 from attention_conformance.suite.spec.features.feature import Feature
 from attention_conformance.suite.spec.operator import Operator
@@ -23,23 +21,20 @@ FRAMEWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [
-        "suite.spec.catalogue, references.sdpa, references.encoder, references.tape",
-        "suite.report.commands, suite.report.frames, suite.report.render",
-        "suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine",
-        "suite.judge.oracle, suite.checks, suite.run.plan, suite.commands, suite.plugin",
-        "suite.deviations.kernels",
-        "backends.protocol, backends.registry, backends.textbook",
-        "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
-        "suite.search.command, suite.run.script, suite.vectors.export, suite.vectors.judge",
-        "suite.sweep",
-        "suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow",
-    ],
-)
-def test_importing_loads_no_framework(modules: str) -> None:
-    names = [f"attention_conformance.{name}" for name in modules.split(", ")]
+MODULES = """
+suite.spec.catalogue, references.sdpa, references.encoder, references.tape,
+suite.report.commands, suite.report.frames, suite.report.render,
+suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine,
+suite.judge.oracle, suite.checks, suite.run.plan, suite.commands, suite.plugin, suite.deviations.kernels,
+backends.protocol, backends.registry, backends.textbook,
+suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark,
+suite.search.command, suite.run.script, suite.vectors.export, suite.vectors.judge, suite.sweep,
+suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow
+"""
+
+
+def test_importing_loads_no_framework() -> None:
+    names = [f"attention_conformance.{name.strip()}" for name in MODULES.split(",")]
     program = f"import sys, {', '.join(names)}; print(*sys.modules)"
     out = python("-c", program, check=True).stdout
     assert not {name.split(".")[0] for name in out.split()} & FRAMEWORKS

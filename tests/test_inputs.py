@@ -18,9 +18,9 @@ from attention_conformance.suite.spec.case import Case, Widths
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, dtype, round_to
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators.sdpa import SDPA
-from attention_conformance.suite.spec.recipes import alibi_slopes, exponentials
+from attention_conformance.suite.spec.recipes import exponentials
 from attention_conformance.suite.spec.sizes import Sizes
-from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, BIASES
+from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS
 
 S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
 
@@ -79,19 +79,11 @@ def test_inputs_are_the_same_bytes_and_fit_their_dtype() -> None:
             assert not np.array_equal(one.arrays[first], other.arrays[first])
 
 
-def test_every_bias_is_what_its_name_says() -> None:
-    for kind in BIASES[1:]:
-        case = Case.of(SDPA, S, DTYPES["f32"], bias=kind)
-        bias = draw(case).bias
+def test_a_bias_hides_by_the_number_of_its_name() -> None:
+    for kind, number in {"inf": -np.inf, "lowest": -DTYPES["f32"].max}.items():
+        bias = draw(Case.of(SDPA, S, DTYPES["f32"], bias=kind)).bias
         assert bias is not None
-        np.broadcast_shapes(bias.shape, (3, 2, 7, 5))
-        assert np.isneginf(bias).any() == (kind == "inf")
-        assert (bias == -DTYPES["f32"].max).any() == (kind == "lowest")
-        assert (bias > -DTYPES["f32"].max).any(-1).all()
-    alibi = draw(Case.of(SDPA, S, DTYPES["f32"], bias="alibi")).bias
-    assert alibi is not None
-    assert alibi[0, 0, 3, 1] == -2 * 2.0**-4
-    assert alibi[0, 1, 3, 3] == 0
+        assert bias.min() == number
 
 
 MASKED = "sdpa/causal+pad/gqa2/f32/b3h4q6k5d8v7/bias.bhqk/scale0.5"
@@ -207,15 +199,6 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
         }[how]
         assert strides == want
         assert (strides[-1] != 1) == (how in (*INNER, "scalar"))
-
-
-@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12])
-def test_slopes_are_those_of_the_authors(heads: int) -> None:
-    """As the authors' code says them: those of a power of 2, and every second one of the next power."""
-    below = 2 ** int(np.log2(heads))
-    first = [2.0 ** (-8 * i / below) for i in range(1, below + 1)]
-    every = [2.0 ** (-8 * i / (2 * below)) for i in range(1, 2 * below + 1)]
-    assert alibi_slopes(heads) == pytest.approx([*first, *every[::2]][:heads], rel=1e-15)
 
 
 NUMBERS = {

@@ -150,7 +150,6 @@ def pytest_sessionfinish():
     ("function", "words", "code", "found"),
     [
         ("tests/functions/of_torch.py:textbook", (), 0, {"torch"}),
-        ("tests/functions/of_torch.py:textbook", ("--isolate",), 0, set()),
         ("tests/functions/own_attention.py:torch_own", ("--isolate", "--drop-in"), 0, set()),
         ("tests/functions/faulty.py:too_narrow", ("--untrusted",), 1, set()),
     ],

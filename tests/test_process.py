@@ -15,13 +15,9 @@ import pytest
 
 from attention_conformance.backends.protocol import TimeOver
 from attention_conformance.backends.registry import UsageError
-from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.run import process
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.spec.catalogue import find
 from tests.processes import ROOT, python, run
 from tests.test_runs import FEW, ISOLATED, judged, usage
 from tests.unruly import LEAKS
@@ -193,34 +189,6 @@ def test_a_death_in_the_trial_call_is_said_to_be_one(
     assert not results.exists()
 
 
-def planned(name: str, backend: str = "torch", path: Path | None = None) -> Plan:
-    """The plan of a run of one function, whose trial call is made."""
-    path = path or ROOT / "tests" / "functions" / "of_other_kinds.py"
-    return Plan.make(Options(backend=(backend,), function=(f"{path}:{name}",)))
-
-
-def test_an_answer_without_dense_values_is_one_sentence() -> None:
-    pytest.importorskip("torch")
-    from tests.functions.of_other_kinds import UNREADABLE
-
-    for name in UNREADABLE:
-        with pytest.raises(UsageError) as error:
-            planned(name)
-        assert "expected a dense array of torch that holds values, got torch." in str(error.value)
-        assert "\n" not in str(error.value)
-
-
-def test_a_tensor_that_holds_its_values_otherwise_is_judged() -> None:
-    pytest.importorskip("torch")
-    from tests.functions.of_other_kinds import HARMLESS
-
-    for name in HARMLESS:
-        plan = planned(name)
-        (function,) = plan.implementations
-        cell = Cell(all_checks()["values"], find("sdpa/none/mha/f32/b2h3q5k7d8"), function)
-        assert judge(cell).status == "pass", name
-
-
 TRACED = """
 import jax
 kept = []
@@ -235,4 +203,4 @@ def test_a_tracer_is_no_answer(tmp_path: Path) -> None:
     path = tmp_path / "traced.py"
     path.write_text(TRACED)
     with pytest.raises(UsageError, match=r"got jax\.\S*Tracer, which cannot be read"):
-        planned("attention", "jax", path)
+        Plan.make(Options(("jax",), function=(f"{path}:attention",)))
