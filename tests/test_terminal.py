@@ -122,6 +122,9 @@ def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path
     assert re.search(r"case    sdpa/none/mha/\w+/b1h1q1k33d", search.stdout)
     script = run(str(tmp_path / "values-late.py"), cwd=tmp_path, start=())
     assert "AssertionError" in script.stderr
+    (tmp_path / "late.py").write_text(LATE.replace(">= 33", ">= 10**9"))
+    mended = run(str(tmp_path / "values-late.py"), cwd=tmp_path, start=())
+    assert mended.returncode == 0, mended.stderr
     assert (
         run(*command, cwd=tmp_path, start=("-m", "suite")).returncode == 2
     )  # nothing is overwritten
