@@ -19,21 +19,6 @@ from tests.rows import cell, run
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4)]
 
 
-@pytest.mark.parametrize(
-    ("statuses", "shortfalls", "said"),
-    [
-        (["fail", "pass", "unsupported"], [], "WRONG: 1 of 2 judged cells of torch:sdpa fails; score 50"),
-        (["error", "pass"], [], "BROKEN: 1 of 2 judged cells of torch:sdpa fails; score 50.00%"),
-        (["pass", "known"], [], "RIGHT: 1 of 2 judged cells of torch:sdpa pass; score 50.00%"),
-        (["pass", "known"], ["too little"], "NOT JUDGED ENOUGH: 1 of 2 judged cells of torch:sdpa pass"),
-        (["unsupported"], [], "NOT JUDGED ENOUGH: 0 of 0 judged cells of torch:sdpa pass"),
-    ],
-)  # fmt: skip
-def test_the_verdict_is_one_line(statuses: list[str], shortfalls: list[str], said: str) -> None:
-    cells = [cell(CASES[n], status=status) for n, status in enumerate(statuses)]
-    assert verdict(run(*cells), shortfalls).startswith(said)
-
-
 def test_textbook_code_is_one_line_unless_it_fails() -> None:
     names = ("torch:eager", "torch:sdpa", "torch:paged")
     cells = [cell(case, name) for case in CASES for name in names]
@@ -91,20 +76,28 @@ def cells_of(statuses: list[str], names: str = "") -> list[CellRecord]:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "names", "functions", "said"),
+    ("statuses", "names", "functions", "line", "said"),
     [
-        (["pass", "known", "unsupported"], "", [], "right, 2 of 3 judged"),
-        (["pass", "fail", "unsupported"], "", [], "wrong, 2 of 3 judged"),
-        (["pass", "error"], "", [], "broken, 2 of 2 judged"),
-        (["unsupported"], "", [], "not judged enough, 0 of 1 judged"),
-        (["pass", *["refused"] * 3], "", ["k.py:a"], "not judged enough, 1 of 4 judged"),
-        ([*["pass"] * 3, "refused"], "aaab", ["k.py:a", "k.py:b"], "not judged enough, 3 of 4 judged"),
+        (["pass", "known", "unsupported"], "", [],
+         "RIGHT: 1 of 2 judged cells of torch:a pass; score 50.00%", "right, 2 of 3 judged"),
+        (["pass", "fail", "unsupported"], "", [],
+         "WRONG: 1 of 2 judged cells of torch:a fails; score 50.00%", "wrong, 2 of 3 judged"),
+        (["pass", "error"], "", [],
+         "BROKEN: 1 of 2 judged cells of torch:a fails; score 50.00%", "broken, 2 of 2 judged"),
+        (["unsupported"], "", [],
+         "NOT JUDGED ENOUGH: 0 of 0 judged cells of torch:a pass", "not judged enough, 0 of 1 judged"),
+        (["pass", *["refused"] * 3], "", ["k.py:a"],
+         "NOT JUDGED ENOUGH: 1 of 1 judged cells of torch:a pass", "not judged enough, 1 of 4 judged"),
+        ([*["pass"] * 3, "refused"], "aaab", ["k.py:a", "k.py:b"], "NOT JUDGED ENOUGH: ",
+         "not judged enough, 3 of 4 judged"),
     ],
 )  # fmt: skip
-def test_a_badge_says_the_verdict(
-    statuses: list[str], names: str, functions: list[str], said: str, tmp_path: Path
+def test_a_line_and_a_badge_say_the_verdict(
+    statuses: list[str], names: str, functions: list[str], line: str, said: str, tmp_path: Path
 ) -> None:
     judged = run(*cells_of(statuses, names), options={"function": functions})
+    shortfalls = ["too little"] if functions else []
+    assert verdict(judged, shortfalls).startswith(line)
     path, badge = judged.save(tmp_path / "run.jsonl"), tmp_path / "badge.svg"
     assert main(["report", str(path), f"--badge={badge}"]) == 0
     picture = badge.read_text("utf-8")
