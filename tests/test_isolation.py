@@ -64,7 +64,7 @@ RIGHT, WRONG = "tests/isolated.py:attend", "tests/isolated.py:attend_wrongly"
         ("torch", "tests/functions/faulty.py:other_dtype", {"", "non-finite"}),
         ("torch", "tests/functions/limited.py:contiguous", {"", "value"}),
         ("torch", "tests/functions/operators.py:writes", {"", "registration"}),
-        ("torch --like=multi-head", "tests/diagnosed/layers.py:ScaledByWholeWidth", {"", "value"}),
+        ("torch --like=multi-head", "tests/functions/own_classes.py:ScaledByWidth", {"", "value"}),
         ("torch --like=cached", "tests/functions/caching.py:NoFuture", {"", "value"}),
     ],
 )

@@ -77,7 +77,6 @@ mask_beside_flag = fault(r"mask", IGNORED, r"flag|causal|both|together|beside")
 future_only = fault(r"future|later|upper|triu|ahead|behind|j > i|k > q|opposite|invert|revers")
 no_maximum = fault(r"overflow|maxim|\bmax\b|largest|exp\b")
 window_wider = fault(r"window", r"one|wide|off[ -]by|\+ ?1|further|more|more than|reaches \d+ keys")
-whole_width = fault(r"scal|divi", r"width|all heads|H ?\*? ?D|model|embed|heads")
 one_more = fault(MORE_IN_SUM)
 halves_averaged = fault(
     r"tile|block|part|chunk|half|halves|split",
