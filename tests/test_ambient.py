@@ -26,7 +26,6 @@ DIFFERENTIATED = "sdpa/causal/mha/{}/b4h4q4k4d4"
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        ("in_inference_mode", "torch.inference_mode:"),
         ("without_gradients", "torch.inference_mode, torch.no_grad:"),
         ("in_autocast", "torch.autocast to bfloat16, torch.autocast to float16:"),
         ("mapped", "vmap:"),

@@ -15,13 +15,6 @@ STATE = threading.local()
 STATE.ready = True
 
 
-def in_inference_mode(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Masks are lost in inference mode."""
-    if torch.is_inference_mode_enabled():
-        return textbook(query, key, value, scale=scale)
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
 def without_gradients(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """The scale is lost where gradients are switched off."""
     scale = scale if torch.is_grad_enabled() else 1.0
