@@ -22,7 +22,6 @@ from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.tolerance import RMS_FALSE_ALARM, rms_limit
 from attention_conformance.suite.judge.verdict import Deviation, HarnessError
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import parse_cases
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 from attention_conformance.suite.test_spread import CAPPED, SHORT, WIDE, WIDE_LAYERS
@@ -152,7 +151,7 @@ def test_errors_of_one_row_are_one_error() -> None:
         spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "exact", 1.5)
 
 
-CASES = parse_cases(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_LAYERS, CAPPED, *SHORT))
+CASES = [Case.parse(text.format(dt="bf16")) for text in (*WIDE, *WIDE_LAYERS, CAPPED, *SHORT)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
