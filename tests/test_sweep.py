@@ -169,15 +169,6 @@ def test_records_are_those_of_a_plain_run(tmp_path: Path) -> None:
     assert recorded(tmp_path / "s") == recorded(plain.parent)
 
 
-def test_a_cell_that_ends_its_process_is_one_crash(tmp_path: Path) -> None:
-    unruly = {"backends": ["tests.unruly:aborts"], "level": "smoke", "dtypes": ["bf16"]}
-    submit = here(lambda task: run_task(task.words), [])
-    assert sweep(tasks_of({"judge": [unruly]}), tmp_path / "s", submit) == FAILED
-    cells = recorded(tmp_path / "s")
-    assert {"k17" in c.case for c in cells if c.status == "crash"} == {True}
-    assert {c.status for c in cells if "k17" not in c.case} == {"pass", "unsupported"}
-
-
 def test_arguments_that_a_run_refuses_end_the_sweep(tmp_path: Path) -> None:
     submit = here(lambda task: run_task(task.words), [])
     with pytest.raises(UsageError, match=r"(?s)seed .: .*unknown implementation flex"):
