@@ -78,13 +78,6 @@ class ClaimsTooLittle(Miniature):
         return reason or super().unsupported(case)
 
 
-class RefusesEverything(Miniature):
-    """Declares everything unsupported: nothing is wrong, and nothing is right."""
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        return "nothing is supported"
-
-
 class BrokenAdapter(Miniature):
     """The adapter itself breaks, before the framework is called."""
 
@@ -113,5 +106,4 @@ def backend_of(*kinds: type[Miniature]) -> Callable[[str], Miniatures]:
     return lambda device: Miniatures(device, *kinds)
 
 
-refuses = backend_of(RefusesEverything)
 always_wrong = backend_of(AlwaysWrong)

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from attention_conformance.backends.protocol import Backend, BackendUnavailable, Implementation
@@ -17,7 +16,6 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.spec.catalogue import AnyCase, find
-from attention_conformance.suite.spec.dtypes import DTYPES
 
 
 def of(backend: Backend, name: str) -> Implementation:
@@ -65,17 +63,3 @@ def of_person(
     """The cells of a check for a person's function in PyTorch, with their verdicts."""
     for cell in all_checks()[check].cells(level, [user_function(place, like, **said)]):
         yield cell, judge(cell)
-
-
-def crossed(backend: Backend, name: str) -> Any:
-    """The runtime's array of the numbers at the edges of a dtype, which come back as they were."""
-    fmt = DTYPES[name]
-    edges = np.array(
-        [0.0, -0.0, fmt.max, -fmt.smallest_normal, fmt.smallest_subnormal, np.inf, np.nan]
-    )
-    array = backend.array(edges, fmt)
-    assert backend.is_array(array)
-    assert backend.dtype_name(array) == fmt.long_name
-    assert (backend.device_name(array), tuple(array.shape)) == ("cpu", edges.shape)
-    assert np.array_equal(backend.to_numpy(array), edges, equal_nan=True)
-    return array

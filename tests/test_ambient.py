@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.elections.modes import modes_of
-from attention_conformance.suite.judge.verdict import Deviation, Verdict
+from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import find
 from tests.runtimes import user_function, verdict_of
 from tests.test_claims import CLAIMED, judged, plan, wrong
 
@@ -29,20 +26,14 @@ DIFFERENTIATED = "sdpa/causal/mha/{}/b4h4q4k4d4"
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        ("in_inference_mode", "torch.inference_mode:"),
         ("without_gradients", "torch.inference_mode, torch.no_grad:"),
         ("in_autocast", "torch.autocast to bfloat16, torch.autocast to float16:"),
         ("mapped", "vmap:"),
         ("by_default_dtype", "default dtype float64:"),
-        ("scale_of_default_dtype", "default dtype bfloat16:"),
         ("on_default_device", "default device meta:"),
         ("in_deterministic_algorithms", "deterministic algorithms:"),
         ("in_one_thread", "a second thread, two threads at once:"),
         ("in_one_buffer", "two threads at once:"),
-        ("mixed_in_autocast", "torch.autocast to bfloat16, torch.autocast to float16:"),
-        ("empty_in_inference_mode", "torch.inference_mode:"),
-        ("buffer_in_inference_mode", "torch.inference_mode:"),
-        ("mask_of_a_thread", "a second thread:"),
     ],
 )
 def test_a_function_that_is_wrong_in_a_mode_is_told_which(name: str, mode: str) -> None:
@@ -85,15 +76,6 @@ def test_what_automatic_mixed_precision_does_is_an_election(name: str, answer: s
         if cell.case.id.startswith("elect/autocast/")
     }
     assert observed == {"bf16": answer, "f16": answer}
-
-
-def test_each_answer_under_autocast_is_right() -> None:
-    names = "cast_by_hand,outside_autocast,refuses_autocast"
-    verdicts = judged(plan(names, "ambient.py", dtype=("f32",)), "ambient")
-    assert not wrong(verdicts)
-    # The functions take no grouped heads.
-    asked = [v.status for cell, v in verdicts if "grouped-heads" not in cell.case.needs]
-    assert {*asked} - {"known"} == {"pass"}  # known on a CPU with AMX (finding amx-nan-row)
 
 
 @pytest.mark.parametrize(
@@ -144,42 +126,3 @@ def test_what_exceeds_the_bound_of_both_dtypes_fails(
     assert "wrong in torch.autocast to bfloat16, torch.autocast to float16" in verdict.message
     ratios = re.findall(r"ratio ([\d.]+)", verdict.message)
     assert all(1 < float(ratio) < 2 for ratio in ratios)
-
-
-@pytest.mark.parametrize(
-    ("name", "status"),
-    [("weights_of_operands", "pass"), ("concatenated", "pass"), ("in_autocast", "fail")],
-)
-def test_operands_in_16_bits_meet_autocast_to_their_own_dtype(name: str, status: str) -> None:
-    function = plan(name, "ambient.py", dtype=("bf16",)).functions[0]
-    case = find("sdpa/pad/mha/bf16/b2h3q17k23d8")
-    assert verdict_of(function, case, "ambient").status == status
-
-
-def test_an_array_of_another_device_raises() -> None:
-    name = "mask_on_default_device"
-    verdicts = judged(plan(name, "ambient.py", dtype=("f32",)), "ambient", "election")
-    assert not wrong(verdicts)
-    ((asked, _),) = (one for one in verdicts if one[0].case.id.startswith("elect/other-default"))
-    case = find("sdpa/causal/mha/f32/b2h3q17k23d8")
-    within = next(
-        m for n, m in modes_of(asked.implementation).items() if n == "default device meta"
-    )
-    cell = Cell(asked.check, case, asked.implementation, 0)
-    prepared = cell.prepare(cell.inputs)
-    with within.within(), pytest.raises(Deviation, match="of the default device and of another"):
-        cell.call(prepared)
-
-
-DROPOUT = ("dropout", "dropout_off", "dropout_gradients", "dropout_mean")
-
-
-def test_dropout_of_a_function_is_asked_where_it_takes_a_rate() -> None:
-    verdicts = judged(plan("dropping", "dropping.py", dtype=("f32",)), *DROPOUT)
-    assert not wrong(verdicts)
-    assert {cell.check.name for cell, v in verdicts if v.status == "pass"} == {*DROPOUT}
-    refused = judged(plan("refuses_dropout", "dropping.py", dtype=("f32",)), *DROPOUT)
-    assert {verdict.kind for _, verdict in refused if verdict.kind} == {"refused"}
-    without = judged(plan("textbook", dtype=("f32",)), *DROPOUT)
-    reasons = {verdict.message for cell, verdict in without}
-    assert reasons == {"the function has no parameter dropout_p"}

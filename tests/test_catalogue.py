@@ -1,7 +1,10 @@
-"""Failing implementations are told which known fault they behave like, and right ones nothing."""
+"""Failing implementations are told which known fault they behave like, and right ones nothing. Measured
+sentences are compared with cells: what they explain is counted, and passing cells count."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attention_conformance.backends import registry
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.deviations import all_faults
@@ -16,6 +20,7 @@ from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.deviations.kernels.attention import Kernel, Online
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis import catalogue
+from attention_conformance.suite.judge.diagnosis.diagnose import diagnose
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.records import cells as records
@@ -56,9 +61,11 @@ def made(*kinds: type[Implementation]) -> list[Implementation]:
     return KernelBackend("mine", kinds).implementations()
 
 
-def split(implementation: Implementation, check: Any = VALUES) -> tuple[list[Cell], list[Cell]]:
-    """The cells of `CASES` that fail and that pass."""
-    cells = [Cell(check, Case.parse(text), implementation) for text in CASES]
+def split(
+    implementation: Implementation, check: Any = VALUES, ids: Iterable[str] = CASES
+) -> tuple[list[Cell], list[Cell]]:
+    """The cells that fail and that pass."""
+    cells = [Cell(check, Case.parse(text), implementation) for text in ids]
     verdicts = [judge(cell).status for cell in cells]
     return tuple(
         [cell for cell, status in zip(cells, verdicts, strict=True) if status == wanted]
@@ -188,3 +195,52 @@ def test_one_call_is_diagnosed() -> None:
         assert_attention_close(output, query, key, value, causal=True)
     with pytest.raises(AssertionError, match=r"beyond their bound$"):
         assert_attention_close(output + 1, query, key, value, causal=True)
+
+
+def attention(scale_of: Callable[..., float]) -> Callable[..., Any]:
+    """Attention whose scale is multiplied by a function of its operands."""
+
+    def function(query, key, value, scale=None):
+        from tests.functions.of_torch import textbook
+
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        return textbook(query, key, value, scale=scale * scale_of(query, key))
+
+    return function
+
+
+def measured(function: Callable[..., Any], *ids: str) -> list[Diagnosis]:
+    """The measured diagnoses of a function."""
+    pytest.importorskip("torch")
+    backend = registry.load("torch")
+    implementation = registry.callable_implementation(backend, function, "function", {})[0]
+    failing, passing = split(implementation, ids=ids)
+    found = diagnose(implementation, failing, passing, seconds=60)
+    return [one for one in found if one.source == "measured"]
+
+
+PLAIN = (
+    "sdpa/none/mha/f32/b2h3q17k23d8",
+    "sdpa/none/mha/f32/b2h6q5k9d8",
+    "sdpa/none/mha/f32/b1h2q4k8d16",
+)
+
+
+def test_failing_cells_are_counted_whose_answers_a_formula_gives() -> None:
+    given = "sdpa/none/mha/f32/b2h3q17k23d8/scale0.3"
+    (one,) = measured(attention(lambda q, k: q.shape[-1] ** -0.5), *PLAIN, given)
+    assert "The scale is 0.125 = 1/D" in one.sentence
+    assert (one.explains, one.tried, one.contradicts) == (
+        3,
+        4,
+        0,
+    )  # with a given scale it is another
+    assert one.case in PLAIN
+
+
+def test_what_passing_cells_contradict_without_a_property_falls_behind() -> None:
+    ids = [f"sdpa/none/mha/f32/b2h3q9k{k}d8" for k in (5, 7, 6, 23, 24)]
+    function = attention(lambda q, k: math.log2(math.e) if k.shape[2] % 2 else 1.0)
+    one, *_ = measured(function, *ids)
+    assert "the scale" in one.sentence.lower()
+    assert (one.explains, one.tried, one.contradicts) == (3, 3, 2)

@@ -47,16 +47,6 @@ def test_cases_that_cannot_be_described(
     assert captured.out == ""
 
 
-def test_a_draft_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run(cell(status="fail", kind="value", message="off")).save(tmp_path / "r.jsonl")
-    words = ["expect", "--write", str(path), "--output"]
-    assert main([*words, str(tmp_path / "missing" / "draft.toml")]) == 0
-    assert main([*words, str(path / "draft.toml")]) == 2
-    captured = capsys.readouterr()
-    assert len(captured.err.splitlines()) == 1
-    assert str(path) in captured.err
-
-
 @pytest.mark.parametrize("command", ["report", "diff", "expect", "findings"])
 def test_nothing_of_a_file_is_obeyed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
@@ -193,22 +183,6 @@ def of_process(words: list[str], folder: Path, limit: int = -1) -> subprocess.Co
         [sys.executable, "-B", "-c", program, *words], cwd=folder, env=IN_CHECKOUT, text=True,
         input=(folder / "r.jsonl").read_text(), capture_output=True, timeout=60,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["describe", NEAREST], "asked in place of sdpa/causal/gqa20/f32/b1h40q5k5d4, if a"),
-        (["describe", NEAREST], "\n  alibi_slopes False\n"),
-        (["list", f"--why={NEAREST}"], "asked in place of sdpa/causal/gqa20/f32/b1h40q5k5d4, if a"),
-        (["list", f"--why={NEAREST.replace('h40', 'h41')}"], "no check asks it: --case of search"),
-    ],
-)
-def test_a_case_that_no_check_lists_is_explained(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    assert main(words) == 0
-    assert said in capsys.readouterr().out
 
 
 def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:

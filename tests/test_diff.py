@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.report.diff import (
     CHANGES,
@@ -58,31 +56,22 @@ ROWS = {"check": "invariant_batch"}
 OBSERVED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({}, {"error_ratio": 0.1}, {"error_ratio": 0.2}, ""),
     ({}, {"error_ratio": 0.1}, {"error_ratio": 0.21}, "ratio"),
-    ({}, {"error_ratio": 0.21}, {"error_ratio": 0.1}, "ratio"),
-    ({}, {"error_ratio": 0.0}, {"error_ratio": 0.0}, ""),
     ({}, {"error_ratio": 0.0}, {"error_ratio": 0.1}, "ratio"),
-    ({}, {"error_ratio": math.inf}, {"error_ratio": math.inf}, ""),
     ({}, {"error_ratio": 0.9}, {"error_ratio": math.inf}, "ratio"),
     ({}, {"error_ratio": math.nan}, {"error_ratio": 0.5}, "ratio"),
-    ({}, {"error_ratio": math.nan}, {"error_ratio": math.inf}, ""),
-    ({}, {"error_ratio": None}, {"error_ratio": 0.5}, ""),
     ({}, {"error_ratio": 0.1}, {"error_ratio": 8.0, "status": "fail"}, "new failure"),
     ({}, {"status": "fail", "kind": "value"}, {"status": "fail", "kind": "raised"}, "status"),
     ({}, {"grade": "fused"}, {"grade": "eager"}, "grade: fused, eager"),
     ({}, {"grade": "exact"}, {"grade": "none"}, "grade: exact, none"),
     ({}, {"grade": "eager"}, {"grade": "fused"}, ""),
-    ({}, {"grade": ""}, {"grade": "eager"}, ""),
-    ({}, {"grade": "eager"}, {"grade": "new"}, ""),
     ({}, {"grade": "exact"}, {"grade": "none", "status": "fail"}, "new failure"),
     (ELECTED, {"observed": "zeros"}, {"observed": "nan"}, "election: zeros, nan"),
-    (ELECTED, {"observed": "zeros"}, {"observed": "zeros"}, ""),
     (ELECTED, {"observed": "zeros"}, {"observed": "", "status": "unsupported"}, "status"),
     (ELECTED, {"observed": "zeros"}, {"observed": "nan", "status": "fail"},
      "new failure; election: zeros, nan"),
     (ROWS, {"observed": "bitwise"}, {"observed": "within bound"}, "invariance: bitwise, within bound"),
     (ROWS, {"observed": "within bound"}, {"observed": "broken"}, "invariance: within bound, broken"),
     (ROWS, {"observed": "within bound"}, {"observed": "bitwise"}, ""),
-    (ROWS, {"observed": "bitwise"}, {"observed": ""}, ""),
     ({}, {"kernels": "flash"}, {"kernels": "gemm, softmax"}, "kernels: flash, gemm, softmax"),
     ({}, {"kernels": "flash"}, {"kernels": ""}, ""),
     ({}, {"kernels": "flash", "error_ratio": 0.1}, {"kernels": "gemm", "error_ratio": 0.9},
@@ -149,8 +138,6 @@ OLD = [*names("torch:flash", "torch:math", "jax:jax-nn"), ZEROS]
     [
         ([*names("torch:flash2", status="fail"), *names("torch:math")], {"flash": "flash2"},
          [["new failure", "flash2"]]),
-        ([*names("torch:flash2", status="fail")], {"torch:flash": "torch:flash2"},
-         [["new failure", "flash2"]]),
         ([*names("torch:own", status="fail"), replace(NAN, implementation="own")], {"flash": "own"},
          [["new failure", "own"], ["election", "own"]]),
         ([*names("torch:flash", status="fail"), NAN], {"jax:jax-nn": "torch:flash"},
@@ -174,7 +161,6 @@ def test_implementations_are_compared_under_new_names(
         ({"torch:own": "fast"}, r"new\.jsonl: 'fast' is not in it; valid: torch:flash"),
         ({"sdpa": "flash"}, "called so in several backends"),
         ({"torch:sdpa": "flash", "own": "flash"}, "mapped once"),
-        ({"torch:own": "flash", "own": "flash"}, "mapped once"),
     ],
 )  # fmt: skip
 def test_names_that_cannot_be_mapped(renames: dict[str, str], says: str) -> None:
@@ -182,42 +168,3 @@ def test_names_that_cannot_be_mapped(renames: dict[str, str], says: str) -> None
     new = run(*names("torch:flash"), source="new.jsonl")
     with pytest.raises(UnknownImplementation, match=says):
         with_renamed_implementations(old, new, renames)
-
-
-def test_the_command_exits_with_one_on_new_failures_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = {
-        "good": run(cell(), SAME),
-        "bad": run(cell(), replace(SAME, status="fail", message="far off"), commit="def5678"),
-        "gpu": run(cell(device="cuda")),
-        "flash": run(cell(implementation="torch:flash"), replace(SAME, implementation="flash")),
-    }
-    good, bad, gpu, flash = (
-        str(one.save(tmp_path / f"{name}.jsonl")) for name, one in made.items()
-    )
-    assert main(["diff", good, bad]) == 1
-    out = capsys.readouterr().out
-    assert not [
-        text
-        for text in ("new failure", SAME.case, "far off", "abc1234", "def5678")
-        if text not in out
-    ]
-    for words, code, says in (
-        ((bad, good), 0, "fixed"),
-        ((good, good), 0, "Changes"),
-        ((good, str(tmp_path / "absent")), 2, "cannot be read"),
-        ((good, gpu), 2, "NothingInCommon"),
-        ((good, bad, "--format", "csv"), 2, "--output"),
-        ((good, flash, "--map", "torch:sdpa=flash"), 0, "Changes"),
-        ((flash, good, "--map", "fast=sdpa"), 2, "'fast' is not in it; valid: torch:flash"),
-        ((good, flash, "--map", "sdpa=flash", "--map", "sdpa=flash"), 2, "same old implementation"),
-    ):
-        assert main(["diff", *words]) == code
-        assert says in "".join(capsys.readouterr())
-    with pytest.raises(SystemExit):
-        main(["diff", good, flash, "--map", "flash"])
-    assert "expected OLD=NEW, got 'flash'" in capsys.readouterr().err
-    page = tmp_path / "d.html"
-    assert main(["diff", good, bad, "--format", "html", f"--output={page}"]) == 1
-    assert "new failure" in page.read_text("utf-8")

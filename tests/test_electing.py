@@ -16,10 +16,9 @@ from attention_conformance.backends import registry
 from attention_conformance.backends.claims import read_elections
 from attention_conformance.backends.declared import LOWEST_IN_FLOAT32
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.registry import UsageError, installed, modules, registered
+from attention_conformance.backends.registry import installed, modules, registered
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.run.elections import (
     DeclaredAnswers,
@@ -37,11 +36,10 @@ from tests.test_claims import judged, plan, wrong
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of kernel: `make` makes one of answers, for a backend; `like` is what --like says. `axes`
-    are the answers that it can give."""
+    """A kind of kernel: `make` makes one of answers; `like` is what --like says. `axes` are the answers
+    that it can give."""
 
     make: Callable[[Answers], Any]
-    backend: str
     axes: Axes
     like: str = ""
 
@@ -52,12 +50,7 @@ class Kind:
 
     def kernel(self, answers: Answers, elect: Iterable[str] = ()) -> Implementation:
         """A kernel of these answers, of which some are promised in the words of --elect."""
-        elections = read_elections(elect)
-        if self.make is native.ElectingKernel:
-            return native.ElectingKernel(KernelBackend("numpy", ()), answers, elections)
-        pytest.importorskip({"tf": "keras"}.get(self.backend, self.backend))
-        backend = registry.load(self.backend)
-        said = {"elections": elections}
+        backend, said = registry.load("torch"), {"elections": read_elections(elect)}
         function = self.make(answers)
         return registry.callable_implementation(backend, function, "electing", said, self.like)[0]
 
@@ -70,18 +63,9 @@ class Kind:
         return words
 
 
-def without(axes: Axes, question: str, *answers: str) -> Axes:
-    """The axes without some answers to a question."""
-    return {**axes, question: tuple(answer for answer in axes[question] if answer not in answers)}
-
-
-# An operation that has no gradient gives none in NumPy, and raises in torch.
-QUIET = without(ATTENTION, "lse-gradient", "raises")
-
 KINDS = {
-    "torch": Kind(native.of_torch, "torch", ATTENTION),
-    "numpy": Kind(native.ElectingKernel, "numpy", QUIET),
-    "layer": Kind(native.layer_of_torch, "torch", LAYER, "multi-head"),
+    "function": Kind(native.of_torch, ATTENTION),
+    "layer": Kind(native.layer_of_torch, LAYER, "multi-head"),
 }
 
 
@@ -123,9 +107,7 @@ def test_every_answer_is_one_that_a_kernel_gives(name: str) -> None:
     given = {(q, answer) for row in rows_of(kind.axes) for q, answer in completed(row).items()}
     given |= {("lowest-row", answer) for answer in LOWEST_IN_FLOAT32.values()}
     missing = {(q, answer) for q in kind.asked for answer in QUESTIONS[q].options} - given
-    assert {f"{q}={a}" for q, a in missing if not {a, f"{q}={a}"} & NOBODY.keys()} == (
-        {"lse-gradient=raises"} if kind.axes is QUIET else set()
-    )
+    assert not {f"{q}={a}" for q, a in missing if not {a, f"{q}={a}"} & NOBODY.keys()}
 
 
 def put(kernel: Implementation, question: str) -> set[str]:
@@ -152,8 +134,19 @@ def test_held_to_another_answer_a_kernel_is_red(name: str) -> None:
             statuses = put(kind.kernel(row, [*rest, f"{question}={others[0]}"]), question)
             assert "pass" not in statuses, (question, row)
             red[question, answer] = "fail" in statuses
-    never = {question for (question, _), failed in red.items() if not failed}
-    assert never <= ({q for q in kind.asked if "gradient" in q} if name == "numpy" else set())
+    assert all(red.values()), red
+
+
+@pytest.mark.xfail(
+    strict=True, reason="equal scores of a row of -inf have no gradient in the reference"
+)
+def test_a_row_of_minus_inf_may_be_derived_through_equal_scores() -> None:
+    """As of a kernel that clamps -inf to the lowest number."""
+    answers = {"minus-inf-row": "uniform", "minus-inf-row-gradient": "scores"}
+    assert put(KINDS["function"].kernel(answers), "minus-inf-row-gradient") <= {
+        "pass",
+        "unsupported",
+    }
 
 
 BOTTOM_RIGHT = {
@@ -162,12 +155,8 @@ BOTTOM_RIGHT = {
 """Rows before the first key average all values."""
 
 
-def test_bottom_right_is_right_in_torch() -> None:
-    expect_right(KINDS["torch"], [BOTTOM_RIGHT], "smoke")
-
-
 @pytest.mark.seldom
-@pytest.mark.parametrize("name", ["numpy", "layer"])
+@pytest.mark.parametrize("name", KINDS)
 def test_every_answer_at_smoke(name: str) -> None:
     """Kernels of a kind share their oracles, so that those that align bottom-right are asked here."""
     kind = KINDS[name]
@@ -233,8 +222,6 @@ def test_the_page_is_that_of_today(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "check", "message"),
     [
-        ("flag_ignored", "mask_beside_flag", "the causal flag is silently ignored"),
-        ("mask_ignored", "mask_beside_flag", "the boolean mask is silently ignored"),
         ("rows_of_two_kinds", "forms_of_empty_rows", "fully-masked-row is zeros, minus-inf-row is"),
         ("nan_gradients", "gradient_of_finite_rows", "a finite fully masked row has NaN gradients"),
         ("other_dtype", "one_answer_in_all_dtypes", "is zeros in bf16 and nan in"),
@@ -259,14 +246,6 @@ def test_what_nobody_elects_fails(name: str, check: str, message: str) -> None:
 def test_an_answer_that_nobody_gives_fails(name: str, check: str, message: str) -> None:
     failures = wrong(judged(plan(name, "faulty.py", dtype=("f32",)), check))
     assert any(message in text for text in failures), failures
-
-
-def test_a_penalty_that_hides_nothing_in_empty_rows_is_an_answer() -> None:
-    verdicts = judged(plan("penalised_lightly", "faulty.py", dtype=("f32",)), "election")
-    assert not wrong(verdicts)
-    observed = {cell.case.id: verdict.measured.observed for cell, verdict in verdicts}
-    assert observed["elect/fully-masked-row/f32"] == "unmasked"
-    assert observed["elect/fully-masked-row-gradient/f32"] == "scores"
 
 
 def test_a_drop_in_is_free_where_frameworks_answer_by_accident() -> None:
@@ -305,8 +284,3 @@ def test_bits_that_are_promised_beside_padding_are_held() -> None:
     held = plan("order_of_sums_by_padding", "faulty.py", dtype=("f32",), claim=claim)
     (failing,) = wrong(judged(held, "invariant_padding"))
     assert "22 keys padded to 28 and padded to 34, promised bit by bit: element" in failing
-
-
-def test_an_unknown_promise_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="unknown invariance 'size'; valid: rerun, batch"):
-        plan("order_of_sums_by_batch", "faulty.py", claim=("bitwise=size",))

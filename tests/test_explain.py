@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.backends import registry
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.judge.diagnosis import facts
 from attention_conformance.suite.records.facts import load
@@ -125,31 +124,6 @@ def test_facts_are_written_for_reports(
     assert main(["explain", *both, "--backend=torch", f"--results={tmp_path}/x.jsonl"]) == 2
     assert "write them to two files" in capsys.readouterr().err
     assert not (tmp_path / "x.jsonl").exists()
-
-
-def test_without_a_name_the_facts_of_every_implementation_are_written(tmp_path: Path) -> None:
-    path = tmp_path / "facts.jsonl"
-    assert main(["explain", "--backend=numpy", f"--results={path}"]) == 0
-    every = registry.implementations(registry.load("numpy"))
-    names = [one.name for one in every if one.operator.is_default]
-    assert [record.implementation for record in load(path).records] == names
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--backend=torch"], "name a function, PATH.py:NAME, or --implementation; valid: "),
-        (["--backend=torch", "--implementation=none"], "unknown implementation none; valid: "),
-        (["kernels.py:none", "--backend=torch"], "there is no file kernels.py"),
-        ([], "choose what to judge with --backend=NAME"),
-    ],
-)
-def test_wrong_arguments_are_said(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("torch")
-    assert main(["explain", *words]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_a_slow_function_ends_in_time(kernels: Path) -> None:

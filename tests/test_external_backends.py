@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 
 from attention_conformance.backends.protocol import Declared, Implementation, Limits
 from attention_conformance.suite.checks import all_checks
@@ -85,17 +84,6 @@ def test_the_adapter_of_the_page_is_right(adapter: Path) -> None:
     assert "dtype float64 is not supported" in reasons
 
 
-def test_an_adapter_has_a_manifest_that_is_asked_for(adapter: Path, tmp_path: Path) -> None:
-    manifest = tmp_path / "mine.toml"
-    entry = {
-        "implementation": ["fused"], "check": ["values"], "case": ["sdpa/causal/*"], "kind": "value",
-        "message": "beyond", "cause": "none", "issue": "none found", "versions": ["numpy>=1"],
-    }  # fmt: skip
-    manifest.write_text(tomli_w.dumps({"expect": [entry]}))
-    verdicts = judged(plan(adapter, expect=(str(manifest),), dtype=("f32",)))
-    assert {v.kind for cell, v in verdicts if v.status in BROKEN} == {"unexpected-pass"}
-
-
 class Stub(Implementation):
     """An implementation that declares and computes nothing."""
 
@@ -128,15 +116,3 @@ def test_limits_are_declared_for_each_dtype(adapter: Path) -> None:
         "declares scales from 0 to 1, and 2.5 is none of them",
         None,
     ]
-
-
-def test_a_problem_that_the_adapter_cannot_convert_was_not_asked(adapter: Path) -> None:
-    verdict = judge(
-        Cell(all_checks()["bad_problem"], find("bad/mask-rank-5/f32"), stub(adapter, numerics="exact",
-             features=frozenset({"mask", "mask-array"})))
-    )  # fmt: skip
-    assert verdict.status == "unsupported"
-    assert (
-        "the adapter cannot pass the problem: TypeError: the adapter cannot convert"
-        in verdict.message
-    )

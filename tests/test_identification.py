@@ -23,7 +23,12 @@ from tests.runtimes import of as of_backend
 
 torch = pytest.importorskip("torch")
 
-from tests.functions import misread, of_torch  # noqa: E402
+from tests.diagnosed.gradients import gradients_of  # noqa: E402
+from tests.diagnosed.masks import past  # noqa: E402
+from tests.diagnosed.of_torch import TORCH  # noqa: E402
+from tests.diagnosed.scores import or_zeros  # noqa: E402
+from tests.diagnosed.textbook import kernel  # noqa: E402
+from tests.functions import of_torch  # noqa: E402
 
 PLAIN = "sdpa/none/mha/f32/b2h3q17k23d8"
 CAUSAL = "sdpa/causal/mha/f32/b2h3q17k17d8"
@@ -46,60 +51,50 @@ def told(function: Callable[..., Any], *ids: str) -> list[Diagnosis]:
     return identify(implementation, [*map(Case.parse, ids)], seconds=60)
 
 
-named, plain = misread.named, of_torch.textbook
+plain = of_torch.textbook
+
+
+def changed(**changes: Callable[..., Any]) -> Callable[..., Any]:
+    """The textbook of `tests.diagnosed` with some stages changed."""
+    return kernel(TORCH, (*TORCH.parameters, "enable_gqa"), changes)
 
 
 def weighed(weigh: Callable[..., Any]) -> Callable[..., Any]:
     """Attention whose weights are `weigh(scores)`."""
-    return named(weigh=weigh)
+    return changed(weights=lambda right, c, s: weigh(s))
 
 
-def of_heads(query, key, value):
-    return plain(query, key, value, scale=query.shape[1] ** -0.5)
+def scaled(factor: Callable[[Any], float]) -> Callable[..., Any]:
+    """Attention with another scale."""
+    return changed(factor=lambda right, c: factor(c))
 
 
-def scale_ignored(query, key, value, scale=None):
-    return plain(query, key, value)
-
-
-def anew_by_keys(query, key, value, is_causal=False):
-    seen = torch.arange(key.shape[2]) % 4 <= torch.arange(query.shape[2])[:, None]
-    return plain(query, key, value, seen if is_causal else None)
-
-
-def causal_by_blocks(query, key, value, is_causal=False):
-    seen = torch.arange(key.shape[2]) // 8 <= torch.arange(query.shape[2])[:, None] // 8
-    return plain(query, key, value, seen if is_causal else None)
-
-
-def key_misread(query, key, value):
-    return plain(query, key.transpose(1, 2).reshape(key.shape), value)
-
-
-def hidden_in_float16(query, key, value, attn_mask=None):
-    scores = query @ key.mT * query.shape[-1] ** -0.5
-    if attn_mask is not None:
-        scores = scores + (1 - attn_mask.to(scores.dtype)) * torch.tensor(-1e9).to(scores.dtype)
-    return scores.softmax(-1) @ value
-
-
-def narrow(dtype, *names):
+def narrow(dtype: torch.dtype, *names: str) -> Callable[..., Any]:
     """Attention that rounds some of its operands, its scores or its output to another dtype."""
 
-    def to(name, x):
+    def to(name: str, x: Any) -> Any:
         return x.to(dtype).to(x.dtype) if name in names else x
 
-    def function(query, key, value):
-        query, key, value = to("query", query), to("key", key), to("value", value)
-        scores = to("scores", query @ key.mT * query.shape[-1] ** -0.5)
-        return to("output", scores.softmax(-1) @ value)
+    return changed(
+        operands=lambda right, c: map(to, ("query", "key", "value"), right.operands(c)),
+        scores=lambda right, c: to("scores", right.scores(c)),
+        output=lambda right, c, w: to("output", right.output(c, w)),
+    )
 
-    return function
+
+def of_keys(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Attention of changed keys."""
+
+    def operands(right: Any, c: Any) -> Any:
+        query, key, value = right.operands(c)
+        return query, change(key), value
+
+    return changed(operands=operands)
 
 
-def of_8_bits(query, key, value):
+def in_8_bits(key):
     step = key.abs().amax((-1, -2), keepdim=True) / 127
-    return plain(query, (key / step).round() * step, value)
+    return (key / step).round() * step
 
 
 def undivided(scores):
@@ -111,112 +106,126 @@ def anchored_at_the_head(scores):
     return raised / raised.sum(-1, keepdim=True)
 
 
-def in_blocks(weigh, divides=True):
-    """Attention whose weights are made of blocks of 8 keys by `weigh(scores, running maximum)`."""
-
-    def weights(scores):
-        blocks, running, made = scores.split(8, -1), None, []
-        for block in blocks:
-            top = block.amax(-1, keepdim=True)
-            running = top if running is None else torch.maximum(running, top)
-            made.append(weigh(block, running) if len(blocks) > 1 else block.softmax(-1))
-        joined = torch.cat(made, -1)
-        return joined / joined.sum(-1, keepdim=True) if divides else joined
-
-    return weighed(weights)
+def minus_a_billion(right, c, s):
+    """(1 - mask) * -1e9 is added, in the dtype of the query."""
+    s = right.biased(c, s).to(c.dtype)
+    return s if c.mask is None else s + (1 - c.mask.to(s.dtype)) * torch.tensor(-1e9).to(s.dtype)
 
 
-def turned(query, position):
-    """A rotation of halves by base^(-2i / D)."""
+def block_by_block(scores):
+    return torch.cat([block.softmax(-1) for block in scores.split(8, -1)], -1)
+
+
+def turned(query, position, *, pairs="halves"):
+    """A rotation by base^(-2i / D), whose angles are those of halves, and whose pairs are halves or
+    neighbours."""
     D = query.shape[-1]
     wide = torch.promote_types(query.dtype, torch.float32)
     theta = 1e4 ** (-2 * torch.arange(D // 2).double() / D)
     angle = position[..., None].to(wide) * theta.to(wide)
     angle = torch.cat([angle[:, None] if angle.ndim == 3 else angle] * 2, -1)
-    across = torch.cat([-query[..., D // 2 :], query[..., : D // 2]], -1)
+    if pairs == "halves":
+        across = torch.cat([-query[..., D // 2 :], query[..., : D // 2]], -1)
+    else:
+        across = torch.stack([-query[..., 1::2], query[..., ::2]], -1).flatten(-2)
     return (query * angle.cos() + across * angle.sin()).to(query.dtype)
 
 
-def backward(change):
-    """Attention whose gradients are `change(query, key, value, weights, cotangent)`."""
-
-    class Changed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, query, key, value):
-            weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
-            ctx.save_for_backward(query, key, value, weights)
-            return weights @ value
-
-        @staticmethod
-        def backward(ctx, out):
-            return change(*ctx.saved_tensors, out)
-
-    return lambda query, key, value: Changed.apply(query, key, value)
+def neighbours(query, position):
+    return turned(query, position, pairs="neighbours")
 
 
-def terms(query, key, value, weights, out):
-    """The gradients of attention."""
-    d_weights = out @ value.mT
-    inner = (weights * d_weights).sum(-1, keepdim=True)
-    d_scores = weights * (d_weights - inner) * query.shape[-1] ** -0.5
-    return d_scores @ key, d_scores.mT @ query, weights.mT @ out
+class AddsRowSum(torch.autograd.Function):
+    """A softmax whose backward pass adds the row's sum of p dp."""
+
+    @staticmethod
+    def forward(ctx, scores):
+        ctx.save_for_backward(weights := scores.softmax(-1))
+        return weights
+
+    @staticmethod
+    def backward(ctx, out):
+        (weights,) = ctx.saved_tensors
+        return weights * (out + (weights * out).sum(-1, keepdim=True))
 
 
-def without_value(*saved):
-    query, key, value = terms(*saved)
-    return query, key, 0 * value
+def exchanged(right, c):
+    """Keys and values, each with the gradient of the other."""
+    query, key, value = right.operands(c)
+    keys, values = key - key.detach(), value - value.detach()
+    return query, key.detach() + values, value.detach() + keys
 
 
-def last_key_forgotten(*saved):
-    query, key, value = terms(*saved)
-    value[:, :, -1] = 0
-    return query, key, value
+def last_key_forgotten(right, c):
+    """The value of the last key has no gradient."""
+    query, key, value = right.operands(c)
+    return query, key, torch.cat([value[:, :, :-1], value[:, :, -1:].detach()], 2)
 
 
-def empty_rows_of_zero(query, key, value, attn_mask=None):
-    """Attention whose fully masked rows are 0."""
-    if attn_mask is None:
-        attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
-    empty = ~attn_mask.any(-1, keepdim=True)
-    scores = query @ key.mT * query.shape[-1] ** -0.5
-    weights = scores.masked_fill(~attn_mask, -torch.inf).masked_fill(empty, 0.0).softmax(-1)
-    return (weights * ~empty) @ value
+class Poison(torch.autograd.Function):
+    """Zeros, whose gradient is NaN at some places."""
+
+    @staticmethod
+    def forward(ctx, query, places):
+        ctx.save_for_backward(places)
+        return torch.zeros_like(query)
+
+    @staticmethod
+    def backward(ctx, out):
+        return torch.where(ctx.saved_tensors[0], torch.nan, out * 0), None
+
+
+def poisoned(places: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Attention whose fully masked rows are 0, and give NaN to the query at `places(those rows)`."""
+
+    def attended(right: Any, c: Any, s: Any) -> Any:
+        empty, out = (s == -torch.inf).all(-1, keepdim=True), right.output(c, or_zeros(s))
+        return out + Poison.apply(c.query, places(empty).expand(out.shape))
+
+    return changed(attended=attended)
 
 
 @pytest.mark.parametrize(
     ("function", "case", "sentence", "hint"),
     [
         (weighed(torch.sigmoid), PLAIN, "Weights are a sigmoid", ""),
-        (weighed(undivided), PLAIN, "not divided by their sum", ""),
-        (anew_by_keys, CAUSAL, "The mask causal begins anew every 4 keys.", ""),
-        (causal_by_blocks, CAUSAL, "compares blocks of 8, expected each query and key.", ""),
-        (named(factor=math.log2(math.e)), PLAIN, "times log2(e)", "exp2"),
-        (named(factor=-1), PLAIN, "with the other sign", ""),
-        (of_heads, PLAIN, "1/sqrt(H)", "the number of heads"),
-        (scale_ignored, SCALED, "expected 0.3 = the given scale", "`scale` is not used"),
-        (key_misread, PLAIN, "Heads and rows of key are interleaved", ""),
-        (misread.grouped(lambda x, H: x.flip(1).repeat_interleave(H // x.shape[1], 1)), GROUPED,
+        (weighed(torch.exp), PLAIN, "not divided by their sum", ""),
+        (changed(causal=lambda right, c: c.keys // 8 <= c.rows // 8), CAUSAL,
+         "compares blocks of 8, expected each query and key.", ""),
+        (scaled(lambda c: c.query.shape[-1] ** -0.5 * math.log2(math.e)), PLAIN, "times log2(e)", "exp2"),
+        (scaled(lambda c: -(c.query.shape[-1] ** -0.5)), PLAIN, "with the other sign", ""),
+        (scaled(lambda c: c.shape[1] ** -0.5), PLAIN, "1/sqrt(H)", "the number of heads"),
+        (scaled(lambda c: c.query.shape[-1] ** -0.5), SCALED,
+         "expected 0.3 = the given scale", "`scale` is not used"),
+        (of_keys(lambda key: key.transpose(1, 2).reshape(key.shape)), PLAIN,
+         "Heads and rows of key are interleaved", ""),
+        (changed(of_groups=lambda right, c, x: right.of_groups(c, x.flip(1))), GROUPED,
          "heads are in reverse order", ""),
         (narrow(torch.bfloat16, "query", "key"), PLAIN, "or their scores, are rounded to bfloat16", ""),
         (narrow(torch.float16, "value"), PLAIN, "Value is rounded to TF32 or float16 inside", ""),
         (narrow(torch.float16, "output"), PLAIN, "Results are rounded to TF32 or float16", ""),
         (narrow(torch.float16, "scores"), PLAIN, "Scores are rounded to float16 inside", ""),
-        (of_8_bits, PLAIN, "rounded to 8 bits inside: steps of the largest element of a head", ""),
+        (of_keys(in_8_bits), PLAIN,
+         "rounded to 8 bits inside: steps of the largest element of a head", ""),
         (weighed(anchored_at_the_head), PLAIN, "is not that of the row", ""),
-        (hidden_in_float16, MASKED.replace("f32", "f16"),
+        (changed(mask=lambda right, c: None, biased=minus_a_billion), MASKED.replace("f32", "f16"),
          "In float16, not in float32: NaN comes back in all rows", ""),
         (weighed(lambda s: s.masked_fill(s == 0, -torch.inf).softmax(-1)), PLAIN,
          "Keys whose score is exactly 0 are hidden", ""),
-        (in_blocks(lambda s, running: s.softmax(-1), divides=False), PLAIN,
+        (weighed(block_by_block), PLAIN,
          "Every block of 8 keys has its own softmax, and the answers are added.", ""),
-        (in_blocks(lambda s, running: (s - s.amax(-1, keepdim=True)).exp()), PLAIN,
-         "Every block of 8 keys has its own maximum", ""),
-        (in_blocks(lambda s, running: (s - running).exp()), PLAIN,
-         "What a block of 8 keys adds is not rescaled when the maximum grows.", ""),
-        (in_blocks(lambda s, running: (s - 2 * running).exp()), PLAIN,
-         "What a block of 8 keys adds is rescaled by the inverse factor.", ""),
-        (backward(without_value), PLAIN, "The gradient of the value is zero.", ""),
-        (backward(last_key_forgotten), PLAIN, "of the value is wrong in key 6 of 7 alone", ""),
+        (weighed(AddsRowSum.apply), PLAIN, "The backward pass adds D", ""),
+        (changed(operands=gradients_of(query=lambda c: c.factor, key=lambda c: c.factor)), PLAIN,
+         "have the scale twice.", ""),
+        (changed(operands=exchanged), PLAIN, "The gradients of key and value are exchanged.", ""),
+        (changed(operands=gradients_of(value=lambda c: 0.0)), PLAIN,
+         "The gradient of the value is zero.", ""),
+        (changed(operands=last_key_forgotten), PLAIN, "of the value is wrong in key 6 of 7 alone", ""),
+        (poisoned(lambda empty: empty), PLAIN,
+         "have an output of 0, but NaN comes back in the gradient of the query, in these rows.", ""),
+        (poisoned(lambda empty: empty.any()), PLAIN, "comes back in the gradient of the query.", ""),
+        (neighbours, f"{ROTARY}/interleaved",
+         "Angles belong to halves i and i + D/2, and neighbours", ""),
     ],
 )  # fmt: skip
 def test_what_is_computed_instead_is_named(
@@ -229,9 +238,16 @@ def test_what_is_computed_instead_is_named(
     assert (found[0].source, found[0].explains, found[0].tried) == ("measured", 1, 1)
 
 
+def next_key(right: Any, c: Any) -> Any:
+    return past(c, 1)
+
+
+SEES_NEXT = changed(causal=next_key)
+
+
 def test_a_mask_that_is_wrong_is_drawn() -> None:
-    (found, *_) = told(named(diagonal=1), CAUSAL)
-    assert "off by +1: query i attends keys up to i + 1, expected keys up to i." in found.sentence
+    (found, *_) = told(SEES_NEXT, CAUSAL)
+    assert "sees the next key: query i attends keys up to i + 1" in found.sentence
     picture = found.picture.splitlines()
     assert len(picture) <= 14
     assert picture[2].split() == [*"#......", *"#X....."]
@@ -246,11 +262,12 @@ def test_a_second_fault_is_told_though_no_failing_case_has_it_alone() -> None:
     said = [one.sentence for one in told(keys_dropped, PLAIN)]
     assert said[0].startswith("The scale is 0.125")
     assert said[1] == "The last 7 of 23 keys are never seen."
-    said = [one.sentence for one in told(named(axis=-2, diagonal=1), PLAIN, CROSS)]
+    over_queries = changed(causal=next_key, weights=lambda right, c, s: s.softmax(-2))
+    said = [one.sentence for one in told(over_queries, PLAIN, CROSS)]
     assert said[0].startswith("The softmax runs over the queries")
     assert len(said) == 1
-    function = named(weigh=lambda s: s.softmax(-1) / 2, diagonal=1)
-    said = [one.sentence for one in told(function, PLAIN, "sdpa/causal+pad/mha/f32/b2h3q17k23d8")]
+    halved = changed(causal=next_key, weights=lambda right, c, s: s.softmax(-1) / 2)
+    said = [one.sentence for one in told(halved, PLAIN, "sdpa/causal+pad/mha/f32/b2h3q17k23d8")]
     assert "0.5 times the right ones" in said[0]
     assert "query i attends keys up to i + 1" in said[1]
 
@@ -270,9 +287,8 @@ def merge(outputs, lse):
 RIGHT = [
     (function, (PLAIN, CAUSAL, CROSS, MASKED))
     for function in (plain, of_torch.online, of_torch.exp2, of_torch.bottom_right,
-                     of_torch.finite_hiding, empty_rows_of_zero)
+                     of_torch.finite_hiding, of_torch.saved_lse)
 ] + [
-    (backward(terms), (PLAIN, CAUSAL)),
     (turned, (ROTARY, "rotary/none/mha/bf16/b2h3q17k1d16/at4097")),
     (merge, ("merge/none/mha/f32/b2h3q5k2d8",)),
     # A gradient of zeros that is missing.

@@ -4,8 +4,6 @@ failure."""
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,18 +15,13 @@ from attention_conformance import UsageError, check_attention
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.records import machine
-from attention_conformance.suite.records.cells import load
 from attention_conformance.suite.run.loading import UserCode
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import record
-from attention_conformance.suite.run.steps import overflowing
 from attention_conformance.suite.spec.catalogue import find
 from tests.functions.own_attention import torch_own
-from tests.processes import run
 from tests.runtimes import needs
-from tests.test_runs import ISOLATED
 
 FUNCTIONS = Path(__file__).parent / "functions"
 
@@ -138,26 +131,6 @@ def test_an_error_of_the_frameworks_own_size_is_known_and_a_larger_one_fails(sca
     assert (wrong.status, wrong.kind) == ("fail", "value")
 
 
-def test_a_fault_of_an_operation_is_known_where_textbook_code_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On CPUs without AVX512_BF16 `tf.nn.softmax` gives 1 - 2^-24 for the weight of a lone key."""
-    tf = pytest.importorskip("tensorflow")
-    monkeypatch.setattr(machine, "cpu_flags", frozenset)
-    case = "sdpa/none/mqa/f32/b2h5q17k1d8"
-    own = judged(plan("weighs_less", "of_tensorflow.py", "tf"), "single_key", case)
-    assert own.status == "fail"  # the manifest expects it of textbook code, which passes now
-    softmax = tf.nn.softmax
-    monkeypatch.setattr(tf.nn, "softmax", lambda x, axis=-1: softmax(x, axis=axis) * (1 - 2**-24))
-    of = plan("by_softmax", "of_tensorflow.py", "tf")
-    verdict = judged(of, "single_key", case)
-    assert (verdict.status, verdict.inherited) == ("known", "softmax-of-one-key"), verdict.message
-    assert verdict.message.startswith(own.message)
-    assert "[tf's own operations, written out (eager), fail this cell too: " in verdict.message
-    # No entry of the manifest speaks of it in this dtype.
-    assert judged(of, "single_key", case.replace("f32", "f64")).status == "fail"
-
-
 def any_rank(query, key, value, attn_mask=None, scale=None):
     scores = query @ key.mT * (key.shape[-1] ** -0.5 if scale is None else scale)
     if attn_mask is not None:
@@ -173,19 +146,6 @@ def test_a_fault_of_the_suites_own_textbook_code_excuses_nobody() -> None:
     verdict = judged(of, "bad_problem", "bad/mask-rank-5/f32")
     assert (verdict.status, verdict.kind) == ("fail", "no-raise"), verdict.message
     assert "rank 5" in verdict.message
-
-
-def test_a_compiled_function_inherits_from_what_the_same_compiler_takes() -> None:
-    of = plan("torch_own", mode="compiled")
-    (function,) = (f for f in of.functions if f.name == "torch_own@vmap")
-    cells = [
-        Cell(all_checks()[check], find(case), function)
-        for check, case in (
-            ("gradients", "sdpa/none/mha/f32/b2h3q5k7d8/bias.inf"),
-            ("values", NEGATIVE),  # which the manifest knows of eager attention alone
-        )
-    ]
-    assert [judge(cell, of.policy(cell)).status for cell in cells] == ["known", "fail"]
 
 
 def test_a_report_counts_what_is_inherited() -> None:
@@ -204,24 +164,6 @@ def test_a_report_counts_what_is_inherited() -> None:
         Options(("torch",), inherit_known="no").check()
 
 
-@pytest.mark.parametrize("words", [(), ISOLATED])
-def test_a_run_says_what_is_inherited(tmp_path: Path, words: tuple[str, ...]) -> None:
-    pytest.importorskip("torch")
-    asked = (
-        "suite/test_values.py", "-k", "gqa2 and b2h6q17k23d8", "--backend=torch", "--dtype=f32",
-        f"--function={FUNCTIONS / 'own_attention.py'}:torch_own",
-    )  # fmt: skip
-    out = run(*asked, *words, f"--results={tmp_path / 'r.jsonl'}")
-    assert out.returncode == 0, out.stdout
-    assert "2 known: the framework's own code fails them too (flash-causal-scale 2)" in out.stdout
-    known = [cell.inherited for cell in load(tmp_path / "r.jsonl").cells if cell.status == "known"]
-    assert known == ["flash-causal-scale"] * 2
-    if not words:
-        out = run(*asked, "--inherit-known=no")
-        assert out.returncode == 1
-        assert "--inherit-known=no" in out.stdout.partition("again")[2]
-
-
 SAID = "claim dtypes=f32,bf16,f64? float16 ends at 65504, and there the code's -1e9 is -inf: "
 
 
@@ -236,50 +178,3 @@ def test_a_failure_that_speaks_of_float16_names_the_number(
     verdict = judged(plan("penalised", "faulty.py"), check, case)
     assert (verdict.status, verdict.kind) == ("fail", "election")
     assert verdict.message.startswith(SAID) is is_told, verdict.message
-
-
-def test_a_layer_is_told_in_the_cells_of_float16() -> None:
-    pytest.importorskip("tensorflow")
-    function = f"{FUNCTIONS / 'keras_layers.py'}:Penalised"
-    of = Plan.make(Options(("tf",), function=(function,), like="multi-head"))
-    case = "multi-head/padempty/mha/f16/b2h4q7k7d3/e12.12.12.12/self"
-    verdict = judged(of, "values", case)
-    assert (verdict.status, verdict.kind) == ("fail", "non-finite")
-    assert verdict.message.startswith(SAID)
-    assert judged(of, "values", case.replace("f16", "bf16")).status == "pass"
-
-
-def _hidden(scores: Any) -> Any:
-    return scores - 1e30
-
-
-def calls(scores: Any) -> Any:
-    return _hidden(scores)
-
-
-def nests(scores: Any) -> Any:
-    return [(lambda x: x * -70_000)(score) for score in scores]
-
-
-def counts(scores: Any) -> Any:
-    return scores[:1_000_000] - 6e4 + math.inf
-
-
-class Layer:
-    def hide(self, scores: Any) -> Any:
-        return scores + 1e5
-
-    def __call__(self, scores: Any) -> Any:
-        return self.hide(scores)
-
-
-@pytest.mark.parametrize(("function", "numbers"), [
-    (calls, (1e30,)),
-    (nests, (-7e4,)),
-    (counts, ()),
-    (Layer(), (1e5,)),
-    (functools.partial(calls), (1e30,)),
-    (math.exp, ()),
-])  # fmt: skip
-def test_numbers_are_read_from_what_is_called(function: Any, numbers: tuple[float, ...]) -> None:
-    assert overflowing(function) == numbers

@@ -12,13 +12,8 @@ import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
-from attention_conformance.backends.user.cached import UserCached
-from attention_conformance.backends.user.function import UserFunction
-from attention_conformance.backends.user.layer import UserLayer
-from attention_conformance.backends.user.operators import UserOperator
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
@@ -26,17 +21,13 @@ from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
-from attention_conformance.suite.spec.levels import AS_CALLED
-from attention_conformance.suite.spec.vocabulary import LEVELS
+from attention_conformance.suite.spec.inputs import Inputs, draw
 from tests.processes import run
 from tests.runtimes import of
 
 pytest.importorskip("jax")
 
-ROOT = Path(__file__).resolve().parents[1]
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
-LAYER = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 
 
 @pytest.fixture(scope="module")
@@ -44,80 +35,8 @@ def backend() -> Backend:
     return registry.load("jax")
 
 
-class Counted:
-    """How many programs XLA compiles within a `with` block."""
-
-    def __init__(self) -> None:
-        from attention_conformance.backends._jax.profiler import Compilations
-
-        self.all = Compilations()
-
-    def __enter__(self) -> Counted:
-        self.before = self.all.programs
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.programs = self.all.programs - self.before
-
-
-@pytest.fixture(scope="module")
-def counted() -> Counted:
-    return Counted()
-
-
 def inputs_of(text: str, seed: int = 0) -> Inputs:
     return draw(Case.parse(text), seed)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("eager", PLAIN),
-        ("jax-nn", "sdpa/causal/gqa2/f32/b2h4q5k7d8"),
-        ("packed-heads", LAYER),
-        ("flax-nnx", LAYER),
-        ("flax-linen", LAYER),
-        ("flax-batch-norm", "batch-norm/none/mha/f32/b4h1q3k3d8/e8.8.8.8/self"),
-    ],
-)
-def test_a_call_is_one_program_that_other_values_share(
-    backend: Backend, counted: Counted, name: str, text: str
-) -> None:
-    if name.startswith("flax"):
-        pytest.importorskip("flax")
-    with counted:
-        first = of(backend, name).prepare(inputs_of(text))()
-    assert counted.programs == 1
-    with counted:
-        second = of(backend, name).prepare(inputs_of(text, seed=1))()
-    assert counted.programs == 0
-    one, other = (x[0] if isinstance(x, tuple) else x for x in (first, second))
-    assert not np.array_equal(np.asarray(one), np.asarray(other))
-
-
-def test_gradients_and_tangents_are_one_program_each(backend: Backend, counted: Counted) -> None:
-    inputs = inputs_of(PLAIN)
-    prepared = of(backend, "eager").prepare(inputs)
-    cotangent = backend.array(draw_cotangent(inputs.case, 0), inputs.dtype)
-    with counted:
-        _, gradients = backend.vjp(prepared, ("query", "key", "value"), cotangent)
-    assert (counted.programs, list(gradients)) == (1, ["query", "key", "value"])
-    with counted:
-        backend.jvp(prepared, {"query": backend.array(inputs.query, inputs.dtype)})
-    assert counted.programs == 1
-
-
-@pytest.mark.parametrize("scales", [(0.0, -0.0), (0.3, 0.4)])
-def test_what_a_program_hangs_on_has_a_program_of_its_own(
-    backend: Backend, counted: Counted, scales: tuple[float, float]
-) -> None:
-    inputs = inputs_of("sdpa/none/mha/f32/b2h3q6k7d8/scale0.5")
-    eager = of(backend, "eager")
-    for scale in scales:
-        prepared = eager.prepare(inputs.replace(scale=scale))
-        with counted:
-            prepared()
-        assert counted.programs == 1
 
 
 def double(query: Any, flag: Any) -> Any:
@@ -135,23 +54,6 @@ def test_numbers_and_flags_of_equal_value_are_told_apart(backend: Any) -> None:
     assert answers == [2.0, 1.0]
     with pytest.raises(ValueError, match="names no constants"):
         backend.jitted(eager, replace(plain, constants=None))
-
-
-def test_one_array_under_several_names_is_one_argument(backend: Backend) -> None:
-    """Its gradient is what it receives as all of them, and its tangent moves all of them."""
-    inputs = inputs_of(LAYER.replace("f32", "f64"))
-    layer = of(backend, "packed-heads")
-    own = layer.prepare(inputs)
-    apart = layer.prepare(inputs.replace(self_attention=False))
-    cotangent = backend.array(draw_cotangent(inputs.case, 0), inputs.dtype)
-    _, whole = backend.vjp(own, ["query"], cotangent)
-    _, thirds = backend.vjp(apart, ["query", "key", "value"], cotangent)
-    total = sum(backend.to_numpy(thirds[name]) for name in ("query", "key", "value"))
-    assert np.abs(backend.to_numpy(whole["query"]) - total).max() < 1e-12
-    tangent = backend.array(inputs.key[::-1].copy(), inputs.dtype)
-    moved = backend.jvp(own, {"query": tangent})
-    parts = backend.jvp(apart, dict.fromkeys(("query", "key", "value"), tangent))
-    assert np.abs(backend.to_numpy(moved) - backend.to_numpy(parts)).max() < 1e-12
 
 
 def programs(*words: str, level: str = "smoke") -> tuple[int, int]:
@@ -213,21 +115,6 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
         step()
         assert {*seen} == {integers}
         assert len(seen) >= 5
-
-
-@pytest.mark.parametrize("kind", [UserCached, UserFunction, UserLayer, UserOperator])
-def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
-    prepare = getattr(kind, "scripted", kind.prepare)
-    assert prepare.__code__ is as_in_programs(prepare).__code__
-
-
-def test_kernels_in_pallas_wait_for_full(backend: Backend) -> None:
-    kernel = of(backend, "pallas-gpu-mha")
-    values = all_checks()["values"]
-    asked = {level: sum(1 for _ in values.cells(level, [kernel])) for level in LEVELS}
-    assert asked["smoke"] == asked["standard"] == 0
-    assert asked["full"] > 10
-    assert backend.compilers_of(kernel) == ()
 
 
 FUNCTIONS = """
@@ -314,20 +201,6 @@ def test_a_function_is_traced_once_and_not_called_again(path: Path) -> None:
     for check, count in (("values", 1), ("gradients", 2)):
         assert judged(plan, PLAIN, check=check)[0].status == "pass"
         assert (len(traced), plain) == (count, [])
-
-
-def test_checks_of_calls_and_a_share_of_values_call_the_function(path: Path) -> None:
-    plan = planned(path, "right")
-    (function,) = plan.functions
-    plain = calls_of(function.optimized)
-    for check in ("stateless", "gradient_contract"):
-        assert AS_CALLED[check] == 1
-        assert judged(plan, PLAIN, check=check)[0].status == "pass"
-        assert plain
-        plain.clear()
-    contract = list(all_checks()["contract"].cells("standard", [function]))
-    share = sum(cell.asks_optimized for cell in contract) / len(contract)
-    assert 0.5 / AS_CALLED["contract"] < share < 2 / AS_CALLED["contract"]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.backends import registry
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.limits import Limits
-from attention_conformance.backends.prepared import ForwardOnly, PreparedCall
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
@@ -84,11 +82,6 @@ def test_a_limited_kernel_is_right_within_its_limits() -> None:
     assert {s.Lq < s.Lk for s in sizes} == {s.Lq > s.Lk for s in sizes} == {True, False}
 
 
-def test_a_fault_within_the_limits_is_found() -> None:
-    verdicts = judged(plan("ends_early", "limited.py", claim=SIZES, dtype=("f32",)), "values")
-    assert len(wrong(verdicts)) > 5
-
-
 @pytest.mark.parametrize(
     ("name", "claim", "checks"),
     [
@@ -132,13 +125,6 @@ def test_an_operation_without_a_derivative_is_asked_for_answers_alone(
         assert verdict.kind != REFUSED
 
 
-def test_tensorflow_says_that_an_operation_has_no_gradient() -> None:
-    tf = pytest.importorskip("tensorflow")
-    call = PreparedCall(lambda query: tf.raw_ops.Lu(input=query).lu, {"query": tf.eye(3)})
-    with pytest.raises(ForwardOnly, match="gradient registry has no entry for: Lu"):
-        registry.load("tf").vjp(call, ["query"], tf.eye(3))
-
-
 PLAIN = "sdpa/none/mha/f32/b2h4q5k7d8"
 
 
@@ -146,18 +132,14 @@ PLAIN = "sdpa/none/mha/f32/b2h4q5k7d8"
     ("message", "case", "claim"),
     [
         ("lengths must be a multiple of 16, got 5", PLAIN, "lengths_multiple_of=16"),
-        ("kv_seq_len=7 must be divisible by block_k=128", PLAIN, "lengths_multiple_of=128"),
         ("keys come in multiples of 16", "sdpa/none/mha/f32/b2h4q16k7d8", "lengths_multiple_of=16"),
         ("head size must be 64 or 128, got 8", PLAIN, "head_sizes=64,128"),
-        ("unsupported head_dim 8: use 64", PLAIN, "head_sizes=64"),
         ("sequences of at most 4 tokens", PLAIN, "max_length=4"),
         ("query and key must have the same length", PLAIN, "equal_lengths"),
         ("heads of query and key must match", "sdpa/none/gqa2/f32/b2h4q5k5d8", "equal_heads"),
         ("only float16 and bfloat16", PLAIN, "dtypes=bf16,f16"),
         ("a multiple of 16", "sdpa/none/mha/f32/b2h4q16k32d8", ""),
         ("head size must be a multiple of 16", PLAIN, ""),
-        ("heads of query and key must match", PLAIN, ""),
-        ("sequences of at most 99 tokens", PLAIN, ""),
         ("the size of tensor a (7) must be at dimension 3", PLAIN, ""),
         ("illegal memory access", PLAIN, ""),
     ],

@@ -67,35 +67,6 @@ def test_a_class_that_is_always_causal_is_asked_causal_cases_alone(classes: Any)
     assert "torch:CausalSelfAttention: always causal: only causal cases are asked" in report.notes
 
 
-def test_one_query_without_its_axis_is_asked_as_one(classes: Any) -> None:
-    report = judge_module(classes.AdditiveAttention, like="additive", checks=["values"])
-    assert asked(report)
-    assert all("/single" in case for case in asked(report))
-
-
-def test_masks_have_the_axes_that_the_layer_takes() -> None:
-    place = f"{FUNCTIONS / 'own_classes.py'}:MultiHeadedAttention"
-    layer = user_function(place, "multi-head")
-    assert layer.facts.mask_axes == 3
-    padded = "multi-head/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
-    assert verdict_of(layer, padded).status == "pass"
-    per_head = "multi-head/pad+bool.bhqk/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
-    assert verdict_of(layer, per_head).message == "the layer takes one mask for all heads"
-
-
-def test_masks_may_be_added_to_scores() -> None:
-    right, wrong = (
-        user_function(f"{FUNCTIONS / 'own_classes.py'}:{name}", "multi-head")
-        for name in ("AddedMask", "AddedToWeights")
-    )
-    assert "masks are numbers 0 and -inf, added to scores (B, 1, Lq, Lk)" in right.remarks
-    padded = "multi-head/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
-    assert verdict_of(right, padded).status == verdict_of(wrong, padded).status == "pass"
-    assert verdict_of(right, f"{padded}/head").status == "pass"
-    assert verdict_of(wrong, f"{padded}/head").kind == "value"
-    assert "added to scores" in str(right.missing(["raw-mask"]))
-
-
 def test_a_class_with_other_parameters_is_not_judged_enough(classes: Any) -> None:
     report = judge_module(classes.Gram, checks=["values", "contract"], raises=False)
     assert not report.passed
@@ -105,22 +76,7 @@ def test_a_class_with_other_parameters_is_not_judged_enough(classes: Any) -> Non
     assert "name them as in docs/layers.md, or add a method load_attention(parameters)" in note
 
 
-KERAS = FUNCTIONS / "own_keras_classes.py"
-
-
-ONE_HEAD = "multi-head/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self-attention/self/head"
 OWN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
-
-
-@pytest.mark.parametrize(("name", "status"), [("SelfAttention", "pass"), ("Unscaled", "fail")])
-def test_a_keras_layer_is_built_by_its_first_call(name: str, status: str) -> None:
-    layer = user_function(f"{KERAS}:{name}", "self-attention", "tf")
-    assert layer.facts.found == ("query_dense = query; key_dense = key; value_dense = value",)
-    assert layer.declared.dtypes == ("f32",)
-    assert verdict_of(layer, ONE_HEAD).status == status
-    assert "bfloat16" in str(layer.unsupported(Case.parse(ONE_HEAD.replace("f32", "bf16"))))
-    joined = user_function(f"{KERAS}:{name}", "multi-head", "tf")
-    assert verdict_of(joined, OWN.replace("h4q7k7d3", "h1q7k7d12")).status == status
 
 
 FLAX = (
@@ -185,8 +141,6 @@ def square(*names: str, order: str = "oi") -> dict[str, Variable]:
     [
         (square("wq.weight", "wk.weight", "wv.weight", "wo.weight"),
          "wq = query; wk = key; wv = value; wo = output", 1),
-        (square("fc_out.weight", "values.weight", "keys.weight", "queries.weight"),
-         "fc_out = output; values = value; keys = key; queries = query", 1),
         ({**square("to_q.weight", "to_out.0.weight"), "to_kv.weight": Variable((24, 12), "oi")},
          "to_q = query; to_out.0 = output; to_kv = key, value", 6),
         ({"in_proj_weight": Variable((36, 12)), "in_proj_bias": Variable((36,)),
@@ -204,8 +158,6 @@ def square(*names: str, order: str = "oi") -> dict[str, Variable]:
          "query = query; key = key; value = value; output = output", 1),
         # One too many, or one too few: what the rest does is not known.
         (square("wq", "wk", "wv", "wo", "gate"), "", 0),
-        ({**square("wq", "wk", "wv", "wo"), "norm.weight": Variable((12,))}, "", 0),
-        (square("wq", "wk"), "", 0),
         (square("wq", "wk", "wv"),
          "wq = query; wk = key; wv = value; no output projection: the suite adds one", 1),
     ],
@@ -216,15 +168,6 @@ def test_parameters_are_found_by_names_and_shapes(
     found = readings(variables, Case.parse(MULTI_HEAD))
     assert len(found) == count
     assert not found or found[0].text == first
-
-
-def test_units_that_are_alike_may_be_of_queries_or_keys() -> None:
-    layers = {"W1.kernel": (12, 16), "W2.kernel": (10, 16), "V.kernel": (16, 1), "W1.bias": (16,)}
-    variables = {name: Variable(shape, "io") for name, shape in layers.items()}
-    (one,) = readings(variables, Case.parse(ADDITIVE))
-    assert one.text == "W1 = query; W2 = key; V = score"
-    alike = {**variables, "W2.kernel": Variable((12, 16), "io")}
-    assert len(readings(alike, Case.parse(ADDITIVE.replace("e12.10", "e12.12")))) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.registry import UsageError, function_implementation
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
@@ -21,11 +20,9 @@ FUNCTIONS = Path(__file__).parent / "functions"
 PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 CAUSAL = PLAIN.replace("/none/", "/causal/")
 PADDED = PLAIN.replace("/none/", "/causal+pad/")
-NORMALISED = CAUSAL.replace("/self", "/qknorm/eps1e-06/self")
 DOUBLE = PLAIN.replace("f32", "f64")
 DROPPED = "multi-head/none/mha/f32/b32h2q4k4d8/e16.16.16.16/self"
 NORM = "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/self"
-POLARITY = "elect/multi-head/mask-polarity/f32"
 
 OWN = '''
 import torch
@@ -71,12 +68,6 @@ class Leaky(Free):
     def forward(self, x, causal=False, valid=None):
         return super().forward(x, causal and valid is None, valid)
 
-class Placed(Free):
-    """Positions are known to it."""
-    def forward(self, x, causal=False, valid=None):
-        place = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
-        return super().forward(x + place[:, None], causal, valid)
-
 class TwoArrays(nn.Module):
     def __init__(self, query_width):
         super().__init__()
@@ -121,30 +112,6 @@ class Dropping(Loaded):
     def dropped(self, weights):
         return nn.functional.dropout(weights, self.rate, self.training)
 
-class Unscaled(Dropping):
-    def forward(self, x, causal=False, valid=None):
-        kept, self.rate = self.rate, 0.0
-        out = super().forward(x, causal, valid)
-        self.rate = kept
-        return out * (torch.rand_like(out) < 1 - kept) if self.training else out
-
-class Normalising(Loaded):
-    def __init__(self, query_width, heads, qk_norm=False, epsilon=0.0):
-        super().__init__(query_width, heads)
-        sizes = [query_width // heads] * 2 if qk_norm else []
-        self.norms = nn.ModuleList(nn.LayerNorm(D, eps=epsilon, bias=False) for D in sizes)
-
-    def load_attention(self, p):
-        super().load_attention(p)
-        for name, norm in zip(("query", "key"), self.norms):
-            norm.weight.data = p[f"{name}_gain"]
-
-    def projected(self, x):
-        q, k, v = super().projected(x)
-        if self.norms:
-            q, k = (norm(t) for norm, t in zip(self.norms, (q, k)))
-        return q, k, v
-
 class Norm(nn.Module):
     def __init__(self, query_width, epsilon=1e-5):
         super().__init__()
@@ -171,16 +138,6 @@ class Misspelt(Free):
     def forward(self, x, is_casual=False):
         return super().forward(x, is_casual)
 
-class MasksByHead(Loaded):
-    # Masks of rank 4 alone are read.
-    def forward(self, x, mask=None):
-        B, L, E = x.shape
-        q, k, v = self.projected(x)
-        s = q @ k.transpose(-1, -2) / (E // self.heads) ** 0.5
-        if mask is not None:
-            shown = [mask[:, n if mask.shape[1] > 1 else 0] for n in range(self.heads)]
-            s = s.masked_fill(~torch.stack(shown, 1), -torch.inf)
-        return self.out((s.softmax(-1) @ v).transpose(1, 2).reshape(B, L, E))
 '''
 
 
@@ -211,21 +168,15 @@ def user_layer(backend: Any, own: Path, name: str) -> Any:
         ("Free", "future", PADDED, "pass", ""),
         ("Leaky", "future", CAUSAL, "pass", ""),
         ("Leaky", "future", PADDED, "fail", "leak"),
-        ("Placed", "key_permutation", DOUBLE, "fail", "unequal"),
         ("Unbiased", "values", PLAIN, "unsupported", "load_attention never reads query_bias"),
         ("Unbiased", "values", CAUSAL.replace("/self", "/nobias/self"), "pass", ""),
         ("Folded", "values", PLAIN, "pass", ""),
         ("Folded", "stateless", PLAIN, "fail", "stale: after parameters were changed in place"),
         ("Loaded", "stateless", PLAIN, "pass", ""),
         ("Dropping", "dropout", DROPPED, "pass", ""),
-        ("Unscaled", "dropout", DROPPED, "fail", ""),
         ("Loaded", "dropout", DROPPED, "unsupported", ""),
-        ("Normalising", "values", PLAIN, "pass", ""),
-        ("Normalising", "values", NORMALISED, "pass", ""),
-        ("Loaded", "values", NORMALISED, "unsupported", ""),
         ("Norm", "values", NORM, "pass", ""),
         ("Tuned", "values", PLAIN, "pass", ""),
-        ("MasksByHead", "election", POLARITY, "pass", ""),
     ],
 )
 def test_a_layer_is_judged_by_what_it_takes(
@@ -255,15 +206,6 @@ def test_what_cannot_be_a_layer_says_why(
         user_layer(torch_backend, own, name)
 
 
-def test_what_a_layer_does_not_take_is_lacking(torch_backend: Any, own: Path) -> None:
-    declared = user_layer(torch_backend, own, "Loaded").declared
-    lacks = declared.refusals
-    assert lacks["grouped-heads"] == "the factory has no parameter key_heads"
-    assert lacks["mask"] == "the layer has no parameter mask"
-    assert lacks["cross"] == "the layer takes one array"
-    assert "native-causal" in declared.features
-
-
 def test_a_layer_without_biases_is_asked_every_case_without_them(
     torch_backend: Any, own: Path
 ) -> None:
@@ -278,12 +220,6 @@ def test_a_layer_without_biases_is_asked_every_case_without_them(
     supported_cells = [c for c in cells if c.check.unsupported(c.implementation, c.case) is None]
     of_layer = sum(c.implementation is layer for c in supported_cells)
     assert of_layer > 0.8 * (len(supported_cells) - of_layer) > 10
-
-
-def test_knobs_and_attributes_of_a_layer_are_its_own(torch_backend: Any, own: Path) -> None:
-    layer = user_layer(torch_backend, own, "Tuned")
-    assert layer.remarks == ("never passed, so that the default is judged: block",)
-    assert layer.declared.limits == Limits()
 
 
 def test_a_layer_is_told_what_it_names_and_which_parameter_adds_cells() -> None:

@@ -13,7 +13,6 @@ import pytest
 from attention_conformance.report import Report
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
-from attention_conformance.suite.records.findings import manifests
 from attention_conformance.suite.report.frames import facts_of, measurements
 from attention_conformance.suite.report.kinds import CONFORMANCE, conformance_frames
 from attention_conformance.suite.report.overview import overview
@@ -118,28 +117,6 @@ def test_the_sentences_say_what_is_wrong_and_what_changed(again: str, counts: st
     assert sentences[-1] == (
         f"Since the first of the records: {counts} failures, 0 fixed, of 1 cells that were asked again."
     )
-
-
-def test_a_known_failure_cites_its_cause_and_its_finding() -> None:
-    backend, known, finding = next(
-        (backend, entry, finding)
-        for backend, (findings, entries) in manifests().items()
-        for entry in entries
-        for finding in findings
-        if entry.finding == finding.name
-        and "*" not in "".join((*entry.implementation, *entry.check))
-    )
-    named = cell(
-        known.case[0].replace("*", "x"), f"{backend}:{known.implementation[0]}", "known",
-        check=known.check[0], message=f"[{known.cause}]",
-    )  # fmt: skip
-    (row,) = rows_of(run(named)).values()
-    (failure,), (found,) = row["items"]["failing cells"], row["items"]["findings behind them"]
-    assert failure["texts"][1:] == [
-        f"Cause: {known.cause}. {known.issue}", f"Finding: {finding.name}",
-    ]  # fmt: skip
-    assert found["script"] == finding.reproduction
-    assert found["texts"] == [finding.text, f"Upstream: {finding.state}. {finding.issue}"]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Processes: children end at their limit, and say where they stood. What a call leaves of its process is
-restored and said, and what the process lacks is one sentence."""
+restored and said, and what the process lacks is one sentence. A death in the trial call of a person's
+function is said to be one."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.backends.protocol import TimeOver
+from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.run import process
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
 from tests.processes import ROOT, python, run
 from tests.test_runs import FEW, ISOLATED, judged, usage
 from tests.unruly import LEAKS
@@ -67,17 +71,6 @@ def wait_for_end(pid: int, seconds: float = 30.0) -> None:
         while " Z " not in (status := Path(f"/proc/{pid}/stat").read_text()):
             assert time.monotonic() < until, status
             time.sleep(0.1)
-
-
-def test_where_the_watchdog_ended_a_process() -> None:
-    assert process.place_in("") == process.place_in("Timeout in a message\n") == ""
-    stacks = (
-        "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
-        '  File "/a/other.py", line 3 in wait\n'
-        "\nThread 0x2 (most recent call first):\n"
-        '  File "/a/kernel.py", line 7 in hang\n  File "/a/b.py", line 9 in main\n'
-    )
-    assert process.place_in(stacks) == "it ran too long, in hang (kernel.py:7)"
 
 
 def test_a_limit_ends_what_waits() -> None:
@@ -171,3 +164,43 @@ def test_what_holds_the_end_of_a_run_is_ended_and_named(tmp_path: Path) -> None:
     assert out.returncode == 0, out.stdout + out.stderr
     assert "held the process for" in out.stderr
     assert "in hold (holds.py:" in out.stderr or "in wait (threading.py:" in out.stderr
+
+
+@pytest.mark.parametrize(("name", "words", "how"), [
+    ("ends_the_process", (), "it ended with exit code 0, unasked"),
+    ("is_killed", (), "it died of SIGSEGV"),
+    ("is_killed", ISOLATED, "an exit, a signal, or a crash of what it called"),
+    ("holds_the_lock", (), "in holds_the_lock"),
+    ("holds_the_lock", ISOLATED, "it ran too long, in holds_the_lock (faulty.py:"),
+])  # fmt: skip
+def test_a_death_in_the_trial_call_is_said_to_be_one(
+    tmp_path: Path, name: str, words: tuple[str, ...], how: str
+) -> None:
+    pytest.importorskip("torch")
+    function = f"{ROOT / 'tests' / 'functions' / 'faulty.py'}:{name}"
+    results = tmp_path / "r.jsonl"
+    asked = ("--backend=torch", f"--function={function}", "--cell-timeout=1")
+    out = run(*FEW, *asked, f"--results={results}", *words)
+    assert out.returncode == process.DIED
+    case = "sdpa/none/mha/f32/b2h3q5k7d8"
+    said = out.stdout + out.stderr
+    assert f"function {function!r} killed the process in its trial call on {case}: " in said
+    assert how in said
+    assert not results.exists()
+
+
+TRACED = """
+import jax
+kept = []
+def attention(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False):
+    jax.jit(lambda x: kept.append(x) or x)(query)
+    return kept[-1]
+"""
+
+
+def test_a_tracer_is_no_answer(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    path = tmp_path / "traced.py"
+    path.write_text(TRACED)
+    with pytest.raises(UsageError, match=r"got jax\.\S*Tracer, which cannot be read"):
+        Plan.make(Options(("jax",), function=(f"{path}:attention",)))

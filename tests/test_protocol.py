@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.backends import registry
 from attention_conformance.backends._numpy.backend import NumpyBackend
-from attention_conformance.backends.declared import ATTENTION_FEATURES, LAYER_FEATURES, checked_name
+from attention_conformance.backends.declared import ATTENTION_FEATURES, checked_name
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import (
-    Backend,
     DeclarationError,
     Declared,
     DeclaredRounding,
@@ -22,7 +20,6 @@ from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import WORDS
-from attention_conformance.suite.spec.vocabulary import DEVICES
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
 
@@ -79,25 +76,6 @@ def test_a_feature_that_nobody_declared_is_not_asked() -> None:
     assert told().missing(["scale"]) == "does not declare scale (an explicit scale)"
 
 
-def test_what_is_refused_is_no_feature_and_says_why() -> None:
-    declared = Declared(features=ATTENTION_FEATURES, refusals={"softcap": "has no softcap"})
-    assert "softcap" not in declared.features
-    assert Told(NumpyBackend(), declared=declared).missing(["scale", "softcap"]) == "has no softcap"
-    again = declared.taking("softcap", "sinks")
-    assert {"softcap", "sinks"} <= again.features
-    assert "softcap" not in again.refusals
-    assert again.refusing({"sinks": "none"}).refusals["sinks"] == "none"
-
-
-def test_dropout_is_a_feature_where_it_is_declared() -> None:
-    without = Declared(features=LAYER_FEATURES)
-    assert without.refusals["dropout"] == "has no dropout"
-    assert "dropout" in without.but(dropout="elements").features
-    assert "dropout" not in without.but(dropout="elements").but(dropout="").features
-    other = without.refusing({"dropout": "takes another path"}).but(dropout="shared")
-    assert other.refusals["dropout"] == "takes another path"
-
-
 def test_elsewhere_than_on_the_cpu_nothing_verified_there_is_declared() -> None:
     declared = Declared(
         numerics="fused",
@@ -115,22 +93,6 @@ def test_elsewhere_than_on_the_cpu_nothing_verified_there_is_declared() -> None:
     assert Told(NumpyBackend(), declared=declared).elected("no-keys", F32) == "zeros"
 
 
-def test_answers_and_classes_are_read_by_dtype() -> None:
-    implementation = told(
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "eager"},
-        elections={"no-keys": {"f32": "nan"}, "nan-in-query": "zeros"},
-    )
-    f16 = find("sdpa/none/mha/f16/b1h1q1k1d1").dtype
-    assert implementation.numerics_for(f16) == "eager"
-    assert [implementation.elected("no-keys", x) for x in (F32, f16)] == ["nan", None]
-    assert implementation.elected("nan-in-query", f16) == "zeros"
-    with pytest.raises(KeyError):
-        implementation.elected("no-such-question", F32)
-    assert told(dtypes=("f32",)).unsupported(find("sdpa/none/mha/f16/b1h1q1k1d1")) == (
-        "dtype float16 is not supported"
-    )
-
-
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", "a@b", "größe", "a\n"])
 def test_names_that_ids_and_command_lines_cannot_hold_are_refused(name: str) -> None:
     with pytest.raises(DeclarationError, match="a name has one character or more, all of them"):
@@ -142,20 +104,3 @@ def test_names_that_ids_and_command_lines_cannot_hold_are_refused(name: str) -> 
     Named.name = name
     with pytest.raises(DeclarationError, match="cannot be the name of a backend"):
         Named()
-
-
-@pytest.mark.parametrize("name", registry.registered())
-def test_backends_are_judged_on_devices_that_can_be_asked_for(name: str) -> None:
-    """The first, or all: which ones there are is said once."""
-    devices = registry.kind_of(name).devices
-    assert devices == DEVICES[:1] or devices is DEVICES
-
-
-def test_a_manifest_lies_beside_the_module_of_its_backend() -> None:
-    class Mine(NumpyBackend):
-        name = "mine"
-
-    assert Mine().expectations.name == "mine.toml"
-    assert Mine().expectations.parent.name == "tests"
-    backend: Backend = registry.load("numpy")
-    assert not backend.expectations.exists(), "the control has no known failures"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from attention_conformance import (
     AttentionFailure,
     UsageError,
     check_attention,
-    judge_module,
     parametrize_attention,
 )
 from attention_conformance.suite.records import cells as records
@@ -24,23 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 torch = pytest.importorskip("torch")
 
 
-def right(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
+def right(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
     return torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
+        query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
     )
 
 
@@ -139,33 +123,9 @@ def test_what_is_called_is_asked_what_it_takes(thing: Any) -> None:
     assert {type(thing).__name__} == set(report.table["implementation"])
 
 
-def test_manifests_are_as_strict_as_on_the_command_line(tmp_path: Path) -> None:
-    manifest = tmp_path / "mine.toml"
-    manifest.write_text(
-        '[[expect]]\nimplementation = ["nobody"]\ncheck = ["values"]\ncase = ["*"]\n'
-        'kind = "value"\nmessage = "."\ncause = "x"\nissue = "none found"\nversions = ["torch>=2"]\n'
-    )
-    with pytest.raises(UsageError, match="no entry names a function that is judged"):
-        check_attention(right, checks=["values"], expect=[manifest])
-
-
 def test_nothing_that_is_asked_is_an_error() -> None:
     with pytest.raises(UsageError, match="supports none of the selected cells"):
         parametrize_attention(right, checks=["dropout"], dtypes=("f32",))
-
-
-def test_a_layer_is_judged_by_its_factory() -> None:
-    class Layer(torch.nn.Module):
-        def __init__(self, query_width: int, heads: int) -> None:
-            super().__init__()
-            self.inner = torch.nn.MultiheadAttention(query_width, heads, batch_first=True)
-
-        def forward(self, x: Any) -> Any:
-            return self.inner(x, x, x, need_weights=False)[0]
-
-    report = judge_module(Layer, checks=["contract", "key_permutation"])
-    assert report.passed
-    assert set(report.table["operator"]) == {"multi-head"}
 
 
 @pytest.mark.parametrize(
@@ -175,12 +135,8 @@ def test_a_layer_is_judged_by_its_factory() -> None:
         ({"level": "tiny"}, "unknown level 'tiny'"),
         ({"checks": ["valuess"]}, "unknown check 'valuess'; valid: "),
         ({"head_size": 64}, "unknown option 'head_size'; did you mean 'head_sizes'"),
-        ({"scale": math.nan}, "unknown option 'scale'; did you mean 'scales'"),
-        ({"scales": (math.nan, 1)}, "the smallest and the largest one, got"),
-        ({"max_length": 0}, "max_length: expected a whole number from 1 on, got 0"),
         ({"backend": None}, "backend: expected a name such as 'torch', got None"),
         ({"numerics": "half"}, "unknown numerics"),
-        ({"elect": {"minus-inf-row": "ones"}}, "ones"),
         ({"like": "decoder"}, "unknown"),
         ({"name": ""}, "expected one letter or more"),
         ({"timeout": -1.0}, "must not be negative"),

@@ -18,13 +18,11 @@ from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import (
     Backend,
-    DeclarationError,
     Implementation,
 )
-from attention_conformance.backends.registry import load
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.deviations.kernels.attention import Kernel
-from attention_conformance.suite.judge import elections, leaks
+from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.judge import judge
@@ -34,12 +32,10 @@ from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.dtypes import DTYPES
-from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import OPTIMIZED
 from tests.miniatures import Miniature, Miniatures
-from tests.runtimes import of, verdict_of
+from tests.runtimes import of
 
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 
@@ -167,15 +163,6 @@ def test_what_the_first_run_left_behind_or_what_died_in_it_fails_the_cell(tmp_pa
     assert "an object raised ValueError" in verdict.message
 
 
-def test_what_is_not_declared_is_observed_of_programs_as_people_compile_them() -> None:
-    for declared, quick in ({}, False), ({"fully-masked-row": "zeros"}, True):
-        backend = Hasty()
-        (implementation,) = planned(backend).implementations
-        implementation.declared = replace(implementation.declared, elections=declared)
-        elections.observe("fully-masked-row", implementation, DTYPES["f32"])
-        assert {*backend.calls} == {quick}
-
-
 @pytest.fixture(scope="module")
 def backend() -> Any:
     pytest.importorskip("jax")
@@ -202,17 +189,6 @@ def test_a_share_of_values_is_compiled_as_people_do(backend: Any) -> None:
     cell = Cell(all_checks()["values"], case, plan.implementations[0])
     judge(cell, plan.policy(cell))
     assert {*own.calls} == {False}
-
-
-def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
-    plan = planned(backend, mode="all")
-    for implementation in plan.implementations:
-        assert (implementation.optimized is None) == (implementation.mode == "compiled")
-    assert backend.quick().options
-    assert not backend.options
-    assert Options(("jax",)).compiles_quickly
-    for options in ({"mode": "compiled"}, {"optimized": True}, {"isolate": True}):
-        assert not Options(("jax",), **options).compiles_quickly
 
 
 CASE = "sdpa/none/mha/f32/b2h3q11k9d6"
@@ -283,22 +259,3 @@ def test_verdicts_are_those_of_the_cell_alone(make: Callable[[Function], Functio
     alone = [verdicts_of(compiled(CompilingBackend(make)), one)[0] for one in pairs]
     assert [replace(v, seconds=0) for v in together] == [replace(v, seconds=0) for v in alone]
     assert together[3].status == "fail"
-
-
-def test_only_the_compiled_have_the_sign_in_their_names() -> None:
-    inner = CompilingBackend().implementations()[0]
-    with pytest.raises(DeclarationError, match="'once@more' cannot be the name of a compiler"):
-        Compiled(inner, "once@more")
-    with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
-        type(inner)(inner.backend, "a@b")
-
-
-@pytest.mark.parametrize(
-    "token", [f.option.write(True) for f in FEATURES.values() if f.option and (f.axes or f.outputs)]
-)
-def test_a_twin_for_rewrites_refuses_what_it_does_not_compute(token: str) -> None:
-    pytest.importorskip("torch")
-    (twin,) = load("torch").only_compiled()
-    assert verdict_of(twin, CASE).status == "pass"
-    case = Case.parse(f"{CASE}/{token}")
-    assert verdict_of(twin, case).status == "unsupported"

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.rows import cell, run
-
 pytest.importorskip("torch")
 yaml = pytest.importorskip("yaml")
 
@@ -91,33 +89,6 @@ def test_the_action_judges_a_function(name: str, code: int, word: str, tmp_path:
     assert not (folder / "mine.svg").exists(), "a run of few cells has no badge"
     records = (folder / "mine.jsonl").read_text("utf-8")
     assert '"claim": ["head_sizes=8", "value_sizes=8"]' in records.partition("\n")[0]
-
-
-def test_the_action_judges_a_function_that_nobody_trusts(tmp_path: Path) -> None:
-    (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
-    inputs = {"untrusted": "true", "seed": "77", "forbid": "torch.tanh,torch.erf"}
-    code, _ = acted(
-        tmp_path, backend="torch", function="kernels.py:launches", arguments=FEW, **inputs
-    )
-    assert code == 0
-    folder = tmp_path / "attention"
-    header = json.loads((folder / "attention.jsonl").read_text("utf-8").partition("\n")[0])
-    asked = header["options"]
-    assert (asked["untrusted"], asked["seed"]) == (True, 77)
-    assert asked["forbid"] == [inputs["forbid"]]
-    place = ACTION["outputs"]["verdict"]["value"].replace("${{ runner.temp }}", str(tmp_path))
-    verdict = Path(place.replace("${{ inputs.name }}", "attention"))
-    assert json.loads(verdict.read_text("utf-8"))["seed"] == 77
-
-
-def test_a_whole_run_has_a_badge(tmp_path: Path) -> None:
-    folder = tmp_path / "attention"
-    folder.mkdir()
-    run(cell("sdpa/none/mha/f32/b2h3q17k23d8")).save(folder / "attention.jsonl")
-    step = ACTION["runs"]["steps"][3]
-    done = shell(step["run"], tmp_path, FOLDER=str(folder), NAME="attention")
-    assert done.returncode == 0, done.stderr
-    assert (folder / "attention.svg").read_text("utf-8").startswith("<svg")
 
 
 def test_the_summary_says_why_a_run_never_began(tmp_path: Path) -> None:

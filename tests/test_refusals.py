@@ -1,29 +1,25 @@
 """A person's function refuses a case by NotImplementedError, or by an error of validation that names an
-argument. Any other error is a failure, also where the field elects to raise."""
+argument. Any other error is a failure, also where the field elects to raise. Custom operators are asked
+torch's own rules."""
 
 from __future__ import annotations
 
 import inspect
 from itertools import count
-from typing import Any
 
 import pytest
 
+from attention_conformance.backends import registry
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.compilers import compiled_forms
-from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge import refusal
-from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.diagnose import diagnose
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
-from attention_conformance.suite.spec.catalogue import find
-from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import REFUSED
-from tests.functions import partly
-from tests.miniatures import Miniature, Miniatures
+from tests.functions import operators, partly
 from tests.runtimes import verdict_of
 
 torch = pytest.importorskip("torch")
@@ -77,9 +73,7 @@ def len3(query, key, value):  # type: ignore[no-untyped-def]
 
 
 ALIGNMENT = ("election", "elect/causal-alignment/f32")
-CROSS = ("values", "sdpa/causal/mha/f32/b2h3q5k7d8")
 VALUE_SIZE = ("election", "elect/value-size/f32")
-WIDE = ("values", "sdpa/none/mha/f32/b2h3q5k7d8v10")
 
 
 def test_an_accident_is_no_election() -> None:
@@ -89,22 +83,6 @@ def test_an_accident_is_no_election() -> None:
         "; only NotImplementedError, or a ValueError or TypeError that names an argument (query, "
     )
     assert rule in verdict.message
-
-
-@pytest.mark.parametrize(
-    ("name", "election", "asked"),
-    [
-        ("square_mask_validated", ALIGNMENT, CROSS),
-        ("output_like_query_validated", VALUE_SIZE, WIDE),
-    ],
-)
-def test_validation_is_an_election(
-    name: str, election: tuple[str, str], asked: tuple[str, str]
-) -> None:
-    verdict = judged(name, *election)
-    assert (verdict.status, verdict.measured.observed) == ("pass", "raises")
-    refused = judged(name, *asked)
-    assert (refused.status, refused.kind) == ("unsupported", "refused")
 
 
 @pytest.mark.parametrize(
@@ -134,30 +112,6 @@ def test_a_variation_may_be_refused() -> None:
     assert (verdict.status, verdict.kind) == ("unsupported", "refused")
 
 
-class CrashesBesideAMask(Miniature):
-    """A third-party implementation whose mask breaks, and which declares no elections."""
-
-    declared = Miniature.declared.but(elections={})
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain = super().prepare(inputs)
-
-        def crash(**arguments: object) -> object:
-            raise RuntimeError("a mask of the wrong shape")
-
-        return plain if inputs.mask_array is None else PreparedCall(crash, plain.arguments)
-
-
-@pytest.mark.parametrize(
-    ("elections", "status"), [({}, "fail"), ({"fully-masked-row": "raises"}, "pass")]
-)
-def test_a_backend_declares_what_it_raises(elections: dict[str, str], status: str) -> None:
-    implementation = CrashesBesideAMask(Miniatures())
-    implementation.declared = implementation.declared.electing(elections)
-    verdict = verdict_of(implementation, "elect/fully-masked-row/f32", "election")
-    assert verdict.status == status, verdict.message
-
-
 @pytest.mark.parametrize(
     ("name", "check", "case", "verdict"),
     [
@@ -175,22 +129,41 @@ def test_a_compiled_function_refuses_by_the_same_errors(
     assert (got.status, got.kind) == verdict, got.message
 
 
-def test_a_maximum_of_no_keys_is_told_the_line_that_mends_it() -> None:
-    backend, source = load("torch"), inspect.getsource(partly.of_the_largest)
-    implementation = backend.function(partly.of_the_largest, "largest", Claims())
-    no_keys = [find("elect/no-keys/f16"), find("elect/no-keys/f32")]
-    failing = [Cell(all_checks()["election"], case, implementation) for case in no_keys]
-    assert {judge(cell).kind for cell in failing} == {"raised"}
-    (one,) = diagnose(implementation, failing, [])
-    assert one.sentence == (
-        "Without keys (key.shape[2] is 0) the function raises IndexError: amax(): Expected reduction dim "
-        "-1 to have non-zero size, expected zeros, NaN or NotImplementedError."
-    )
-    line = one.hint.split("`")[1]
-    assert line == "if key.shape[2] == 0: raise NotImplementedError('no keys')"
-    mended: dict[str, Any] = {"torch": torch}
-    exec(source.replace("    scores = q", f"    {line}\n    scores = q", 1), mended)
-    function = backend.function(mended["of_the_largest"], "mended", Claims())
-    assert verdict_of(function, no_keys[1], "election").kind == REFUSED
-    elsewhere = "sdpa/causal/mha/f32/b2h3q17k23d8"
-    assert verdict_of(function, elsewhere).status == "pass"
+def handed_over(name: str) -> Implementation:
+    function = getattr(operators, name)
+    return registry.callable_implementation(registry.load("torch"), function, name, {})[0]
+
+
+def verdicts_of_operator(name: str, check: str = "registration") -> list[Verdict]:
+    cells = all_checks()[check].cells("smoke", [handed_over(name)])
+    return [judge(cell) for cell in cells if check == "registration" or "f32" in cell.case.id]
+
+
+@pytest.mark.parametrize("name", ["forward_only", "packet", "overload"])
+def test_parameters_are_those_of_the_schema(name: str) -> None:
+    operator = handed_over(name)
+    signature = inspect.signature(getattr(operators, name))
+    assert str(signature) == "(query, key, value, is_causal=False)"
+    assert operator.missing(["native-causal"]) is None
+    assert operator.missing(["bias"]) == "the function has no parameter attn_mask"
+    found = {v.status for v in verdicts_of_operator(name, "values")}
+    assert found == {"pass", "unsupported"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("without_fake", ("test_faketensor: its fake function (register_fake) is missing",)),
+        (
+            "query_shaped",
+            ("test_faketensor: its fake function (register_fake) is missing, or says",),
+        ),
+        ("broken_backward", ("test_aot_dispatch_dynamic: traced with symbolic sizes it",)),
+        ("writes", ("test_schema: its schema does not say which arguments it writes to",)),
+    ],
+)
+def test_broken_rules_are_named(name: str, rules: tuple[str, ...]) -> None:
+    first = verdicts_of_operator(name)[0]
+    assert (first.status, first.kind) == ("fail", "registration")
+    for rule in rules:
+        assert rule in first.message

@@ -114,27 +114,6 @@ def test_the_matrix_has_the_newest_run_and_the_page_has_all() -> None:
         assert re.findall("<td>(.*?)</td>", row) == entries
 
 
-def test_the_newest_run_may_come_in_parts() -> None:
-    """Parts of one run, of which a cell was asked twice, beside an older run of other cells."""
-    one, two = cell("sdpa/none/mha/f32/b1h1q1k1d8"), cell("sdpa/none/mha/f32/b1h1q1k2d8")
-    gone, worse = cell("sdpa/none/mha/f32/b1h1q1k3d8"), replace(one, status="fail")
-    parts = {
-        "old": (gone, "a", "1"),
-        "1": (one, "b", "3"),
-        "2": (two, "b", "2"),
-        "3": (worse, "b", "4"),
-    }
-    given = [
-        run(each, source=f"{name}.jsonl", digest=digest, started=started)
-        for name, (each, digest, started) in parts.items()
-    ]
-    newest = newest_cells(conformance_frames(given)["cells"])
-    assert dict(zip(newest["case"], newest["status"], strict=True)) == {
-        one.case: "fail", two.case: "pass"
-    }  # fmt: skip
-    assert newest["label"].to_list() == ["torch:sdpa", "torch:sdpa"]
-
-
 def test_paths_of_pages_are_harmless_and_differ() -> None:
     labels = ["torch:a/../../b", "torch:a b", "torch:A-b", "torch:<script>", "torch:" + "x" * 300]
     paths = _paths(labels)

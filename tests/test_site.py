@@ -1,4 +1,4 @@
-"""The site: it builds strictly, every finding has its entry, links lead somewhere, nothing is fetched."""
+"""The site: it builds strictly, every finding has its entry, and nothing is fetched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -37,21 +37,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """What a page says: its links, the ids that links can name, what it loads, and its text."""
+    """What a page says: its links, what it loads, and its text."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.links: list[str] = []
-        self.ids: set[str] = set()
         self.loaded: list[str] = []
         self.words: list[str] = []
-        self.formulas = 0
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = {name: value or "" for name, value in attrs}
-        self.ids.add(attributes.get("id", ""))
-        self.formulas += tag == "math"
         if tag == "a" and "href" in attributes:
             self.links.append(attributes["href"])
         if tag in ("script", "img", "iframe", "source") and "src" in attributes:
@@ -82,34 +78,11 @@ def test_every_finding_has_an_entry_with_its_script(site: Path, pages: dict[Path
         assert f"{finding.owner}.html#{finding.name}" in index.links
 
 
-def test_links_lead_to_pages_and_anchors(site: Path, pages: dict[Path, Page]) -> None:
-    checked = 0
-    for path, page in pages.items():
-        for link in page.links:
-            parts = urlsplit(link)
-            if parts.scheme or link in ("#", ""):
-                continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            assert target.is_file(), f"{path.name}: {link}"
-            if parts.fragment and target in pages:
-                assert unquote(parts.fragment) in pages[target].ids, f"{path.name}: {link}"
-            checked += 1
-    assert checked > 1000
-    readme = pages[site / "index.html"]
-    assert {"start.html", "findings/index.html", "quickstart.html"} <= set(readme.links)
-
-
 def test_nothing_is_fetched(site: Path, pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         assert not [url for url in page.loaded if urlsplit(url).netloc], path
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", sheet.read_text("utf-8"))
-
-
-def test_formulas_are_drawn_without_a_script(site: Path, pages: dict[Path, Page]) -> None:
-    page = pages[site / "bounds.html"]
-    assert page.formulas > 50
-    assert not re.search(r"\$|\\[a-z]{2}", page.text)
 
 
 def test_the_notebook_is_executed_and_kept_without_outputs(pages: dict[Path, Page]) -> None:

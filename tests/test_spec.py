@@ -1,5 +1,5 @@
 """Spec: ids and cases determine each other, levels nest and have a table that explains them, covering
-arrays cover; masks are what their tokens say, and a block of a mask is the block of its dense form."""
+arrays cover; a block of a mask is the block of its dense form (what masks say, frozen bounds see)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pytest
 
-from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import Selection, cases_of, find
+from attention_conformance.suite.spec.catalogue import Selection, cases_of
 from attention_conformance.suite.spec.covering import Row, Tuple, feasible, pairs_of
 from attention_conformance.suite.spec.levels import DTYPES_AT, SHARES, Covering
 from attention_conformance.suite.spec.masks import (
     Boolean,
     Causal,
-    Padding,
-    Segments,
     Tree,
     parse_mask,
 )
 from attention_conformance.suite.spec.operator import Operator
-from attention_conformance.suite.spec.operators import OPERATORS, WORDS, sdpa_cases, sdpa_paths
+from attention_conformance.suite.spec.operators import OPERATORS, WORDS, sdpa_cases
 from attention_conformance.suite.spec.sizes import PairIndex, Sizes
 from attention_conformance.suite.spec.vocabulary import LEVELS
 
@@ -97,27 +94,6 @@ def not_shown(rows: Iterable[Row], tuples: Iterable[Tuple]) -> list[Tuple]:
     return [each for each in tuples if not any(set(each) <= row.items() for row in rows)]
 
 
-def test_classes_of_sizes_are_covered_in_threes() -> None:
-    array = sdpa_paths.BY_MASK
-    assert array.targets is not None
-    assert {3} <= {len(target) for target in array.targets}
-    tuples = feasible(array.axes, array.valid, array.targets)
-    assert not not_shown(array.rows, tuples)
-    assert [each for each in tuples if not_shown(array.rows[:-1], [each])], "no row is spare"
-
-
-def test_members_of_classes_are_asked_in_small_problems() -> None:
-    cases = [Case.parse(x) for of in ("forward", "backward") for x in sdpa_paths.ids(of)]
-    sizes = [case.sizes for case in cases]
-    large = [s for s in sizes if s.B * s.H * s.Lq * s.Lk > sdpa_paths.SCORES]
-    assert all(s.B >= 8 and s.H == 33 for s in large), "as small as many samples and heads are"
-    for name in ("Lq", "Lk", "B", "D"):
-        members = {m for of in sdpa_paths.SIZES[name].values() for m in of}
-        assert members == {getattr(s, name) for s in sizes}
-    masks = {m for of in sdpa_paths.MASKS.values() for m in of}
-    assert masks == {case.mask_token for case in cases}
-
-
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
@@ -180,48 +156,7 @@ def test_every_row_of_the_table_is_used() -> None:
     assert {f"share {name}" for name in SHARES} <= reasons
 
 
-def test_every_case_has_a_reason_and_keeps_its_place_at_later_levels() -> None:
-    for selection in selections():
-        smoke, standard, full = (selection(level) for level in LEVELS)
-        assert {*smoke} <= {*standard} <= {*full}
-        assert all(selection.why("full").values())
-
-
-@pytest.mark.parametrize("case_id", ["elect/no-keys/f32", "bad/heads-do-not-divide/f32"])
-def test_probes_have_a_reason_too(case_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--why", case_id]) == 0
-    checks = [line for line in capsys.readouterr().out.splitlines() if " since " in line]
-    assert checks
-    assert all(line.endswith(find(case_id).why) for line in checks)
-
-
-def by_loops(sizes: Sizes, rule: Callable[[int, int, int, int], bool]) -> np.ndarray:
-    out = np.zeros((sizes.B, sizes.H, sizes.Lq, sizes.Lk), bool)
-    for b, h, q, k in np.ndindex(out.shape):
-        out[b, h, q, k] = rule(b, h, q, k)
-    return out
-
-
 S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
-
-
-@pytest.mark.parametrize(
-    ("token", "rule"),
-    [
-        ("causal", lambda b, h, q, k: k <= q),
-        ("causalbr", lambda b, h, q, k: k <= q - 2),
-        ("win2.0", lambda b, h, q, k: q - 2 <= k <= q),
-        ("win0.3", lambda b, h, q, k: q <= k <= q + 3),
-        ("winx.1", lambda b, h, q, k: k <= q + 1),
-        ("prefix3orcausal", lambda b, h, q, k: k < 3 or k <= q),
-        ("causal+win1.x", lambda b, h, q, k: q - 1 <= k <= q),
-    ],
-)
-def test_masks_mean_what_they_say(token: str, rule: Callable[..., bool]) -> None:
-    mask = parse_mask(token)
-    assert mask is not None
-    assert mask.token == token
-    assert np.array_equal(np.broadcast_to(mask.dense(S), (3, 2, 7, 5)), by_loops(S, rule))
 
 
 def test_trees_attend_their_paths_and_all_keys_before() -> None:
@@ -241,48 +176,6 @@ def test_trees_attend_their_paths_and_all_keys_before() -> None:
         assert np.array_equal(chain, Causal(bottom_right=True).dense(sizes))
     assert parse_mask("tree11213") == tree
     assert tree.dense(S, rows=slice(3, 5)).tolist() == tree.dense(S)[3:5].tolist()
-
-
-def test_padding_has_different_lengths_and_both_sides() -> None:
-    for seed in range(5):
-        lengths = Padding().lengths(S, seed)
-        assert lengths.min() >= 1
-        assert lengths.max() <= S.Lk
-        assert len(set(lengths)) > 1
-        right = by_loops(S, lambda b, h, q, k, n=lengths: k < n[b])
-        left = by_loops(S, lambda b, h, q, k, n=lengths: k >= S.Lk - n[b])
-        assert (Padding().dense(S, seed) == right).all()
-        assert (Padding(left=True).dense(S, seed) == left).all()
-    assert Padding(empty=True).lengths(S)[-1] == 0
-    assert Padding().dense(S).shape == (3, 1, 1, 5)
-
-
-def test_segments_partition_queries_and_keys() -> None:
-    mask = Segments(3)
-    dense = mask.dense(S)
-    for q in range(S.Lq):
-        for k in range(S.Lk):
-            assert dense[q, k] == (mask.ids(S.Lq)[q] == mask.ids(S.Lk)[k])
-    assert set(mask.ids(20)) == {0, 1, 2}
-
-
-@pytest.mark.parametrize(
-    ("axes", "shape"),
-    [
-        ("qk", (7, 5)),
-        ("b11k", (3, 1, 1, 5)),
-        ("b1qk", (3, 1, 7, 5)),
-        ("1hqk", (1, 2, 7, 5)),
-        ("bhqk", (3, 2, 7, 5)),
-    ],
-)
-def test_boolean_masks_have_their_rank_and_no_empty_row(axes: str, shape: tuple) -> None:
-    for seed in range(10):
-        dense = Boolean(axes).dense(S, seed)
-        assert dense.shape == shape
-        assert dense.any(-1).all()
-    assert not np.array_equal(Boolean(axes).dense(S, 0), Boolean(axes).dense(S, 1))
-    assert 0.3 < Boolean("bhqk").dense(Sizes(4, 4, 4, 40, 40, 1, 1)).mean() < 0.9
 
 
 def test_empty_masks_have_empty_rows_beside_others() -> None:

@@ -11,9 +11,7 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import CHECKS, Check
 from attention_conformance.suite.judge.judge import Policy, judge
 from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable, Verdict
-from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
-from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.test_elections import test_election as election
 from attention_conformance.suite.test_malformed import test_bad_problem as bad_problem
 from attention_conformance.suite.test_values import test_values as values
@@ -125,25 +123,3 @@ def test_what_a_variation_lacks_is_unsupported() -> None:
         check = Check("x", function, lambda level: ())
         verdict = judge(Cell(check, find(PLAIN), implementation))
         assert (verdict.status, verdict.message) == ("unsupported", reason)
-
-
-def test_what_a_check_needs_besides_its_case_is_asked_first() -> None:
-    def breaks(cell: Cell) -> None:
-        raise AssertionError("asked all the same")
-
-    implementation = miniatures.Miniatures("cpu", miniatures.Miniature).implementations()[0]
-    check = Check("x", breaks, lambda level: (), ("gradient",))
-    verdict = judge(Cell(check, find(PLAIN), implementation))
-    assert (verdict.status, verdict.message) == ("unsupported", "NumPy differentiates nothing")
-
-
-def test_what_is_answered_in_another_dtype_is_held_to_its_bound() -> None:
-    """A path may widen operands of 16 bits."""
-    implementation = miniatures.Miniatures("cpu", miniatures.Miniature).implementations()[0]
-    narrow, wide = (
-        Cell(CHECKS[values], Case.parse(PLAIN.replace("f32", dt)), implementation)
-        for dt in ("bf16", "f32")
-    )
-    widened = narrow.inputs.replace(dtype=DTYPES["f32"])
-    assert np.array_equal(narrow.bound(widened), wide.bound(widened))
-    assert narrow.bound(widened).max() < narrow.bound(narrow.inputs).max() / 100

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 
 from attention_conformance.backends import registry
-from tests.processes import python
 from tests.rows import cell, run
-from tests.studies import parameters
-from tests.studies.costs import PARTS
 from tests.studies.pairs import PAGE as PAIRS
-from tests.studies.pairs import arrays, covered, possible
 from tests.studies.pairs import page as page_of_pairs
-from tests.studies.parameters import defaults, functions, reason, recorded, unpassed
-from tests.studies.subjects import REASONS, SUBJECTS
 from tests.studies.together import page
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_page_is_written_from_the_cases() -> None:
@@ -25,52 +26,64 @@ def test_the_page_is_written_from_the_cases() -> None:
     )
 
 
-def test_every_possible_pair_is_drawn_if_all_pairs_are() -> None:
-    whole = [(name, array) for name, drawn, array in arrays() if drawn in ("values", "gradients")]
-    assert {name for name, array in whole if covered(array, 2)[0] < possible(array)} == set()
+PARAMETERS = (ROOT / "docs" / "data" / "parameters.md").read_text(encoding="utf-8")
 
 
-def test_the_table_has_every_operator_that_is_asked() -> None:
-    command = ["--backend=numpy", "--level=smoke", "--operator", "merge", "paged-write"]
-    done = python("-m", "tests.studies.costs", *command, check=True)
-    heads, _, *rows = [
-        [word.strip() for word in line.strip("|").split("|")]
-        for line in done.stdout.splitlines()
-        if line.startswith("|")
-    ]
-    assert heads == ["operator", "cells", *PARTS, "suite / calls"]
-    assert [row[0] for row in rows] == ["merge", "paged-write"]
-    for row in rows:
-        _, cells, calls, *others, share = row
-        assert int(cells) > 10
-        assert min(map(float, (calls, *others))) > 0
-        assert sum(map(float, others)) / float(calls) == pytest.approx(float(share), rel=1e-2)
+def named(part: str) -> dict[str, set[str]]:
+    """The parameters that a part of the page names, passed or with a reason, by function; "" among them
+    stands for a function that is not called, with a reason."""
+    passed, _, left_out = part.partition("| function | parameter |")
+    rows = re.findall(r"^\| `(.+?)` \| .+? \| (.*?) \|$", passed, re.MULTILINE)
+    every = {name: {*parameters.split(", ")} - {""} for name, parameters in rows}
+    for name, parameters in re.findall(r"^\| `(.+?)` \| (.*?) \|", left_out, re.MULTILINE):
+        every.setdefault(name, set()).update(parameters.split(", "))
+    return every
 
 
-RECORDED = recorded(parameters.PAGE.read_text(encoding="utf-8"))
+def functions(name: str) -> dict[str, Callable[..., Any]]:
+    """A function by its name. Of a class: the constructor, and the public methods of its module."""
+    found = resolve_name(name)
+    if not isinstance(found, type):
+        return {name: found}
+    shown = {"__init__": name, "__call__": f"{name}.__call__"}
+    methods: dict[str, Callable[..., Any]] = {}
+    for kind in found.__mro__:
+        for own, member in vars(kind).items() if kind.__module__ == found.__module__ else ():
+            member = getattr(member, "__func__", member)
+            if inspect.isfunction(member) and (own[0] != "_" or own in shown):
+                methods.setdefault(shown.get(own, f"{name}.{own}"), member)
+    return methods
 
 
-@pytest.mark.parametrize("backend", SUBJECTS)
-def test_each_parameter_is_passed_or_has_a_reason(backend: str) -> None:
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """The parameters of a function. For a function that is not written in Python the first line of its
+    documentation is read."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        (shown,) = re.findall(r"\A\w+\((.*?)\) ->", str(function.__doc__).strip(), re.DOTALL)
+        signature = inspect.signature(eval(f"lambda {' '.join(shown.split())}: None"))
+    given = (p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD)
+    return [p.name for p in given if p.name not in ("self", "cls")]
+
+
+PARTS = {text.partition("\n")[0]: text for text in PARAMETERS.split("\n## ")[1:]}
+
+
+@pytest.mark.parametrize("backend", PARTS)
+def test_each_parameter_of_a_framework_is_on_the_page(backend: str) -> None:
     if backend not in registry.installed():
         pytest.skip(f"needs {', '.join(registry.modules(backend))}")
-    left = [
-        f"{name}({parameter})"
-        for subject in SUBJECTS[backend]
-        for name, function in functions(subject).items()
-        for parameter in unpassed(name, defaults(function), RECORDED.get(name, set()))
-        if not reason(name, parameter)
-    ]
+    page, left = named(PARTS[backend]), []
+    every = {n: f for name in page for n, f in functions(name).items()}
+    for name, function in every.items():
+        known = page.get(name, set())
+        left += [name] if name not in page else []
+        left += [f"{name}({p})" for p in parameters(function) if not known & {p, ""}]
     assert not left, (
-        f"expected a case that passes each parameter, or a reason in tests/studies/subjects.py; got "
-        f"neither for {', '.join(left)}; pass them in a row, or add reasons, and run "
-        f"`python -m tests.studies.parameters {backend}`"
+        "expected each parameter in docs/data/parameters.md; pass it in a row of the adapter and name it "
+        f"among those that are passed, or say why no case passes it: {', '.join(left)}"
     )
-
-
-def test_each_reason_stands_on_the_page() -> None:
-    page = parameters.PAGE.read_text(encoding="utf-8")
-    assert [why for why in REASONS.values() if f"| {why} |" not in page] == []
 
 
 CASE = "paged/none/mha/f32/b1h1q1k{}d8"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,25 +14,9 @@ from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.findings import manifests
 from attention_conformance.suite.report.badge import COLOURS
 from attention_conformance.suite.report.summary import statuses, summary_lines, tables, verdict
-from tests.rows import cell, elect, run
+from tests.rows import cell, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4)]
-
-
-@pytest.mark.parametrize(
-    ("statuses", "shortfalls", "said"),
-    [
-        (["fail", "pass", "unsupported"], [], "WRONG: 1 of 2 judged cells of torch:sdpa fails; score 50"),
-        (["crash", "error"], [], "WRONG: 2 of 2 judged cells of torch:sdpa fail; score 0.00%"),
-        (["error", "pass"], [], "BROKEN: 1 of 2 judged cells of torch:sdpa fails; score 50.00%"),
-        (["pass", "known"], [], "RIGHT: 1 of 2 judged cells of torch:sdpa pass; score 50.00%"),
-        (["pass", "known"], ["too little"], "NOT JUDGED ENOUGH: 1 of 2 judged cells of torch:sdpa pass"),
-        (["unsupported"], [], "NOT JUDGED ENOUGH: 0 of 0 judged cells of torch:sdpa pass"),
-    ],
-)  # fmt: skip
-def test_the_verdict_is_one_line(statuses: list[str], shortfalls: list[str], said: str) -> None:
-    cells = [cell(CASES[n], status=status) for n, status in enumerate(statuses)]
-    assert verdict(run(*cells), shortfalls).startswith(said)
 
 
 def test_textbook_code_is_one_line_unless_it_fails() -> None:
@@ -57,30 +40,6 @@ def test_textbook_code_is_one_line_unless_it_fails() -> None:
     assert every == ["torch:sdpa", "torch:eager", "torch:paged"]
 
 
-def test_the_numerics_classes_are_those_of_outputs() -> None:
-    cells = [
-        cell(CASES[0], error_ratio=0.25, grade="exact"),
-        cell(CASES[0], check="gradients", error_ratio=0.5, grade="eager"),
-    ]
-    assert summary_lines(run(*cells).cells, {}) == [
-        "outputs of torch:sdpa reach the numerics classes f32 exact, with errors of at most 0.25 of "
-        "their bounds; gradients do not count"
-    ]
-
-
-def test_what_a_function_elects_otherwise_is_said_in_a_line() -> None:
-    native = {"no-keys": "zeros", "value-size": "accepted"}
-    cells = [
-        replace(c, native=native[c.question])
-        for question, answer in (("no-keys", "nan"), ("value-size", "accepted"))
-        for c in elect(question, {"f32": answer}, "torch:mine")
-    ]
-    assert summary_lines(run(*cells).cells, {}) == [
-        "torch:mine elects otherwise than the framework's own attention: no-keys nan"
-    ]
-    assert summary_lines(run(*(replace(c, native="") for c in cells)).cells, {}) == []
-
-
 def test_known_failures_are_summed_up_by_finding() -> None:
     (name, entry), *_ = [
         (name, entry)
@@ -102,26 +61,6 @@ def test_known_failures_are_summed_up_by_finding() -> None:
     assert second == "     1  my own cause (mine:sdpa)"
 
 
-def test_tables_end_with_the_reasons_and_name_operators_where_there_are_several() -> None:
-    cells = [
-        cell(f"{case}/{n}", status="unsupported", message=f"reason {n:02}")
-        for n in range(23)
-        for case in CASES[: 2 if n < 20 else 1]
-    ]
-    shown = tables(run(*cells, cell()))
-    assert sum(line.startswith("reason ") for line in shown) == 1 + 20
-    assert shown[-1] == "... and 3 more reasons, of 3 cells"
-    assert shown.index("Unsupported") > shown.index("Statuses")
-    sdpa = elect("no-keys", {"f32": "zeros"})
-    layer = [replace(c, operator="multi-head", implementation="nn-mha") for c in sdpa]
-    heads = [
-        [line for line in tables(run(*cells)) if line.startswith("Elections")]
-        for cells in (sdpa, [*sdpa, *layer])
-    ]
-    assert heads == [["Elections"], ["Elections: sdpa", "Elections: multi-head"]]
-    assert summary_lines(run(*sdpa).cells, {"jax": "no wheel"}) == ["not judged: jax: no wheel"]
-
-
 FOUR_CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 5)]
 
 
@@ -137,22 +76,28 @@ def cells_of(statuses: list[str], names: str = "") -> list[CellRecord]:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "names", "functions", "said"),
+    ("statuses", "names", "functions", "line", "said"),
     [
-        (["pass", "known", "unsupported"], "", [], "right, 2 of 3 judged"),
-        (["pass", "fail", "unsupported"], "", [], "wrong, 2 of 3 judged"),
-        (["pass", "crash"], "", [], "wrong, 2 of 2 judged"),
-        (["pass", "error"], "", [], "broken, 2 of 2 judged"),
-        (["unsupported"], "", [], "not judged enough, 0 of 1 judged"),
-        (["unsupported"] * 2, "", ["k.py:a"], "not judged enough, 0 of 2 judged"),
-        (["pass", *["refused"] * 3], "", ["k.py:a"], "not judged enough, 1 of 4 judged"),
-        ([*["pass"] * 3, "refused"], "aaab", ["k.py:a", "k.py:b"], "not judged enough, 3 of 4 judged"),
+        (["pass", "known", "unsupported"], "", [],
+         "RIGHT: 1 of 2 judged cells of torch:a pass; score 50.00%", "right, 2 of 3 judged"),
+        (["pass", "fail", "unsupported"], "", [],
+         "WRONG: 1 of 2 judged cells of torch:a fails; score 50.00%", "wrong, 2 of 3 judged"),
+        (["pass", "error"], "", [],
+         "BROKEN: 1 of 2 judged cells of torch:a fails; score 50.00%", "broken, 2 of 2 judged"),
+        (["unsupported"], "", [],
+         "NOT JUDGED ENOUGH: 0 of 0 judged cells of torch:a pass", "not judged enough, 0 of 1 judged"),
+        (["pass", *["refused"] * 3], "", ["k.py:a"],
+         "NOT JUDGED ENOUGH: 1 of 1 judged cells of torch:a pass", "not judged enough, 1 of 4 judged"),
+        ([*["pass"] * 3, "refused"], "aaab", ["k.py:a", "k.py:b"], "NOT JUDGED ENOUGH: ",
+         "not judged enough, 3 of 4 judged"),
     ],
 )  # fmt: skip
-def test_a_badge_says_the_verdict(
-    statuses: list[str], names: str, functions: list[str], said: str, tmp_path: Path
+def test_a_line_and_a_badge_say_the_verdict(
+    statuses: list[str], names: str, functions: list[str], line: str, said: str, tmp_path: Path
 ) -> None:
     judged = run(*cells_of(statuses, names), options={"function": functions})
+    shortfalls = ["too little"] if functions else []
+    assert verdict(judged, shortfalls).startswith(line)
     path, badge = judged.save(tmp_path / "run.jsonl"), tmp_path / "badge.svg"
     assert main(["report", str(path), f"--badge={badge}"]) == 0
     picture = badge.read_text("utf-8")

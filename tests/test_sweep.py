@@ -17,7 +17,7 @@ from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.machine import ROOT
-from attention_conformance.suite.records.sweeps import load_searches, runs_below
+from attention_conformance.suite.records.sweeps import runs_below
 from attention_conformance.suite.sweep import (
     FAILED,
     GREEN,
@@ -114,18 +114,14 @@ def test_a_plan_is_tasks_in_its_order(tmp_path: Path) -> None:
     ("document", "said"),
     [
         ({}, "expected tables [[judge]] and [[search]], got none"),
-        ({"judges": []}, "expected tables [[judge]] and [[search]], got judges"),
         ({"judge": [TORCH | {"sead": 1}]}, "[[judge]]: unknown field sead; valid: backends"),
-        ({"judge": [TORCH | {"seed": 1}]}, "[[judge]]: unknown field seed; valid: backends"),
         ({"search": [TORCH | {"shards": 2}]}, "[[search]]: unknown field shards; valid: backends"),
         ({"judge": [{"level": "smoke"}]}, "--backend"),
         ({"judge": [TORCH | {"level": "deep"}]}, "unknown level 'deep'; valid: smoke"),
         ({"judge": [{"backends": ["trch"]}]}, "unknown backend 'trch'; valid: numpy"),
         ({"judge": [TORCH | {"releases": ["jax-0.1"]}]}, "unknown release 'jax-0.1'; valid: jax-0.10.2"),
-        ({"judge": [TORCH | {"seeds": "1-"}]}, "seeds: expected a number or a range"),
         ({"judge": [TORCH | {"seeds": "3-1"}]}, "seeds: expected a number or a range"),
         ({"judge": [TORCH | {"cell_timeout": -1.0}]}, "--cell-timeout must not be negative"),
-        ({"search": [TORCH | {"examples": 0}]}, "--examples must be positive, got 0"),
     ],
 )  # fmt: skip
 def test_a_wrong_plan_is_refused(document: dict[str, Any], said: str) -> None:
@@ -173,22 +169,6 @@ def test_records_are_those_of_a_plain_run(tmp_path: Path) -> None:
     assert recorded(tmp_path / "s") == recorded(plain.parent)
 
 
-def test_a_cell_that_ends_its_process_is_one_crash(tmp_path: Path) -> None:
-    unruly = {"backends": ["tests.unruly:aborts"], "level": "smoke", "dtypes": ["bf16"]}
-    submit = here(lambda task: run_task(task.words), [])
-    assert sweep(tasks_of({"judge": [unruly]}), tmp_path / "s", submit) == FAILED
-    cells = recorded(tmp_path / "s")
-    assert {"k17" in c.case for c in cells if c.status == "crash"} == {True}
-    assert {c.status for c in cells if "k17" not in c.case} == {"pass", "unsupported"}
-
-
-def test_a_search_leaves_its_file(tmp_path: Path) -> None:
-    every = tasks_of({"search": [{"backends": ["numpy"], "dtypes": ["f32"], "examples": 3}]})
-    assert sweep(every, tmp_path, here(lambda task: run_task(task.words), [])) == GREEN
-    (search,) = load_searches(tmp_path)
-    assert search.header.examples == 3
-
-
 def test_arguments_that_a_run_refuses_end_the_sweep(tmp_path: Path) -> None:
     submit = here(lambda task: run_task(task.words), [])
     with pytest.raises(UsageError, match=r"(?s)seed .: .*unknown implementation flex"):
@@ -224,7 +204,6 @@ def test_a_task_with_a_whole_file_does_not_run_again(
     [
         (lambda text: text[: len(text) // 2], "cut off"),
         (lambda text: text.replace('"status": "pass"', '"status": "fail"'), "footer counts"),
-        (lambda text: "x" + text, "line 1 is no header"),
         (lambda text: "", "line 1 is no header"),
     ],
 )

@@ -101,19 +101,6 @@ def test_differences_are_those_of_the_runs_that_both_have(
         compare_paths(old, swept(tmp_path / "other", cell(ONE, seed=9), seed=9), {})
 
 
-def test_releases_are_compared_with_each_other(tmp_path: Path) -> None:
-    sweep = tmp_path / "s"
-    before = swept(sweep / "a", cell(ONE), release="jax-0.8.1")
-    after = swept(sweep / "b", cell(ONE, status="fail", kind="value"), release="jax-0.9.2")
-    comparison = compare_paths(before, after, {})
-    assert comparison["changes"]["change"].tolist() == ["new failure"]
-    assert "options.release" in comparison["headers"]["field"].tolist()
-    swept(sweep / "b", cell(ONE), release="jax-0.8.1")
-    assert compare_paths(before, sweep / "b", {})["changes"].empty, (
-        "the same release where there is one"
-    )
-
-
 def found(case: str, said: str = "element", **fields: Any) -> FoundRecord:
     """A way of failing that a search found."""
     record = FoundRecord("torch:sdpa", "values", "value", "f32", said, "fail", case, "off by 3")
@@ -164,34 +151,15 @@ def test_every_table_is_told() -> None:
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(SWEEPS.tables)
 
 
-def pinned(name: str) -> str:
-    """The version of a package that is known to be good with the others."""
-    constraints = (DOCS.parent / "constraints.txt").read_text(encoding="utf-8")
-    (version,) = re.findall(rf"^{name}==(\S+)$", constraints, re.MULTILINE)
-    return str(version)
-
-
 def test_the_job_for_kubernetes() -> None:
-    """Its objects, its volumes and its command."""
-    plan, claim, job = yaml.safe_load_all((DOCS / "sweep-job.yaml").read_text(encoding="utf-8"))
-    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
-    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
-    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
-    assert {head["rayStartParams"]["num-cpus"], cluster["rayVersion"]} == {"0", pinned("ray")}
+    """Its plan and its command, and the version of Ray that is known to be good."""
+    plan, _, job = yaml.safe_load_all((DOCS / "sweep-job.yaml").read_text(encoding="utf-8"))
     assert len(tasks_of(tomllib.loads(plan["data"]["plan.toml"]))) == 40
-    pod = head["template"]["spec"]
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    assert volumes["plan"]["configMap"]["name"] == plan["metadata"]["name"]
-    assert volumes["results"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    (container,) = pod["containers"]
-    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    words = shlex.split(spec["entrypoint"])
-    assert words[:4] == ["python", "-m", "suite", "sweep"]
-    assert mounts == {"/plan": "plan", "/results": "results"}
-    assert words[4] == "/plan/plan.toml"
-    assert "--results=/results/sweep" in words
-    assert "--cluster=auto" in words
-    assert spec["backoffLimit"] == 0, "exit codes 1 and 3 are ends, not accidents"
+    words = shlex.split(job["spec"]["entrypoint"])
+    assert words[:5] == ["python", "-m", "suite", "sweep", "/plan/plan.toml"]
+    assert {"--results=/results/sweep", "--cluster=auto"} <= {*words}
+    constraints = (DOCS.parent / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert f"ray=={job['spec']['rayClusterSpec']['rayVersion']}" in constraints
 
 
 def array(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 import shlex
 from collections.abc import Iterable
@@ -19,7 +18,6 @@ from attention_conformance.suite.records import speed
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.report import frames, semantics
 from attention_conformance.suite.report.kinds import CONFORMANCE, SWEEPS, conformance_frames
-from attention_conformance.suite.spec.vocabulary import STATUSES
 from tests.rows import cell, frame, run, timed, timings
 
 A, B, C = (f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4))
@@ -85,40 +83,6 @@ def test_tables_say_what_the_records_say(block: str, tmp_path: Path) -> None:
     for command, *rows in (text.rstrip().split("\n") for text in tables):
         table, *words = command.split(" ", 1)
         assert rows_of(table, paths, tmp_path, *words) == rows
-
-
-@pytest.mark.parametrize("status", STATUSES)
-def test_what_is_unsupported_counts_in_the_coverage_alone(status: str, tmp_path: Path) -> None:
-    """The score is of what was asked; refusing shows beside it, whatever judging would have given."""
-    judged = run(cell(A), cell(B, status="fail"), cell(C, status=status))
-    path = str(judged.save(tmp_path / "run.jsonl"))
-    score, coverage = rows_of("statuses", [path], tmp_path)[1].split(" | ")[1:3]
-    passed = {"pass": "66.66% of 3 of 3", "unsupported": "50.00% of 2 of 3"}
-    assert score == passed.get(status, "33.33% of 3 of 3")
-    assert coverage == ("66.66%" if status == "unsupported" else "100.00%")
-
-
-@pytest.mark.parametrize(
-    ("broken", "shown"),
-    [
-        ({"status": "fail", "kind": "value", "error_ratio": 3.0, "grade": "none"}, "none 1 0 3"),
-        (
-            {"status": "fail", "kind": "value", "error_ratio": 3.0, "grade": "working"},
-            "working 1 0 3",
-        ),
-        ({"status": "known", "kind": "value", "error_ratio": 3.0, "grade": "none"}, "none 1 0 3"),
-        ({"status": "fail", "kind": "value", "error_ratio": 3.0}, "none 1 0 3"),
-        ({"status": "fail", "kind": "value", "error_ratio": math.nan}, "none 1 0 inf"),
-        ({"status": "fail", "kind": "non-finite"}, "none 1 0 inf"),
-        ({"status": "fail", "kind": "raised"}, "exact 0 1 0.25"),
-        ({"status": "crash", "kind": "crash"}, "exact 0 1 0.25"),
-        ({"error_ratio": 0.5}, "exact 0 0 0.5"),
-    ],
-)
-def test_the_accuracy_of_failures(broken: dict[str, Any], shown: str, tmp_path: Path) -> None:
-    judged = run(cell(A, error_ratio=0.25, grade="exact"), cell(B, **broken))
-    row = rows_of("accuracy", [str(judged.save(tmp_path / "run.jsonl"))], tmp_path)[1].split(" | ")
-    assert " ".join([row[3], row[5], row[6], row[8]]) == shown
 
 
 def test_every_check_of_invariance_is_in_the_table() -> None:

@@ -7,25 +7,20 @@ import importlib.util
 import os
 import sys
 import threading
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.protocol import Backend, Implementation, UsageError
-from tests.runtimes import judged
 
 # Before a test of this process imports Triton.
 if importlib.util.find_spec("triton"):
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="comes with the extra triton")
 torch: Any = pytest.importorskip("torch")
-
-PROJECT = Path(__file__).parent / "outside" / "triton_flash"
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +55,6 @@ def add(to, ADDED: tl.constexpr):
     i = tl.arange(0, 16)
     tl.atomic_add(to + i, 1.0, i < ADDED)
 
-@triton.jit
-def compute(x, y, wide, added, less, negative, chosen, product, narrowed, whole):
-    i = tl.arange(0, 16)
-    a, b = tl.load(x + i), tl.load(y + i)
-    at = i[:, None] * 16 + i[None, :]
-    tl.store(added + i, a + b)
-    tl.store(less + i, a < b)
-    tl.store(negative + i, -a)
-    tl.store(chosen + i, tl.where(a < b, a, 1.5))
-    zeros = tl.zeros((16, 16), tl.bfloat16)
-    tl.store(product + at, tl.dot(a[:, None] + zeros, b[None, :] + zeros))
-    tl.store(narrowed + i, tl.load(wide + i).to(tl.bfloat16))
-    tl.store(whole + i, (i * 257).to(tl.bfloat16))
-
 @triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])
 @triton.jit
 def tuned(source, to, n, BLOCK: tl.constexpr):
@@ -84,16 +65,6 @@ def tuned(source, to, n, BLOCK: tl.constexpr):
 
 def of_function(backend: Backend, function: Any, **said: Any) -> Implementation:
     return registry.callable_implementation(backend, function, "flash", said)[0]
-
-
-@pytest.mark.parametrize("text", [f"sdpa/bool.bhqk/gqa2/{dt}/b2h4q5k7d6" for dt in ("f32", "bf16")])
-def test_the_control_is_right(backend: Backend, text: str) -> None:
-    assert judged(backend, "eager", text).status == "pass"
-
-
-def test_the_interpreter_as_it_is_fails(backend: Backend) -> None:
-    verdict = judged(backend, "eager-unmended", "sdpa/none/mha/bf16/b2h3q17k23d8")
-    assert (verdict.status, verdict.kind) == ("fail", "value")
 
 
 @pytest.mark.parametrize(("loaded", "stored", "what"), [(13, 12, "load"), (12, 13, "store")])
@@ -107,45 +78,6 @@ def test_memory_behind_an_argument_is_not_touched(
         kernels.move[1,](source, to, loaded, stored)
     with pytest.raises(Exception, match="atomic takes 4 of 16 elements"):
         kernels.add[1,](to, 16)
-
-
-def test_a_kernel_may_reach_the_memory_around_a_view(kernels: ModuleType) -> None:
-    both = torch.arange(24.0)
-    to = torch.zeros(16)
-    kernels.move[1,](both[4:8], to, 16, 16)
-    assert (to == both[4:20]).all()
-
-
-def bfloat16_results(kernels: ModuleType) -> dict[str, bool]:
-    """Is each operation in bfloat16 that of torch?"""
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(16, generator=generator).bfloat16() for _ in range(2))
-    wide = torch.randn(16, generator=generator)
-    wide[:3] = torch.tensor([torch.nan, 1 + 2**-8 + 2**-9, torch.inf])
-    outputs = {
-        "added": torch.empty(16).bfloat16(), "less": torch.empty(16, dtype=torch.bool),
-        "negative": torch.empty(16).bfloat16(), "chosen": torch.empty(16).bfloat16(),
-        "product": torch.empty(16, 16), "narrowed": torch.empty(16).bfloat16(),
-        "whole": torch.empty(16).bfloat16(),
-    }  # fmt: skip
-    kernels.compute[1,](x, y, wide, *outputs.values())
-    expected = {
-        "added": x + y, "less": x < y, "negative": -x, "chosen": torch.where(x < y, x, 1.5),
-        "product": 16 * x.float()[:, None] * y.float()[None, :], "narrowed": wide.bfloat16(),
-        "whole": (torch.arange(16) * 257).bfloat16(),
-    }  # fmt: skip
-    return {n: np.array_equal(outputs[n].float(), expected[n].float(), True) for n in outputs}
-
-
-def test_bfloat16_is_mended_within_the_context_alone(kernels: ModuleType) -> None:
-    from attention_conformance.backends._triton.interpreter import mended
-
-    with mended():
-        results = bfloat16_results(kernels)
-    assert all(results.values()), results
-    assert {n for n, right in bfloat16_results(kernels).items() if not right} >= {
-        "added", "less", "negative", "product", "narrowed", "whole",
-    }  # fmt: skip
 
 
 def test_bfloat16_of_a_function_is_asked_if_it_claims_so(backend: Backend) -> None:

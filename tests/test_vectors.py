@@ -21,7 +21,6 @@ from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 pytest.importorskip("safetensors")
 
-from attention_conformance.suite.vectors import export as module
 from attention_conformance.suite.vectors.asked import Output, StoredProblem, problems_of
 from attention_conformance.suite.vectors.export import export
 from attention_conformance.suite.vectors.files import Runtime, decoded, encoded, read_index
@@ -193,16 +192,3 @@ def test_without_the_library_a_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert main(["vectors", *words]) == 2
     assert "attention-conformance[vectors]" in capsys.readouterr().err
-
-
-def test_float64_is_left_out_where_it_cannot_be_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: Any) -> Any:
-        raise module.HarnessError("float64 cases need an extended-precision numpy.longdouble")
-
-    monkeypatch.setattr(module, "expected_values", refuse)
-    words = ["vectors", "--operator=concat", "--dtype=f64", f"--output={tmp_path / 'new'}"]
-    assert main(words) == 2
-    assert "--dtype leaves float64 out" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()

@@ -4,7 +4,6 @@ code."""
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from attention_conformance.suite.measure import gate, protocol
 from attention_conformance.suite.measure.gate import GateOutcome
 from attention_conformance.suite.measure.options import BenchOptions
 from attention_conformance.suite.measure.verdict import of_bench
-from attention_conformance.suite.records.speed import SpeedRecord
-from tests.rows import timed as record
 
 pytestmark = pytest.mark.clock
 
@@ -60,19 +57,6 @@ def test_a_usage_error_is_a_reason(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "--backend=numpy", "--verdict-fd"])
     assert main(["bench", "--backend=numpy", "--verdict-fd=999"]) == gate.NOTHING
-
-
-def test_few_samples_have_a_median_alone() -> None:
-    few: SpeedRecord = record("sdpa", 2.0, samples=(3.0, 1.0, 2.0))
-    (time,) = of_bench(gate.OK, BenchOptions(), [few]).times
-    assert (time["seconds"], time["low"], time["high"]) == (2.0, None, None)
-
-
-def test_an_error_that_is_no_number_is_infinite() -> None:
-    records = [record(str(ratio), 2.0, error_ratio=ratio) for ratio in (9.0, math.nan, 10.0)]
-    worst = of_bench(gate.OK, BenchOptions(), records).worst
-    assert worst is not None
-    assert worst["implementation"] == "nan"
 
 
 def test_a_gate_says_the_ratio() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from attention_conformance.suite.records.cells import Run, load
+from attention_conformance.suite.records.cells import Run
 from tests.rows import cell, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,28 +126,9 @@ def test_nights_are_compared_with_the_last_whole_one(tmp_path: Path) -> None:
     assert night.compare(run(A, failing, started="fifth")) == (0, "")
 
 
-def test_earlier_nights_are_kept_for_the_history(tmp_path: Path) -> None:
-    night = Night(tmp_path)
-    dates = [f"2026-11-{day:02}T03:17:00+00:00" for day in range(1, 9)]
-    for date in dates:
-        night.compare(run(A, started=date))
-    kept = [load(path).header.started for path in sorted(tmp_path.glob("last/earlier/*.jsonl"))]
-    assert (kept, load(night.last).header.started) == (dates[1:7], dates[7])
-
-
 def test_a_night_without_a_file_is_told(tmp_path: Path) -> None:
     night = Night(tmp_path)
     code, told = night.compare(None)
     assert code == 1
     assert "cannot be read" in told
     assert not night.last.exists()
-
-
-def test_what_broke_in_an_unfinished_night_is_told_too(tmp_path: Path) -> None:
-    night = Night(tmp_path)
-    night.compare(run(A, B))
-    broken = cell(status="crash", kind="crash", message="segmentation fault")
-    code, told = night.compare(run(broken, complete=False, cells=2))
-    assert (code, night.kept) == (1, 1)
-    assert "did not finish" in told
-    assert "segmentation fault" in told

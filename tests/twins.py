@@ -82,35 +82,6 @@ class CompilesInside(Twin):
         return call
 
 
-class CompilesFresh(Twin):
-    """Compiles anew for every array it has not seen."""
-
-    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        seen: set[int] = set()
-
-        def call(**arguments: Any) -> Any:
-            if id(arguments["query"]) not in seen:
-                seen.add(id(arguments["query"]))
-                self.backend.programs += 1  # type: ignore[attr-defined]
-            return plain.function(**arguments)
-
-        return call
-
-
-class CachedAnswer(Twin):
-    """Returns its first answer for ever."""
-
-    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        kept: list[Any] = []
-
-        def call(**arguments: Any) -> Any:
-            if not kept:
-                kept.append(plain.function(**arguments))
-            return kept[0]
-
-        return call
-
-
 class WrongWhileTimed(Twin):
     """Returns the values of its first keys where the clock runs: not in the first call, nor where its
     caller judges."""
@@ -125,19 +96,5 @@ class WrongWhileTimed(Twin):
             if len(calls) > 1 and not callers & {"judge"}:
                 return Rounded(arguments["value"].values[..., : out.shape[-2], :].copy(), out.fmt)
             return out
-
-        return call
-
-
-class WrongNowAndThen(Twin):
-    """Every twentieth answer is that of the wrong scale."""
-
-    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        wrong = Definition.prepare(self, inputs.replace(scale=1.0 / inputs.sizes.D)).function
-        calls = []
-
-        def call(**arguments: Any) -> Any:
-            calls.append(1)
-            return (wrong if len(calls) % 20 == 0 else plain.function)(**arguments)
 
         return call

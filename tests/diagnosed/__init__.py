@@ -5,7 +5,7 @@ textbook    right attention in named stages
 rows        the type of a row: a stage of the textbook that differs, and the fault
 kernels     all kernels of the corpus
 
-The rows are in `masks`, `scores`, `heads`, `tiles`, `precision`, `gradients` and `features`; `of_torch`,
-`of_jax` and `of_keras` make functions of them. Kernels that no row describes are in `own`, `layers` and
-`others`.
+The rows are in `masks`, `scores`, `heads`, `tiles`, `precision` and `gradients`; `of_torch`,
+`of_jax` and `of_keras` make functions of them. Kernels that no row describes are in `own`,
+`layers` and `others`.
 """

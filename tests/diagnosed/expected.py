@@ -75,15 +75,8 @@ viewed = fault(
 )
 mask_beside_flag = fault(r"mask", IGNORED, r"flag|causal|both|together|beside")
 future_only = fault(r"future|later|upper|triu|ahead|behind|j > i|k > q|opposite|invert|revers")
-zero_score = fault(
-    (
-        r"multipl|score.{0,30}(\b0\b|zero)|(\b0\b|zero).{0,30}(score|logit)|1e-9|exp\(0\)|logit.{0,30}(\b0\b|zero)|"
-        r"product with the mask|factor"
-    ),
-)
 no_maximum = fault(r"overflow|maxim|\bmax\b|largest|exp\b")
 window_wider = fault(r"window", r"one|wide|off[ -]by|\+ ?1|further|more|more than|reaches \d+ keys")
-whole_width = fault(r"scal|divi", r"width|all heads|H ?\*? ?D|model|embed|heads")
 one_more = fault(MORE_IN_SUM)
 halves_averaged = fault(
     r"tile|block|part|chunk|half|halves|split",

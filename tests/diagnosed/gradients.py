@@ -29,13 +29,6 @@ def unscaled(c: Any) -> float:
     return 1 / c.factor if c.factor else 0.0
 
 
-def of_leaders(right: Any, c: Any, x: Any) -> Any:
-    """Keys and values, whose gradients are those of the first query head of a group."""
-    repeated, group = right.of_groups(c, x), c.shape[1] // x.shape[1]
-    leads = c.xp.arange(c.shape[1])[:, None, None] % group == 0
-    return c.xp.where(leads, repeated, c.xp.stop(repeated))
-
-
 def backward_of(scores: Callable[[Any, Any], Any]) -> Change:
     """The backward pass is that of other scores."""
 
@@ -53,35 +46,13 @@ def without_mask_or_bias(right: Any, c: Any) -> Any:
 
 
 ROWS = (
-    row("without_delta", "mean-forgotten", lacks="attn_mask",
-        weights=lambda right, c, s: c.xp.exp(s - c.xp.stop(c.xp.logsumexp(s, -1)[..., None]))),
-    row("derivative_without_row_sum",
-        fault(r"gradient|backward|derivative",
-              r"softmax|row|sum|delta|subtract|query|score"), of="jax",
-        weights=lambda right, c, s: c.xp.exp(s - c.xp.stop(c.xp.logsumexp(s, -1)[..., None]))),
     # pytorch/xla#6886
     row("without_scale",
         fault(r"gradient|dq|dk|backward|derivative", r"scal|factor|times"),
         lacks="attn_mask", operands=gradients_of(query=unscaled, key=unscaled)),
-    # AiDotNet.Tensors#49
-    row("keys_without_scale", "key-gradient-unscaled", lacks="attn_mask",
-        operands=gradients_of(key=unscaled)),
-    # Dao-AILab/flash-attention#2424
-    row("without_mask", "causal-forgotten-backward", lacks="attn_mask",
-        attended=backward_of(lambda right, c: right.scores(c))),
     row("backward_without_the_mask",
         fault(r"gradient|backward", r"mask|causal|hidden"),
         attended=backward_of(without_mask_or_bias)),
-    # stanford-crfm/levanter#449
-    row("of_one_of_a_group", "group-not-summed", takes="enable_gqa", lacks="attn_mask",
-        of_groups=of_leaders),
-    # jax-ml/jax#30593
-    row("bias_is_detached", "bias-gradient-zero", bias=lambda right, c: None if c.bias is None
-        else c.bias.detach() + 0 * c.bias.nan_to_num(0, 0, 0)),
-    row("bias_learns_nothing",
-        fault(r"gradient|grad|backward|derivative", r"bias",
-              r"zero|\b0\b|no |none|nothing|stop|detach|constant|missing"), of="jax",
-        bias=lambda right, c: None if c.bias is None else c.xp.stop(c.bias)),
     row("weights_are_detached",
         fault(r"gradient|dq|dk|backward|query", r"zero|\b0\b|no gradient|lost|missing|lacks"),
         lacks="attn_mask", weights=lambda right, c, s: right.weights(c, s).detach()

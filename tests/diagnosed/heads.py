@@ -71,7 +71,6 @@ ROWS = (
     # huggingface/pytorch-image-models#1978
     row("dropout_stays_on", fault(DROPOUT_ON), of="torch tf",
         dropped=lambda right, c, w: c.xp.drop(w, 0.1)),
-    row("dropout_is_ignored", "rate-ignored", takes="dropout_p", dropped=lambda right, c, w: w),
     row("dropout_without_rescaling",
         fault(r"rescal|divid|1 ?- ?(p|rate)|keep|scal|mean|kept"), takes="dropout_p",
         dropped=lambda right, c, w: right.dropped(c, w) * (1 - c.dropout_p)),

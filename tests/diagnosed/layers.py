@@ -28,7 +28,7 @@ class Right(nn.Module):
 
     def forward(self, x, causal=False, valid=None):
         q, k, v = (self.split(y) for y in self.projected(x))
-        scores = q @ k.mT / self.size(q) ** 0.5
+        scores = q @ k.mT / q.shape[-1] ** 0.5
         if causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, -torch.inf)
@@ -41,9 +41,6 @@ class Right(nn.Module):
 
     def split(self, x):
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
-
-    def size(self, q):
-        return q.shape[-1]
 
     def padded(self, scores, valid):
         return scores.masked_fill(~valid, -torch.inf)
@@ -67,13 +64,6 @@ class SplitWithoutTranspose(MergedWithoutTranspose):
 
     def split(self, x):
         return x.view(x.shape[0], self.heads, x.shape[1], -1)
-
-
-class ScaledByWholeWidth(Right):
-    """The width of the model and not of a head: FrancescoSaverioZuppichini/ViT#1."""
-
-    def size(self, q):
-        return self.width
 
 
 class ProjectionsExchanged(Right):

@@ -13,7 +13,6 @@ from tests.diagnosed.expected import (
     future_only,
     mask_beside_flag,
     window_wider,
-    zero_score,
 )
 from tests.diagnosed.rows import row
 from tests.diagnosed.textbook import Change
@@ -27,16 +26,6 @@ def past(c: Any, further: int = 0) -> Any:
 def multiplied(c: Any, s: Any, seen: Any) -> Any:
     """Scores that are multiplied by a mask."""
     return s if seen is None else s * c.xp.cast(seen, s.dtype)
-
-
-def filled(number: float) -> Change:
-    """Hidden keys have this score."""
-
-    def hidden(right: Any, c: Any, s: Any) -> Any:
-        seen = right.visible(c)
-        return s if seen is None else c.xp.where(seen, s, number)
-
-    return hidden
 
 
 def added(right: Any, c: Any, s: Any) -> Any:
@@ -113,7 +102,6 @@ ROWS = (
     # openxla/xla#11444
     row("multiplies_mask", "mask-multiplied", r"score of hidden keys is 0", of="torch tf",
         hidden=lambda right, c, s: multiplied(c, s, right.visible(c))),
-    row("hidden_by_1e_minus_9", zero_score, of="jax", hidden=filled(1e-9)),
     # huggingface/transformers#14859
     row("hidden_by_minus_10000",
         fault(r"-?1e4|10,?000|finite|not (minus|-) ?inf|lowest|constant|large negative|leak|-1e"),
@@ -124,8 +112,6 @@ ROWS = (
         mask=lambda right, c: None, biased=minus_a_billion),
     # huggingface/pytorch-image-models#2236
     row("masks_weights", "hidden-after-softmax", hidden=lambda right, c, s: s, weights=weights_masked),
-    # lsdefine/attention-is-all-you-need-keras#36
-    row("mask_of_another_sample", "sample-mask-tiled", mask=of_samples(lambda n, B, H: n % B)),
     row("mask_of_another_order", fault(r"sample|batch"),
         mask=of_samples(lambda n, B, H: (n % H * B + n // H) // H)),
     # pytorch/pytorch#107084
@@ -153,7 +139,6 @@ ROWS = (
     # keras-team/keras#23038
     row("flag_lost_beside_mask", fault(r"causal|flag", IGNORED), of="tf",
         causal=lambda right, c: past(c) if c.mask is None else None),
-    row("causal_by_blocks", "causal-by-tiles", causal=lambda right, c: c.keys // 16 <= c.rows // 16),
     # invoke-ai/InvokeAI#7887
     row("triangle_begins_anew_per_chunk",
         fault(r"causal|triangle", r"chunk|tile|block|\b16\b|offset|restart|anew|again"),
@@ -169,14 +154,6 @@ ROWS = (
     row("single_query_without_mask",
         fault(r"mask", r"one query|single|T ?(=|==) ?1|length 1|decod|1 query|one row"),
         of="tf", mask=lambda right, c: c.mask if c.shape[2] > 1 else None),
-    # vllm-project/vllm-ascend#15503
-    row("mask_table_too_narrow",
-        fault(r"mask", r"\b3[123]\b|width|behind|beyond|past|later keys|long"), of="jax",
-        mask=lambda right, c: None if c.mask is None else c.mask | (c.keys >= 32)),
-    row("mask_remembered_by_its_shape",
-        fault(r"mask", r"call|cache|remember|earlier|first|previous|kept|stale|state"),
-        of="jax", mask=lambda right, c: None if c.mask is None
-        else c.mask if c.xp.is_traced(c.mask) else memory(right).setdefault(c.mask.shape, c.mask)),
     row("mask_is_remembered",
         fault(r"state|cache|remember|previous|earlier|last call|calls?|kept|stale"),
         causal=remembered),
@@ -190,7 +167,4 @@ ROWS = (
     row("window_without_its_left_side",
         fault(r"window", r"left|past|back|before|earlier|lower"), takes="window",
         window=lambda right, c: None if c.window is None else sided(c, None, c.window[1])),
-    # jax-ml/jax#32300
-    row("window_needs_a_mask", fault(r"window", IGNORED), takes="local_window_size", of="jax",
-        window=lambda right, c: None if c.mask is None else right.window(c)),
 )  # fmt: skip

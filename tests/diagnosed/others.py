@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 
-def _rotated(query, position, base, powers=2, sign=1, neighbours=False, dtype=None):
+def _rotated(query, position, base, powers=2, neighbours=False, dtype=None):
     """Halves are rotated, by angles base^(-powers i / D) in a dtype, or by those of neighbours."""
     wide, size = torch.promote_types(query.dtype, torch.float32), query.shape[-1]
     frequencies = base ** (-powers * torch.arange(size // 2, dtype=wide) / size)
@@ -16,7 +16,7 @@ def _rotated(query, position, base, powers=2, sign=1, neighbours=False, dtype=No
     x = query.to(dtype or wide)
     one, two = x.chunk(2, dim=-1)
     turned = torch.cat([-two, one], dim=-1)
-    return (x * angle.cos() + sign * turned * angle.sin()).to(query.dtype)
+    return (x * angle.cos() + turned * angle.sin()).to(query.dtype)
 
 
 def rotated(query, position, base=10000.0):
@@ -29,19 +29,9 @@ def pairs_mismatched(query, position, base=10000.0):
     return _rotated(query, position, base, neighbours=True)
 
 
-def turned_backwards(query, position, base=10000.0):
-    """The sign of the sine is exchanged: the inverse rotation."""
-    return _rotated(query, position, base, sign=-1)
-
-
 def exponent_without_two(query, position, base=10000.0):
     """Frequencies are base^(-i / D) and not base^(-2 i / D)."""
     return _rotated(query, position, base, powers=1)
-
-
-def positions_from_one(query, position, base=10000.0):
-    """The first token stands at 1."""
-    return _rotated(query, position + 1, base)
 
 
 def positions_in_16_bits(query, position, base=10000.0):
@@ -62,11 +52,6 @@ def _segments(x, cu_seqlens):
     return torch.bucketize(torch.arange(len(x)), cu_seqlens, right=True)
 
 
-def segments_ignored(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale=None):
-    """All tokens attend all tokens: Tencent-Hunyuan/HunyuanVideo#310."""
-    return _packed(q, k, v, torch.zeros(len(q), len(k), dtype=torch.bool), softmax_scale)
-
-
 def boundary_belongs_to_the_last(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale=None):
     """`bucketize` without `right=True`: the first token of a segment is counted with the segment
     before."""
@@ -83,26 +68,6 @@ def causal_across_segments(q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False):
     return _packed(q, k, v, hidden)
 
 
-def _merged(outputs, lse, top):
-    """Parts, weighted by exp(lse - top), and the sum of these weights."""
-    weights = torch.exp(lse - top)
-    total = weights.sum(0)
-    out = (weights[..., None] * outputs.to(lse.dtype)).sum(0)
-    return (out / torch.where(total == 0, 1, total)[..., None]).to(outputs.dtype), total
-
-
-def merged_by_sum(outputs, lse):
-    """Log-sum-exps are added: zhuzilin/ring-flash-attention#20."""
-    top = lse.amax(0).masked_fill(lse.amax(0) == -torch.inf, 0.0)
-    return _merged(outputs, lse, top)[0], lse.sum(0)
-
-
 def merged_by_mean(outputs, lse):
     """Parts count alike, whatever their log-sum-exps."""
     return outputs.mean(0), torch.logsumexp(lse, 0)
-
-
-def merged_without_maximum(outputs, lse):
-    """exp(lse) overflows: SHI-Labs/NATTEN#202."""
-    out, total = _merged(outputs, lse, 0.0)
-    return out, torch.log(total)

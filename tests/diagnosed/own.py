@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from attention_conformance import claims
-
 
 def axes_of_another_library(query, key, value, scale=None):
     """Written for (B, L, H, D), as flash-attention has it; a run finds its axes."""
@@ -77,32 +75,6 @@ def head_by_head(query, key, value, attn_mask=None, is_causal=False, scale=None,
         s = _added(s, None if bias is None else bias[:, h]).masked_fill(~visible[:, h], -torch.inf)
         outs.append(s.softmax(-1) @ value[:, h // group])
     return torch.stack(outs, dim=1)
-
-
-def writes_into_its_own(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """In-place operations on arrays that the function made itself. Fully masked rows are zeros."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.mT
-    scores *= scale
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask
-    visible = _allowed(attn_mask, is_causal, query, key)
-    scores = scores.masked_fill_(~visible, -torch.inf)
-    empty = (scores == -torch.inf).all(-1, keepdim=True)
-    scores = scores.masked_fill(empty, 0.0)
-    return scores.softmax(-1).masked_fill(empty, 0.0) @ value
-
-
-@claims(centred_keys=True)
-def centred_keys(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Keys without their mean have the same weights: a common number leaves every row of scores."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    wide = torch.promote_types(query.dtype, torch.float32)
-    key = key.to(wide)
-    centred = key - key.mean(2, keepdim=True) if key.shape[2] else key
-    scores = _added(query.to(wide) @ centred.mT * scale, attn_mask)
-    scores = scores.masked_fill(~_allowed(attn_mask, is_causal, query, key), -torch.inf)
-    return (scores.softmax(-1) @ value.to(wide)).to(query.dtype)
 
 
 def library_with_dense_mask(query, key, value, attn_mask=None, is_causal=False, scale=None):

@@ -1,4 +1,4 @@
-"""Rows whose scale, scores or softmax is wrong."""
+"""Rows whose scale, scores, softcap, ALiBi or softmax is wrong."""
 
 from __future__ import annotations
 
@@ -60,12 +60,6 @@ def normalised(right: Any, c: Any) -> tuple[Any, Any, Any]:
     return one, two, value
 
 
-def turned_if_it_fits(right: Any, c: Any) -> Any:
-    """A bias of (keys, queries) is turned, and a square one, too."""
-    fits = c.bias is not None and tuple(c.bias.shape[-2:]) == (c.shape[3], c.shape[2])
-    return c.xp.swapaxes(c.bias, -1, -2) if fits else c.bias
-
-
 def zero_is_hidden(right: Any, c: Any, s: Any) -> Any:
     """A score of 0 is taken for a hidden one."""
     s = multiplied(c, s, right.visible(c))
@@ -89,8 +83,6 @@ ROWS = (
     # tenstorrent/tt-metal#33304
     row("scale_is_ignored", "scale-ignored", r"the default, expected \S+ = the given scale",
         factor=lambda right, c: c.query.shape[-1] ** -0.5),
-    row("passed_scale_on_top", "scale-twice", of="tf", factor=lambda right, c:
-        c.query.shape[-1] ** -0.5 * (1.0 if c.scale is None else c.scale)),
     # openai/improved-diffusion#54
     row("scales_both_operands",
         fault(r"scal|divi", r"twice|squar|1 ?/ ?D\b|both|two times|\*\* ?2"),
@@ -105,25 +97,14 @@ ROWS = (
     # intel/ipex-llm#12619
     row("scaled_by_padded_size", fault(r"scal|divi", r"pad|multiple|round|next"),
         factor=default(lambda c: -(-c.query.shape[-1] // 16) * 16)),
-    row("scale_of_padded_head", "scale-of-padded-size",
-        factor=default(lambda c: -(-c.query.shape[-1] // 8) * 8)),
     row("scaled_by_number_of_keys",
         fault(r"scal|divi", r"number of keys|keys|\bLk\b|length|\bS\b"), of="torch tf",
         factor=default(lambda c: c.shape[3])),
-    row("scaled_by_number_of_heads",
-        fault(r"scal|divi", r"number of (query )?heads|heads|\bH\b"), of="jax",
-        factor=default(lambda c: c.shape[1])),
     row("bias_is_scaled", "bias-scaled", r"bias is scaled like",
         biased=lambda right, c, s: s + c.factor * right.biased(c, 0 * s)),
     # pytorch/pytorch#174049
     row("scale_is_lost_beside_bias", fault(r"scal", r"bias", IGNORED + r"|\b1\b"),
         factor=lambda right, c: right.factor(c) if c.bias is None else 1.0),
-    # microsoft/onnxruntime#26766
-    row("bias_is_lost", "bias-ignored", of="tf", bias=lambda right, c: None),
-    row("bias_lost_beside_a_mask",
-        fault(r"bias", r"mask", IGNORED), of="jax",
-        bias=lambda right, c: c.bias if c.mask is None else None),
-    row("square_bias_transposed", "square-bias-transposed", of="tf", bias=turned_if_it_fits),
     row("scores_clipped",
         fault(r"score|logit", r"clip|clamp|satur|limit|capp?ed|large"),
         of="tf", capped=lambda right, c, s: c.xp.clip(s, -20.0, 20.0)),
@@ -145,9 +126,6 @@ ROWS = (
         fault(r"maxim|\bmax\b|largest",
               r"whole|all|global|other rows?|tensor|underflow|row"), weights=of_everything),
     row("one_more_in_the_sum", one_more, weights=one_more_power),
-    # kyegomez/AttentionIsOFFByOne#5
-    row("one_in_the_denominator", "one-in-denominator",
-        weights=lambda right, c, s: shared(powers_of(c, s)[0], 1.0)),
     row("epsilon_in_the_sum", fault(MORE_IN_SUM),
         weights=lambda right, c, s: shared(powers_of(c, s)[0], 1e-5)),
     row("cosine_of_operands", fault(r"normali|cosine|unit|norm|length"),
@@ -158,4 +136,11 @@ ROWS = (
     row("nan_of_the_input_hidden",
         fault(r"nan", r"hid|zero|\b0\b|replaced|swallow|lost|not (passed|propag)"),
         weights=lambda right, c, s: or_zeros(s).nan_to_num(0.0)),
+    # vllm-project/vllm-metal#665
+    row("cap_is_ignored", "cap-ignored", r"softcap \S+ is ignored", takes="softcap",
+        capped=lambda right, c, s: s),
+    # meta-pytorch/attention-gym#86
+    row("slopes_of_other_sign", "alibi-draws-far-keys-near", r"ALiBi bias has the other sign",
+        takes="alibi_slopes",
+        slopes=lambda right, c: c.alibi_slopes),
 )  # fmt: skip

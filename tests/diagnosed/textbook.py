@@ -21,15 +21,14 @@ class Textbook:
     """Right attention: scores, softmax, product."""
 
     def answer(self, c: Any) -> Any:
-        """The output, and the log-sum-exp if the call asks for it."""
+        """The output."""
         c.dtype, c.shape = c.query.dtype, (*c.query.shape[:3], c.key.shape[2])
         c.rows, c.keys = c.xp.arange(c.shape[2])[:, None], c.xp.arange(c.shape[3])
         c.factor = self.factor(c)
         c.query, c.key, c.value = self.operands(c)
         c.key, c.value = self.of_groups(c, c.key), self.of_groups(c, c.value)
         scores = self.hidden(c, self.biased(c, self.capped(c, self.scores(c))))
-        output = self.handed(c, self.attended(c, scores))
-        return (output, self.lse(c, scores)) if c.lse else output
+        return self.handed(c, self.attended(c, scores))
 
     def factor(self, c: Any) -> Any:
         return c.query.shape[-1] ** -0.5 if c.scale is None else c.scale
@@ -94,14 +93,7 @@ class Textbook:
         return self.output(c, self.dropped(c, self.weights(c, s)))
 
     def weights(self, c: Any, s: Any) -> Any:
-        sinks = self.sinks(c)
-        if sinks is None:
-            return c.xp.softmax(s, -1)
-        column = c.xp.cast(sinks, s.dtype)[:, None, None] + c.xp.zeros((*c.shape[:3], 1), s.dtype)
-        return c.xp.softmax(c.xp.concatenate([s, column], -1), -1)[..., : c.shape[3]]
-
-    def sinks(self, c: Any) -> Any:
-        return c.sinks
+        return c.xp.softmax(s, -1)
 
     def dropped(self, c: Any, w: Any) -> Any:
         return c.xp.drop(w, c.dropout_p) if c.dropout_p else w
@@ -112,9 +104,6 @@ class Textbook:
     def handed(self, c: Any, output: Any) -> Any:
         """The output in the dtype of the query."""
         return c.xp.cast(output, c.dtype)
-
-    def lse(self, c: Any, s: Any) -> Any:
-        return c.xp.logsumexp(s, -1)
 
 
 def changed(changes: Mapping[str, Change]) -> Textbook:
@@ -132,7 +121,7 @@ def changed(changes: Mapping[str, Change]) -> Textbook:
 
 def kernel(xp: Any, parameters: Sequence[str], changes: Mapping[str, Change]) -> Callable[..., Any]:
     """A function of query, key and value, and of parameters with defaults."""
-    defaults = {"is_causal": False, "dropout_p": 0.0, "lse": False, "enable_gqa": False}
+    defaults = {"is_causal": False, "dropout_p": 0.0, "enable_gqa": False}
     attention = changed(changes)
 
     def function(query: Any, key: Any, value: Any, *places: Any, **named: Any) -> Any:
@@ -151,6 +140,6 @@ def kernel(xp: Any, parameters: Sequence[str], changes: Mapping[str, Change]) ->
 
 
 NOTHING: dict[str, Any] = dict.fromkeys(
-    ("bias", "mask", "scale", "window", "softcap", "alibi_slopes", "sinks", "enable_gqa")
-) | {"is_causal": False, "dropout_p": 0.0, "lse": False}
+    ("bias", "mask", "scale", "window", "softcap", "alibi_slopes", "enable_gqa")
+) | {"is_causal": False, "dropout_p": 0.0}
 """The arguments of a call that passes none."""

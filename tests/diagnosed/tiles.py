@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.diagnosed.expected import fault, halves_averaged
 from tests.diagnosed.rows import row
-from tests.diagnosed.scores import or_zeros, powers_of, shared
+from tests.diagnosed.scores import or_zeros, powers_of
 from tests.diagnosed.textbook import Change
 
 
@@ -102,12 +102,6 @@ def padded(right: Any, c: Any, s: Any) -> Any:
     return c.xp.concatenate([s, more], -1).softmax(-1)[..., : c.shape[3]]
 
 
-def of_own_maximum(right: Any, c: Any, s: Any) -> Any:
-    """Powers of each chunk of 8 keys have the maximum of the chunk."""
-    parts = [powers_of(c, part)[0] for part, _ in tiles(c, s, 8)]
-    return shared(c.xp.concatenate(parts, -1))
-
-
 RESCALED = fault(
     r"rescal|correct|running max|online|factor|new maximum|inverse|maxim|chunk|block|tile"
 )
@@ -118,10 +112,6 @@ ROWS = (
     row("rescales_inversely", RESCALED, attended=online(fade=inversely)),
     # meta-pytorch/MSLK#242
     row("skips_a_small_rescaling", RESCALED, attended=online(fade=unless_small)),
-    # tile-ai/tilelang#1148
-    row("chunks_without_rescaling", RESCALED, of="jax", weights=of_own_maximum),
-    # Dao-AILab/flash-attention#2082
-    row("maximum_begins_at_zero", "maximum-starts-at-zero", attended=online(start=0.0)),
     row("divides_by_last_tile",
         fault(r"\bsum|denominator|normali|divi|total", r"last|tile|block|part"),
         weights=of_last_tile),

@@ -1,8 +1,5 @@
-"""One honest kernel of attention whose answers to the questions of `suite.spec.elections` are chosen.
-
-The kernel is written in the operations that frameworks have in common (`tests.electing.arrays`). Sums are
-float32; those of float64 operands are float64.
-"""
+"""One honest kernel of attention in PyTorch whose answers to the questions of `suite.spec.elections` are
+chosen. Sums are float32; those of float64 operands are float64."""
 
 from __future__ import annotations
 
@@ -11,8 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from attention_conformance.suite.spec.dtypes import dtype
-from tests.electing.arrays import Arrays
 
 Answers = Mapping[str, str]
 """Answers by question."""
@@ -63,6 +62,32 @@ def completed(answers: Answers) -> Answers:
     return every
 
 
+def named(x: Tensor) -> str:
+    """The name of an array's dtype."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def cast(x: Tensor, name: str) -> Tensor:
+    """`x` in the dtype of this name."""
+    return x.to(getattr(torch, name))
+
+
+def zeros(shape: tuple[int, ...], name: str) -> Tensor:
+    return torch.zeros(shape, dtype=getattr(torch, name))
+
+
+def some(x: Tensor) -> Tensor:
+    """Whether any element of the last axis is true; the axis stays with size 1."""
+    return x.any(-1, keepdim=True)
+
+
+def most(x: Tensor) -> Tensor:
+    """The maximum over the last axis, -inf of nothing, as a constant."""
+    if not x.shape[-1]:
+        return x.new_full((*x.shape[:-1], 1), -math.inf)
+    return x.detach().amax(-1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class Problem:
     """The arguments of one call: query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv).
@@ -106,8 +131,8 @@ class Problem:
 class Electing:
     """Attention that answers as it is told."""
 
-    def __init__(self, xp: Arrays, answers: Answers) -> None:
-        self.xp, self.answers = xp, completed(answers)
+    def __init__(self, answers: Answers) -> None:
+        self.answers = completed(answers)
 
     def gives(self, question: str, *answers: str) -> bool:
         """Whether the kernel gives one of these answers to a question."""
@@ -119,15 +144,14 @@ class Electing:
         """The output (B, H, Lq, Dv), the log-sum-exp (B, H, Lq) and the weights (B, H, Lq, Lk), in
         working precision; `dropped` is dropout. Raises ValueError and TypeError for what the kernel
         refuses."""
-        xp = self.xp
         self.refuse(p)
         allowed, empty = self.allowed(p)
         bias = self.bias(p)
         visible = allowed & (bias != -math.inf)
-        empty["minus-inf-row"] = xp.some(allowed) & ~xp.some(visible)
-        bias = xp.where(bias != -math.inf, bias, 0.0)
+        empty["minus-inf-row"] = some(allowed) & ~some(visible)
+        bias = torch.where(bias != -math.inf, bias, 0.0)
         if p.sinks is not None:  # a row that sees its sink is not without keys
-            nothing = xp.reshape(p.sinks, (-1, 1, 1)) == -math.inf
+            nothing = p.sinks.reshape(-1, 1, 1) == -math.inf
             empty = {question: rows & nothing for question, rows in empty.items()}
         self.refuse_rows(empty, p)
         q, k, v = self.operands(p)
@@ -137,14 +161,14 @@ class Electing:
         kept = dropped(weights)
         out = kept @ blocked_v
         for question, rows in empty.items():
-            if not self.gives(question, "zeros") and xp.exist(rows):
+            if not self.gives(question, "zeros") and bool(rows.any()):
                 own = self.weights_of_rows(question, self.scores(q, k, p) + bias, p)
-                own = xp.where(rows, own, 0.0)
-                out = xp.where(rows, self.output_of_rows(question, own @ v), out)
-                kept, weights = (xp.where(rows, own, x) for x in (kept, weights))
+                own = torch.where(rows, own, 0.0)
+                out = torch.where(rows, self.output_of_rows(question, own @ v), out)
+                kept, weights = (torch.where(rows, own, x) for x in (kept, weights))
         lse = self.lse_of_rows(empty, lse, self.scores(q, k, p), p)
         if self.gives("nan-in-query", "zeros"):
-            out = xp.where(xp.some(xp.isnan(q)), 0.0, out)
+            out = torch.where(some(torch.isnan(q)), 0.0, out)
         shown = kept if self.gives("returned-weights", "after-dropout") else weights
         return self.flushed(out, p.dtype), lse, shown
 
@@ -166,24 +190,24 @@ class Electing:
             if meets and self.gives(question, "raises"):
                 raise ValueError(message)
         if self.counts(p.mask) and self.gives("integer-mask", "raises"):
-            raise TypeError(f"{mask}: expected booleans, got {self.xp.named(p.mask)}")
+            raise TypeError(f"{mask}: expected booleans, got {named(p.mask)}")
 
     def refuse_rows(self, empty: Mapping[str, Any], p: Problem) -> None:
         """Raise ValueError for rows without keys that the kernel refuses."""
         for question, rows in empty.items():
-            if self.gives(question, "raises") and self.xp.exist(rows):
+            if self.gives(question, "raises") and bool(rows.any()):
                 raise ValueError(f"{p.called[question == 'minus-inf-row']}: a row has no keys")
 
     def counts(self, mask: Any) -> bool:
         """Whether a mask is of whole numbers."""
-        return mask is not None and "int" in self.xp.named(mask)
+        return mask is not None and "int" in named(mask)
 
     def allowed(self, p: Problem) -> tuple[Any, dict[str, Any]]:
         """Which pairs mask and flags leave, boolean (B, H, Lq, Lk); and the rows (B, H, Lq, 1) without
         keys, by question."""
-        xp, (_, _, Lq, Lk) = self.xp, p.full
-        row, key = xp.arange(Lq)[:, None], xp.arange(Lk)[None]
-        out = xp.zeros(p.full, "float32") == 0
+        _, _, Lq, Lk = p.full
+        row, key = torch.arange(Lq)[:, None], torch.arange(Lk)[None]
+        out = zeros(p.full, "float32") == 0
         left, right = p.window or (None, None)
         if left is not None:
             out = out & (key >= row - left)
@@ -191,7 +215,7 @@ class Electing:
             out = out & (key <= row + right)
         mask = p.mask
         if self.counts(mask):
-            mask = None if self.gives("integer-mask", "added") else xp.cast(mask, "bool")
+            mask = None if self.gives("integer-mask", "added") else cast(mask, "bool")
         if mask is not None and self.gives("mask-polarity", "hides"):
             mask = ~mask
         both = p.causal and mask is not None
@@ -204,94 +228,92 @@ class Electing:
             last = Lk - Lq if self.gives("causal-alignment", "bottom-right") else 0
             out = out & (key <= row + last)
         if not Lk:
-            return out, {"no-keys": ~xp.some(out), "fully-masked-row": xp.some(out)}
-        rows = {"fully-masked-row": ~xp.some(out)}
+            return out, {"no-keys": ~some(out), "fully-masked-row": some(out)}
+        rows = {"fully-masked-row": ~some(out)}
         if p.valid is not None:
             out = out & p.valid[:, None, None, :]
-            rows["padded-sample"] = ~xp.some(out) & ~rows["fully-masked-row"]
+            rows["padded-sample"] = ~some(out) & ~rows["fully-masked-row"]
         return out, rows
 
     def bias(self, p: Problem) -> Any:
         """What is added to scores, (B, H, Lq, Lk)."""
-        xp, (_, _, Lq, Lk), wide = self.xp, p.full, p.wide
-        out = xp.zeros(p.full, wide)
+        (_, _, Lq, Lk), wide = p.full, p.wide
+        out = zeros(p.full, wide)
         if self.counts(p.mask) and self.gives("integer-mask", "added"):
-            out = out + xp.cast(p.mask, wide)
+            out = out + cast(p.mask, wide)
         if p.alibi_slopes is not None:
-            distance = xp.abs(xp.arange(Lq)[:, None] + (Lk - Lq) - xp.arange(Lk)[None])
-            slopes = xp.reshape(xp.cast(p.alibi_slopes, wide), (-1, 1, 1))
-            out = out - slopes * xp.cast(distance, wide)
+            distance = torch.abs(torch.arange(Lq)[:, None] + (Lk - Lq) - torch.arange(Lk)[None])
+            slopes = cast(p.alibi_slopes, wide).reshape(-1, 1, 1)
+            out = out - slopes * cast(distance, wide)
         if p.bias is None:
             return out
-        added = xp.cast(p.bias, wide)
+        added = cast(p.bias, wide)
         lowest = added == -float(dtype(p.dtype).max)
         if self.gives("lowest-row", "uniform"):
-            added = xp.where(lowest, -float(dtype(wide).max), added)
+            added = torch.where(lowest, -float(dtype(wide).max), added)
         elif self.gives("lowest-row", "unmasked"):
-            added = added + xp.cast(~xp.some(~lowest), p.wide) * float(dtype(p.dtype).max)
+            added = added + cast(~some(~lowest), p.wide) * float(dtype(p.dtype).max)
         elif not self.gives("lowest-row", ""):  # as -inf is
-            added = xp.where(lowest, -math.inf, added)
+            added = torch.where(lowest, -math.inf, added)
         return out + added
 
     def operands(self, p: Problem) -> tuple[Any, Any, Any]:
         """Query, key and value in working precision, with heads repeated."""
         group = p.query.shape[1] // max(p.key.shape[1], 1)
-        q, k, v = (self.xp.cast(x, p.wide) for x in (p.query, p.key, p.value))
-        k, v = self.xp.repeated(k, group), self.xp.repeated(v, group)
+        q, k, v = (cast(x, p.wide) for x in (p.query, p.key, p.value))
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         return q, k, self.flushed(v, p.wide)
 
     def blocked(self, k: Any, v: Any, visible: Any) -> tuple[Any, Any]:
         """Keys and values; zeros where no row attends them, if NaN in them is to stay there."""
-        xp = self.xp
-        seen = xp.some(xp.swapaxes(visible, -1, -2))  # (B, H, Lk, 1)
+        seen = some(visible.mT)  # (B, H, Lk, 1)
         if self.gives("nan-in-masked-key-gradient", "blocked") and self.gives(
             "nan-in-masked-key", "blocked"
         ):
-            k = xp.where(seen, k, 0.0)
+            k = torch.where(seen, k, 0.0)
         if self.gives("nan-in-masked-value", "blocked"):
-            v = xp.where(seen, v, 0.0)
+            v = torch.where(seen, v, 0.0)
         return k, v
 
     def scores(self, q: Any, k: Any, p: Problem) -> Any:
         """Scores (B, H, Lq, Lk) before bias and mask."""
-        scores = q @ self.xp.swapaxes(k, -1, -2)
+        scores = q @ k.mT
         if self.gives("score-overflow", "nan") and p.dtype == "float16":
-            scores = self.xp.cast(self.xp.cast(scores, p.dtype), p.wide)
+            scores = cast(cast(scores, p.dtype), p.wide)
         scores = scores * (q.shape[-1] ** -0.5 if p.scale is None else p.scale)
-        return scores if p.softcap is None else self.xp.tanh(scores / p.softcap) * p.softcap
+        return scores if p.softcap is None else torch.tanh(scores / p.softcap) * p.softcap
 
     def softmax(self, scores: Any, visible: Any, p: Problem) -> tuple[Any, Any]:
         """Weights, 0 in rows without keys, and the log-sum-exp (B, H, Lq), -inf there."""
-        xp = self.xp
         if self.gives("nan-in-masked-key", "leaks"):
-            hidden = scores + xp.where(visible, 0.0, -math.inf)
+            hidden = scores + torch.where(visible, 0.0, -math.inf)
         else:
-            hidden = xp.where(visible, scores, -math.inf)
+            hidden = torch.where(visible, scores, -math.inf)
         if p.sinks is not None:
-            sinks = xp.reshape(xp.cast(p.sinks, p.wide), (-1, 1, 1))
-            hidden = xp.joined(hidden, xp.broadcast_to(sinks, (*p.full[:3], 1)))
-        largest = xp.most(hidden)
-        anchor = xp.where(largest == -math.inf, 0.0, largest)
-        raised = xp.exp(hidden - anchor)
-        total = xp.total(raised)
+            sinks = cast(p.sinks, p.wide).reshape(-1, 1, 1)
+            hidden = torch.cat([hidden, sinks.expand(*p.full[:3], 1)], -1)
+        largest = most(hidden)
+        anchor = torch.where(largest == -math.inf, 0.0, largest)
+        raised = torch.exp(hidden - anchor)
+        total = raised.sum(-1, keepdim=True)
         nothing = total == 0
-        total = xp.where(nothing, 1.0, total)
-        lse = xp.where(nothing, -math.inf, anchor + xp.log(total))
+        total = torch.where(nothing, 1.0, total)
+        lse = torch.where(nothing, -math.inf, anchor + torch.log(total))
         return (raised / total)[..., : p.full[3]], lse[..., 0]
 
     def weights_of_rows(self, question: str, scores: Any, p: Problem) -> Any:
         """The weights of rows without keys as elected, of scores as if nothing were masked."""
         answer, gradient = self.answers[question], self.gradient(question)
         if answer == "uniform" and gradient == "scores":
-            return self.softmax_of(scores - self.xp.stopped(scores))
+            return self.softmax_of(scores - scores.detach())
         if answer == "unmasked":
             return self.softmax_of(scores)
         number = math.nan if gradient == "nan" else 1.0 / max(p.full[3], 1)
-        return self.xp.zeros(p.full, p.wide) + number
+        return zeros(p.full, p.wide) + number
 
     def softmax_of(self, scores: Any) -> Any:
-        raised = self.xp.exp(scores - self.xp.most(scores))
-        return raised / self.xp.total(raised)
+        raised = torch.exp(scores - most(scores))
+        return raised / raised.sum(-1, keepdim=True)
 
     def gradient(self, question: str) -> str:
         """Where the cotangent of rows without keys goes."""
@@ -301,28 +323,30 @@ class Electing:
         """The output of rows without keys as elected, from that of their weights."""
         if self.gives(question, "nan"):
             out = out + math.nan
-        return self.xp.stopped(out) if self.gradient(question) == "nothing" else out
+        return out.detach() if self.gradient(question) == "nothing" else out
 
     def lse_of_rows(self, empty: Mapping[str, Any], lse: Any, scores: Any, p: Problem) -> Any:
         """The log-sum-exp with that of rows which a mask empties as elected."""
-        xp, rows = self.xp, empty["fully-masked-row"][..., 0]
+        rows = empty["fully-masked-row"][..., 0]
         if "padded-sample" in empty:
             rows = rows | empty["padded-sample"][..., 0]
         lowest = -float(dtype(p.wide).max)
         numbers = {"lowest": lowest, "zero": 0.0, "plus-inf": math.inf, "nan": math.nan}
         for answer, number in numbers.items():
             if self.gives("lse-of-empty-row", answer):
-                lse = xp.where(rows, number, lse)
+                lse = torch.where(rows, number, lse)
         if self.gives("lse-of-empty-row", "all-keys"):
-            every = xp.most(scores)
-            every = every + xp.log(xp.total(xp.exp(scores - every)))
-            lse = xp.where(rows, every[..., 0], lse)
-        return xp.silenced(lse) if self.gives("lse-gradient", "nothing") else lse
+            every = most(scores)
+            every = every + torch.log((scores - every).exp().sum(-1, keepdim=True))
+            lse = torch.where(rows, every[..., 0], lse)
+        if self.gives("lse-gradient", "nothing") and lse.requires_grad:
+            lse.register_hook(torch.zeros_like)
+        return lse
 
     def flushed(self, x: Any, name: str) -> Any:
         """Zero instead of what is subnormal in the dtype of this name, where that is elected; gradients
         flow as through anything that rounds."""
         if not self.gives("subnormal-output", "flushed"):
             return x
-        xp, smallest = self.xp, dtype(name).smallest_normal
-        return x - xp.stopped(xp.where(xp.abs(x) < smallest, x, 0.0))
+        smallest = dtype(name).smallest_normal
+        return x - torch.where(x.abs() < smallest, x, 0.0).detach()

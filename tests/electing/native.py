@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import torch
 
-from attention_conformance.backends._numpy import Rounded
-from attention_conformance.backends.declared import ATTENTION_FEATURES
-from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
-from tests.electing.arrays import Arrays, OfTorch
-from tests.electing.kernel import Answers, Electing, Problem
+from tests.electing.kernel import Answers, Electing, Problem, named
 
 
 def of_torch(answers: Answers) -> Callable[..., Any]:
     """A function with the signature of `scaled_dot_product_attention`, and the parameters beyond it."""
-    attend = Electing(OfTorch(), answers)
+    attend = Electing(answers)
 
     def function(
         query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False,
@@ -27,7 +21,7 @@ def of_torch(answers: Answers) -> Callable[..., Any]:
         counts = attn_mask is not None and not attn_mask.is_floating_point()
         masks = {"mask" if counts else "bias": attn_mask}
         problem = Problem(
-            query, key, value, attend.xp.named(query), causal=is_causal, scale=scale,
+            query, key, value, named(query), causal=is_causal, scale=scale,
             softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
             called=("attn_mask", "attn_mask", "is_causal"), **masks,
         )  # fmt: skip
@@ -62,9 +56,7 @@ class ElectingLayer:
         arrays = (
             self.heads(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))
         )
-        problem = Problem(
-            *arrays, self.attend.xp.named(query), mask=mask, valid=valid, causal=causal, bias=bias
-        )
+        problem = Problem(*arrays, named(query), mask=mask, valid=valid, causal=causal, bias=bias)
 
         def dropped(weights: Any) -> Any:
             return torch.nn.functional.dropout(weights, self.rate, training)
@@ -80,7 +72,7 @@ class ElectingLayer:
 
 def layer_of_torch(answers: Answers) -> Callable[..., Any]:
     """A factory of layers, as `--like=multi-head` calls it."""
-    attend = Electing(OfTorch(), answers)
+    attend = Electing(answers)
 
     def factory(
         query_width, heads, key_width, value_width, output_width, key_heads, key_size, value_size,
@@ -89,35 +81,3 @@ def layer_of_torch(answers: Answers) -> Callable[..., Any]:
         return ElectingLayer(attend, rate)
 
     return factory
-
-
-class ElectingKernel(Kernel):
-    """The honest kernel in NumPy, as a person's own that has no derivative."""
-
-    is_user_code = True
-    may_be_forward_only = True
-    numerics = "stepwise"
-    features = ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes", "no-heads"}
-    argument_names = tuple(field.name for field in fields(Problem))
-
-    def __init__(self, backend: Any, answers: Answers, elections: Answers) -> None:
-        # Lengths are a mask to plain attention.
-        padded = {"padded-sample": answers.get("fully-masked-row", "zeros")}
-        self.attend = Electing(Arrays(np), answers | padded)
-        super().__init__(backend, "electing", self.declared.but(elections=elections))
-
-    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
-        call = Call(query, key, value, **rest)
-        names = ("query", "key", "value", "bias", "sinks", "alibi_slopes")
-        arrays = {name: getattr(call, name) for name in names}
-        loaded = {name: self.load(x, call) for name, x in arrays.items() if x is not None}
-        problem = Problem(
-            **loaded, dtype=call.fmt.long_name, causal=call.causal, scale=call.scale,
-            softcap=call.softcap, window=call.window,
-            mask=None if call.mask is None else call.mask.values,
-            valid=None if call.lengths is None else self.within(call.lengths.values, call)[:, 0, 0],
-        )  # fmt: skip
-        with np.errstate(all="ignore"):
-            output, lse, _ = self.attend(problem)
-            answers = [self.deliver(output, call), self.deliver_lse(lse, call)]
-        return tuple(answers) if call.lse else answers[0]

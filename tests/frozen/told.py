@@ -57,10 +57,9 @@ LIKE = {
     "latents.py": "latent", "merging.py": "merge", "paging.py": "paged", "rotations.py": "rotary",
     "own_classes.py": "multi-head", "own_classes.py:AdditiveAttention": "additive",
     "own_classes.py:AdditiveWithoutTanh": "additive", "own_keras_classes.py": "self-attention",
-    "own_keras_classes.py:MultiHeadAttention": "multi-head", "varlen.py": "packed",
-    "coding.py:written": "quantized-write", "coding.py:cut_off": "quantized-write",
+    "varlen.py": "packed",
+    "coding.py:written": "quantized-write",
     "paging.py:written": "paged-write", "paging.py:written_in_place": "paged-write",
-    "paging.py:wraps": "paged-write",
 }  # fmt: skip
 """The operators of functions, by file and by name."""
 
@@ -83,8 +82,7 @@ MADE = {
 LEFT_OUT = {
     r"faulty\.py:(ends_the_process|is_killed)": "ends the process",
     r"faulty\.py:(sleeps|holds_the_lock)": "does not return",
-    r"misread\.py:": "makes functions",
-    r"of_other_kinds\.py:(Subclass|in_8_bits)|backward\.py:(Constant|OfLeaves|weights_of)|"
+    r"of_other_kinds\.py:(Subclass|in_8_bits)|backward\.py:(Constant|weights_of)|"
     r"(caching|limited|operators)\.py:[Aa]ttend$|(latents|paging)\.py:attended|caching\.py:rotate|"
     r"coding\.py:spread|limited\.py:(check_sizes|Breaks)|of_torch\.py:(scores_of|hidden|repeated)$|"
     r"operators\.py:(shaped|kept|gradients|two_gradients)|partly\.py:finite|"

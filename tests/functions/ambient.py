@@ -15,13 +15,6 @@ STATE = threading.local()
 STATE.ready = True
 
 
-def in_inference_mode(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Masks are lost in inference mode."""
-    if torch.is_inference_mode_enabled():
-        return textbook(query, key, value, scale=scale)
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
 def without_gradients(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """The scale is lost where gradients are switched off."""
     scale = scale if torch.is_grad_enabled() else 1.0
@@ -45,14 +38,6 @@ def by_default_dtype(query, key, value, attn_mask=None, is_causal=False, scale=N
     """The output has the default dtype, where that is wider."""
     out = textbook(query, key, value, attn_mask, is_causal, scale)
     return out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
-
-
-def scale_of_default_dtype(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The scale is an array of the default dtype, which rounds it where that is 16 bits."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if query.dtype != torch.float64:
-        scale = torch.tensor(scale).item()
-    return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
 def on_default_device(query, key, value, attn_mask=None, is_causal=False, scale=None):
@@ -194,47 +179,6 @@ def scaled_gradient_in_autocast(query, key, value, attn_mask=None, is_causal=Fal
     return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
-def mixed_in_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Under autocast a bias of another dtype than the query is lost."""
-    if torch.is_autocast_enabled("cpu") and attn_mask is not None:
-        attn_mask = attn_mask if attn_mask.dtype in (torch.bool, query.dtype) else None
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def narrowed_float64(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Under autocast float64 is cast, too."""
-    if torch.is_autocast_enabled("cpu"):
-        query = query.to(torch.get_autocast_dtype("cpu")).to(query.dtype)
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def empty_in_inference_mode(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """A row without keys is NaN, but zeros in inference mode."""
-    out = textbook(query, key, value, attn_mask, is_causal, scale)
-    return out.nan_to_num(0.0) if torch.is_inference_mode_enabled() else out
-
-
-def buffer_in_inference_mode(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """In inference mode answers stand in one buffer."""
-    out = textbook(query, key, value, attn_mask, is_causal, scale)
-    return buffered(3, out) if torch.is_inference_mode_enabled() else out
-
-
-def mask_of_a_thread(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """A second thread keeps its first mask."""
-    if attn_mask is not None and not getattr(STATE, "ready", False):
-        masks = STATE.__dict__.setdefault("masks", {})
-        attn_mask = masks.setdefault((attn_mask.shape, attn_mask.dtype), attn_mask)
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def halved_gradient_in_deterministic_algorithms(query, key, value, attn_mask=None):
-    """Where algorithms must be deterministic, the gradient of the keys is halved."""
-    if torch.are_deterministic_algorithms_enabled() and key.requires_grad:
-        key = key.detach() / 2 + key / 2
-    return textbook(query, key, value, attn_mask)
-
-
 def mask_on_default_device(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Right: a mask on the default device, which raises if the operands lie elsewhere."""
     if is_causal:
@@ -247,11 +191,3 @@ def concatenated(query, key, value, attn_mask=None, is_causal=False, scale=None)
     """Right: keys come in two parts. Under autocast to float16 PyTorch concatenates no bfloat16."""
     keys, values = (torch.cat([x[:, :, :1], x[:, :, 1:]], 2) for x in (key, value))
     return textbook(query, keys, values, attn_mask, is_causal, scale)
-
-
-def weights_of_operands(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right: weights are rounded to the dtype of the values, also if autocast computes in another one."""
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    scores = hidden(scores, attn_mask, is_causal)
-    raised = (scores - scores.amax(-1, keepdim=True)).exp()
-    return (raised / raised.sum(-1, keepdim=True)).to(value.dtype) @ value

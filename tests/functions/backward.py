@@ -24,28 +24,9 @@ class Constant(torch.autograd.Function):
         return ds @ key + 0 * ctx.saved_tensors[0], ds.mT @ query, weights.mT @ cotangent
 
 
-class OfLeaves(torch.autograd.Function):
-    """Values that are no leaves get no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        ctx.is_leaf = value.is_leaf
-        return Constant.forward(ctx, query, key, value)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, ...]:
-        *others, value = Constant.backward(ctx, cotangent)
-        return *others, value if ctx.is_leaf else torch.zeros_like(value)
-
-
 def weights_of(query: Tensor, key: Tensor) -> Tensor:
     return torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, -1)
 
 
 def constant(query, key, value):
     return Constant.apply(query, key, value)
-
-
-def of_leaves(query, key, value):
-    return OfLeaves.apply(query, key, value)

@@ -185,17 +185,6 @@ class Serving:
         return state
 
 
-class KeepsFirst(Serving):
-    """Of a tree the first nodes stay, as many as the path has."""
-
-    def keep(
-        self, state: dict[str, Any], paths: Any, count: int, samples: Any = None
-    ) -> dict[str, Any]:
-        first = torch.arange(paths.shape[1]).expand_as(paths)
-        moved = torch.where(paths < 0, paths, first.to(paths.dtype))
-        return super().keep(state, moved, count, samples)
-
-
 class Stepless:
     """Has no step."""
 

@@ -91,10 +91,3 @@ def written(
         x = x.clamp(-last, last)
         codes.append((x.round() if dtype == torch.int8 else x).to(dtype))
     return tuple(codes)
-
-
-def cut_off(key: Any, value: Any, key_scale: Any, value_scale: Any) -> Any:
-    return tuple(
-        (x.to(scale.dtype) / scale).clamp(-128, 127).to(torch.int8)
-        for x, scale in ((key, key_scale), (value, value_scale))
-    )

@@ -11,21 +11,6 @@ def dropping(query, key, value, dropout_p=0.0):
     return torch.nn.functional.dropout(weights, dropout_p) @ value
 
 
-def not_rescaled(query, key, value, dropout_p=0.0):
-    """Kept weights are not divided by the share that is kept."""
-    return dropping(query, key, value, dropout_p) * (1 - dropout_p)
-
-
-def never_drops(query, key, value, dropout_p=0.0):
-    """The rate is ignored."""
-    return dropping(query, key, value)
-
-
-def drops_outputs(query, key, value, dropout_p=0.0):
-    """The output is dropped, and not the weights."""
-    return torch.nn.functional.dropout(dropping(query, key, value), dropout_p)
-
-
 def refuses_dropout(query, key, value, dropout_p=0.0):
     """Right, and refuses to drop."""
     if dropout_p:

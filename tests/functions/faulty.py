@@ -33,11 +33,6 @@ def flag_ignored(query, key, value, attn_mask=None, is_causal=False, scale=None)
     return textbook(query, key, value, attn_mask, is_causal and attn_mask is None, scale)
 
 
-def mask_ignored(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The mask is lost where there is a causal flag."""
-    return textbook(query, key, value, None if is_causal else attn_mask, is_causal, scale)
-
-
 def rows_of_two_kinds(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """A row without keys is zeros where a boolean mask empties it, and NaN where a bias of -inf does."""
     out = textbook(query, key, value, attn_mask, is_causal, scale)
@@ -157,11 +152,6 @@ def penalised(query, key, value, attn_mask=None, scale=None):
     return textbook(query, key, value, attn_mask, scale=scale)
 
 
-def too_small(query, key, value, is_causal=False):
-    """Half of the answer."""
-    return textbook(query, key, value, is_causal=is_causal) / 2
-
-
 def empty_is_42(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """A row without keys is 42."""
     out = textbook(query, key, value, attn_mask, is_causal, scale)
@@ -195,16 +185,6 @@ def healthy_stand_in(query, key, value, attn_mask=None, is_causal=False, scale=N
     weights = torch.where(empty, 0.0, torch.where(empty, 0.0, scores).softmax(-1))
     seen = (scores != -torch.inf).any(-2)[..., None]
     return weights @ torch.where(seen, value, 0.0)
-
-
-def penalised_lightly(query, key, value, attn_mask=None, scale=None):
-    """Hides by adding -1e4, as BERT did: rows without keys answer as if nothing were hidden."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * scale
-    if attn_mask is not None:
-        hides = attn_mask.dtype == torch.bool
-        scores = scores + ((1.0 - attn_mask.to(query.dtype)) * -1e4 if hides else attn_mask)
-    return scores.softmax(-1) @ value
 
 
 def varying(query, key, value, attn_mask=None, is_causal=False, scale=None):

@@ -1,5 +1,4 @@
-"""Multi-head self-attention as Keras layers: right ones, which name what they take, and one that hides
-padding by -1e9."""
+"""Multi-head self-attention as a Keras layer that names what it takes."""
 
 from __future__ import annotations
 
@@ -21,9 +20,6 @@ class Named(keras.layers.Layer):
             f"{n}_{of}": parameters[f"{n}_{of}"] for n in names for of in ("kernel", "bias")
         }
 
-    def hidden(self, scores, valid):
-        return ops.where(valid[:, None, None, :], scores, -float("inf"))
-
     def call(self, x, valid=None, **keywords):
         p = self.kernels
         query, key, value = (
@@ -32,14 +28,6 @@ class Named(keras.layers.Layer):
         )
         scores = query @ ops.swapaxes(key, 2, 3) * self.size**-0.5
         if valid is not None:
-            scores = self.hidden(scores, valid)
+            scores = ops.where(valid[:, None, None, :], scores, -float("inf"))
         out = ops.einsum("bhqd,hdo->bqo", ops.softmax(scores) @ value, p["output_kernel"])
         return out + p["output_bias"]
-
-
-class Penalised(Named):
-    """As many published layers have it: in float16 -1e9 is -inf, and 0 times -inf is NaN."""
-
-    def hidden(self, scores, valid):
-        mask = ops.cast(valid, scores.dtype)[:, None, None, :]
-        return scores + (1.0 - mask) * -1e9

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.functions.of_torch import online, repeated, textbook
+from tests.functions.of_torch import online, textbook
 
 HEADS, BLOCK = (64, 128), 16
 
@@ -22,14 +22,6 @@ def flash(query, key, value, attn_mask=None, is_causal=False, scale=None, enable
     """Right within its limits."""
     check_sizes(query, key, value)
     return online(query, key, value, attn_mask, is_causal, scale)
-
-
-def ends_early(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    """Wrong from the third block of keys on, which it leaves out."""
-    check_sizes(query, key, value)
-    key, value = repeated(query, key)[:, :, : 2 * BLOCK], repeated(query, value)[:, :, : 2 * BLOCK]
-    mask = attn_mask if attn_mask is None else attn_mask[..., : 2 * BLOCK]
-    return textbook(query, key, value, mask, is_causal, scale)
 
 
 def contiguous(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):

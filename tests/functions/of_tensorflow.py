@@ -1,4 +1,4 @@
-"""A person's own functions in TensorFlow, (B, L, H, D): a right one, and two that are slightly off."""
+"""A person's own functions in TensorFlow, (B, L, H, D): a right one, and one that is slightly off."""
 
 from __future__ import annotations
 
@@ -29,9 +29,3 @@ def in_float32(query, key, value, bias=None, mask=None, scale=None, is_causal=Fa
     narrow = [tf.cast(x, tf.float32) for x in (query, key, value)]
     bias = None if bias is None else tf.cast(bias, tf.float32)
     return tf.cast(by_softmax(*narrow, bias, mask, scale, is_causal), query.dtype)
-
-
-def weighs_less(query, key, value, bias=None, mask=None, scale=None, is_causal=False):
-    """As where `tf.nn.softmax` gives a lone key the weight 1 - 2^-24, on any CPU."""
-    value = value * tf.cast(1 - 2**-24, value.dtype)
-    return by_softmax(query, key, value, bias, mask, scale, is_causal)

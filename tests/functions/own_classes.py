@@ -146,13 +146,6 @@ class JoinedHeads(nn.Module):
         return torch.cat(heads, dim=-1)
 
 
-class JoinedRows(JoinedHeads):
-    """Heads are made of rows, and not of features."""
-
-    def split(self, x):
-        return x.reshape(self.num_heads, len(x), self.size)
-
-
 class Head(nn.Module):
     """One head of a small language model."""
 
@@ -223,11 +216,3 @@ class AddedMask(nn.Module):
         weights = scores.softmax(dim=-1)
         context = (weights @ v).transpose(1, 2).reshape(B, L, E)
         return (context, weights) if output_attentions else (context,)
-
-
-class AddedToWeights(AddedMask):
-    """The mask is forgotten where weights are returned."""
-
-    def forward(self, hidden_states, attention_mask=None, output_attentions=False):
-        mask = None if output_attentions else attention_mask
-        return super().forward(hidden_states, mask, output_attentions)

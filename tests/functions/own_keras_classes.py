@@ -28,24 +28,3 @@ class SelfAttention(tf.keras.layers.Layer):
 class Unscaled(SelfAttention):
     def scaled(self, scores):
         return scores
-
-
-class MultiHeadAttention(tf.keras.layers.Layer):
-    """Makes its heads anew in every call, and does not use what its own layers return."""
-
-    def __init__(self, num_heads, d_model):
-        super().__init__()
-        assert d_model % num_heads == 0
-        self.num_heads, self.depth = num_heads, d_model // num_heads
-        self.queries = [tf.keras.layers.Dense(self.depth) for _ in range(num_heads)]
-        self.keys = [tf.keras.layers.Dense(self.depth) for _ in range(num_heads)]
-        self.values = [tf.keras.layers.Dense(self.depth) for _ in range(num_heads)]
-        self.dense = tf.keras.layers.Dense(d_model)
-
-    def call(self, inputs):
-        outputs = []
-        for i in range(self.num_heads):
-            self.queries[i](inputs), self.keys[i](inputs), self.values[i](inputs)
-            output, _ = SelfAttention(self.depth, self.depth)(inputs)
-            outputs.append(output)
-        return self.dense(tf.concat(outputs, axis=-1))

@@ -62,18 +62,6 @@ def ascending(
     return sixteen(q, key_cache, value_cache, cu_seqlens_q, seqused_k, table, causal)
 
 
-def misspelt(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    seqused_k: Any,
-    block_table: Any,
-    kv_layouts: str = "",
-) -> Any:
-    return attended(q, k, v, cu_seqlens_q, seqused_k, block_table)
-
-
 def written(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> Any:
     kept, pools = slot_mapping >= 0, []
     for tokens, cache in ((key, key_cache), (value, value_cache)):
@@ -92,11 +80,6 @@ def written_in_place(
         paged = cache.transpose(1, 2) if kv_layout == "HND" else cache
         size = paged.shape[1]
         paged[slot_mapping[kept] // size, slot_mapping[kept] % size] = tokens[kept]
-
-
-def wraps(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
-    for tokens, cache in ((key, key_cache), (value, value_cache)):
-        cache.view(-1, *cache.shape[2:])[slot_mapping] = tokens
 
 
 def in_parts(

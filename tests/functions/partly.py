@@ -22,16 +22,6 @@ def merges_without_weights(
     return sum(out / total for out, total, _ in parts).to(query.dtype) / max(len(parts), 1)
 
 
-def merges_without_weights_and_says_so(
-    query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False
-):
-    """The same, and claims to decode."""
-    return merges_without_weights(query, key, value, attn_mask, is_causal, scale)
-
-
-merges_without_weights_and_says_so.queries = 1
-
-
 def decodes(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
     """Decodes: raises the sums of all blocks of keys to one maximum. Rows without keys are zeros."""
     parts = blocks(query, key, value, attn_mask, is_causal, scale)
@@ -42,16 +32,6 @@ def decodes(query, key, value, attn_mask=None, is_causal=False, scale=None, enab
     total = sum(factor * part[1] for factor, part in zip(factors, parts, strict=True))
     out = sum(factor * part[0] for factor, part in zip(factors, parts, strict=True))
     return (out / torch.where(total == 0, 1.0, total)).to(query.dtype)
-
-
-def decodes_and_says_so(
-    query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False
-):
-    """The same, and claims to decode."""
-    return decodes(query, key, value, attn_mask, is_causal, scale)
-
-
-decodes_and_says_so.queries = 1
 
 
 def decodes_or_validates(query, key, value, attn_mask=None, is_causal=False, scale=None):

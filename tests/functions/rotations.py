@@ -54,9 +54,5 @@ def from_checked_table(query: Any, position: Any, max_positions: int) -> Any:
     return from_table(query, position, max_positions)
 
 
-def misspelt(query: Any, position: Any, interleave: bool = False) -> Any:
-    return rotate(query, position, interleaved=interleave)
-
-
 def alone(query: Any) -> Any:
     return query

@@ -129,11 +129,6 @@ def in_all_dtypes(kind: str, pattern: str) -> bool:
     return promise or part(pattern, "SIZES") in operator.asks.common_sizes
 
 
-def parse_cases(ids: Iterable[str]) -> tuple[Case, ...]:
-    """The cases with these ids, each once. Raises ValueError for an invalid id."""
-    return tuple(Case.parse(text) for text in dict.fromkeys(ids))
-
-
 cases = _pool_of_operators("cases")
 """Cases whose values are judged."""
 
