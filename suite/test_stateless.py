@@ -188,6 +188,7 @@ def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     for change in (*scalars, *masks, *masks_and_scalars):
         words = [f"{n} {getattr(change[n], 'token', change[n])}" for n in change if n != "form"]
         yield " and ".join(words), inputs.replace(**change)
+    yield "other lengths", inputs.replace(mask=parse_mask("pad"), seed=inputs.seed + 1)
     if inputs.operator.is_layer:
         return
     distances = np.arange(inputs.sizes.Lq)[:, None] - np.arange(inputs.sizes.Lk)

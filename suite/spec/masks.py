@@ -276,7 +276,7 @@ class Boolean(Mask):
     `axes` names the shape of the dense mask: "qk" (Lq, Lk), "b11k" (B, 1, 1, Lk), "b1qk", "1hqk",
     "bhqk" and "bhq1" (a row attends every key or none). About 40 % of the pairs are hidden, and every
     row has at least one key. With `empty` the first row and about a quarter of the other rows are fully
-    masked.
+    masked. The first of several samples of "b11k" attends all keys, as the longest one of a padded batch.
     """
 
     axes: str
@@ -305,6 +305,8 @@ class Boolean(Mask):
         if self.axes == "bhq1":
             return row_open & np.ones(np.broadcast_shapes(b.shape, h.shape, q.shape), bool)
         drawn = uniform(ix.seed + 307, b, h, q, k) < 0.6
+        if self.axes == "b11k" and ix.sizes.B > 1:
+            drawn |= b == 0
         anchor = np.floor(uniform(ix.seed + 401, b, h, q) * ix.sizes.Lk)
         return row_open & (drawn | (k == anchor))
 

@@ -57,6 +57,7 @@ SINKS = Feature(
     gradients=(
         Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/sinks"),
         Ask(
+            "sdpa/none/mha/{dt}/b3h2q5k9d6/sinks",
             "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6/sinks",
             "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/sinks/dense",
             since="standard",

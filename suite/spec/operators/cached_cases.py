@@ -74,6 +74,7 @@ DESIGNED = (
     # positions of samples alone, and past 256, of which bfloat16 holds every second one
     f"{GROWN}/c2.back2of0.3of1.resetof2.3of20.3/rot.halves",
     f"{SMALL}/c5.1.3/rot.halves/base500000.0",
+    f"{SMALL}/c5.back2.1.3/rot.halves",
     "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/win20/rot.halves",
     "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/slopes",
     "cached/none/mha/f32/b1h2q8k260d8/c4.back2.1.1.1.1",

@@ -182,11 +182,16 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Queries of unit normals. Positions in order; with `gathered` random, with repetitions."""
+    """Queries of unit normals. Positions in order; with `gathered` random, with repetitions, and in the
+    last of several samples neighbours in another order, as in a ring of devices."""
     s, first = case.sizes, case.option("offset")
     query = rng.standard_normal((s.B, s.H, s.Lq, s.D))
     if case.option("gathered"):
         position = rng.integers(first, first + REACH * max(s.Lq, 1), (s.B, s.Lq))
+        if s.B > 1:
+            position[-1] = first + np.concatenate(
+                [np.arange(0, s.Lq, 2), np.arange(1, s.Lq, 2)[::-1]]
+            )
     else:
         position = first + np.arange(s.Lq)
     return {"query": query, "position": position.astype(np.float64)}

@@ -185,6 +185,9 @@ SIZES = (
     "sdpa/pad/gqa2/{dt}/b3h4q2k17d8",
     "sdpa/causal/mha/{dt}/b1h2q76k1d8",
     "sdpa/none/mha/{dt}/b1h2q64k128d64/blhd",
+    # one length is whole tiles, the other is not
+    "sdpa/none/mha/{dt}/b1h2q128k97d8",
+    "sdpa/none/mha/{dt}/b1h2q97k128d8",
     "sdpa/none/mha/{dt}/b2h0q3k5d8",
     "sdpa/pad/mha/{dt}/b2h0q3k5d8",
 )
