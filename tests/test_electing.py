@@ -137,9 +137,6 @@ def test_held_to_another_answer_a_kernel_is_red(name: str) -> None:
     assert all(red.values()), red
 
 
-@pytest.mark.xfail(
-    strict=True, reason="equal scores of a row of -inf have no gradient in the reference"
-)
 def test_a_row_of_minus_inf_may_be_derived_through_equal_scores() -> None:
     """As of a kernel that clamps -inf to the lowest number."""
     answers = {"minus-inf-row": "uniform", "minus-inf-row-gradient": "scores"}

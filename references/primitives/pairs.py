@@ -56,19 +56,16 @@ class Pairs:
     @cached_property
     def equal_score_rows(self) -> np.ndarray:
         """Fully masked rows that derivatives treat as rows of equal scores, boolean (B, H, Lq, 1)."""
-        if not self.equal_scores or self.mask is None:
+        if not self.equal_scores or self.output_mask is None:
             return np.zeros((*self.shape[:3], 1), bool)
-        fully_masked_rows = ~np.broadcast_to(self.mask, self.shape).any(-1, keepdims=True)
+        fully_masked_rows = ~np.broadcast_to(self.output_mask, self.shape).any(-1, keepdims=True)
         return np.asarray(fully_masked_rows & ~self.has_sink[:, :, None])
 
     @cached_property
     def allowed(self) -> np.ndarray:
         """Attending pairs in derivatives, boolean (B, H, Lq, Lk)."""
-        allowed = (
-            np.broadcast_to(True if self.mask is None else self.mask, self.shape)
-            | self.equal_score_rows
-        )
-        return allowed if self.bias_allows is None else allowed & self.bias_allows
+        output_mask = True if self.output_mask is None else self.output_mask
+        return np.broadcast_to(output_mask, self.shape) | self.equal_score_rows
 
     @cached_property
     def rows_of_keys(self) -> np.ndarray:

@@ -29,8 +29,7 @@ KEYS = {
 
 ATTENTION: Axes = {
     "fully-masked-row": (*EMPTY, "unmasked, scores"),
-    # Of "uniform, scores" the reference has no gradient (a test of tests/test_electing.py expects this).
-    "minus-inf-row": tuple(answer for answer in EMPTY if answer != "uniform, scores"),
+    "minus-inf-row": EMPTY,
     **KEYS,
     "no-keys": ("zeros", "nan", "raises"),
     "nan-in-masked-key": ("blocked, blocked", "blocked, leaks", "leaks, leaks"),
@@ -66,7 +65,6 @@ NOBODY = {
         for answer in QUESTIONS[question].options
     },
     "lowest-row=weighted": "`log_sum_exp` of tests/functions/of_torch.py gives it",
-    "minus-inf-row-gradient=scores": "given beside uniform rows, which a test expects to fail",
     "mask-polarity=raises": "a layer that refuses boolean masks has no parameter for them",
 }
 """Answers that this kernel does not give, with the reason."""
