@@ -26,7 +26,7 @@ from attention_conformance.suite.run.isolation.remote import Remote
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 
-CHILD_BACKEND, CHILD_SYNC = HostPath(("backend",)), HostPath(("backend", "profiler", "sync"))
+CHILD_BACKEND, CHILD_SYNC = HostPath(("backend",)), HostPath(("backend", "sync"))
 """The backend in a child, and the function there that waits until outputs are computed."""
 
 TRIPS = 9
