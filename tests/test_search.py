@@ -265,20 +265,27 @@ def test_what_remains_is_what_the_failure_needs(
 
 
 @pytest.mark.parametrize(
-    ("case", "words"),
+    ("case", "passing", "words"),
     [
-        ("sdpa/causal/mha/f32/b1h1q129k129d1", "mask causal, 129 queries, 129 keys"),
-        ("sdpa/none/gqa9/f32/b1h18q1k1d1", "18 heads, 2 key heads"),
+        ("sdpa/causal/mha/f32/b1h1q129k129d1", ("none/mha/f32/b1h1q129k129d1",), "mask causal"),
+        (
+            "sdpa/causal/mha/f32/b1h1q129k129d1",
+            ("causal/mha/f32/b1h1q128k129d1", "none/mha/f32/b1h1q129k129d1"),
+            "mask causal, 129 queries",
+        ),
+        ("sdpa/none/gqa9/f32/b1h18q1k1d1", ("none/mqa/f32/b1h9q1k1d1",), "18 heads, 2 key heads"),
         (
             "sdpa/pad+win4.0/mha/bf16/b2h1q1k5d8v6/scale0.3/large/dense",
+            ("none/mha/bf16/b1h1q1k1d1",),
             "mask pad, mask win4.0, scale0.3, recipe large, form dense, 2 samples, 5 keys, head size 8, "
             "value size 6",
         ),
-        ("sdpa/none/mha/f32/b1h1q1k1d1", ""),
+        ("sdpa/none/mha/f32/b1h1q2k1d1", (), ""),
     ],
 )
-def test_a_smaller_case_says_what_it_takes(case: str, words: str) -> None:
-    assert what_it_takes(Case.parse(case)) == words
+def test_a_smaller_case_says_what_it_takes(case: str, passing: tuple[str, ...], words: str) -> None:
+    others = [Case.parse(f"sdpa/{text}") for text in passing]
+    assert what_it_takes(Case.parse(case), others) == words
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)

@@ -40,7 +40,7 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import run_module, time_limit
 from attention_conformance.suite.run.script import NoScript, script
-from attention_conformance.suite.run.smaller import smallest_failing, what_it_takes
+from attention_conformance.suite.run.smaller import simpler_cases, smallest_failing, what_it_takes
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.vocabulary import SEARCHED, VALUES
@@ -264,7 +264,9 @@ def _with_smaller_case(
         return verdicts[case.id].status == "fail" and verdicts[case.id].kind == kind
 
     case = smallest_failing(chosen_cells[0].case, fails)
-    takes = "" if time_is_over() else what_it_takes(case)
+    simpler = () if time_is_over() else simpler_cases(case)
+    passing = (one for one in simpler if one.id in verdicts and verdicts[one.id].status == "pass")
+    takes = what_it_takes(case, passing)
     group_key = (cell.check.name, implementation.name, kind)
     report = FailureReport(group=group_key, smaller=case.id, takes=takes)
     verdict = verdicts.get(case.id)

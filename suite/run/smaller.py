@@ -77,9 +77,16 @@ def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
             reduction //= 2
 
 
-def what_it_takes(case: Case) -> str:
-    """The properties of a case that `simpler_cases` takes away or makes smaller, in words: "mask causal,
+def what_it_takes(case: Case, passing: Iterable[Case]) -> str:
+    """The properties of a failing case that some of the `passing` cases have not, in words: "mask causal,
     129 queries, 129 keys"."""
+    words = _properties(case)
+    lost = {word for other in passing for word in {*words} - {*_properties(other)}}
+    return ", ".join(word for word in words if word in lost)
+
+
+def _properties(case: Case) -> list[str]:
+    """What `simpler_cases` takes away from a case or makes smaller, in words."""
     s = case.sizes
     words = [f"mask {part}" for part in (case.mask_token if case.mask else "").split("+") if part]
     options = {o.name: o for o in case.operator.options}
@@ -95,7 +102,7 @@ def what_it_takes(case: Case) -> str:
     }  # fmt: skip
     words += [f"{count} {name}" for name, count in counts.items() if count > 1]
     sizes = {"head size": s.D, "value size": s.Dv if s.Dv != s.D else 1}
-    return ", ".join([*words, *(f"{name} {size}" for name, size in sizes.items() if size > 1)])
+    return [*words, *(f"{name} {size}" for name, size in sizes.items() if size > 1)]
 
 
 def with_equal_axes(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
