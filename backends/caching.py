@@ -49,7 +49,7 @@ class StepContext:
 
     def mask(self, columns: int) -> np.ndarray:
         """The mask (b, tokens, columns) over the tokens of the cache; columns behind them are hidden."""
-        keys, tree = self.contents.positions[list(self.chunk.own)], self.chunk.tree
+        keys, tree = self.contents.positions[list(self.chunk.sample_ids)], self.chunk.tree
         mask = allowed(self.inputs.case, self.rows, self.begins, keys, tree)
         return np.pad(mask, ((0, 0), (0, 0), (0, columns - mask.shape[2])))
 

@@ -37,7 +37,8 @@ Window = tuple[Shape, Callable[[np.ndarray], np.ndarray]]
 
 
 def _shared(shape: Shape, axes: tuple[int, ...]) -> Window:
-    """The window of an array with stride 0 along those of `axes` that the shape has."""
+    """The smaller shape of the memory, and the view (a `Window`) that repeats it with stride 0 along
+    those of `axes` that the shape has."""
     shared = {axis % len(shape) for axis in axes if axis < len(shape)}
 
     def window(x: np.ndarray) -> np.ndarray:

@@ -81,7 +81,7 @@ def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
     chunks = [step for step in actions(inputs.case) if isinstance(step, Chunk) and step.asked]
     longest = max(chunks, key=lambda chunk: chunk.count)
     ends = np.full(s.B, -1)
-    ends[list(longest.own)] = np.array(longest.starts) + longest.count - 1
+    ends[list(longest.sample_ids)] = np.array(longest.starts) + longest.count - 1
     yield "the last token of the longest chunk", token == ends[:, None]
     yield "the later tokens of the last sample", (sample == s.B - 1) & (token >= s.Lk - s.Lq // 2)
     for chunk in chunks:

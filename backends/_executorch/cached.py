@@ -201,7 +201,7 @@ class CustomRing(CustomCache):
         self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
         states, answers = list(state), []
-        for n, sample in enumerate(context.chunk.own):
+        for n, sample in enumerate(context.chunk.sample_ids):
             q, k, v = (array[n : n + 1] for array in (query, key, value))
             rows, states[sample] = super().step(states[sample], q, k, v, context)
             answers.append(rows)

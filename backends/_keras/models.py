@@ -70,7 +70,8 @@ def in_model(impl: Implementation, inputs: Inputs, layer: Any, plain_call: Call)
     """A call of a functional model, with an input for each array. Raises RuntimeError if the model has an
     output of another shape than it states; the stated number of samples may be unknown.
 
-    MultiHeadAttention states a wrong shape of scores (finding keras-scores-shape).
+    Of MultiHeadAttention only the output is compared: it states a wrong shape of its second output, the
+    scores (finding keras-scores-shape).
     """
 
     def call(**arrays: Any) -> Any:

@@ -59,7 +59,8 @@ def in_full(mask: np.ndarray, inputs: Inputs, full_queries: bool = True) -> np.n
 
 
 def bottom_right_flag(inputs: Inputs) -> Native:
-    """The mask split into the causal flag, which a cache makes bottom-right, and the rest."""
+    """The mask split into the causal flag of a call with a cache, which is bottom-right, and the rest. A
+    top-left mask is part of the rest."""
     parts = inputs.mask.parts if inputs.mask is not None else ()
     flagged = [part for part in parts if isinstance(part, Causal) and part.bottom_right]
     if inputs.form == "dense" or not flagged:

@@ -138,8 +138,10 @@ class TorchProfiler(Backend):
     def recorded_operators(
         self, call: Callable[[], Any], threads: bool
     ) -> tuple[Any, Iterable[str]]:
-        """All operators that the dispatcher calls, also from C++ and from compiled code. Listening to all
-        threads costs some 30 ms a call. Empty if another profiler is already active."""
+        """What `call` returns, and the names of all operators that the dispatcher calls meanwhile, also
+        from C++ and from compiled code; no names if another profiler is active. To listen to all
+        `threads` costs some 30 ms a call; the older profiler of one thread costs less, and only the
+        suite itself may switch it (`switching_allowed`)."""
         from torch import _C, autograd
 
         if self._is_profiled():

@@ -198,7 +198,7 @@ class DynamicFlex(DynamicSdpa):
         return stance
 
     def function_options(self, context: StepContext, key: Any) -> dict[str, Any]:
-        inputs, samples = context.inputs, list(context.chunk.own)
+        inputs, samples = context.inputs, list(context.chunk.sample_ids)
         if inputs.bias is None:
             return {"softcap": inputs.case.option("softcap")}
         positions = context.contents.positions[samples, -key.shape[2] :]

@@ -162,7 +162,8 @@ def is_bfloat16(handle: Any) -> bool:
 
 
 def mended_operation(index: int) -> Callable[..., Any]:
-    """A method that computes bfloat16 in float32 if `mended`; argument `index` has the result's dtype."""
+    """The replacement of a method `old` of the interpreter's builder that computes bfloat16 in float32 if
+    `STATE` says so; argument `index` has the result's dtype."""
 
     def operation(old: Callable[..., Any], builder: Any, *arguments: Any) -> Any:
         if not STATE.mends_bfloat16 or not any(map(is_bfloat16, arguments)):
@@ -190,7 +191,7 @@ def cast(old: Callable[..., Any], builder: Any, source: Any, to: Any, *arguments
 
 
 def to_float32(handle: Any) -> Any:
-    """The numbers of bfloat16 bits, in float32."""
+    """The interpreter's handle of an array in float32, from a handle of bfloat16 bits."""
     import triton.language as tl
 
     numbers = (handle.data.astype(np.uint32) << 16).view(np.float32)

@@ -95,8 +95,9 @@ class TextbookMerge(TextbookOperator):
         return self.ops.astype(merged, inputs.dtype.long_name), total
 
     def merged(self, output: Any, lse: Any, zeros: Any) -> tuple[Any, Any]:
-        """The merged output and log-sum-exp; `zeros` are zeros (B, H, Lq). In rows without keys the
-        largest log-sum-exp is -inf, and -inf - (-inf) must be avoided."""
+        """The merged output (B, H, Lq, Dv) and log-sum-exp (B, H, Lq) of parts: `output` (parts, B, H,
+        Lq, Dv) and `lse` (parts, B, H, Lq). `zeros` (B, H, Lq) have the dtype of the result. In rows
+        without keys the largest log-sum-exp is -inf, and -inf - (-inf) must be avoided."""
         ops = self.ops
         largest = ops.max(lse, 0)
         has_no_keys = largest == -np.inf

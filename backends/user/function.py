@@ -58,7 +58,13 @@ def binder_of(
     mask_kind: str = "",
 ) -> CallBinder:
     """The binder of a function: its parameters are some of the native ones, under the native names or
-    names that people use (see `backends.user.signature.bind`). Raises TypeError and UsageError."""
+    names that people use (see `backends.user.signature.bind`).
+
+    - `claimed`: the claim `parameters`, names of arguments that a person gives
+    - `mask_kind`: what masks are, if a person claims so (see `backends.user.signature.Binding`)
+
+    Raises TypeError and UsageError.
+    """
     native_names = [parameter.name for parameter in native.parameters]
     neutral_names = [name for name in native.neutral if name not in native_names]
     feature_rows = (feature_parameter(feature, native.parameters) for feature in FEATURES.values())

@@ -107,7 +107,8 @@ class CentredScores(Scores):
     key: Centred
 
     def query_gradient(self, dT: Bounded) -> Bounded:
-        """dT K', before the store, whose error also has the terms of C."""
+        """The gradient of the query before its store, dT K' (dT: the cotangent of the scaled scores),
+        whose error also has the terms of C."""
         dQ, limit = super().query_gradient(dT), self.key.constant_limit(self.key.key.output)
         constant = self.pairs.by_head(Bounded.exact(limit))  # (B, H, 1, D)
         constants = constant.broadcast_to(self.attended_keys.shape)

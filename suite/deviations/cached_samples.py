@@ -45,7 +45,7 @@ class CachedSharedForks(CachedKernel):
 
     def share(self, cache: Cache, chunk: Chunk, slots: slice = slice(None)) -> None:
         """Copy these slots of the last sample that stepped to all samples with the same holder."""
-        last = {cache.memory["holders"][n]: n for n in chunk.own}
+        last = {cache.memory["holders"][n]: n for n in chunk.sample_ids}
         sources = [last.get(holder, n) for n, holder in enumerate(cache.memory["holders"])]
         for tensor in (cache.key, cache.value):
             tensor[:, :, slots] = tensor[sources][:, :, slots]

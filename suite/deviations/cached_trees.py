@@ -78,7 +78,7 @@ def step_of_first_samples(
     right: CachedKernel, state: Cache, *arguments: Any
 ) -> tuple[Rounded, Cache]:
     query, key, value, turn = arguments
-    first = tuple(range(len(turn.chunk.own)))
+    first = tuple(range(len(turn.chunk.sample_ids)))
     chunk = replace(turn.chunk, samples=turn.chunk.samples and first)
     return right.step(state, query, key, value, replace(turn, chunk=chunk))
 

@@ -32,6 +32,7 @@ def mask_of_queries_and_keys(right: Kernel, lengths: np.ndarray, call: Call) -> 
 
 
 def output_of_sorted_samples(right: Kernel, call: Call) -> np.ndarray:
+    """The output sorted by length and then sorted once more, where the order had to be undone."""
     assert call.lengths is not None
     order = np.argsort(call.lengths.values, kind="stable")
     return right.compute(call)[order][order]
@@ -61,6 +62,8 @@ def causal_by_rounded_positions(right: Kernel, call: Call) -> np.ndarray:
 
 
 def window_from_last_row(right: Kernel, call: Call, *sides: int) -> np.ndarray:
+    """A window in tiles of 32: the first tile of keys is that of the last query in a tile of queries,
+    where it had to be that of the first. `sides` are the left and right side."""
     row, key = call.rows_and_keys
     last = np.minimum(row // 32 * 32 + 31, call.sizes.Lq - 1)
     return right.window_mask(call, *sides) & (key >= (last - sides[0]) // 32 * 32)

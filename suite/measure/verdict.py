@@ -36,7 +36,8 @@ def of_bench(
     outcomes: Sequence[GateOutcome] = (),
     reasons: tuple[str, ...] = (),
 ) -> RunVerdict:
-    """The verdict of a run that timed `records`, or compared `outcomes`."""
+    """The verdict of a run that timed `records`, or compared `outcomes`. `reasons` say why it did not end
+    green, by default what the outcomes say; `options` are None if they could not be read."""
     failure = next((one for one in records if one.status in ("refused", "error")), None)
     statuses = [one.status for one in records]
     refusals = [one.message for one in records if one.status == "unsupported"]

@@ -56,7 +56,8 @@ class Server:
         }
 
     def open(self, request: Fields) -> Fields:
-        """Prepare a call and store it under a key."""
+        """Prepare a call of an implementation ("NAME", or "NAME@COMPILER") and store it under a key.
+        Returns the facts of its preparation."""
         from attention_conformance.suite.measure.call import TimedCall
         from attention_conformance.suite.spec.case import Case
 
@@ -118,8 +119,9 @@ class Server:
 
 
 def rate_of(backend: Any, kind: str, size: int, fmt: Any) -> tuple[float, float]:
-    """Time a matrix product ("gemm") or a copy ("copy"). Returns its operations or bytes per second in
-    the best of five samples, and its seconds."""
+    """Time a product of two matrices ("gemm") with `size` rows and columns, or a copy ("copy") of `size`
+    elements, in the dtype `fmt`. Returns its operations or bytes per second in the best of five samples,
+    and its seconds."""
     call, amount = backend.machine_limit(kind, size, fmt)
     for _ in range(2):
         first, _ = protocol.timed(call, backend.sync, 1)

@@ -54,7 +54,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class PairIndex:
-    """Index arrays that broadcast to (B, H, rows, Lk), with their sizes and seed."""
+    """Index arrays that broadcast to (B, H, rows, Lk): a mask says which of these pairs attend. `seed` is
+    that of masks that are drawn."""
 
     b: np.ndarray
     h: np.ndarray

@@ -88,7 +88,7 @@ class LatentKernel(Differentiable):
     def attended_arrays(
         self, arrays: Mapping[str, Rounded], inputs: Inputs
     ) -> Mapping[str, Rounded]:
-        """The arrays that attention reads: new tokens are among them."""
+        """The arrays that attention reads: new tokens are among them. Deviations read older ones."""
         return self.after_store(arrays, inputs)
 
     def from_pages(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:

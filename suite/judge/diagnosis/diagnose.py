@@ -203,7 +203,8 @@ def _makes_needless(measured: Diagnosis, fault: Diagnosis) -> bool:
 
 
 def _rank(were_compared: bool, diagnosis: Diagnosis) -> tuple[bool, float, bool]:
-    """The sort key of diagnoses. Contradicted ones are last, those that explain most are first; places of
+    """The sort key of diagnoses; `were_compared`: answers of faults were compared with the
+    implementation's. Contradicted ones are last, those that explain most are first; places of
     wrong numbers, which name no cause, count half. Of equals, last are faults of rounding, which are
     alike in 16 bits and measured better, faults that only fail the same checks, and wrong types or
     shapes."""

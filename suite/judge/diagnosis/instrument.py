@@ -206,7 +206,7 @@ class Instrument:
         """The symptom by the first fault of the catalogue whose weights, or `of(weights)`, explain the
         reading."""
         inputs = self.attempt(lambda: fault_inputs(reading.inputs, self.implementation))
-        for fault, weights in () if inputs is None else row_weights(inputs):
+        for fault, weights in () if inputs is None else fault_weights(inputs):
             if self.is_late:
                 return None
             if fault.name != self.without and reading.is_explained_by(weights, of):
@@ -246,11 +246,11 @@ def one_hot_inputs(inputs: Inputs, most: int) -> list[tuple[slice, Inputs]]:
     return calls
 
 
-_ROWS: Cache[list[tuple[Fault, np.ndarray]]] = Cache(64)
+_WEIGHTS: Cache[list[tuple[Fault, np.ndarray]]] = Cache(64)
 """The weights of the catalogue's faults, by inputs."""
 
 
-def row_weights(inputs: Inputs) -> list[tuple[Fault, np.ndarray]]:
+def fault_weights(inputs: Inputs) -> list[tuple[Fault, np.ndarray]]:
     """The weights (B, H, Lq, Lk) of each of the catalogue's faults for these inputs, read by one-hot
     values, without faults of state; [] if that takes several calls of a fault."""
     calls = one_hot_inputs(inputs, 1)
@@ -264,7 +264,7 @@ def row_weights(inputs: Inputs) -> list[tuple[Fault, np.ndarray]]:
         outputs = ((f, Instrument(f.kernel, math.inf).output(one_hots)) for f in faults)
         return [(f, out[..., keys]) for f, out in outputs if out is not None]
 
-    return _ROWS.get((inputs.digest, inputs.form), weights) if calls else []
+    return _WEIGHTS.get((inputs.digest, inputs.form), weights) if calls else []
 
 
 @dataclass(frozen=True, eq=False)

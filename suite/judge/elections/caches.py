@@ -112,7 +112,7 @@ def _require_use_after_refusal(p: Probe) -> None:
         judged_rows = np.ones((inputs.sizes.B, inputs.sizes.Lq), bool)
         for action, next_action in pairwise(actions(inputs.case)):
             if isinstance(action, Chunk) and isinstance(next_action, Crop):
-                judged_rows[np.array(action.own)[:, None], action.rows] = False
+                judged_rows[np.array(action.sample_ids)[:, None], action.rows] = False
         got = p.values(inputs, may_lack=True, prepared=call)
         shape = (len(judged_rows), inputs.sizes.H, judged_rows.shape[1])
         where = np.broadcast_to(judged_rows[:, None], shape)

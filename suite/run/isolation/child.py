@@ -121,11 +121,11 @@ class Host:
         return changes, errors
 
     def enter(self, context: Any) -> None:
-        """Enter a context."""
+        """Enter a context of the backend, for the calls up to `leave`."""
         context.__enter__()
 
     def leave(self, context: Any) -> None:
-        """Leave a context."""
+        """Leave a context that the parent entered."""
         context.__exit__(None, None, None)
 
     def read(self, array: Any) -> None:

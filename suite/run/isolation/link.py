@@ -182,7 +182,8 @@ class Link:
         return self.ask(HostPath((method,)), *operands, **keywords)
 
     def ask(self, target: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Call an object of the child. Raises ProcessDied, and the error of the call."""
+        """Call an object of the child, which is started anew if it has died. The child answers in a
+        thread of its own for every thread here. Raises ProcessDied, and the error of the call."""
         with self._lock:
             if self.dead:
                 self.run()

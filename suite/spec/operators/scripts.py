@@ -50,7 +50,7 @@ class Contents:
     def newest(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
         """The index (samples, slots) of a chunk's tokens in these arrays, each broadcastable to (b,
         count), after the chunk has joined the cache."""
-        sample_ids = np.array(chunk.own)[:, None]
+        sample_ids = np.array(chunk.sample_ids)[:, None]
         return sample_ids, self.lengths[sample_ids] - chunk.count + np.arange(chunk.count)
 
 
@@ -136,7 +136,7 @@ def _played(
                 tokens, padding = [tokens[n] for n in nearest], [padding[n] for n in nearest]
             case Keep():
                 action = _with_paths(action, tree)
-                for b, path in zip(action.own, action.paths, strict=True):
+                for b, path in zip(action.sample_ids, action.paths, strict=True):
                     first = tokens[b].shape[1] - action.count
                     tokens[b] = tokens[b][:, [*range(first), *(first + node for node in path)]]
         if not isinstance(action, Pick):  # branches of a tree may keep paths of their own
@@ -151,7 +151,7 @@ def _may_follow_tree(tree: Chunk, action: Action, samples: Collection[int]) -> b
     if isinstance(action, Pick):
         return tree.samples is None
     is_rollback = isinstance(action, Crop) and action.count >= tree.count
-    removes_tree = (isinstance(action, Reset) or is_rollback) and {*samples} >= {*tree.own}
+    removes_tree = (isinstance(action, Reset) or is_rollback) and {*samples} >= {*tree.sample_ids}
     return isinstance(action, Keep) or removes_tree
 
 
@@ -159,8 +159,8 @@ def _with_paths(keep: Keep, chunk: Chunk | None) -> Keep:
     """The action `keep` with the paths of its nodes in the tree `chunk`. Raises ValueError if the chunk
     is no tree, or lacks a node."""
     if chunk is not None and chunk.tree is not None:
-        nodes = keep.nodes * (len(chunk.own) if len(keep.nodes) == 1 else 1)
-        if len(nodes) == len(chunk.own) and max(nodes) < chunk.count:
+        nodes = keep.nodes * (len(chunk.sample_ids) if len(keep.nodes) == 1 else 1)
+        if len(nodes) == len(chunk.sample_ids) and max(nodes) < chunk.count:
             paths_of_nodes = chunk.tree.paths(chunk.count)
             paths = (np.flatnonzero(paths_of_nodes[n]).tolist() if n >= 0 else () for n in nodes)
             return Keep(keep.nodes, tuple(map(tuple, paths)), chunk.count, chunk.samples)
@@ -184,9 +184,9 @@ def concatenate_chunks(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis:
     sample in the order of its chunks. `parts` has the rows of each chunk."""
     if all(chunk.samples is None for chunk, _ in parts):
         return concat([rows for _, rows in parts], axis)
-    samples = sorted({b for chunk, _ in parts for b in chunk.own})
+    samples = sorted({b for chunk, _ in parts for b in chunk.sample_ids})
     rows_of = [
-        [rows[n : n + 1] for chunk, rows in parts for n, s in enumerate(chunk.own) if s == b]
+        [rows[n : n + 1] for chunk, rows in parts for n, s in enumerate(chunk.sample_ids) if s == b]
         for b in samples
     ]
     return concat([concat(sample_rows, axis) for sample_rows in rows_of], 0)

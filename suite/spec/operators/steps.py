@@ -66,8 +66,8 @@ class Chunk(IdWord):
         return min(self.starts) >= self.before
 
     @property
-    def own(self) -> Sequence[int]:
-        """The samples as numbers."""
+    def sample_ids(self) -> Sequence[int]:
+        """The numbers of the samples that the tokens arrive for."""
         return range(len(self.starts)) if self.samples is None else self.samples
 
     @property
@@ -77,8 +77,8 @@ class Chunk(IdWord):
 
     @property
     def rows(self) -> np.ndarray:
-        """The index of each token's row in the output, (b, count); negative for tokens without a
-        query."""
+        """The index of each token's row in the output, (b, count): its place in the sample, less the
+        tokens that no sample has queries of. Negative for tokens without a query."""
         return np.array(self.starts)[:, None] - self.before + np.arange(self.count)
 
     def biases(self, bias: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ class Chunk(IdWord):
         The columns of the bias are positions. Negative positions and tokens without a query have any
         numbers.
         """
-        sample_ids = np.array(self.own)[:, None] if bias.shape[0] > 1 else 0
+        sample_ids = np.array(self.sample_ids)[:, None] if bias.shape[0] > 1 else 0
         chunk_bias = np.moveaxis(bias[sample_ids, :, np.maximum(self.rows, 0)], 2, 1)
         return np.take_along_axis(chunk_bias, np.maximum(keys, 0)[:, None, None], 3)
 
@@ -101,7 +101,7 @@ class Chunk(IdWord):
         ]
         if self.samples is None and len(set(starts)) == 1:
             return array[indices[0]]
-        sample_parts = zip(self.own, indices, strict=True)
+        sample_parts = zip(self.sample_ids, indices, strict=True)
         return concat([array[b : b + 1][part] for b, part in sample_parts], 0)
 
 
@@ -154,7 +154,7 @@ class Keep(IdWord):
         return f"keep{digits(self.nodes)}"
 
     @property
-    def own(self) -> Sequence[int]:
+    def sample_ids(self) -> Sequence[int]:
         """The samples as numbers."""
         return range(len(self.paths)) if self.samples is None else self.samples
 

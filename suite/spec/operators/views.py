@@ -36,7 +36,7 @@ class View:
     @property
     def own_samples(self) -> np.ndarray:
         """The samples of the chunk (b,)."""
-        return np.array(self.chunk.own)
+        return np.array(self.chunk.sample_ids)
 
     @property
     def rows(self) -> np.ndarray:
@@ -78,7 +78,7 @@ def views(case: Case) -> Iterator[View]:
     """Yields the view of each chunk with queries, in the order of the script."""
     for action, contents in play_script(case):
         if isinstance(action, Chunk) and action.asked:
-            sample_ids = np.array(action.own)
+            sample_ids = np.array(action.sample_ids)
             lengths = contents.lengths[sample_ids]
             longest = int(lengths.max())
             slots = np.arange(longest) - (longest - lengths)[:, None]  # the last token at the end
