@@ -83,8 +83,7 @@ def deviation(
     **changes: Any,
 ) -> Deviation:
     """Add a deviation to `CATALOGUE`, and return it. The changes of its kernel: see `changed_kernel`."""
-    facts = {"__doc__": sentence, **(facts or {})}
-    kernel = changed_kernel(name, right, facts, **changes)
+    kernel = changed_kernel(name, right, {"__doc__": sentence, **(facts or {})}, **changes)
     return CATALOGUE.setdefault(kernel, Deviation(name, killed_by, sentence, hint, family, kernel))
 
 
@@ -108,7 +107,7 @@ def changed_kernel(
     inputs for `problem` and `answer`. Raises AttributeError for a step that the class lacks.
     """
     bases = right if isinstance(right, tuple) else (right,)
-    body: dict[str, Any] = {**(facts or {})}
+    body: dict[str, Any] = dict(facts or {})
 
     def changed_step(step_name: str, change: Callable[..., Any]) -> Callable[..., Any]:
         def step(self: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -154,13 +154,10 @@ def _order_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
     def equals_output(values: np.ndarray) -> bool:
         return bool((np.abs(got - values) <= bound.max()).all())
 
-    shape = want.shape
-    orders = (
-        *[(view.apply(want), view.sentence, view.hint) for view in INTERLEAVED],
-    )  # fmt: skip
-    for values, sentence, hint in orders:
-        if values.shape == shape and equals_output(values):
-            return Symptom(sentence, "layout", hint)
+    for view in INTERLEAVED:
+        values = view.apply(want)
+        if values.shape == want.shape and equals_output(values):
+            return Symptom(view.sentence, "layout", view.hint)
     differs = np.abs(got - want).max() > 0.1 * np.abs(want).max()
     if differs and np.abs(np.sort(got.ravel()) - np.sort(want.ravel())).max() <= bound.max():
         return Symptom("All elements of the output are right, but stand in other places.", "layout",

@@ -58,9 +58,9 @@ def identify(
 ) -> list[Diagnosis]:
     """Diagnoses of an implementation that fails `cases`, those that explain most cases first.
 
-    `seconds` limits the processor time. `evidence` are cells with
-    which the answers of symptoms are compared. `without` is the name of a fault that is left out of the
-    catalogue. Nothing is raised: a call that fails gives no symptom.
+    `seconds` limits the processor time. `evidence` are cells with which the answers of symptoms are
+    compared. `without` is the name of a fault that is left out of the catalogue. Nothing is raised: a
+    call that fails gives no symptom.
     """
     tool = Instrument(implementation, seconds, without)
     explained_by: dict[str, tuple[Symptom, list[Case]]] = {}
