@@ -154,10 +154,10 @@ def _order_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
     def equals_output(values: np.ndarray) -> bool:
         return bool((np.abs(got - values) <= bound.max()).all())
 
-    for view in INTERLEAVED:
-        values = view.apply(want)
+    for order in INTERLEAVED:
+        values = order.apply(want)
         if values.shape == want.shape and equals_output(values):
-            return Symptom(view.sentence, "layout", view.hint)
+            return Symptom(order.sentence, "layout", order.hint)
     differs = np.abs(got - want).max() > 0.1 * np.abs(want).max()
     if differs and np.abs(np.sort(got.ravel()) - np.sort(want.ravel())).max() <= bound.max():
         return Symptom("All elements of the output are right, but stand in other places.", "layout",
