@@ -24,6 +24,7 @@ from attention_conformance.suite.spec.operator import (
     number,
 )
 from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.operators.layers import (
     draw_parameters,
     draw_sequences,
@@ -88,6 +89,17 @@ def validate(case: Case) -> None:
         )
 
 
+AXES_OF_CASES = {
+    "sizes": (
+        "mha/b32h1q3k3d64/e64.64.64.64/self", "mha/b32h1q3k3d48/e48.48.48.48/self",
+        "mha/b32h1q3k3d100/e100.100.100.100/self", "mha/b32h1q3k3d97/e97.97.97.97/self",
+        "mha/b4h1q4k4d4/e4.4.4.4/self", "mha/b2h1q3k3d4096/e4096.4096.4096.4096/self",
+    ),
+    "recipe": ("", "offset", "tiny"),
+    "affine": ("", "plain"),
+}  # fmt: skip
+"""Widths that are powers of two and that are not, and widths of models."""
+
 LAYER_NORM = Operator(
     name="layer-norm",
     text="layer norm: mean and variance of each token over its features",
@@ -100,20 +112,8 @@ LAYER_NORM = Operator(
     asks=Asks(
         plain="layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
         cases=(
-            Ask(
-                "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-                "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
-            ),
-            Ask(
-                "layer-norm/none/mha/{dt}/b32h1q3k3d48/e48.48.48.48/self/offset",
-                "layer-norm/none/mha/{dt}/b32h1q3k3d100/e100.100.100.100/self/tiny",
-                dtypes="float32 first",
-            ),
-            Ask(
-                "layer-norm/none/mha/{dt}/b32h1q3k3d97/e97.97.97.97/self",
-                "layer-norm/none/mha/{dt}/b2h1q3k3d4096/e4096.4096.4096.4096/self",
-                since="standard",
-            ),
+            Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
+            Ask(covering_of("layer-norm", AXES_OF_CASES), dtypes="array"),
         ),
         gradients=(
             Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
@@ -171,21 +171,8 @@ BATCH_NORM = replace(
     asks=Asks(
         plain="batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
         cases=(
-            Ask(
-                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
-                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
-            ),
-            Ask(
-                "batch-norm/none/mha/{dt}/b32h1q3k3d48/e48.48.48.48/self/train/offset",
-                "batch-norm/none/mha/{dt}/b32h1q3k3d100/e100.100.100.100/self/tiny",
-                dtypes="float32 first",
-            ),
-            Ask(
-                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-                "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-                "batch-norm/none/mha/{dt}/b32h1q3k3d97/e97.97.97.97/self/train/tiny",
-                since="standard",
-            ),
+            Ask("batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train", dtypes="halves first"),
+            Ask(covering_of("batch-norm", {**AXES_OF_CASES, "mode": ("", "train")}), dtypes="array"),
         ),
         gradients=(
             Ask(
