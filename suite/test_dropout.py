@@ -46,9 +46,11 @@ LAYERS = (
 HALF_LAYER = "multi-head/none/mha/bf16/b32h2q4k4d8/e16.16.16.16/self"
 MANY_HEADS = (
     "sdpa/none/mha/f32/b16h17q4k4d8",
+    "sdpa/none/gqa2/f32/b16h4q4k4d8",
     "multi-head/none/mha/f32/b16h17q4k4d8/e136.136.136.136/self",
 )
-"""A pattern of 2, 4, 8 or 16 heads that is repeated is the same in the first and the last of 17 heads."""
+"""A pattern of 2, 4, 8 or 16 heads that is repeated is the same in the first and the last of 17 heads.
+Grouped heads have a pattern each."""
 
 ATTENTION_CASES = cases_of(Ask(ATTENTION, dtypes="growing halves"))
 CASES = cases_of(

@@ -67,6 +67,7 @@ MASKED = cases_of(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/none/mha/{dt}/b2h3q31k33d16/bias.bhqk",
+    Ask("sdpa/bool.b1qk/gqa4/{dt}/b2h8q16k64d64/dense", dtypes="growing", since="standard"),
 )
 DIFFERENTIATED = with_plain_cases(
     "sdpa/bool.bhqk/mha/{dt}/b2h2q7k33d8/dense",
@@ -252,6 +253,7 @@ EQUAL_LENGTH_CASES = (
     "sdpa/none/mha/{dt}/b2h2q9k9d256",  # kernels choose a path by D
     "sdpa/causal/mha/{dt}/b2h2q9k9d128",
     "sdpa/none/gqa2/{dt}/b2h4q7k7d8",
+    "sdpa/causal/gqa4/{dt}/b2h8q16k16d128",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12",
     *plain_patterns("packed"),
 )

@@ -136,8 +136,8 @@ class Asks:
     - `pages`: ids with {dt} of cases with a page table; checks of pages use them, and an election the
       first one.
     - `plain`: id with {dt} of a case without a mask; checks of memory layouts and state use it.
-    - `plain_kinds`: ids like `plain` of other kinds of the operator (`Operator.kinds`), for checks of
-      every operator.
+    - `plain_kinds`: more ids like `plain`, of other kinds of the operator (`Operator.kinds`) and of sizes
+      that people run, for checks of every operator.
     - `also_common`: more sizes that are `common_sizes`.
     """
 

@@ -68,7 +68,7 @@ DRAWN = covering_of(
     {
         "sizes": (
             "mha/b2h1q5k9d16v14/e12.10.14.14", "mha/b2h1q7k7d12/e12.12.12.12",
-            "mha/b2h1q5k9d16v14/e16.16.14.14", "mha/b1h1q3k33d64/e64.64.64.64",
+            "mha/b2h1q5k9d16v14/e16.16.14.14", "mha/b2h1q3k33d200v64/e64.64.64.64",
             "mha/b1h1q3k3d128/e128.128.128.128", "mha/b7h1q1k7d12/e12.12.12.12",
         ),
         "mask": ("pad", "none", "causal"),

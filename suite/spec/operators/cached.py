@@ -66,7 +66,13 @@ from attention_conformance.suite.spec.operator import (
     flag,
     number,
 )
-from attention_conformance.suite.spec.operators.cached_cases import ALONE, DESIGNED, DRAWN, PLAIN
+from attention_conformance.suite.spec.operators.cached_cases import (
+    ALONE,
+    DESIGNED,
+    DRAWN,
+    LONG,
+    PLAIN,
+)
 from attention_conformance.suite.spec.operators.scripts import (
     capacity,
     has_documents,
@@ -310,7 +316,7 @@ CACHED = Operator(
         cases=(
             Ask(PLAIN, *DESIGNED),
             Ask(DRAWN, dtypes="array"),
-            Ask(*ALONE, dtypes="float32", since="standard"),
+            Ask(*ALONE, *LONG, dtypes="float32", since="standard"),
             Ask("cached/none/mha/{dt}/b3h2q8k20d16/c1.1.1.1.4/level", dtypes="sixteen"),
         ),
     ),

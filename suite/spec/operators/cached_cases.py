@@ -7,7 +7,7 @@ with windows, padding, features, heads and the tokens that were there before.
 from __future__ import annotations
 
 from attention_conformance.suite.spec.covering import Row
-from attention_conformance.suite.spec.operators.drawn import covering_of
+from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.operators.steps import arrivals, script_of
 
 PLAIN = "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.1.3"
@@ -51,7 +51,9 @@ def sizes_of(row: Row) -> str:
     return f"{kind}/b{SAMPLES}{heads}q{queries}k{keys}{width}/c{script}"
 
 
-DRAWN = covering_of("cached", AXES, sizes_of, STORY, triples=[("before", "window", "padding")])
+DRAWN = covering_of(
+    "cached", AXES, sizes_of, STORY, is_wide_in_float64, triples=[("before", "window", "padding")]
+)
 
 SMALL = "cached/none/gqa2/f32/b2h4q9k9d8"
 GROWN = "cached/none/mha/f32/b3h2q8k20d8"
@@ -86,7 +88,16 @@ DESIGNED = (
 ALONE = tuple(
     f"cached/none/gqa2/{{dt}}/b2h4q9k9d{size}/c5.1.3/{feature}"
     for size in (64, 128)
-    for feature in ("sinks", "slopes", "cap2.0", "win3", "rot.halves")
+    for feature in ("sinks", "slopes", "cap2.0", "win3", "rot.halves", "bias.1hqk/cap2.0")
 )
 """Features by themselves beside heads that people run: drawn stories join several, and a cache that lacks
 one of them is not asked."""
+
+LONG = (
+    "cached/none/gqa2/{dt}/b2h4q5k300d64/c1.4/win63/room64",
+    "cached/none/gqa2/{dt}/b2h4q75k80d64/c1.70.4",
+    "cached/none/mha/{dt}/b1h2q36k40d8/c3.tree111111111111111111111111111111111",
+    "cached/none/gqa4/{dt}/b2h8q9k309d128/c5.1.3/rot.halves/base500000.0",
+)
+"""A ring of 64 slots that is full and turns, a chunk of more than 64 tokens, a tree of more than 32, and
+far positions beside wide heads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain, combinations
@@ -9,6 +10,15 @@ from itertools import chain, combinations
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.covering import Covering, Row, pairs_of
 from attention_conformance.suite.spec.dtypes import DTYPES
+
+WIDE = re.compile(r"d(6[4-9]|[7-9]\d|\d{3,})")
+"""The heads of models: 64 components and more."""
+
+
+def is_wide_in_float64(row: Row) -> bool:
+    """True for float64 with the heads of models, which nobody runs in it; their bounds cost most."""
+    heads = f"{row.get('sizes', '')} {row.get('heads', '')}"
+    return row.get("dtype") == "f64" and WIDE.search(heads) is not None
 
 
 def covering_of(

@@ -83,7 +83,7 @@ DRAWN = covering_of(
     "encoder",
     {
         "sizes": (
-            "mha/b1h2q5k5d64/e128.128.128.96/self", "mha/b2h4q7k7d3/e12.12.12.20/self",
+            "mha/b2h8q5k5d32/e256.256.256.320/self", "mha/b2h4q7k7d3/e12.12.12.20/self",
             "mha/b3h3q3k3d4/e12.12.12.5/self", "mha/b5h4q33k33d8/e32.32.32.24/self",
         ),
         "mask": ("none", "pad", "causal", "causal+pad", "bool.qk/dense", "bool.bhqk/dense"),

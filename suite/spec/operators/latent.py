@@ -60,7 +60,7 @@ from attention_conformance.suite.spec.operator import (
     flag,
 )
 from attention_conformance.suite.spec.operators import in_pages
-from attention_conformance.suite.spec.operators.drawn import covering_of
+from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.operators.layers import FACTORS, kernel
 from attention_conformance.suite.spec.operators.tiles import (
     repeat_per_component,
@@ -267,15 +267,23 @@ IN_PAGES = (
 )
 """Latents in pages, codes of latents with their scales, and pages that samples share."""
 
+LARGE = (
+    "latent/causalbr/mha/{dt}/b2h16q2k130d128/r512e64/page64",
+    "latent/causalbr/mha/{dt}/b2h16q2k130d128/r512e64/e4m3/page16",
+    "latent/none/mha/{dt}/b1h16q1k300d128/r512e64/lse",
+)
+"""Latents as models serve them."""
+
 AXES_OF_CASES = {
     "sizes": (
         "mha/b2h4q7k7d8", "mha/b2h3q4k9d8v6", "mha/b3h4q1k9d8v6", "mha/b1h20q1k150d16",
         "mha/b1h2q33k65d16", "mha/b1h20q5k12d16", "mha/b2h16q2k33d32", "mha/b1h128q4k9d16",
+        "mha/b2h16q2k130d64",
     ),
     "mask": (
         "none", "causalbr", "causal", "pad", "padleft", "causal+pad", "win3.0", "bool.bhqk/dense",
     ),
-    "widths": ("", "r7e3", "r32e8", "r64e8", "r160e4", "r257e8", "r512e16"),
+    "widths": ("", "r7e3", "r32e8", "r64e8", "r160e4", "r257e8", "r512e64"),
     "select": ("", "select"),
     "codes": ("", "e4m3", "int8", "e5m2", "int4"),
     "cache": (
@@ -286,7 +294,7 @@ AXES_OF_CASES = {
     "lse": ("", "lse"),
     "recipe": ("", "large", "integers"),
 }  # fmt: skip
-DRAWN = covering_of("latent", AXES_OF_CASES)
+DRAWN = covering_of("latent", AXES_OF_CASES, is_excluded=is_wide_in_float64)
 
 WRITTEN = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/writes/page4"
 
@@ -303,8 +311,10 @@ LATENT = Operator(
     validate=validate,
     asks=Asks(
         plain=PLAIN,
+        plain_kinds=("latent/causalbr/mha/bf16/b2h16q2k130d128/r512e64",),
         pages=(*IN_PAGES, WRITTEN),
         cases=(
+            Ask(*LARGE, dtypes="growing", since="standard"),
             Ask(PLAIN, "latent/causalbr/mha/f32/b2h3q4k9d8v6", *IN_PAGES, WRITTEN),
             Ask(DRAWN, dtypes="array"),
             Ask(f"{PLAIN}/offset", dtypes="float32 first"),

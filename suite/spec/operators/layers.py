@@ -160,6 +160,7 @@ def scaled_gradients(operator: str) -> tuple[Ask, ...]:
         Ask(
             f"{operator}/pad/mha/bf16/{sizes}",
             f"{operator}/padempty/mha/f32/{sizes}",
+            f"{operator}/pad/mha/f32/b2h1q3k33d64/e64.64.64.64",
             since="standard",
         ),
         Ask(

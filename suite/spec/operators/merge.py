@@ -81,7 +81,7 @@ DRAWN = covering_of(
     "merge",
     {
         "sizes": (
-            "mha/b2h3q5k2d8", "mha/b2h3q5k4d8", "mha/b2h3q5k1d8", "mha/b1h2q17k9d64",
+            "mha/b2h3q5k2d8", "mha/b2h3q5k4d8", "mha/b2h3q5k1d8", "mha/b1h2q17k33d64",
             "mha/b2h8q2k3d128", "mha/b1h32q1k8d80",
         ),
         "height": ("", "high", "low", "deep"),
@@ -114,6 +114,7 @@ MERGE = Operator(
                 "merge/none/mha/{dt}/b2h3q5k2d8/low",
                 "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
                 "merge/none/mha/{dt}/b2h3q5k4d8",
+                "merge/none/mha/{dt}/b1h2q17k9d64/empty",
                 dtypes="last digits",
                 since="standard",
             ),

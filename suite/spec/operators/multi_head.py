@@ -147,6 +147,10 @@ STANDARD = (
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self",
     "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self",
     "multi-head/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self/dense",
+    # heads that people run
+    "multi-head/causal/gqa4/{dt}/b2h8q16k16d64/e512.512.512.512/qknorm/self",
+    "multi-head/causal/mha/{dt}/b2h8q16k16d16/e128.128.128.128/gated/self",
+    "multi-head/causal/mha/{dt}/b2h8q32k32d64/e512.512.512.512/self",
     # a bias that a layer may take for a mask
     "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/bias.bits/self",
 )
@@ -176,6 +180,7 @@ GRADIENTS = (
     ),
     Ask(
         "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
+        "multi-head/causal/mha/f32/b2h8q5k9d6/e48.40.44.48",
         "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
         "multi-head/bool.qk.empty/mha/bf16/b2h3q5k9d4/e12.12.12.12/dense",
         "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",

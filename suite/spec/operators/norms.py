@@ -92,7 +92,7 @@ def validate(case: Case) -> None:
 AXES_OF_CASES = {
     "sizes": (
         "mha/b32h1q3k3d64/e64.64.64.64/self", "mha/b32h1q3k3d48/e48.48.48.48/self",
-        "mha/b32h1q3k3d100/e100.100.100.100/self", "mha/b32h1q3k3d97/e97.97.97.97/self",
+        "mha/b32h1q3k3d768/e768.768.768.768/self", "mha/b32h1q3k3d97/e97.97.97.97/self",
         "mha/b4h1q4k4d4/e4.4.4.4/self", "mha/b2h1q3k3d4096/e4096.4096.4096.4096/self",
     ),
     "recipe": ("", "offset", "tiny"),
@@ -118,10 +118,14 @@ LAYER_NORM = Operator(
         gradients=(
             Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
             Ask(
-                "layer-norm/none/mha/{dt}/b32h1q3k3d100/e100.100.100.100/self/tiny",
+                "layer-norm/none/mha/{dt}/b32h1q3k3d768/e768.768.768.768/self/tiny",
                 dtypes="float32 first",
             ),
-            Ask("layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self", since="standard"),
+            Ask(
+                "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
+                "layer-norm/none/mha/f32/b2h1q3k3d4096/e4096.4096.4096.4096/self",
+                since="standard",
+            ),
         ),
     ),
     options=options("without_affine", "plain", NORM_EPSILON),
@@ -171,8 +175,13 @@ BATCH_NORM = replace(
     asks=Asks(
         plain="batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
         cases=(
-            Ask("batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train", dtypes="halves first"),
-            Ask(covering_of("batch-norm", {**AXES_OF_CASES, "mode": ("", "train")}), dtypes="array"),
+            Ask(
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+                dtypes="halves first",
+            ),
+            Ask(
+                covering_of("batch-norm", {**AXES_OF_CASES, "mode": ("", "train")}), dtypes="array"
+            ),
         ),
         gradients=(
             Ask(

@@ -34,7 +34,7 @@ from attention_conformance.suite.spec.operator import (
     Questions,
     choice,
 )
-from attention_conformance.suite.spec.operators.drawn import covering_of
+from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.recipes import DRAWS
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -220,7 +220,9 @@ AXES_OF_CASES = {
         "mha/b3h2q180k180d8/seg140.9.31", "gqa2/b5h4q64k64d8/seg17.15.0.24.8",
         "gqa2/b5h4q4k57d8/seg1.0.1.1.1x17.8.16.1.15",
         "mha/b4h2q64k128d8/seg8.24.16.16x16.40.32.40", "gqa2/b3h4q129k129d64/seg1.64.64",
-        "gqa4/b2h16q48k48d128/seg16.32", "gqa8/b3h32q18k33d80/seg1.1.16x9.8.16",
+        "gqa8/b2h16q48k48d128/seg16.32", "gqa4/b3h8q3k321d64/seg1.1.1x160.33.128",
+        "gqa2/b3h4q200k200d64/seg9.160.31", "gqa2/b2h4q48k48d192v128/seg16.32",
+        "gqa8/b3h32q18k33d80/seg1.1.16x9.8.16",
         "gqa2/b2h4q20k40d256/seg4.16x8.32", "mha/b1h4q24k24d8/seg24",
     ),
     "alignment": ("", "causal", "causalbr"),
@@ -235,9 +237,13 @@ def has_two_answers(row: Row) -> bool:
     return row.get("alignment") == "causal" and "x" in str(row.get("sizes", ""))
 
 
-DRAWN = covering_of("packed", AXES_OF_CASES, is_excluded=has_two_answers)
+DRAWN = covering_of(
+    "packed",
+    AXES_OF_CASES,
+    is_excluded=lambda row: has_two_answers(row) or is_wide_in_float64(row),
+)
 
-MANY_SEGMENTS = f"packed/none/mha/{{dt}}/b20h2q40k40d8/seg{'.'.join(['2'] * 20)}"
+MANY_SEGMENTS = f"packed/none/mha/{{dt}}/b40h2q80k80d8/seg{'.'.join(['2'] * 40)}"
 
 PATHS = (
     # decoding: one query per segment, over several keys
@@ -263,6 +269,7 @@ PACKED = Operator(
     validate=validate,
     asks=Asks(
         plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+        plain_kinds=("packed/none/gqa8/bf16/b2h16q48k48d128/seg16.32/causal",),
         cases=(
             Ask(
                 "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
@@ -285,7 +292,8 @@ PACKED = Operator(
             ),
             Ask(
                 *PATHS,
-                "packed/none/gqa4/{dt}/b2h16q48k48d128/seg16.32/causal",
+                "packed/none/gqa8/{dt}/b2h16q48k48d128/seg16.32/causal",
+                "packed/none/gqa2/{dt}/b2h4q20k40d256/seg4.16x8.32/causalbr",
                 "packed/none/gqa2/{dt}/b4h4q10k24d8/seg3.0.6.1x5.11.7.1",
                 dtypes="float32",
                 since="standard",

@@ -40,7 +40,7 @@ from attention_conformance.suite.spec.operator import (
     choice,
 )
 from attention_conformance.suite.spec.operators import in_pages
-from attention_conformance.suite.spec.operators.drawn import covering_of
+from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.operators.in_pages import (
     numbers,
     owned_pages,
@@ -278,22 +278,22 @@ AXES_OF_CASES = {
         "gqa2/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15",
         "mha/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5", "gqa2/b2h4q88k88d16/seg40.48",
         "mqa/b3h4q9k24d8v6/seg1.3.5x7.12.5", "gqa2/b2h4q8k16d8/seg3.5x7.9",
-        "gqa4/b4h8q40k81d64/seg1.17.6.16x15.17.33.16", "gqa4/b2h16q2k80d128/seg1.1x33.47",
-        "gqa8/b2h32q5k185d80/seg1.4x150.35", "gqa2/b2h16q6k216d64/seg5.1x146.70",
-        "gqa2/b1h4q24k300d256/seg24x300",
+        "gqa4/b4h8q40k81d64/seg1.17.6.16x15.17.33.16", "gqa8/b2h16q2k80d128/seg1.1x33.47",
+        "gqa8/b2h32q5k185d80/seg1.4x150.35", "gqa4/b2h8q2k341d64/seg1.1x300.41",
+        "mqa/b2h8q6k80d64/seg5.1x33.47", "gqa4/b2h8q2k80d192v128/seg1.1x33.47",
+        "gqa2/b2h16q6k216d64/seg5.1x146.70", "gqa2/b1h4q24k300d256/seg24x300",
     ),
     "pages": (
-        "", "hnd", "page1", "page3/hnd", "page16", "page32/hnd", "page128", "page256/hnd", "shared",
-        "page16/shared",
-        "page2/shared/hnd",
+        "", "hnd", "page1", "page3/hnd", "page16", "page32/hnd", "page64", "page128", "page256/hnd",
+        "shared", "page16/shared", "page2/shared/hnd",
     ),
     "order": ("", "ascending"),
-    "window": ("causal", "", "causal/win3", "causal/win0", "causal/win31"),
+    "window": ("causal", "", "causal/win3", "causal/win0", "causal/win31", "causal/win100"),
     "softcap": ("", "cap2.0"),
     "scale": ("", "scale0.3", "scale-0.2"),
     "recipe": ("", "large", "tiny"),
 }  # fmt: skip
-DRAWN = covering_of("paged", AXES_OF_CASES)
+DRAWN = covering_of("paged", AXES_OF_CASES, is_excluded=is_wide_in_float64)
 
 DESIGNED = (
     f"{COMMON}/win3/cap2.0",
@@ -319,7 +319,12 @@ PAGED = Operator(
     validate=validate,
     asks=Asks(
         plain=PLAIN,
-        pages=(PLAIN, "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal"),
+        plain_kinds=("paged/none/gqa8/f32/b2h16q2k80d128/seg1.1x33.47/page16/causal",),
+        pages=(
+            PLAIN,
+            "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal",
+            "paged/none/gqa4/{dt}/b2h8q2k80d64/seg1.1x33.47/page16/causal",
+        ),
         cases=(
             Ask(PLAIN, *DESIGNED),
             Ask(DRAWN, dtypes="array"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks
-from attention_conformance.suite.spec.operators.drawn import covering_of
+from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 
 PLAIN = "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal"
 """A chunk behind a cache, whose heads have scales of their own."""
@@ -26,8 +26,7 @@ IN_PAGES = (
 AXES = {
     "sizes": (
         "gqa2/b2h4q3k17d8", "mqa/b3h2q1k23d8v6", "mha/b2h3q33k33d16", "gqa4/b2h8q1k130d64",
-        "gqa2/b1h4q3k9d160v130", "gqa8/b1h32q1k64d80", "gqa4/b1h16q5k48d128", "gqa2/b1h4q2k17d256",
-        "mqa/b4h16q1k257d96", "gqa2/b1h4q67k131d32",
+        "gqa2/b1h4q3k9d160v130", "gqa8/b1h32q1k64d80", "gqa2/b1h4q67k131d32",
     ),
     "codes": ("", "e4m3", "e5m2", "int4"),
     "scales": ("", "perhead", "pertoken", "perchannel", "pertile"),
@@ -40,16 +39,32 @@ AXES = {
     "scale": ("", "scale0.3", "scale-0.2"),
     "recipe": ("", "large", "ties"),
 }  # fmt: skip
-"""Sizes: few heads of few components, and those people run."""
+DRAWN = covering_of("quantized", AXES, is_excluded=is_wide_in_float64)
 
-DRAWN = covering_of("quantized", AXES)
+SERVED = covering_of(
+    "quantized",
+    {
+        "dtype": ("bf16", "f16", "f32"),
+        "sizes": (
+            "gqa4/b2h8q4k130d64", "gqa2/b2h16q5k48d64", "gqa4/b2h8q1k300d64", "gqa4/b1h16q5k48d128",
+            "gqa2/b1h4q2k17d256", "mqa/b4h16q1k257d96",
+        ),
+        "codes": ("e4m3/perhead", "e4m3", "pertoken", "int4/perchannel"),
+        "alignment": ("causal", ""),
+        "cache": ("", "writes", "page16", "page32/hnd", "page256", "writes/page32"),
+    },
+    triples=[("sizes", "codes", "alignment")],
+)  # fmt: skip
+"""Codes as models serve them, at sizes that people run."""
 
 ASKS = Asks(
     plain=PLAIN,
+    plain_kinds=("quantized/none/gqa4/bf16/b2h8q4k130d64/e4m3/perhead/causal",),
     pages=IN_PAGES,
     cases=(
         Ask(PLAIN, *IN_PAGES),
         Ask(DRAWN, dtypes="array"),
+        Ask(SERVED, dtypes="array", since="standard"),
         Ask(f"{PLAIN}/offset", dtypes="float32 first"),
         Ask("quantized/none/gqa2/{dt}/b2h4q3k17d16/perhead/causal/level", dtypes="sixteen"),
         Ask(

@@ -225,9 +225,9 @@ DRAWN = covering_of(
     "rotary",
     {
         "sizes": (
-            "mha/b2h3q17k1d16", "mha/b2h3q17k1d16/rot8", "mha/b2h3q17k1d16/rot6", "mha/b1h2q65k1d64",
-            "mha/b1h2q9k1d12", "mha/b1h2q9k1d80/rot20", "mha/b1h2q9k1d96/rot24", "mha/b1h32q1k1d128",
-            "mha/b2h2q3k1d256", "mha/b1h1q1k1d2",
+            "mha/b2h3q17k1d16", "mha/b2h3q17k1d16/rot8", "mha/b2h3q17k1d16/rot6", "mha/b2h2q65k1d64",
+            "mha/b1h2q9k1d12", "mha/b1h2q9k1d80/rot20", "mha/b1h2q9k1d96/rot24", "mha/b2h8q9k1d128",
+            "mha/b1h32q1k1d128", "mha/b2h2q3k1d256", "mha/b1h1q1k1d2",
         ),
         "pairs": ("", "interleaved"),
         "base": ("", "base500000.0", "base100.0"),
@@ -240,6 +240,7 @@ DRAWN = covering_of(
 DESIGNED = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
     "rotary/none/mha/f32/b2h3q17k1d16/gathered",
+    "rotary/none/mha/f32/b2h3q17k1d64/gathered/at100003",
     "rotary/none/mha/f32/b2h3q17k1d16/interleaved/gathered",
     "rotary/none/mha/f32/b2h3q17k1d16/base500000.0/at1000000",
     "rotary/none/mha/f32/b2h3q17k1d16/rot8/at100003",

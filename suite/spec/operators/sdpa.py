@@ -149,6 +149,7 @@ SDPA = Operator(
     validate=validate,
     asks=Asks(
         plain="sdpa/none/mha/{dt}/b3h2q18k34d8",
+        plain_kinds=("sdpa/none/gqa4/f32/b2h8q16k64d64", "sdpa/none/gqa8/bf16/b2h16q1k64d128"),
         cases=CASES,
         gradients=GRADIENTS,
         compiled=COMPILED,

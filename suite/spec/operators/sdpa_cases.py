@@ -188,6 +188,9 @@ SIZES = (
     # one length is whole tiles, the other is not
     "sdpa/none/mha/{dt}/b1h2q128k97d8",
     "sdpa/none/mha/{dt}/b1h2q97k128d8",
+    "sdpa/padempty/gqa4/{dt}/b2h8q16k64d64/lse",
+    "sdpa/bool.bhq1/mha/{dt}/b2h3q17k64d64/dense",
+    "sdpa/causal+pad/gqa2/{dt}/b2h4q128k128d64",
     "sdpa/none/mha/{dt}/b2h0q3k5d8",
     "sdpa/pad/mha/{dt}/b2h0q3k5d8",
 )
@@ -269,6 +272,7 @@ def _designed() -> list[str]:
         "sdpa/causal/mha/f64/b2h3q17k23d8/sunk",
         "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/bias.bhqk/sunk/dense",
         "sdpa/causal/gqa2/bf16/b2h6q17k23d8/bhdl",
+        "sdpa/causal/gqa4/bf16/b1h8q16k64d64/bhdl",
         "sdpa/bool.qk/mha/f16/b2h3q17k23d8/bhdl/dense",
         "sdpa/pad/mqa/f32/b2h5q17k23d8/bhdl",
         "sdpa/none/gqa24/bf16/b1h48q7k33d8",
@@ -283,6 +287,7 @@ def _designed() -> list[str]:
         "sdpa/none/mha/bf16/b0h2q3k5d8",
         "sdpa/causal/mha/bf16/b2h2q0k5d8",
         "sdpa/none/mha/f16/b1h2q9k11d64/large",
+        "sdpa/none/mha/f16/b1h2q9k11d128/scale6.103515625e-05/overflow",
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/bf16/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale0.0",
