@@ -134,6 +134,9 @@ DEVIATIONS = [
         "`bias.squeeze()` broadcasts as (Lq, Lk); keep (B, 1, 1, Lk)",
         when=lambda call: call.sizes.B == call.sizes.Lq and call.bias.shape[1:3] == (1, 1),
         bias=lambda right, call: right.bias(call).swapaxes(0, 2)),
+    row("bias-from-the-last-key", "values", "The bias is read from the last key to the first.",
+        "`bias.flip(-1)`, as relative positions `j - i` for `i - j`; column j is that of key j",
+        bias=lambda right, call: right.bias(call)[..., ::-1]),
     row("batch-bias-as-head-bias", "values",
         "With B == H a bias per sample is taken for a bias per head.",
         "`bias.squeeze(1)` broadcasts as (H, Lq, Lk); keep (B, 1, Lq, Lk)",
@@ -198,6 +201,13 @@ DEVIATIONS = [
         "With Lq != Lk the ALiBi distances count from the first key, not from the last one.",
         "`(i - j).abs()`; the last query stands at the last key: `(i + Lk - Lq - j).abs()`",
         distance=lambda right, call: np.abs(np.subtract(*call.rows_and_keys))),
+    row("alibi-without-slopes", "values",
+        "Scores fall with the distance of query and key, though no ALiBi slopes are given.",
+        "slopes made by default; subtract distances only where slopes are given",
+        when=lambda call: call.alibi_slopes is None,
+        scores=lambda right, query, key, call: right.scores(query, key, call)
+            - alibi_slopes(call.sizes.H).astype(call.work)[:, None, None]
+            * right.distance(call).astype(call.work)),
     row("alibi-off-by-one", "values",
         "ALiBi distances are one too large, but for the query's own key.",
         "`i - j + 1`; the key next to the query's own has the distance 1",
