@@ -9,13 +9,7 @@ from __future__ import annotations
 import warnings
 from importlib.metadata import version
 
-from attention_conformance.backends._executorch.cached import (
-    CodedCache,
-    CustomCache,
-    CustomRing,
-    FusedCache,
-    SinkRing,
-)
+from attention_conformance.backends._executorch.cached import CustomRing, FusedCache, SinkRing
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends.protocol import Implementation, needed
 
@@ -37,5 +31,4 @@ class ExecutorchBackend(TorchEngine):
         return {"executorch": version("executorch"), "torch": version("torch")}
 
     def implementations(self) -> list[Implementation]:
-        kinds = (FusedCache, CustomCache, CodedCache, CustomRing, SinkRing)
-        return [kind(self) for kind in kinds]
+        return [kind(self) for kind in (FusedCache, CustomRing, SinkRing)]
