@@ -19,8 +19,6 @@ from attention_conformance.backends._onnx.contrib import (
     GROUP_QUERY,
     GROUP_QUERY_CACHED,
     MULTI_HEAD,
-    CodedGroupQuery,
-    GroupQueryWrites,
 )
 from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, implementations_with
 from attention_conformance.backends._onnx.nodes import (
@@ -69,14 +67,7 @@ ON_RUNTIME: dict[Kernel | type[Implementation], Declared] = {
     ATTENTION_25: ATTENTION_25.declared.but(limits=NONNEGATIVE, **ATTENTION),
     **{
         kind: kind.declared
-        for kind in (
-            MULTI_HEAD,
-            GROUP_QUERY,
-            GROUP_QUERY_CACHED,
-            PastGroupQuery,
-            CodedGroupQuery,
-            GroupQueryWrites,
-        )
+        for kind in (MULTI_HEAD, GROUP_QUERY, GROUP_QUERY_CACHED, PastGroupQuery)
     },
     OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="exact"),
     OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="exact", dtypes=DTYPES),
