@@ -26,11 +26,7 @@ from attention_conformance.backends._transformers.cached import (
     QuantizedFp8,
     StaticSdpa,
 )
-from attention_conformance.backends._transformers.latent import (
-    DeepseekV2,
-    DeepseekV3,
-    DeepseekV3Sdpa,
-)
+from attention_conformance.backends._transformers.latent import DeepseekV3
 from attention_conformance.backends._transformers.positions import alibis, rotaries
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation, needed
@@ -57,7 +53,7 @@ class TransformersBackend(TorchEngine):
         every = (
             PackedByPositions, PackedEager,
             DynamicSdpa, DynamicEager, DynamicFlex, DynamicRecording, QuantizedFp8,
-            StaticSdpa, DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
+            StaticSdpa, DeepseekV3,
         )  # fmt: skip
         rows = [FrameworkFunction(self, one) for one in (LLAMA, GEMMA2, GPT_OSS, SDPA_FORWARD)]
         return [*rows, *alibis(self), *rotaries(self), *(kind(self) for kind in every)]
