@@ -12,9 +12,6 @@ from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LO
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
 
-NO_GRADIENT = {"gradient": "Keras on NumPy has no automatic differentiation"}
-
-
 ON_NUMPY = KERAS_OPS.but(
     declared=KERAS_OPS.declared.but(
         numerics=PLAIN_NUMERICS["numpy"],
@@ -44,7 +41,4 @@ class KerasNumpyBackend(KerasBackend, NumpyArrays):
         return {"keras": self.keras.__version__, "numpy": version("numpy")}
 
     def implementations(self) -> list[Implementation]:
-        every = [FrameworkFunction(self, ON_NUMPY), *self.layers()]
-        for implementation in every:
-            implementation.declared = implementation.declared.refusing(NO_GRADIENT)
-        return every
+        return [FrameworkFunction(self, ON_NUMPY), *self.layers()]
