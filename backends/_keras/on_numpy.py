@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.multi_head import PLAIN_NUMERICS
 from attention_conformance.backends._keras.ops import KERAS_OPS
@@ -34,11 +32,8 @@ class KerasNumpyBackend(KerasBackend, NumpyArrays):
 
     name = "keras-numpy"
     modules = ("keras",)
+    distributions = ("keras", "numpy")
     engine_of_keras = "numpy"
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"keras": self.keras.__version__, "numpy": version("numpy")}
 
     def implementations(self) -> list[Implementation]:
         return [FrameworkFunction(self, ON_NUMPY), *self.layers()]

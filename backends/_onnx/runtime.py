@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -83,7 +82,7 @@ class OnnxRuntimeBackend(RuntimeThreads, OnnxEngine):
     """ONNX Runtime's CPU provider with its default optimisations."""
 
     name = "onnxruntime"
-    modules = ("onnxruntime", "onnx")
+    modules = distributions = ("onnxruntime", "onnx")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -91,10 +90,6 @@ class OnnxRuntimeBackend(RuntimeThreads, OnnxEngine):
             import onnxruntime
         self.onnxruntime: Any = onnxruntime
         self._sessions: Cache[Any] = Cache(KEPT)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {name: version(name) for name in ("onnxruntime", "onnx")}
 
     def implementations(self) -> list[Implementation]:
         textbook = layers(self, "exact")
@@ -179,14 +174,11 @@ class OnnxReferenceBackend(OnnxEngine):
 
     name = "onnx-reference"
     modules = ("onnx",)
+    distributions = ("onnx", "numpy")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self._evaluators: Cache[Any] = Cache(KEPT)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {name: version(name) for name in ("onnx", "numpy")}
 
     def implementations(self) -> list[Implementation]:
         return implementations_with(self, ON_REFERENCE, layers(self, "stepwise"))

@@ -7,7 +7,6 @@ created.
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._transformers.attention import (
@@ -36,7 +35,7 @@ class TransformersBackend(TorchEngine):
     """transformers on torch, on "cpu" or "cuda"."""
 
     name = "transformers"
-    modules = ("transformers", "torch")
+    modules = distributions = ("transformers", "torch")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -44,10 +43,6 @@ class TransformersBackend(TorchEngine):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         with needed():
             import transformers  # noqa: F401
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"transformers": version("transformers"), "torch": version("torch")}
 
     def implementations(self) -> list[Implementation]:
         every = (
