@@ -26,6 +26,10 @@ class NumpyArrays(Backend):
             import ml_dtypes
         self.bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
+    @property
+    def refusals(self) -> dict[str, str]:
+        return super().refusals | {"gradient": "NumPy's arrays have no automatic differentiation"}
+
     def kind(self, long_name: str) -> np.dtype:
         """The NumPy dtype with a long name such as "bfloat16"."""
         return self.bfloat16 if long_name == "bfloat16" else np.dtype(long_name)

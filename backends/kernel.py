@@ -36,14 +36,7 @@ def written_out(
 
 def call_text(arguments: Mapping[str, Any]) -> str:
     """The text of keyword arguments in a call: "causal=True, scale=1.0"."""
-    return ", ".join(
-        f"{n}={getattr(value, '__name__', repr(value))}" for n, value in arguments.items()
-    )
-
-
-def evaluated(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-    """Arguments in which each function is replaced by its value for the inputs."""
-    return {name: x(inputs) if callable(x) else x for name, x in arguments.items()}
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +64,7 @@ class Kernel(Row):
     What is tested besides the cases:
 
     - `neutral`: values of parameters that change no answer (see `written_out`)
-    - `wrong`: arguments, or functions of inputs, that the function must refuse
+    - `wrong`: arguments that the function must refuse
     - `paths(impl, inputs, plain)`: see `Implementation`; `plain` is the call without `through`
     """
 
@@ -174,6 +167,6 @@ class FrameworkFunction(FromRow):
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         call = self.plain(inputs)
         return {
-            call_text(way): partial(call.function, **call.arguments | evaluated(way, inputs))
+            call_text(way): partial(call.function, **call.arguments | {**way})
             for way in self.row.wrong
         }

@@ -20,6 +20,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,6 +123,8 @@ class Backend(Engine):
 
     modules: tuple[str, ...] = ()
     """The modules that must be installed."""
+    distributions: tuple[str, ...] = ()
+    """The distributions of `versions`, the framework's own first."""
     devices: tuple[str, ...] = ("cpu",)
     native = ""
     """The name of the framework's own attention, whose signature a user's function must have; "" if there
@@ -142,9 +145,9 @@ class Backend(Engine):
         self.device = device
 
     @property
-    @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Versions by distribution name, the framework's own first."""
+        """Versions by distribution name."""
+        return {name: version(name) for name in self.distributions}
 
     @property
     def expectations(self) -> Path:

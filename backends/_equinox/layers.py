@@ -171,7 +171,7 @@ LONGEST = 2**17
 
 
 class EquinoxRotary(Implementation):
-    """The module with sine and cosine in the dtype `table`, "" for the query's; `jit`: through `jax.jit`.
+    """The module with sine and cosine in the dtype `table`, "" for the query's.
 
     All instances share one table of sine and cosine in equinox, which is empty before each cell.
     """
@@ -192,11 +192,10 @@ class EquinoxRotary(Implementation):
     )
 
     def __init__(
-        self, backend: JaxEngine, name: str, declared: Declared | None = None, table: str = "",
-        jit: bool = False,
-    ) -> None:  # fmt: skip
+        self, backend: JaxEngine, name: str, declared: Declared | None = None, table: str = ""
+    ) -> None:
         super().__init__(backend, name, declared)
-        self.table, self.jit = table, jit
+        self.table = table
 
     def refusal(self, case: Case) -> str | None:
         if case.option("offset") + case.sizes.Lq <= LONGEST:
@@ -221,8 +220,7 @@ class EquinoxRotary(Implementation):
 
         arguments = {"query": self.backend.operand(inputs.query, inputs, "bhld")}
         constants = (rotation, s.D, first, str(dtype))
-        prepared = PreparedCall(call, arguments, constants=constants)
-        return self.backend.jitted(self, prepared) if self.jit else prepared
+        return PreparedCall(call, arguments, constants=constants)
 
     def begin_cell(self) -> None:
         import equinox
@@ -232,14 +230,13 @@ class EquinoxRotary(Implementation):
 
 
 def rotaries(backend: JaxEngine) -> list[EquinoxRotary]:
-    """Three implementations: operation by operation; through `jax.jit`, where the compiler computes the
-    table; and with sine and cosine in float32, as in JAX without float64."""
+    """Two implementations: with sine and cosine in the query's dtype, and in float32, as in JAX without
+    float64."""
     # The answer, and each product of a gradient, is rounded once.
     single = EquinoxRotary.declared.but(
         numerics={"f32": "exact", "bf16": "eager", "f16": "eager"}, dtypes=("f32", "bf16", "f16")
     )
     return [
         EquinoxRotary(backend, "rotary"),
-        EquinoxRotary(backend, "rotary-jit", jit=True),
         EquinoxRotary(backend, "rotary-float32", single, table="float32"),
     ]

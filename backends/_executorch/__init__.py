@@ -7,15 +7,8 @@ executorch is imported when the backend is created.
 from __future__ import annotations
 
 import warnings
-from importlib.metadata import version
 
-from attention_conformance.backends._executorch.cached import (
-    CodedCache,
-    CustomCache,
-    CustomRing,
-    FusedCache,
-    SinkRing,
-)
+from attention_conformance.backends._executorch.cached import CustomRing, FusedCache, SinkRing
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends.protocol import Implementation, needed
 
@@ -24,7 +17,7 @@ class ExecutorchBackend(TorchEngine):
     """ExecuTorch's operators on torch, on the CPU."""
 
     name = "executorch"
-    modules = ("executorch", "torch")
+    modules = distributions = ("executorch", "torch")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -32,10 +25,5 @@ class ExecutorchBackend(TorchEngine):
             warnings.simplefilter("ignore")
             from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
 
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"executorch": version("executorch"), "torch": version("torch")}
-
     def implementations(self) -> list[Implementation]:
-        kinds = (FusedCache, CustomCache, CodedCache, CustomRing, SinkRing)
-        return [kind(self) for kind in kinds]
+        return [kind(self) for kind in (FusedCache, CustomRing, SinkRing)]

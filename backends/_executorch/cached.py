@@ -16,10 +16,9 @@ import numpy as np
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends.caching import Scripted, StepContext, rolled_back
-from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.declared import Declared
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
-from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.elections import ElectionCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.malformed import MalformedCase
@@ -102,68 +101,7 @@ class FusedCache(Scripted):
         return self.backend.torch.cat(list(arrays), axis)
 
 
-class CustomCache(FusedCache):
-    """`CustomKVCache`, written by `update_cache`, and `custom_sdpa`, causal or under a mask."""
-
-    name = "custom-kv-cache"
-    declared = FusedCache.declared.taking("window", "tree", "window-rollback")
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, ElectionCase) and case.question.name == "beyond-capacity":
-            # Finding executorch-beyond-capacity.
-            return "custom_sdpa ends the process beyond the capacity"
-        return super().unsupported(case)
-
-    def init(self, inputs: Inputs, key: Any) -> Any:
-        s, cache_class = inputs.sizes, llama_object("custom_kv_cache:CustomKVCache")
-        return CacheState(cache_class(s.B, capacity(inputs.case), s.Hkv, s.D, key.dtype))
-
-    def step(
-        self, state: Any, query: Any, key: Any, value: Any, context: StepContext
-    ) -> tuple[Any, Any]:
-        """Write the cache, make the mask and attend, as a layer of the llama model does."""
-        torch, cache, first = self.backend.torch, state.cache, state.count
-        positions = torch.arange(first, first + key.shape[1])
-        updated = cache.update(positions, key.transpose(1, 2), value.transpose(1, 2))
-        key, value = (array.transpose(1, 2) for array in updated)
-        mask = self.mask(cache, positions, context)
-        start, causal = (first, True) if mask is None else (0, False)
-        rows = torch.ops.llama.custom_sdpa(
-            query, key, value, start, mask, 0.0, causal, context.inputs.scale
-        )
-        return rows, CacheState(cache, first + len(positions))
-
-    def mask(self, cache: Any, positions: Any, context: StepContext) -> Any:
-        """The mask (rows, slots), 0 or -inf, of the newest tokens, at these positions (rows,). None if
-        the mask is causal."""
-        if context.chunk.tree is None and context.inputs.case.option("left") is None:
-            return None
-        hidden = ~context.mask(cache.max_context_length)[0]
-        return self.backend.array(np.where(hidden, -np.inf, 0.0).astype(np.float32), None)
-
-    def reorder(self, state: CacheState, samples: Any) -> CacheState:
-        cache = deepcopy(state.cache)
-        for name, array in [*cache.named_buffers()]:
-            setattr(cache, name, array[samples])
-        return replace(state, cache=cache)
-
-
-class CodedCache(CustomCache):
-    """`QuantizedKVCache`: int8 with a scale and a zero point for every token of a head, read as float32.
-    A chunk's own tokens are attended as they came."""
-
-    name = "quantized-kv-cache"
-    declared = CustomCache.declared.but(
-        dtypes=("f32",), rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
-    )
-
-    def init(self, inputs: Inputs, key: Any) -> Any:
-        s, cache_class = inputs.sizes, llama_object("custom_kv_cache:QuantizedKVCache")
-        asymmetric = llama_object("custom_kv_cache:QuantizedCacheType.AffineAsymmetric")
-        return CacheState(cache_class(s.B, capacity(inputs.case), s.Hkv, s.D, asymmetric, True))
-
-
-class CustomRing(CustomCache):
+class CustomRing(FusedCache):
     """`CustomRingKVCache`, with twice as many slots as the window has keys, and `custom_sdpa` under the
     cache's own mask. A cache has one position for all samples, so every sample has a cache.
 
@@ -182,6 +120,9 @@ class CustomRing(CustomCache):
         return tuple(CacheState(cache_class(1, window, s.Hkv, s.D, key.dtype)) for _ in range(s.B))
 
     def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, ElectionCase) and case.question.name == "beyond-capacity":
+            # Finding executorch-beyond-capacity.
+            return "custom_sdpa ends the process beyond the capacity"
         if not isinstance(case, Case) or case.option("left") is None:
             return "a ring has a window"
         slots = 2 * (case.option("left") + 1)
@@ -203,11 +144,24 @@ class CustomRing(CustomCache):
         states, answers = list(state), []
         for n, sample in enumerate(context.chunk.sample_ids):
             q, k, v = (array[n : n + 1] for array in (query, key, value))
-            rows, states[sample] = super().step(states[sample], q, k, v, context)
+            rows, states[sample] = self.sample_step(states[sample], q, k, v, context.inputs.scale)
             answers.append(rows)
         return self.concat(answers, 0), tuple(states)
 
-    def mask(self, cache: Any, positions: Any, context: StepContext) -> Any:
+    def sample_step(
+        self, state: CacheState, query: Any, key: Any, value: Any, scale: float | None
+    ) -> tuple[Any, CacheState]:
+        """Write the cache, make the mask and attend, as a layer of the llama model does."""
+        torch, cache, first = self.backend.torch, state.cache, state.count
+        positions = torch.arange(first, first + key.shape[1])
+        updated = cache.update(positions, key.transpose(1, 2), value.transpose(1, 2))
+        key, value = (array.transpose(1, 2) for array in updated)
+        mask = self.mask(cache, positions)
+        rows = torch.ops.llama.custom_sdpa(query, key, value, 0, mask, 0.0, False, scale)
+        return rows, CacheState(cache, first + len(positions))
+
+    def mask(self, cache: Any, positions: Any) -> Any:
+        """The mask (rows, slots), 0 or -inf, of the newest tokens, at these positions (rows,)."""
         return cache.create_causal_mask_for_ring_buffer(int(positions[0]), len(positions))
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
@@ -238,7 +192,7 @@ class SinkRing(CustomRing):
         make_cache = partial(make, s.Hkv, s.D, False, None, window, sink_size=1, dtype=key.dtype)
         return tuple(CacheState(make_cache()) for _ in range(s.B))
 
-    def mask(self, cache: Any, positions: Any, context: StepContext) -> Any:
+    def mask(self, cache: Any, positions: Any) -> Any:
         age = positions[:, None] - cache.cache_positions_manager.cache_positions
-        mask = super().mask(cache, positions, context)
+        mask = super().mask(cache, positions)
         return mask.masked_fill(age >= cache.window_size, -np.inf)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.multi_head import PLAIN_NUMERICS
 from attention_conformance.backends._keras.ops import KERAS_OPS
@@ -11,9 +9,6 @@ from attention_conformance.backends.arrays import NumpyArrays
 from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
-
-NO_GRADIENT = {"gradient": "Keras on NumPy has no automatic differentiation"}
-
 
 ON_NUMPY = KERAS_OPS.but(
     declared=KERAS_OPS.declared.but(
@@ -37,14 +32,8 @@ class KerasNumpyBackend(KerasBackend, NumpyArrays):
 
     name = "keras-numpy"
     modules = ("keras",)
+    distributions = ("keras", "numpy")
     engine_of_keras = "numpy"
 
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"keras": self.keras.__version__, "numpy": version("numpy")}
-
     def implementations(self) -> list[Implementation]:
-        every = [FrameworkFunction(self, ON_NUMPY), *self.layers()]
-        for implementation in every:
-            implementation.declared = implementation.declared.refusing(NO_GRADIENT)
-        return every
+        return [FrameworkFunction(self, ON_NUMPY), *self.layers()]

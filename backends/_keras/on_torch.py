@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.ops import KERAS_OPS
 from attention_conformance.backends._torch.engine import TorchEngine
@@ -49,16 +47,12 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
     """Keras on PyTorch."""
 
     name = "keras-torch"
-    modules = ("keras", "torch")
+    modules = distributions = ("keras", "torch")
     engine_of_keras = "torch"
     compilers = ("inductor", "aot_eager")
     # Keras breaks its attention into two graphs (keras#23327). Dynamo keeps the second graph of all
     # programs under one code object of Keras, with eight programs at most.
     one_graph = False
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"keras": self.keras.__version__, "torch": version("torch")}
 
     def implementations(self) -> list[Implementation]:
         return [FrameworkFunction(self, ON_TORCH), *self.layers()]

@@ -12,7 +12,6 @@ from typing import Any
 from attention_conformance.backends._keras.engine import WithKeras
 from attention_conformance.backends._keras_hub.layers import (
     CACHED_PLAIN,
-    CACHED_STATIC,
     CACHED_UPDATED,
     CachedDecode,
     HubRotary,
@@ -61,7 +60,7 @@ class KerasHubBackend(WithKeras, TensorflowEngine):
         return {**keras, **super().versions}
 
     def implementations(self) -> list[Implementation]:
-        layers = (CACHED_PLAIN, CACHED_UPDATED, CACHED_STATIC)
+        layers = (CACHED_PLAIN, CACHED_UPDATED)
         return [
             HubRotary(self), HubRotaryByStart(self), alibi_attention(self), CachedDecode(self),
             *(FrameworkLayer(self, layer) for layer in layers),

@@ -1,6 +1,6 @@
-"""keras-hub's layers: rows of `CachedMultiHeadAttention` without a cache, with a cache that calls fill,
-and with a full cache; the same layer as it decodes, where chunks join a cache at an index; and
-`RotaryEmbedding`, halves of whole heads.
+"""keras-hub's layers: rows of `CachedMultiHeadAttention` without a cache, and with a cache that calls
+fill; the same layer as it decodes, where chunks join a cache at an index; and `RotaryEmbedding`, halves
+of whole heads.
 
 All masks are one array, since the layer has no causal flag and no mask of values. In decoding projections
 are the identity, which repeats grouped heads, or its negative, so that the layer is attention over its
@@ -74,11 +74,9 @@ def paths_without_model(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Prepa
     return {name: call for name, call in paths(impl, inputs).items() if name != "function"}
 
 
-def fill_cache(
-    layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[Any, Any]:
-    """Call the layer twice, with the first and the second half of keys and values. Returns the second
-    output (B, Lq, E) and the cache (B, 2, Lk, H, D)."""
+def with_filled_cache(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Call the layer with a cache (B, 2, Lk, H, D) that two calls fill, each with one half of keys and
+    values."""
     import keras
 
     query, value = arrays["query"], arrays["value"]
@@ -93,19 +91,7 @@ def fill_cache(
         )
     return layer(
         query, value[:, half:], key[:, half:], cache=cache, cache_update_index=half, **keywords
-    )
-
-
-def with_filled_cache(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call the layer with a cache that two calls fill."""
-    return fill_cache(layer, arrays, options)[0]
-
-
-def with_query_alone(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call the layer with a full cache and only a query, as in cross-attention to an encoder's output."""
-    _, cache = fill_cache(layer, arrays, options)
-    keywords = {n: a for n, a in arrays.items() if n not in OPERANDS} | {**options}
-    return layer(arrays["query"], arrays["query"], cache=cache, **keywords)[0]
+    )[0]
 
 
 CACHED_PLAIN = Layer(
@@ -147,10 +133,6 @@ CACHED_UPDATED = CACHED_PLAIN.but(
         }
     ),
     paths=paths_without_model,
-)
-
-CACHED_STATIC = CACHED_UPDATED.but(
-    name="cached-mha-static", called=partial(called, apply=with_query_alone)
 )
 
 

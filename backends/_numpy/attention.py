@@ -18,9 +18,10 @@ from attention_conformance.backends.masks import dense_arguments
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.references.blocked import attention
-from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class Definition(Implementation):
@@ -47,41 +48,21 @@ class Definition(Implementation):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt = inputs.dtype
         numbers = {name: x for name, x in inputs.features.items() if not FEATURES[name].axes}
-        settings = {"scale": inputs.scale, "fmt": inputs.dtype, **numbers}
+        wants_lse = numbers.pop("lse", False)
+        precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
 
-        def call(**arrays: Rounded | None) -> Any:
-            values: dict[str, Any] = {
-                name: None if a is None else a.values for name, a in arrays.items()
-            }
+        def call(mask: Any, bias: Any, **arrays: Rounded) -> Any:
+            operands = [arrays.pop(name).values for name in OPERANDS]
             with np.errstate(all="ignore"):
-                return as_outputs(definition(**values, **settings), inputs)
+                reference = attention(
+                    *operands, mask=mask and mask.values, bias=bias and bias.values, scale=inputs.scale,
+                    features={n: x.values for n, x in arrays.items()} | numbers, precision=precision,
+                )  # fmt: skip
+            output = Rounded(round_to(reference.output, fmt), fmt)
+            if not wants_lse:
+                return output
+            return output, Rounded(round_to(reference.lse, fmt.widened), fmt.widened)
 
         return attention_call(call, dense_arguments(self.backend, inputs), inputs)
-
-
-def as_outputs(returned: Any, inputs: Inputs) -> Any:
-    """A function's result, an array or a tuple of arrays, as `Rounded` in the dtypes of the outputs."""
-    if len(inputs.outputs) == 1:
-        return Rounded(returned, inputs.dtype)
-    formats = map(inputs.output_dtype, inputs.outputs)
-    return tuple(Rounded(x, fmt) for x, fmt in zip(returned, formats, strict=True))
-
-
-def precise(fmt: DType) -> type[np.floating[Any]]:
-    """The NumPy type to compute in for a format: extended precision for float64, else float64."""
-    return np.longdouble if fmt is DTYPES["f64"] else np.float64
-
-
-def definition(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, *, fmt: DType, lse: bool = False,
-    mask: np.ndarray | None = None, bias: np.ndarray | None = None, scale: float | None = None,
-    **features: Any,
-) -> Any:  # fmt: skip
-    """The reference in a `precise` type, rounded once to `fmt`."""
-    used = {name: x for name, x in features.items() if x is not None}
-    reference = attention(
-        query, key, value, mask=mask, bias=bias, scale=scale, features=used, precision=precise(fmt)
-    )
-    output = round_to(reference.output, fmt)
-    return (output, round_to(reference.lse, fmt.widened)) if lse else output

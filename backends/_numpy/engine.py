@@ -64,15 +64,12 @@ class NumpyEngine(Backend):
     """A backend whose arrays are `Rounded`. Subclasses list the implementations."""
 
     has_strides = True
+    distributions = ("numpy",)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
         warn = {"np.errstate(all='warn')": Ambient(partial(np.errstate, all="warn"))}
         return {"NumPy's errors": Setting(np.geterr, lambda how: np.seterr(**how), warn)}
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"numpy": np.__version__}
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Rounded:
         return Rounded(np.array(values), dtype)

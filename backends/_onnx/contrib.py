@@ -1,13 +1,10 @@
 """ONNX Runtime's own operators MultiHeadAttention and GroupQueryAttention, of the domain com.microsoft
 (docs/ContribOperators.md there). Operands are packed, (B, L, H D).
-
-GroupQueryAttention also attends a cache of int8 or int4 codes, and writes codes. Two int4 codes are a
-byte: 8 more than the first one, and 16 times 8 more than the second one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,8 +19,7 @@ from attention_conformance.backends._onnx.attention import (
     packed,
     recorded,
 )
-from attention_conformance.backends._onnx.engine import OnnxEngine
-from attention_conformance.backends._onnx.graph import OPSET, Symbol, concatenated
+from attention_conformance.backends._onnx.graph import OPSET, Symbol
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import ADDED, ATTENTION_FEATURES, NANS, Declared
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel
@@ -35,15 +31,9 @@ from attention_conformance.backends.masks import (
     rank4,
     split_native,
 )
-from attention_conformance.backends.memory import coded
-from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
-from attention_conformance.suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED
-from attention_conformance.suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
-from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
 DOMAIN = "com.microsoft"
 
@@ -59,8 +49,7 @@ ELECTIONS = {n: one for n, one in (ADDED | NANS).items() if n != "value-size"} |
 
 def group_query(
     query: Symbol, new: Sequence[Symbol], past: Sequence[Symbol | None], last: Symbol, total: Symbol,
-    *, bias: Symbol | None = None, sinks: Symbol | None = None,
-    scales: Sequence[Symbol | None] = (None, None), chunks: Symbol | None = None,
+    *, bias: Symbol | None = None, sinks: Symbol | None = None, chunks: Symbol | None = None,
     table: Sequence[Symbol | None] = (None, None), **attributes: Any,
 ) -> tuple[Symbol, Symbol, Symbol]:  # fmt: skip
     """GroupQueryAttention of a query (B, Lq, H, D) and new keys and values (B, L, Hkv, D): the output
@@ -68,7 +57,7 @@ def group_query(
     B, Lq, H, D = query.shape
     rows, key, value = query.graph.add(
         "GroupQueryAttention", *map(packed, (query, *new)), *past, last, total, *table, None, bias, sinks,
-        *scales, None, None, chunks, domain=DOMAIN, outputs=3, shape=lambda: (B, Lq, H * D),
+        None, None, None, None, chunks, domain=DOMAIN, outputs=3, shape=lambda: (B, Lq, H * D),
         num_heads=H, kv_num_heads=new[0].shape[2], **attributes,
     )  # fmt: skip
     return rows.reshape((B, Lq, H, D)), key, value
@@ -255,129 +244,3 @@ GROUP_QUERY_CACHED = GROUP_QUERY.but(
     refusal=unsupported_with_cache,
 )
 """With a cache of the keys before the queries; the causal flag is bottom-right."""
-
-
-FLOATS = "on the CPU a cache of codes is int8 or int4"
-
-REFUSALS = {
-    "e4m3-codes": FLOATS,
-    "e5m2-codes": FLOATS,
-    "zero-points": "GroupQueryAttention has no zero points",
-    "scales-of-tokens": "GroupQueryAttention has a scale for the tensor, or for every component",
-    "scales-of-tiles": "GroupQueryAttention has a scale for the tensor, or for every component",
-    "pages": "the operator over pages has no kernel for the CPU",
-    "value-size": "GroupQueryAttention has values of the keys' size",
-    "gradient": "models have no gradients",
-}
-
-
-class CodedGroupQuery(Implementation):
-    """GroupQueryAttention over a cache of codes, which writes new tokens. Without new tokens the last
-    tokens are passed as scale times code, and written again. A head's scale is repeated D times."""
-
-    backend: OnnxEngine
-
-    name = "ms-group-query-codes"
-    operator = QUANTIZED
-    declared = Declared(
-        numerics="fused", dtypes=("f32", "f16"), features=FEATURES, refusals=REFUSALS,
-        limits=Limits(head_sizes=HEAD_SIZES),
-    )  # fmt: skip
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        case, s = inputs.case, inputs.sizes
-        attributes = {"causal": int(case.option("alignment") == "causal"), "scale": inputs.scale}
-
-        def call(query: Symbol, **arrays: Symbol) -> Any:
-            past_length, writes = s.Lk - s.Lq, case.option("writes")
-            new = [arrays[name] for name in KINDS if writes]
-            for name in KINDS if not writes else ():
-                codes, scale = arrays[f"{name}_codes"], arrays[f"{name}_scale"]
-                new.append((codes[:, :, past_length:].cast(scale.dtype) * scale).cast(query.dtype))
-            caches = [arrays[f"{name}_codes"][:, :, :past_length] for name in KINDS]
-            answer = attend_codes(query, new, caches, arrays, case, attributes)
-            return answer if writes else answer[0]
-
-        prepared = PreparedCall(call, coded(self.backend, inputs), inputs.outputs)
-        return self.backend.recorded(prepared)
-
-    def refusal(self, case: Case) -> str | None:
-        s = case.sizes
-        if case.option("alignment") == "all" and s.B > 1 and 1 < s.Lq < s.Lk:
-            return "with several samples and queries behind a cache the operator is causal"
-        return None
-
-
-def pack_int4(codes: Symbol) -> Symbol:
-    """Pack int4 codes (..., D) into bytes (..., D / 2)."""
-    unsigned = codes.cast(np.int32) + 8
-    return (unsigned[..., ::2] + unsigned[..., 1::2] * 16).cast(np.uint8)
-
-
-def unpack_int4(packed_codes: Symbol) -> Symbol:
-    """Unpack bytes (..., D / 2) into int4 codes (..., D), stored as int8."""
-    shape = packed_codes.shape
-    byte_values = packed_codes.cast(np.int32).reshape((*shape, 1))
-    high = byte_values / 16
-    pairs = concatenated([byte_values - high * 16, high], -1)
-    return (pairs.reshape((*shape[:-1], 2 * shape[-1])) - 8).cast(np.int8)
-
-
-def attend_codes(
-    query: Symbol, new: list[Symbol], caches: list[Symbol], arrays: Mapping[str, Symbol], case: Case,
-    attributes: Mapping[str, Any],
-) -> tuple[Symbol, Symbol, Symbol]:  # fmt: skip
-    """The operator's output (B, H, Lq, D), and the codes of the cache with the new tokens (B, Hkv, L, D).
-
-    query (B, H, Lq, D), new keys and values (B, Hkv, Lq, D), caches of codes (B, Hkv, past, D)
-    """
-    graph, (B, _, Lq, D), Hkv = query.graph, query.shape, new[0].shape[1]
-    bits, stored_dtype = (4, np.uint8) if case.option("codes") == "int4" else (8, np.int8)
-    stored_size = D * bits // 8
-    length = Lq + caches[0].shape[2]
-    granularity = "PER_TENSOR" if case.option("scales") == "tensor" else "PER_CHANNEL"
-    scales = []
-    for name in KINDS:
-        scale = arrays[f"{name}_scale"]
-        scales.append(
-            scale.reshape((1,))
-            if granularity == "PER_TENSOR"
-            else scale.expanded((1, Hkv, 1, D)).reshape((Hkv * D,))
-        )
-    last, total = graph.constant([length - 1] * B, "int32"), graph.constant([length], "int32")
-    chunks = graph.constant([Lq] * B, "int32") if attributes.get("causal", 1) else None
-    if bits == 4:
-        caches = [pack_int4(codes) for codes in caches]
-    query, *new = (x.transpose((0, 2, 1, 3)) for x in (query, *new))
-    rows, *present_codes = group_query(
-        query, new, caches, last, total, scales=scales, chunks=chunks, k_quant_type=granularity,
-        v_quant_type=granularity, kv_cache_bit_width=bits, **attributes,
-    )  # fmt: skip
-    shape = (B, Hkv, length, stored_size)
-    symbols = [Symbol(graph, x.name, stored_dtype, lambda: shape) for x in present_codes]
-    key, value = map(unpack_int4, symbols) if bits == 4 else symbols
-    return rows.transpose((0, 2, 1, 3)), key, value
-
-
-class GroupQueryWrites(Implementation):
-    """The codes that GroupQueryAttention writes into an empty cache, from keys and values of a prompt."""
-
-    backend: OnnxEngine
-
-    name = "ms-group-query-writes"
-    operator = QUANTIZED_WRITE
-    declared = Declared(
-        numerics="exact", dtypes=("f32", "f16"), features=WRITE_FEATURES, refusals=REFUSALS,
-        limits=Limits(head_sizes=HEAD_SIZES),
-    )  # fmt: skip
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        s = inputs.sizes
-
-        def call(key: Symbol, value: Symbol, **arrays: Symbol) -> tuple[Symbol, Symbol]:
-            empty = key.graph.constant(np.zeros((s.B, s.Hkv, 0, s.D), np.int8))
-            written = attend_codes(key, [key, value], [empty, empty], arrays, inputs.case, {})
-            return written[1], written[2]
-
-        arguments = coded(self.backend, inputs)
-        return self.backend.recorded(PreparedCall(call, arguments, inputs.outputs))

@@ -58,17 +58,11 @@ def implementations_with(
     declared: Mapping[Kernel | type[Implementation], Declared],
     layers: Sequence[Implementation],
 ) -> list[Implementation]:
-    """Implementations of the rows and classes in `declared`, with its declarations, and `layers`. None
-    has gradients."""
+    """Implementations of the rows and classes in `declared`, with its declarations, and `layers`."""
     implementations = [
         FrameworkFunction(backend, kind.but(declared=declaration))
         if isinstance(kind, Kernel)
         else kind(backend, declared=declaration)
         for kind, declaration in declared.items()
     ]
-    implementations += layers
-    for implementation in implementations:
-        implementation.declared = implementation.declared.refusing(
-            {"gradient": "models have no gradients"}
-        )
-    return implementations
+    return [*implementations, *layers]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from attention_conformance.backends._onnx.contrib import (
     GROUP_QUERY,
     GROUP_QUERY_CACHED,
     MULTI_HEAD,
-    CodedGroupQuery,
-    GroupQueryWrites,
 )
 from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, implementations_with
 from attention_conformance.backends._onnx.nodes import (
@@ -69,14 +66,7 @@ ON_RUNTIME: dict[Kernel | type[Implementation], Declared] = {
     ATTENTION_25: ATTENTION_25.declared.but(limits=NONNEGATIVE, **ATTENTION),
     **{
         kind: kind.declared
-        for kind in (
-            MULTI_HEAD,
-            GROUP_QUERY,
-            GROUP_QUERY_CACHED,
-            PastGroupQuery,
-            CodedGroupQuery,
-            GroupQueryWrites,
-        )
+        for kind in (MULTI_HEAD, GROUP_QUERY, GROUP_QUERY_CACHED, PastGroupQuery)
     },
     OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="exact"),
     OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="exact", dtypes=DTYPES),
@@ -92,7 +82,7 @@ class OnnxRuntimeBackend(RuntimeThreads, OnnxEngine):
     """ONNX Runtime's CPU provider with its default optimisations."""
 
     name = "onnxruntime"
-    modules = ("onnxruntime", "onnx")
+    modules = distributions = ("onnxruntime", "onnx")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -100,10 +90,6 @@ class OnnxRuntimeBackend(RuntimeThreads, OnnxEngine):
             import onnxruntime
         self.onnxruntime: Any = onnxruntime
         self._sessions: Cache[Any] = Cache(KEPT)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {name: version(name) for name in ("onnxruntime", "onnx")}
 
     def implementations(self) -> list[Implementation]:
         textbook = layers(self, "exact")
@@ -188,14 +174,11 @@ class OnnxReferenceBackend(OnnxEngine):
 
     name = "onnx-reference"
     modules = ("onnx",)
+    distributions = ("onnx", "numpy")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self._evaluators: Cache[Any] = Cache(KEPT)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {name: version(name) for name in ("onnx", "numpy")}
 
     def implementations(self) -> list[Implementation]:
         return implementations_with(self, ON_REFERENCE, layers(self, "stepwise"))

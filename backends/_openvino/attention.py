@@ -45,7 +45,6 @@ class Sdpa(Implementation):
         refusals={
             "softcap": "the operator has no softcap",
             "native-window": "the operator has no window",
-            "gradient": "models have no gradients",
         },
         elections=ADDED
         | dict.fromkeys(ZEROS, OF_EMPTY_ROWS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from threading import get_ident
 from typing import Any
 
@@ -21,7 +20,7 @@ class OpenvinoEngine(RuntimeThreads, RuntimeArrays):
     """OpenVINO's CPU plugin, set to compute float32 in float32. Subclasses list the implementations."""
 
     name = "openvino"
-    modules = ("openvino",)
+    modules = distributions = ("openvino",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -33,10 +32,6 @@ class OpenvinoEngine(RuntimeThreads, RuntimeArrays):
         self.core: Any = openvino.Core()
         self._models: Cache[Any] = Cache(KEPT)
         self._requests: Cache[Any] = Cache(KEPT)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"openvino": version("openvino")}
 
     def type_of(self, dtype: np.dtype) -> Any:
         """OpenVINO's type of a dtype, also for bfloat16."""

@@ -1,5 +1,4 @@
-"""`torch.nn.TransformerEncoderLayer`, step by step and by its fast path, alone and in a
-`torch.nn.TransformerEncoder`."""
+"""`torch.nn.TransformerEncoderLayer`, step by step and by its fast path."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._torch.modules import (
-    batch_first_false,
     called,
     differentiable,
     fast,
@@ -60,44 +58,18 @@ def named_masks(impl: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, A
 
 
 def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls in training mode, and with other forms of masks and operands."""
+    """Calls in training mode, and with other forms of masks."""
     calls = fast_paths(impl, inputs) | {"train()": impl.call(inputs, train=True)}
-    if not inputs.squeezed:
-        calls["batch_first=False"] = batch_first_false(impl, inputs)
     if causal_alone(inputs):
         calls["is_causal hint"] = impl.call(inputs, {"hint": True})
     return calls
 
 
 def fast_paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls with a float mask, and of a `torch.nn.TransformerEncoder`."""
-    calls = {"TransformerEncoder": impl.call(inputs, wrap=in_encoder)}
-    if inputs.mask is not None or inputs.mask_array is not None:
-        calls["float mask"] = impl.call(inputs, {"float_mask": True})
-    return calls
-
-
-def in_encoder(inputs: Inputs, layer: Any) -> Callable[..., Any]:
-    """A `torch.nn.TransformerEncoder` of one layer.
-
-    With nested tensors it returns zeros for padded tokens; the outputs of `layer` itself replace them.
-    """
-    import torch
-
-    uses_nested_tensors = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
-    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=uses_nested_tensors).eval()
-
-    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, **hint: Any) -> Any:
-        padding = src_key_padding_mask
-        output = encoder(src, src_mask, padding, **hint)
-        if padding is None:
-            return output
-        hidden = padding if padding.dtype == torch.bool else padding != 0
-        if not hidden.any() or (output[hidden] != 0).any():
-            return output
-        return torch.where(hidden[..., None], layer.eval()(src, src_mask, padding), output)
-
-    return call
+    """A call with a float mask, if there is a mask."""
+    if inputs.mask is None and inputs.mask_array is None:
+        return {}
+    return {"float mask": impl.call(inputs, {"float_mask": True})}
 
 
 NN_ENCODER = Layer(

@@ -23,6 +23,7 @@ class TorchEngine(TorchCompilers, TorchProfiler, Backend):
     """Arrays of PyTorch; subclasses list the implementations."""
 
     has_strides = True
+    distributions: tuple[str, ...] = ("torch",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -43,10 +44,6 @@ class TorchEngine(TorchCompilers, TorchProfiler, Backend):
             raise BackendUnavailable("torch sees no CUDA device")
         # With TF32 products float32 cases on recent GPUs would have another numerics class.
         torch.set_float32_matmul_precision("highest")
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"torch": self.torch.__version__}
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         if dtype is None:

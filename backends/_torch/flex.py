@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -25,10 +23,6 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
-
-Shape = tuple[int, int, int, int]
-Axes = tuple[int | None, int | None]
-"""The numbers of samples and heads of a mask; None if all share one mask."""
 
 KEPT_MASKS, LARGEST_KEPT_MASK = 128, 2**20
 """The number of cached block masks, and the largest number of query-key pairs of a cached mask."""
@@ -80,95 +74,7 @@ class Flex(Implementation):
         super().__init__(backend, declared=declared)
         self._block_masks: Cache[Any] = Cache(KEPT_MASKS)
 
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        calls: dict[str, PreparedCall] = {}
-        if inputs.dense_mask is not None:
-            calls["create_mask"] = self.prepare(inputs, self._mask_mod_of_create_mask)
-            blocks = {"BLOCK_SIZE": (16, 32)}
-            calls["blocks of (16, 32)"] = self.prepare(inputs, block_options=blocks)
-            options = {"separate_full_blocks": False}
-            calls["separate_full_blocks=False"] = self.prepare(inputs, block_options=options)
-            calls["create_mask of a score_mod"] = self.prepare(inputs, self._mask_mod_of_score_mod)
-        if inputs.feature("lse") and inputs.feature("sinks") is None:
-            calls["return_lse"] = self.prepare(inputs, extra_arguments={"return_lse": True})
-        dense = inputs.dense_mask
-        if dense is not None and rank4(dense).shape[0] == inputs.sizes.B > 1:
-            first = {n: getattr(inputs, n)[:1] for n in ("key", "value")}
-            repeated = {n: np.repeat(array, inputs.sizes.B, 0) for n, array in first.items()}
-            call = self.prepare(problem := inputs.replace(**repeated))
-            single_sample = {n: call.arguments[n][:1] for n in first}
-            calls["keys of one sample"] = replace(
-                call, arguments=call.arguments | single_sample, problem=problem
-            )
-        return calls
-
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
-
-        s, device = inputs.sizes, self.backend.device
-        query, key, value = self.backend.operands(inputs, "bhld")
-
-        def block_mask(queries: int, keys: int) -> Any:
-            return create_block_mask(lambda b, h, i, j: i >= j, None, None, queries, keys, device)
-
-        both_lse_options = {"return_lse": True, "return_aux": AuxRequest(lse=True)}
-        longer = [x[:1].expand(s.B + 1, -1, -1, -1) for x in (key, value)]
-        changes: dict[str, dict[str, Any]] = {
-            "one key head without enable_gqa": {"key": key[:, :1], "value": value[:, :1]},
-            "heads that do not divide": {
-                "key": key[:, :2], "value": value[:, :2], "enable_gqa": True,
-            },
-            "more samples of keys": dict(zip(("key", "value"), longer, strict=True)),
-            "more values than keys": {"key": key[:, :, 1:]},
-            "queries of another size": {"query": query[..., 1:]},
-            "return_lse beside return_aux": both_lse_options,
-            "a block mask of fewer queries": {"block_mask": block_mask(s.Lq - 1, s.Lk)},
-            "a block mask of fewer keys": {"block_mask": block_mask(s.Lq, s.Lk - 1)},
-            "a block mask of more queries": {"block_mask": block_mask(s.Lq + 1, s.Lk)},
-            "a block mask of more keys": {"block_mask": block_mask(s.Lq, s.Lk + 1)},
-        }  # fmt: skip
-        operands = {"query": query, "key": key, "value": value}
-        call = uncompiled(flex_attention)
-        return {name: partial(call, **operands | change) for name, change in changes.items()}
-
-    def _mask_mod_of_create_mask(
-        self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
-    ) -> Callable[..., Any]:
-        """A mask_mod that reads the array (B, H, Lq, Lk) that create_mask makes from `mask_mod`."""
-        from torch.nn.attention.flex_attention import create_mask
-
-        batch, heads = axes
-        mask = create_mask(mask_mod, batch, heads, *shape[2:], device=self.backend.device)
-        mask = mask.expand(shape)
-
-        def as_written(b, h, i, j):
-            return mask[b, h, i, j]
-
-        return as_written
-
-    def _mask_mod_of_score_mod(
-        self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
-    ) -> Callable[..., Any]:
-        """`_mask_mod_of_create_mask` of a score_mod that returns -inf where `mask_mod` is False."""
-        where = self.backend.torch.where
-
-        def score_mod(score, b, h, i, j):
-            return where(mask_mod(b, h, i, j), score, -float("inf"))
-
-        return self._mask_mod_of_create_mask(score_mod, axes, shape)
-
-    def prepare(
-        self,
-        inputs: Inputs,
-        rewrite: Callable[[Callable[..., Any], Axes, Shape], Callable[..., Any]] | None = None,
-        *,
-        block_options: Mapping[str, Any] | None = None,
-        extra_arguments: Mapping[str, Any] | None = None,
-    ) -> PreparedCall:
-        """The call. `rewrite` returns the mask_mod to use instead of the usual one;
-        `block_options` are arguments of create_block_mask, and `extra_arguments` of flex_attention,
-        besides the usual ones.
-        """
+    def prepare(self, inputs: Inputs) -> PreparedCall:
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
@@ -182,8 +88,6 @@ class Flex(Implementation):
         sizes = zip(leading, (s.B, s.H), strict=True)
         batch, heads = (None if size == 1 <= count else count for size, count in sizes)
         mask_mod: Any = None if full_mask is None else _mask_mod_of(backend.array(full_mask, None))
-        if mask_mod is not None and rewrite is not None:
-            mask_mod = rewrite(mask_mod, (batch, heads), shape)
         softcap, lse = inputs.feature("softcap"), inputs.feature("lse")
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
@@ -202,19 +106,14 @@ class Flex(Implementation):
         block_masks: list[Any] = []
 
         def make_block_mask() -> Any:
-            options = {"device": backend.device, **(block_options or {})}
-            created = create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, **options)
-            if block_options is not None:
-                _compare(created, np.asarray(full_mask))
-            return created
+            return create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, device=backend.device)
 
         mask_digest = None if full_mask is None else sha256(full_mask.tobytes()).hexdigest()
 
         def ahead() -> None:
             if full_mask is not None and not block_masks:
                 # Models also make a block mask once and pass it to every layer.
-                is_usual = rewrite is None and block_options is None
-                is_cached = is_usual and full_mask.size <= LARGEST_KEPT_MASK
+                is_cached = full_mask.size <= LARGEST_KEPT_MASK
                 get, key = self._block_masks.get, (shape, mask_digest)
                 block_masks.append(get(key, make_block_mask) if is_cached else make_block_mask())
 
@@ -227,9 +126,7 @@ class Flex(Implementation):
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = score_mod_of(bias)
             arrays = [bias, sinks, *(arguments[name] for name in OPERANDS)]
-            if extra_arguments is not None:
-                arguments |= extra_arguments
-            elif lse or sinks is not None:
+            if lse or sinks is not None:
                 arguments["return_aux"] = AuxRequest(lse=True)
             if traced or any(array is not None and array.requires_grad for array in arrays):
                 answer = flex_attention(**arguments)
@@ -241,8 +138,8 @@ class Flex(Implementation):
                 return answer[0] if lse_output is None else with_sinks(answer[0], lse_output, sinks)
             if not lse:
                 return answer
-            output, lse_output = answer
-            return output, lse_output.lse if extra_arguments is None else lse_output
+            output, aux = answer
+            return output, aux.lse
 
         def with_sinks(output: Any, lse: Any, sinks: Any) -> Any:
             # The keys' share of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).
@@ -267,25 +164,11 @@ def _mask_mod_of(allowed: Any) -> Callable[..., Any]:
     return mask_mod
 
 
-def _compare(block_mask: Any, mask: np.ndarray) -> None:
-    """Raise RuntimeError if a block mask does not list the blocks of the mask (B, H, Lq, Lk).
-
-    The uncompiled operator does not read the list of blocks, so answers would not show a wrong list.
-    """
-    rows, keys = block_mask.BLOCK_SIZE
-    *leading, queries, count = mask.shape
-    padded = np.pad(mask, ((0, 0), (0, 0), (0, -queries % rows), (0, -count % keys)))
-    in_blocks = padded.reshape(*leading, -(-queries // rows), rows, -(-count // keys), keys)
-    listed = np.broadcast_to(block_mask.to_dense().cpu().numpy() != 0, in_blocks.any((3, 5)).shape)
-    if (listed != in_blocks.any((3, 5))).any():
-        raise RuntimeError("the block mask lists other blocks than those of the mask")
-
-
 def looked_up(table: Any, *indices: Any) -> Any:
     """The entry `table[indices]` within a mask_mod or score_mod.
 
     Without compilation and gradients this calls the operator `aten.index`: brackets in a mod make an
-    autograd function, which takes 3 of the 4 ms of a call. The paths of create_mask use brackets.
+    autograd function, which takes 3 of the 4 ms of a call.
     """
     import torch
 

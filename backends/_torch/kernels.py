@@ -27,7 +27,6 @@ from attention_conformance.backends.prepared import PreparedCall, kernel_missing
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.masks import Causal
 
 NATIVE = "torch.nn.functional.scaled_dot_product_attention"
 
@@ -59,42 +58,11 @@ def enable_gqa_argument(call: AttentionCall) -> Any:
     return call.inputs.query.shape[1] != call.inputs.key.shape[1] or None
 
 
-def causal_biases(inputs: Inputs) -> dict[str, dict[str, Any]]:
-    """The causal mask as an object of torch.nn.attention.bias; {} if there is another mask or a bias."""
-    from torch.nn.attention import bias
-
-    mask = inputs.mask
-    if not isinstance(mask, Causal) or inputs.bias is not None or inputs.form == "dense":
-        return {}
-    name = "causal_lower_right" if mask.bottom_right else "causal_upper_left"
-    causal_bias = getattr(bias, name)(inputs.sizes.Lq, inputs.sizes.Lk)
-    return {name: {"attn_mask": causal_bias, "is_causal": False}}
-
-
-def masks_with_fewer_axes(arguments: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`attn_mask` without leading axes of size 1, but with two axes at least, by a description; {} if no
-    axis can be removed. With one axis torch raises: the finding sdpa-mask-of-one-axis."""
-    if "attn_mask" not in arguments:
-        return {}
-    mask = arguments["attn_mask"]
-    leading = mask.shape[:-2]
-    count = next((n for n, size in enumerate(leading) if size != 1), len(leading))
-    shape = mask.shape[count:]
-    return {f"attn_mask of rank {len(shape)}": {"attn_mask": mask.reshape(shape)}} if count else {}
-
-
-def upper_left(inputs: Inputs) -> Any:
-    """A top-left causal mask as an object of torch.nn.attention.bias."""
-    from torch.nn.attention import bias
-
-    return bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk)
-
-
 def paths(impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
-    """Calls with other forms of masks, and with neutral values as explicit arguments."""
-    masks = causal_biases(inputs) | masks_with_fewer_axes(plain.arguments)
-    ways = {"enable_gqa=True": {"enable_gqa": True}, **masks}
-    return written_out(impl, inputs, plain) | plain.written_out(ways)
+    """Calls with neutral values as explicit arguments."""
+    return written_out(impl, inputs, plain) | plain.written_out(
+        {"enable_gqa=True": {"enable_gqa": True}}
+    )
 
 
 SDPA = Kernel(
@@ -144,7 +112,6 @@ SDPA = Kernel(
     without_flag=without_flag,
     neutral={"dropout_p": 0.0},
     paths=paths,
-    wrong=({"attn_mask": upper_left, "is_causal": True},),
 )
 """torch chooses the kernel."""
 
@@ -173,7 +140,6 @@ def force(name: str, kernel: str, declared: Declared = SDPA.declared, **changes:
         source=f"from torch.nn.attention import SDPBackend, sdpa_kernel\n\nfunction = {function}",
         within=partial(force_kernel, kernel),
         paths=written_out,
-        wrong=(),
         **changes,
     )
 

@@ -14,7 +14,6 @@ from attention_conformance.backends._torch.encoder import ENCODER_FAST, NN_ENCOD
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.modules import (
     MULTI_HEAD_PATH,
-    batch_first_false,
     batch_second,
     called,
     differentiable,
@@ -95,7 +94,6 @@ def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     calls = {name: impl.call(inputs, **way) for name, way in (ways | hints).items()}
     if inputs.squeezed:
         return calls
-    calls["batch_first=False"] = batch_first_false(impl, inputs)
     for name, (problem, flags) in with_appended_key(inputs).items():
         layer = impl.make(problem, **flags)
         longer = {name: impl.call(inputs, layer=layer)} | {

@@ -110,14 +110,12 @@ def called(
     arguments: dict[str, Any],
     *,
     layer: Any = None,
-    wrap: Callable[..., Any] | None = None,
     train: bool | None = None,
     no_grad: bool = False,
     **flags: Any,
 ) -> PreparedCall:
     """A call of `layer`, by default a new one.
 
-    - `wrap(inputs, layer)`: a callable with the layer's arguments, which is called instead
     - `train`: the layer's mode, by default that of the inputs
     - `no_grad`: the call is made without gradients, else with gradients
     """
@@ -125,22 +123,16 @@ def called(
 
     layer = impl.make(inputs, **flags) if layer is None else layer
     layer.train(inputs.training if train is None else train)
-    function = layer if wrap is None else wrap(inputs, layer)
 
     def run(**arguments: Any) -> tuple[Any, Any]:
         with torch.set_grad_enabled(not no_grad):
-            return outputs(function(**arguments), inputs)
+            return outputs(layer(**arguments), inputs)
 
     state = layer.state_dict(keep_vars=True).values()
     return PreparedCall(
         seeded(impl.backend, run, inputs), arguments, LAYER_OUTPUTS, operands=impl.row.operands,
         layer_parameters=tuple(array for array in state if array.is_floating_point()),
     )  # fmt: skip
-
-
-def batch_first_false(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
-    """The call of a layer with batch_first=False: operands and output are (L, B, E)."""
-    return batch_second(impl, impl.call(inputs, batch_first=False))
 
 
 def batch_second(impl: FrameworkLayer, plain: PreparedCall) -> PreparedCall:

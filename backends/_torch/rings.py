@@ -110,22 +110,19 @@ def serve(rank: int, store: str, descriptor: int) -> None:
         pipe.flush()
 
 
-def rank_answer(
-    rank: int, operands: Any, cotangent: Any, balanced: bool, rotation: str, settings: Mapping[str, Any]
-) -> Any:  # fmt: skip
+def rank_answer(rank: int, operands: Any, cotangent: Any, settings: Mapping[str, Any]) -> Any:
     """The output rows of one rank, or, with a cotangent, the gradients of its queries, keys and
     values."""
     import torch
     from torch import distributed
     from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
-    ring.set_rotate_method(rotation)
-    ring._cp_options.enable_load_balance = balanced
+    ring._cp_options.enable_load_balance = False
     # By default the ring computes float64 in float32.
     ring._cp_options.convert_to_f32 = operands[0].dtype != torch.float64
     group: Any = distributed.group.WORLD
     aten = torch.ops.aten
-    query, key, value = (part_of_rank(x, rank, balanced) for x in operands)
+    query, key, value = (part_of_rank(x, rank) for x in operands)
     output, lse = ring._templated_ring_attention(
         group, 2, aten._scaled_dot_product_flash_attention_for_cpu, query, key, value, **settings
     )
@@ -133,39 +130,22 @@ def rank_answer(
         return output
     return ring._templated_ring_attention_backward(
         group, 2, aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-        part_of_rank(cotangent, rank, balanced), "grad_out", query, key, value, output, lse,
+        part_of_rank(cotangent, rank), "grad_out", query, key, value, output, lse,
         dropout_p=0.0, **settings,
     )  # fmt: skip
 
 
-def part_of_rank(array: Any, rank: int, balanced: bool) -> Any:
-    """The part (B, H, L / n, D) of an array (B, H, L, D) that a rank holds: one block of n, or, balanced,
-    blocks `rank` and 2 n - 1 - `rank` of 2 n."""
-    import torch
-
-    if not balanced:
-        return array.chunk(RANKS, 2)[rank].contiguous()
-    parts = array.chunk(2 * RANKS, 2)
-    return torch.cat([parts[rank], parts[2 * RANKS - 1 - rank]], 2)
-
-
-def joined_parts(arrays: Any, balanced: bool) -> Any:
-    """The array (B, H, L, D) from the parts of all ranks: the inverse of `part_of_rank`."""
-    import torch
-
-    if balanced:
-        halves = [array.chunk(2, 2) for array in arrays]
-        arrays = [first for first, _ in halves] + [second for _, second in reversed(halves)]
-    return torch.cat(tuple(arrays), 2)
+def part_of_rank(array: Any, rank: int) -> Any:
+    """The block (B, H, L / n, D) of an array (B, H, L, D) that a rank holds."""
+    return array.chunk(RANKS, 2)[rank].contiguous()
 
 
 class Ring(Implementation):
-    """The ring with keys that are gathered at once ("allgather") or sent from rank to rank ("alltoall").
-    `balanced`: under the causal flag, each rank holds a block from the beginning and one from the end.
-    torch refuses balanced ranks without the flag."""
+    """The ring, with keys that are gathered at once."""
 
     backend: TorchEngine
 
+    name = "ring"
     postponed = frozenset({"kernels"})
     declared = Declared(
         # Answers of 16 bits over the keys of a rank are merged.
@@ -175,11 +155,9 @@ class Ring(Implementation):
         limits=Limits(lengths_multiple_of=(2 * RANKS,), equal_lengths=True, equal_heads=True),
     )
 
-    def __init__(
-        self, backend: TorchEngine, name: str, rotation: str, balanced: bool, ranks: RankProcesses
-    ) -> None:
-        self.rotation, self.balanced, self.ranks = rotation, balanced, ranks
-        super().__init__(backend, name)
+    def __init__(self, backend: TorchEngine) -> None:
+        self.ranks = RankProcesses()
+        super().__init__(backend)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         arguments = SDPA.arguments(self.backend, inputs)
@@ -196,46 +174,37 @@ class Ring(Implementation):
 
     def function(self, settings: Mapping[str, Any]) -> Any:
         """The ring as a `torch.autograd.Function` of query, key and value."""
-        torch, balanced = self.backend.torch, self.balanced and settings["is_causal"]
-        answers_of_ranks = partial(self.answers_of_ranks, balanced, settings)
+        torch, answers_of_ranks = self.backend.torch, partial(self.answers_of_ranks, settings)
 
         class Function(torch.autograd.Function):  # type: ignore[name-defined]
             @staticmethod
             def forward(ctx: Any, *operands: Any) -> Any:
                 ctx.save_for_backward(*operands)
-                return joined_parts(answers_of_ranks(operands, None), balanced)
+                return torch.cat(answers_of_ranks(operands, None), 2)
 
             @staticmethod
             @torch.autograd.function.once_differentiable
             def backward(ctx: Any, cotangent: Any) -> Any:
                 parts = answers_of_ranks(ctx.saved_tensors, cotangent)
-                return tuple(joined_parts(x, balanced) for x in zip(*parts, strict=True))
+                return tuple(torch.cat(blocks, 2) for blocks in zip(*parts, strict=True))
 
         return Function
 
     def answers_of_ranks(
-        self, balanced: bool, settings: Mapping[str, Any], operands: Any, cotangent: Any
+        self, settings: Mapping[str, Any], operands: Any, cotangent: Any
     ) -> list[Any]:
         """The answers of all ranks to detached copies of the arrays."""
         detached = tuple(x.detach().clone() for x in operands)
         detached_cotangent = None if cotangent is None else cotangent.detach().clone()
         return self.ranks.call(
-            {
-                "operands": detached, "cotangent": detached_cotangent, "balanced": balanced,
-                "rotation": self.rotation, "settings": settings,
-            }
-        )  # fmt: skip
+            {"operands": detached, "cotangent": detached_cotangent, "settings": settings}
+        )
 
 
 def rings(backend: TorchEngine) -> list[Implementation]:
-    """The rings, on a CPU: those of a GPU need a process for each GPU."""
+    """The ring, on a CPU: that of a GPU needs a process for each GPU."""
     import torch
 
     if backend.device != "cpu" or not torch.distributed.is_available():
         return []
-    processes = RankProcesses()
-    return [
-        Ring(backend, f"ring{balance}{suffix}", rotation, bool(balance), processes)
-        for balance in ("", "-balanced")
-        for suffix, rotation in (("", "allgather"), ("-alltoall", "alltoall"))
-    ]
+    return [Ring(backend)]

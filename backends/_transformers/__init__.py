@@ -7,7 +7,6 @@ created.
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._transformers.attention import (
@@ -26,11 +25,7 @@ from attention_conformance.backends._transformers.cached import (
     QuantizedFp8,
     StaticSdpa,
 )
-from attention_conformance.backends._transformers.latent import (
-    DeepseekV2,
-    DeepseekV3,
-    DeepseekV3Sdpa,
-)
+from attention_conformance.backends._transformers.latent import DeepseekV3
 from attention_conformance.backends._transformers.positions import alibis, rotaries
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation, needed
@@ -40,7 +35,7 @@ class TransformersBackend(TorchEngine):
     """transformers on torch, on "cpu" or "cuda"."""
 
     name = "transformers"
-    modules = ("transformers", "torch")
+    modules = distributions = ("transformers", "torch")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -49,15 +44,11 @@ class TransformersBackend(TorchEngine):
         with needed():
             import transformers  # noqa: F401
 
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"transformers": version("transformers"), "torch": version("torch")}
-
     def implementations(self) -> list[Implementation]:
         every = (
             PackedByPositions, PackedEager,
             DynamicSdpa, DynamicEager, DynamicFlex, DynamicRecording, QuantizedFp8,
-            StaticSdpa, DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
+            StaticSdpa, DeepseekV3,
         )  # fmt: skip
         rows = [FrameworkFunction(self, one) for one in (LLAMA, GEMMA2, GPT_OSS, SDPA_FORWARD)]
         return [*rows, *alibis(self), *rotaries(self), *(kind(self) for kind in every)]

@@ -1,21 +1,19 @@
-"""The attention layers of DeepSeek-V2 and DeepSeek-V3 in transformers, made from a configuration.
+"""The attention layer of DeepSeek-V3 in transformers, made from a configuration.
 
-A layer projects hidden states to queries, latents and rotary keys, rotates, and normalises latents. Here
-the hidden states hold these arrays side by side, the projections select them, the rotation is by angles
-of 0, and norm and output projection are identities: all exact. What is left is the layer's own way from
-latents to an output. The first Lk - Lq tokens lie in a `DynamicCache`, which keeps latents.
+The layer projects hidden states to queries, latents and rotary keys, rotates, and normalises latents.
+Here the hidden states hold these arrays side by side, the projections select them, the rotation is by
+angles of 0, and norm and output projection are identities: all exact. What is left is the layer's own way
+from latents to an output. The first Lk - Lq tokens lie in a `DynamicCache`, which keeps latents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._transformers.attention import (
     EAGER,
     EMPTY,
-    SDPA_FORWARD,
     additive_mask,
     modeling,
 )
@@ -36,11 +34,6 @@ class DeepseekV3(Implementation):
     backend: TorchEngine
     operator = LATENT
     name = "deepseek-v3-eager"
-    model, class_prefix = "deepseek_v3", "DeepseekV3"
-    attention_name = "eager"
-    """The name of the attention function in configurations."""
-    mask_argument: Callable[[AttentionCall], Any] = staticmethod(additive_mask)
-    """The mask as the attention function takes it."""
     declared = Declared(
         numerics=EAGER.numerics,
         features=FEATURES,
@@ -59,17 +52,17 @@ class DeepseekV3(Implementation):
     def layer(self, inputs: Inputs) -> Any:
         """The layer, with selecting projections."""
         torch, s, letters = self.backend.torch, inputs.sizes, inputs.letters
-        module, R, E = modeling(self.model), letters["r"], letters["e"]
+        module, R, E = modeling("deepseek_v3"), letters["r"], letters["e"]
         queries = s.H * (s.D + E)
         width = queries + s.H * -(-(R + E) // s.H)  # a multiple of the heads
-        config = getattr(module, f"{self.class_prefix}Config")(
+        config = module.DeepseekV3Config(
             hidden_size=width, num_attention_heads=s.H, num_key_value_heads=s.H, q_lora_rank=None,
             kv_lora_rank=R, qk_nope_head_dim=s.D, qk_rope_head_dim=E, v_head_dim=s.Dv,
             attention_bias=False, rope_interleave=E % 2 == 0,
         )  # fmt: skip
-        config._attn_implementation = self.attention_name
+        config._attn_implementation = "eager"
         with torch.device(self.backend.device):
-            layer = getattr(module, f"{self.class_prefix}Attention")(config, 0)
+            layer = module.DeepseekV3Attention(config, 0)
         layer.kv_a_layernorm = layer.o_proj = torch.nn.Identity()
         identity = torch.eye(width)
         with torch.no_grad():
@@ -83,10 +76,11 @@ class DeepseekV3(Implementation):
         from transformers import DynamicCache
 
         torch, s = self.backend.torch, inputs.sizes
-        mask = self.mask_argument(AttentionCall(self.backend, inputs, split_native(inputs)))
+        mask = additive_mask(AttentionCall(self.backend, inputs, split_native(inputs)))
         arguments = own_arrays(self.backend, inputs) | {"attention_mask": mask}
         layer, past = self.layer(inputs), s.Lk - s.Lq
-        rotation = self.zero_rotation(arguments["query"], inputs)
+        zeros = arguments["query"].new_zeros(s.B, s.Lq, inputs.letters["e"])
+        rotation = zeros + 1, zeros  # cosine and sine of the angle 0
 
         def call(
             query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
@@ -102,7 +96,7 @@ class DeepseekV3(Implementation):
             kernel = torch.cat([w_uk, w_uv], -1).flatten(1).mT
             options = {
                 "past_key_values": cache, "position_embeddings": rotation,
-                "attention_mask": attention_mask, **self.function_options,
+                "attention_mask": attention_mask,
             }  # fmt: skip
             weights = {"kv_b_proj.weight": kernel}
             out, _ = torch.func.functional_call(layer, weights, (hidden,), options)
@@ -112,48 +106,8 @@ class DeepseekV3(Implementation):
         constants = (self.name, inputs.sizes, inputs.letters["r"], inputs.scale)
         return PreparedCall(call, arguments, operands=operands, constants=constants)
 
-    function_options: dict[str, Any] = {}
-    """Further arguments of the attention function."""
-
     def cached_rope(self, rope: Any) -> Any:
         """Rotary keys as a cache holds them: with the first components of all pairs in front."""
         if rope.shape[-1] % 2:
             return rope
         return self.backend.torch.cat([rope[..., ::2], rope[..., 1::2]], -1)
-
-    def zero_rotation(self, query: Any, inputs: Inputs) -> Any:
-        """Cosine and sine (B, Lq, E) of the angle 0."""
-        shape = (inputs.sizes.B, inputs.sizes.Lq, inputs.letters["e"])
-        return query.new_ones(shape), query.new_zeros(shape)
-
-
-class DeepseekV3Sdpa(DeepseekV3):
-    """`DeepseekV3Attention` through torch's scaled dot-product attention."""
-
-    name = "deepseek-v3-sdpa"
-    attention_name = "sdpa"
-    function_options = {"is_causal": False}
-    declared = DeepseekV3.declared.but(numerics=SDPA_FORWARD.declared.numerics)
-    mask_argument = staticmethod(AttentionCall.mask)
-
-
-class DeepseekV2(DeepseekV3):
-    """`DeepseekV2Attention`, whose rotation multiplies complex numbers."""
-
-    name = "deepseek-v2-eager"
-    model, class_prefix = "deepseek_v2", "DeepseekV2"
-
-    def cached_rope(self, rope: Any) -> Any:
-        return rope
-
-    def zero_rotation(self, query: Any, inputs: Inputs) -> Any:
-        """The rotation by the angle 0: complex ones (B, Lq, E / 2)."""
-        torch, shape = (
-            self.backend.torch,
-            (inputs.sizes.B, inputs.sizes.Lq, inputs.letters["e"] // 2),
-        )
-        return torch.ones(shape, dtype=torch.complex64, device=query.device)
-
-    def refusal(self, case: Case) -> str | None:
-        is_odd = case.letters["e"] % 2
-        return "the rotation has pairs of components" if is_odd else super().refusal(case)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 from attention_conformance.backends._torch.autograd import Gradients, Pullback
@@ -43,7 +42,7 @@ class TritonBackend(TorchEngine):
     """Triton on torch's tensors: on "cpu" in Triton's interpreter, on "cuda" compiled."""
 
     name = "triton"
-    modules = ("triton", "torch")
+    modules = distributions = ("triton", "torch")
     devices = DEVICES
 
     def __init__(self, device: str = "cpu") -> None:
@@ -59,10 +58,6 @@ class TritonBackend(TorchEngine):
                     "triton was imported before TRITON_INTERPRET=1 was set: judge the backend alone"
                 )
             interpreter.patch_interpreter()
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"triton": version("triton"), **super().versions}
 
     def implementations(self) -> list[Implementation]:
         controls = [EagerUnmended(self)] if self.device == "cpu" else []

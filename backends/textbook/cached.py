@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.masks import feature_arrays
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.operators import Arrays
@@ -17,7 +17,6 @@ from attention_conformance.backends.textbook.attention import attention
 from attention_conformance.backends.textbook.operations import TextbookOperator
 from attention_conformance.backends.textbook.rotary import rotated_pairs, tables
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import CACHED, FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
@@ -176,33 +175,3 @@ class TextbookCached(TextbookOperator):
         tokens = self.ops.permute_dims(x[sample : sample + 1], axes)
         nodes = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))
         return self.ops.permute_dims(nodes, (1, 2, 0, 3))
-
-
-class CodedCache(TextbookCached):
-    """Keys and values become int8 codes as they are stored. Each token of each head has one scale, of its
-    largest component."""
-
-    name = "textbook-cached-codes"
-    declared = TextbookCached.declared.but(
-        rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
-    )
-
-    @property
-    def postponed(self) -> frozenset[str]:
-        """All dtypes, if textbook code is tested later at all: also float32."""
-        postponed = super().postponed
-        return postponed | {"f32"} if postponed else postponed
-
-    def compute(self, x: Arrays, inputs: Inputs) -> Any:
-        names = ("key", "value", *(name for name in x if name.startswith("held")))
-        return super().compute(x | {n: self.dequantized(x[n], inputs) for n in names}, inputs)
-
-    def dequantized(self, x: Any, inputs: Inputs) -> Any:
-        """Keys or values, quantised to int8 codes and dequantised."""
-        ops, last = self.ops, CODES["int8"].max
-        wide = ops.astype(x, inputs.dtype.widened.long_name)
-        size = ops.max(ops.concat([wide, wide * ops.number(-1.0, wide)], 3), 3)
-        size = ops.clip(size, 2.0**-100, 2.0**100)  # a token may be 0
-        scale = ops.reshape(size, (*x.shape[:3], 1)) / last
-        codes = ops.astype(ops.round(ops.clip(wide / scale, -last, last)), "int8")
-        return ops.like(ops.like(codes, scale) * scale, x)

@@ -19,7 +19,7 @@ A manifest is a TOML file per backend, NAME.toml beside its adapter, of entries
 
 An entry may cite a finding (`suite.records.findings`) of its manifest, or of one of this project, by
 `finding = "name"`. Where the entry does not say otherwise, the issue, the versions and the CPU are then
-those of the finding, and the cause is its title.
+those of the finding, and the cause is its title. A finding without an issue has "none found".
 
 A matching cell that fails as stated is `known`. Four things fail the run: another kind of failure,
 another message, a pass, and an entry that matches no cell of the catalogue. A run that pytest filters
@@ -58,6 +58,10 @@ MANIFESTS = Path(__file__).resolve().parents[2] / "backends"
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+
+
+NONE_FOUND = "none found"
+"""The issue of a finding that says no other: no report was found."""
 
 
 class ExpectationError(Exception):
@@ -145,7 +149,7 @@ def load(path: Path) -> list[Expectation]:
 def _fields_by_finding(findings: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """The fields that an entry takes from the finding that it cites, by the finding's name."""
     return {
-        finding["name"]: {"cause": finding["title"]}
+        finding["name"]: {"cause": finding["title"], "issue": NONE_FOUND}
         | {name: finding[name] for name in ("issue", "versions", "cpu") if name in finding}
         for finding in findings
         if isinstance(finding, dict) and {"name", "title"} <= set(finding)

@@ -7,7 +7,7 @@ A manifest (`suite.records.expectations`) holds entries
     title = "one line: who does what wrong"
     severity = "wrong"                              # a name of SEVERITIES
     text = "what differs, and what follows from it"
-    issue = "https://..." or "none found ..."
+    issue = "https://..." or "none found ..."       # by default "none found"
     upstream = "open"                               # the state of a linked report: a name of STATES
     versions = ["torch>=2.0"]
     seen = "election nan-in-query of torch:sdpa"    # if no expectation cites the finding
@@ -31,6 +31,7 @@ from packaging.requirements import Requirement
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.expectations import (
     MANIFESTS,
+    NONE_FOUND,
     Expectation,
     ExpectationError,
     Text,
@@ -86,8 +87,8 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: Text
     severity: Literal["memory", "wrong", "imprecise", "refused", "accepted", "form"]
     text: Text
-    issue: Text
     versions: Texts
+    issue: Text = NONE_FOUND
     seen: str = ""
     crashes: bool = False
     device: tuple[Text, ...] = ()

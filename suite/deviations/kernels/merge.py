@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.backends._numpy.operators import WeightedSum
+from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.deviations.kernels.attention import Array, DeclaredKernel
 from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.merge import FEATURES
+from attention_conformance.suite.spec.operators.merge import FEATURES, MERGE
 
 
 def merge_weights(lse: Array, largest: Array) -> tuple[Array, Array]:
@@ -25,9 +25,10 @@ def merge_weights(lse: Array, largest: Array) -> tuple[Array, Array]:
     return exponentials / np.where(total == 0, 1, total), np.log(total) + largest
 
 
-class MergeKernel(DeclaredKernel, WeightedSum):
+class MergeKernel(DeclaredKernel, OperatorFunction):
     """All parts are merged at once in float32; only the answer is rounded."""
 
+    operator = MERGE
     features = FEATURES
     elections = {}
 
@@ -44,11 +45,20 @@ class MergeKernel(DeclaredKernel, WeightedSum):
 
         return replace(super().prepare(inputs), vjp=vjp, constants=(fmt.name,))
 
+    def compute(self, x: dict[str, Rounded], inputs: Inputs) -> Any:
+        fmt = inputs.dtype
+        outputs, parts = (x[n].values for n in ("partial_output", "partial_lse"))
+        work = self.work(fmt)
+        with np.errstate(all="ignore"):
+            output, lse = self.merged(outputs.astype(work), parts.astype(work), fmt)
+        return Rounded(round_to(output, fmt), fmt), Rounded(round_to(lse, fmt.widened), fmt.widened)
+
     def work(self, fmt: DType) -> type[np.floating[Any]]:
         """The NumPy type of the arithmetic."""
         return fmt.working
 
     def merged(self, outputs: Array, lse: Array, fmt: DType) -> tuple[Array, Array]:
+        """Output (B, H, Lq, Dv) and log-sum-exp (B, H, Lq) of parts (P, B, H, Lq, Dv), (P, B, H, Lq)."""
         weights, merged_lse = self.weights(lse)
         return (weights[..., None] * outputs).sum(0), merged_lse
 

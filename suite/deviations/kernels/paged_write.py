@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.backends._numpy.operators import TokenByToken
+from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import flat_slots, pool_of
-from attention_conformance.suite.spec.operators.paged_write import FEATURES
+from attention_conformance.suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
 
 
-class PagedWriteKernel(DeclaredKernel, TokenByToken):
+class PagedWriteKernel(DeclaredKernel, OperatorFunction):
     """Tokens are written into copies of the pools, viewed as P * S slots."""
 
+    operator = PAGED_WRITE
     features = FEATURES
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -35,7 +36,13 @@ class PagedWriteKernel(DeclaredKernel, TokenByToken):
         constants = (case.option("layout"), fmt.name)
         return replace(super().prepare(inputs), vjp=vjp, constants=constants)
 
+    def compute(self, x: dict[str, Rounded], inputs: Inputs) -> Any:
+        values = {name: array.values for name, array in x.items()}
+        pools = (self.pool(name, values, inputs.case) for name in ("key", "value"))
+        return tuple(Rounded(pool, inputs.dtype) for pool in pools)
+
     def pool(self, name: str, arrays: dict[str, np.ndarray], case: Case) -> np.ndarray:
+        """The pool of keys or values (`name`) after the write, in the layout of the case."""
         cache = arrays[f"{name}_cache"]
         flat, size = self.flat_pool(cache, case).copy(), case.option("page_size")
         self.put(flat, self.slots(arrays["slot_mapping"]), arrays[name], size)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.backends._numpy.rotary import rotation_call
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.references.rotary import frequencies
 from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
@@ -67,7 +67,20 @@ class RotaryKernel(DeclaredKernel):
             turn = RotaryCall(x.values, position.values, rotation, fmt, entries, inverse)
             return self.deliver(self.turned(turn), fmt)
 
-        return rotation_call(rotate, arguments, (rotation, fmt.name, entries))
+        def call(query: Rounded, position: Rounded) -> Rounded:
+            return rotate(query, position)
+
+        # A rotation is linear: tangents are rotated like the query, cotangents by the inverse rotation.
+        def vjp(
+            query: Rounded, position: Rounded, cotangent: Rounded, wrt: Sequence[str]
+        ) -> dict[str, Any]:
+            return {"query": rotate(cotangent, position, inverse=True)}
+
+        def jvp(query: Rounded, position: Rounded, tangents: dict[str, Rounded]) -> Rounded:
+            return rotate(tangents["query"], position)
+
+        constants = (rotation, fmt.name, entries)
+        return PreparedCall(call, arguments, vjp=vjp, jvp=jvp, constants=constants)
 
     def turned(self, turn: RotaryCall) -> np.ndarray:
         """`x` rotated, (B, H, L, D), not yet rounded."""
