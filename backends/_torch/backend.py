@@ -19,7 +19,12 @@ from attention_conformance.backends._torch.flex import Flex
 from attention_conformance.backends._torch.kernels import ON_CPU, ON_CUDA, SDPA
 from attention_conformance.backends._torch.layers import FAST, layers
 from attention_conformance.backends._torch.operators import CustomOperator, overload_of
-from attention_conformance.backends._torch.packed import FlexPaged, FlexWrite, NestedSdpa
+from attention_conformance.backends._torch.packed import (
+    FlexPacked,
+    FlexPaged,
+    FlexWrite,
+    NestedSdpa,
+)
 from attention_conformance.backends._torch.rings import rings
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.kernel import FrameworkFunction
@@ -59,6 +64,7 @@ class TorchBackend(TorchEngine):
             Flex(self),
             *layers(self),
             NestedSdpa(self),
+            FlexPacked(self),
             FlexPaged(self),
             FlexWrite(self),
             *rings(self),

@@ -1,5 +1,5 @@
-"""Packed and paged attention in PyTorch: jagged nested tensors, and the experimental
-`PagedAttention`, which converts masks for pages of `flex_attention`, and writes to pages."""
+"""Packed and paged attention in PyTorch: jagged nested tensors, `flex_attention` with documents, and the
+experimental `PagedAttention`, which converts masks for pages of `flex_attention`, and writes to pages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from attention_conformance.backends import memory
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.flex import (
     FLEX_REFUSALS,
+    KEPT_MASKS,
     looked_up,
     scale_and_groups,
     uncompiled,
@@ -19,6 +20,7 @@ from attention_conformance.backends._torch.flex import (
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import packed, paged, paged_write
 
@@ -60,6 +62,78 @@ class NestedSdpa(Implementation):
                 **settings,
             )  # fmt: skip
             return answer.transpose(1, 2).values()
+
+        return PreparedCall(call, memory.segmented(self.backend, inputs))
+
+
+class FlexPacked(Implementation):
+    """`flex_attention` over one sample, with a block mask of documents as in torch's documentation."""
+
+    backend: TorchEngine
+
+    name = "flex-packed"
+    operator = packed.PACKED
+    declared = Declared(
+        numerics="eager",
+        features=packed.FEATURES,
+        refusals=FLEX_REFUSALS,
+        elections={"nan-in-other-segment": "others", "segment-without-keys": "zeros"},
+    )
+
+    def __init__(self, backend: TorchEngine) -> None:
+        declared = self.declared if backend.device == "cpu" else self.declared.taking("gradient")
+        super().__init__(backend, declared=declared)
+        self._block_masks: Cache[Any] = Cache(KEPT_MASKS)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        torch, backend, s = self.backend.torch, self.backend, inputs.sizes
+        alignment = inputs.case.option("alignment")
+        settings = scale_and_groups(inputs)
+        uncompiled_function = uncompiled(flex_attention)
+
+        def block_mask_of(query_offsets: Any, key_offsets: Any) -> Any:
+            def documents(offsets: Any, count: int) -> Any:
+                places = torch.arange(count, device=offsets.device)
+                return torch.searchsorted(offsets, places, right=True) - 1
+
+            query_documents = documents(query_offsets, s.Lq)
+            key_documents = documents(key_offsets, s.Lk)
+            more_keys = key_offsets.diff() - query_offsets.diff()  # than queries, by document
+
+            def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+                document = looked_up(query_documents, i)
+                same_document = document == looked_up(key_documents, j)
+                if alignment == "all":
+                    return same_document
+                row = i - looked_up(query_offsets, document)
+                key_place = j - looked_up(key_offsets, document)
+                if alignment == "causalbr":
+                    row = row + looked_up(more_keys, document)
+                return same_document & (key_place <= row)
+
+            return create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
+
+        def cached_block_mask(*offsets: Any) -> Any:
+            """The block mask of these documents, cached: models make it once per batch.
+
+            The key is the values of the offsets; on a GPU reading them synchronises.
+            """
+            key = (alignment, s.Lq, s.Lk, *(tuple(each.tolist()) for each in offsets))
+            return self._block_masks.get(
+                key, lambda: block_mask_of(*(each.clone() for each in offsets))
+            )
+
+        def call(query: Any, key: Any, value: Any, query_offsets: Any, key_offsets: Any) -> Any:
+            traced = torch.compiler.is_compiling()
+            make_mask = block_mask_of if traced else cached_block_mask
+            block_mask = make_mask(query_offsets, key_offsets)
+            operands = (x.transpose(0, 1)[None] for x in (query, key, value))
+            differentiated = any(x.requires_grad for x in (query, key, value))
+            function: Any = flex_attention if differentiated else uncompiled_function
+            answer = function(*operands, block_mask=block_mask, **settings)
+            return answer[0].transpose(0, 1)
 
         return PreparedCall(call, memory.segmented(self.backend, inputs))
 
