@@ -12,7 +12,7 @@ import numpy as np
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise, expect_close
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import Ask, cases, cases_of, plain_patterns
 from attention_conformance.suite.spec.dtypes import round_to
@@ -104,8 +104,8 @@ def expect_same(
     cell: Cell, after: np.ndarray, before: np.ndarray, where: np.ndarray, what: str,
     name: str = "output",
 ) -> None:  # fmt: skip
-    """Raise Deviation "leak" unless two outputs called `name` have the same bits in the elements that
-    `where` selects; Deviation "unequal" beyond the bounds if calls may give other bits."""
+    """Raise WrongAnswer "leak" unless two outputs called `name` have the same bits in the elements that
+    `where` selects; WrongAnswer "unequal" beyond the bounds if calls may give other bits."""
     got, want = (np.where(where, array, 0.0) for array in (after, before))
     if cell.implementation.declared.deterministic:
         expect_bitwise(got, want, "leak", what)
@@ -114,7 +114,7 @@ def expect_same(
 
 
 def expect_rows_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> bool:
-    """Raise Deviation unless rows that attend none of the slots keep their bits; if the slots influence
+    """Raise WrongAnswer unless rows that attend none of the slots keep their bits; if the slots influence
     roundings, judge the answer instead. Returns True if any bit of the answer changed."""
     inputs = cell.inputs
     rows = rows_touching(cell, inputs, slots)
@@ -258,4 +258,4 @@ def test_future(cell: Cell) -> None:
         cell, changed, slots, f"new keys that no row before {t} attends"
     )
     if (slots & ~never_attended(inputs)).any() and not bits_changed:
-        raise Deviation("leak", "changed future keys and values did not change any row")
+        raise WrongAnswer("leak", "changed future keys and values did not change any row")

@@ -17,11 +17,11 @@ from attention_conformance.suite.judge.comparison import first_index
 from attention_conformance.suite.judge.elections import lse
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import (
-    Deviation,
     HarnessError,
     Measured,
     NotApplicable,
     Refused,
+    WrongAnswer,
     first_line,
 )
 from attention_conformance.suite.spec.case import Case
@@ -114,7 +114,7 @@ class Cell:
             raise self.refused(question, f"raises, and is observed to do so always ({question})")
 
     def call(self, prepared: PreparedCall) -> Any:
-        """The return value of the framework. Raises what `attempt` raises, and Deviation "stale" if a
+        """The return value of the framework. Raises what `attempt` raises, and WrongAnswer "stale" if a
         problem is refused that was answered before in this cell."""
         is_user_code = self.implementation.declared.is_user_code
         digest = prepared.problem.digest if is_user_code and prepared.problem is not None else b""
@@ -131,9 +131,9 @@ class Cell:
 
         - NotApplicable if a derivative is refused, and the implementation may be forward only.
         - Refused if a user function refuses the case (see `suite.judge.refusal`), twice.
-        - Deviation "stale" if the user function answers the second time.
-        - Deviation "forbidden" if the user function makes a forbidden call.
-        - Deviation "raised" for any other error.
+        - WrongAnswer "stale" if the user function answers the second time.
+        - WrongAnswer "forbidden" if the user function makes a forbidden call.
+        - WrongAnswer "raised" for any other error.
         """
         try:
             return call()
@@ -143,7 +143,7 @@ class Cell:
             declared = error.declared or self.implementation.declared.may_be_forward_only
             if differentiates and declared:
                 raise NotApplicable(f"forward only: {error}") from error
-            raise Deviation("raised", first_line(error)) from error
+            raise WrongAnswer("raised", first_line(error)) from error
         except ENDS:
             raise
         except BaseException as error:
@@ -156,7 +156,7 @@ class Cell:
         self, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
     ) -> Answer:
         """Check the type, device, dtype and shape of a return value, and read the outputs called
-        `names`, by default all. Raises Deviation."""
+        `names`, by default all. Raises WrongAnswer."""
         return answer.read(self.implementation.backend, native, inputs, prepared, names)
 
     def run(self, inputs: Inputs | None = None) -> Answer:
@@ -179,7 +179,7 @@ class Cell:
             return self.dtype.name != "f16"
         try:
             return self.elected("subnormal-output") == "flushed"
-        except Deviation:
+        except WrongAnswer:
             return False
 
     @property
@@ -259,14 +259,14 @@ class Cell:
     def judge(
         self, answer: Answer, inputs: Inputs | None = None, numerics: str | None = None
     ) -> None:
-        """Compare an answer with the oracle. Raises Deviation "value" or "non-finite".
+        """Compare an answer with the oracle. Raises WrongAnswer "value" or "non-finite".
 
         `numerics` is the class of the bound, by default the declared class.
         """
         oracle = self.oracle(inputs, numerics)
         try:
             measured = oracle.judge(answer.arrays)
-        except Deviation as deviation:
+        except WrongAnswer as deviation:
             self.measured.worst_of(deviation.measured)
             raise
         self.measured.worst_of(measured)
@@ -274,15 +274,15 @@ class Cell:
             self.judge_lse_of_empty_rows(answer.arrays["lse"], oracle)
 
     def judge_lse_of_empty_rows(self, got: np.ndarray, oracle: Oracle) -> None:
-        """Raise Deviation "election" unless the log-sum-exp of fully masked rows is as elected for masks,
-        or agrees with the output."""
+        """Raise WrongAnswer "election" unless the log-sum-exp of fully masked rows is as elected for
+        masks, or agrees with the output."""
         inputs = oracle.inputs
         names = {*lse.AGREES[oracle.rows], self.elected("lse-of-empty-row")}
         right = np.logical_or.reduce([lse.VALUES[n](got) for n in names & lse.VALUES.keys()])
         wrong = inputs.fully_masked_rows & ~right
         if wrong.any() and "all-keys" not in names:
             at = first_index(wrong)
-            raise Deviation(
+            raise WrongAnswer(
                 "election",
                 f"element {at} of the log-sum-exp, of a row without keys: got {float(got[at])!r}; right "
                 f"beside {oracle.rows}: {', '.join(sorted(names))}",

@@ -15,7 +15,7 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.derivative import vjp
 from attention_conformance.suite.judge.oracle import Oracle
-from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import Code
 from attention_conformance.suite.spec.inputs import Inputs
@@ -125,7 +125,7 @@ class Outcome(Comparison):
                 return None
             of_faults = fault_inputs(inputs, cell.implementation)
             return cls(inputs, got, expected, cell, of_faults, with_gradients)
-        except (Deviation, HarnessError, NotApplicable):
+        except (WrongAnswer, HarnessError, NotApplicable):
             return None
 
     @classmethod
@@ -190,7 +190,7 @@ def expected_arrays(cell: Cell, inputs: Inputs, with_gradients: bool, got: Array
                 return {}
             right_gradients = Oracle.vjp(inputs, cell.cotangent, rounding).expected
             expected |= {f"gradient of {name}": want for name, want in right_gradients.items()}
-    except (Deviation, HarnessError, NotApplicable):
+    except (WrongAnswer, HarnessError, NotApplicable):
         return {}
     return with_limits(expected, inputs)
 

@@ -14,7 +14,7 @@ import numpy as np
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.elections.questions import PROBES
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.elections import QUESTIONS
 from attention_conformance.suite.spec.inputs import Inputs
@@ -23,15 +23,15 @@ from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
 
 def unpromised_deviation(
     fault: str, *answers: tuple[str, str], correct: str = "correct it"
-) -> Deviation:
-    """Deviation "election", for answers (question, answer) that are right only if they are promised. The
-    message begins with `correct` and the options that promise the answers, and ends with `fault`."""
+) -> WrongAnswer:
+    """WrongAnswer "election", for answers (question, answer) that are right only if they are promised.
+    The message begins with `correct` and the options that promise the answers, and ends with `fault`."""
     promise = " ".join(f"--elect {question}={answer}" for question, answer in answers)
     message, advice = (
         f"{correct} or promise {promise}: {fault}",
         f"{correct} or promise `{promise}`",
     )
-    return Deviation("election", message, what=fault, advice=advice)
+    return WrongAnswer("election", message, what=fault, advice=advice)
 
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
@@ -50,7 +50,7 @@ def native_answer(question: str, implementation: Implementation, dtype: DType) -
         return ""
     try:
         return elected(question, native, dtype)
-    except (Deviation, NotApplicable):
+    except (WrongAnswer, NotApplicable):
         return ""
 
 
@@ -60,8 +60,8 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
 
     Raises:
 
-    - Deviation "election" if the answer is none of the question's options
-    - Deviation "raised" for an error that is no answer (see `any_error_answers`)
+    - WrongAnswer "election" if the answer is none of the question's options
+    - WrongAnswer "raised" for an error that is no answer (see `any_error_answers`)
     - NotApplicable if the implementation lacks a feature that the probe needs
     """
     if implementation.optimized is not None and implementation.elected(question, dtype) is None:
@@ -221,7 +221,7 @@ def _elected_or(default: str, question: str, implementation: Implementation, dty
     """The elected answer, or `default` if the probe gives none, which the check `election` reports."""
     try:
         return elected(question, implementation, dtype)
-    except (Deviation, NotApplicable):
+    except (WrongAnswer, NotApplicable):
         return default
 
 
