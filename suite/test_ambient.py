@@ -224,7 +224,7 @@ def allowing_refusal(cell: Cell, question: str, dtype: DType) -> Iterator[None]:
     try:
         yield
     except WrongAnswer as deviation:
-        promised = cell.implementation.elected(question, dtype) if question else "answers"
+        promised = cell.implementation.declared_answer(question, dtype) if question else "answers"
         if promised not in (None, "raises") or deviation.kind == "forbidden":
             raise
         raise NotApplicable(f"raises in this mode: {deviation.message}") from deviation
@@ -298,7 +298,7 @@ def expect_in_mixed_precision(cell: Cell, problems: Sequence[Problem], mode: Amb
 def autocast_answer(cell: Cell, dtype: DType) -> str:
     """The elected answer about autocast to a dtype; "" if there is none (the check `election` fails)."""
     try:
-        return elections.elected("autocast", cell.implementation, dtype)
+        return elections.elected_answer("autocast", cell.implementation, dtype)
     except (WrongAnswer, NotApplicable):
         return ""
 

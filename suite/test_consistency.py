@@ -41,7 +41,7 @@ def observe(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tup
     for name in names:
         if name not in implementation.operator.questions.elections:
             raise NotApplicable(f"{implementation.operator} does not have the question {name}")
-        if implementation.elected(name, dtype) is not None:
+        if implementation.declared_answer(name, dtype) is not None:
             raise NotApplicable(f"the answer to {name} is declared")
         if dtype.name not in implementation.declared.dtypes:
             raise NotApplicable(f"dtype {dtype.long_name} is not supported")

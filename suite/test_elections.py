@@ -34,7 +34,7 @@ def test_election(cell: Cell) -> None:
     question = cell.case.question
     observed = elections.observe(question.name, cell.implementation, cell.dtype)
     cell.measured.observed = observed
-    declared = cell.implementation.elected(question.name, cell.dtype)
+    declared = cell.implementation.declared_answer(question.name, cell.dtype)
     cell.measured.native = native = elections.native_answer(
         question.name, cell.implementation, cell.dtype
     )

@@ -101,7 +101,7 @@ LSE_CASES = (
 )
 def test_gradient_of_lse(cell: Cell) -> None:
     """The gradient of the log-sum-exp, which merges need, with no cotangent for fully masked rows."""
-    if cell.elected("lse-gradient") != "flows":
+    if cell.elected_answer("lse-gradient") != "flows":
         raise NotApplicable("by its election the log-sum-exp has no gradient")
     cell.require(cell.inputs)
     cotangent = np.where(cell.inputs.fully_masked_rows, 0.0, cell.cotangent[..., 0])
@@ -235,8 +235,8 @@ def hidden_values(cell: Cell, unattended: bool) -> dict[str, tuple[float, float]
     blocked = []
     for operand in ("key", "value"):
         question = f"nan-in-masked-{operand}-gradient"
-        applies = implementation.elected(question, cell.dtype) or inputs.form == "dense"
-        blocked.append(bool(applies) and cell.elected(question) == "blocked")
+        applies = implementation.declared_answer(question, cell.dtype) or inputs.form == "dense"
+        blocked.append(bool(applies) and cell.elected_answer(question) == "blocked")
     if any(blocked):
         values["NaN"] = (np.nan if blocked[0] else 50.0, np.nan if blocked[1] else -80.0)
     return values

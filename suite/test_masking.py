@@ -88,7 +88,7 @@ def influence_roundings(cell: Cell, slots: np.ndarray) -> bool:
     if cell.dtype.name not in cell.implementation.declared.rounding.centred_keys:
         return False
     attended = slots & ~never_attended(cell.inputs)
-    return bool(attended.any()) or cell.elected("nan-in-masked-key") == "leaks"
+    return bool(attended.any()) or cell.elected_answer("nan-in-masked-key") == "leaks"
 
 
 def rows_touching(cell: Cell, inputs: Inputs, slots: np.ndarray) -> np.ndarray:
@@ -171,7 +171,7 @@ def test_segments_apart(cell: Cell) -> None:
     inputs, is_half = cell.inputs, cell.dtype.is_half
     before = cell.run(inputs).values.copy()
     poisons = [100.0 if is_half else 1e4]
-    poisons += [np.nan] if cell.elected("nan-in-other-segment") == "nobody" else []
+    poisons += [np.nan] if cell.elected_answer("nan-in-other-segment") == "nobody" else []
     for poison in poisons:
         for rows, keys in packed.segments(inputs.case):
             if rows.stop == rows.start:
@@ -200,20 +200,20 @@ def test_nan(cell: Cell) -> None:
         raise NotApplicable(missing)
     if cell.inputs.bias is not None and implementation.declared.merges_mask_into_bias:
         raise NotApplicable("the mask is passed as -inf in the bias, and NaN - inf is NaN")
-    declared = implementation.elected("nan-in-masked-key", cell.dtype)
+    declared = implementation.declared_answer("nan-in-masked-key", cell.dtype)
     if declared is None and cell.inputs.form != "dense":
         raise NotApplicable(
             "no declared election, and the observed one is about boolean masks only"
         )
-    elected = {n: cell.elected(f"nan-in-masked-{n}") for n in ("key", "value")}
-    if "blocked" not in elected.values():
+    answers = {n: cell.elected_answer(f"nan-in-masked-{n}") for n in ("key", "value")}
+    if "blocked" not in answers.values():
         raise NotApplicable("by its election NaN in a masked key or value leaks")
     # NaN in a key that only a bias of -inf hides stays NaN.
     slots = never_attended(cell.inputs.replace(bias=None))
     if not slots.any():
         raise NotApplicable("the mask hides no key from every query")
     for poison in (np.nan, np.inf):
-        key, value = (poison if elected[n] == "blocked" else 1.0 for n in ("key", "value"))
+        key, value = (poison if answers[n] == "blocked" else 1.0 for n in ("key", "value"))
         changed = with_slots(cell.inputs, slots, key, value)
         expect_rows_unmoved(cell, changed, slots, f"{poison} in masked slots")
 

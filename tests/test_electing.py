@@ -195,12 +195,12 @@ def test_answers_are_those_declared(name: str) -> None:
 
 
 def test_voters_are_told_apart_by_answer_and_dtype() -> None:
-    elected: DeclaredAnswers = {
+    answers: DeclaredAnswers = {
         "a:one": {"nan-in-query": {"f32": "nan", "f16": "zeros"}},
         "a:two": {"nan-in-query": {"f32": "nan", "f16": "nan"}},
         "b:one": {"no-keys": {"f32": "zeros"}},
     }
-    assert section(QUESTIONS["nan-in-query"], elected).splitlines()[4:] == [
+    assert section(QUESTIONS["nan-in-query"], answers).splitlines()[4:] == [
         "| answer | backend | implementations |",
         "|---|---|---|",
         "| nan | a | `one` (f32), `two` |",

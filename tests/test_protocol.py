@@ -89,8 +89,8 @@ def test_elsewhere_than_on_the_cpu_nothing_verified_there_is_declared() -> None:
     class Elsewhere(NumpyBackend):
         devices = ("cuda",)
 
-    assert Told(Elsewhere("cuda"), declared=declared).elected("no-keys", F32) is None
-    assert Told(NumpyBackend(), declared=declared).elected("no-keys", F32) == "zeros"
+    assert Told(Elsewhere("cuda"), declared=declared).declared_answer("no-keys", F32) is None
+    assert Told(NumpyBackend(), declared=declared).declared_answer("no-keys", F32) == "zeros"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", "a@b", "größe", "a\n"])

@@ -178,7 +178,7 @@ class Cell:
         if "subnormal-output" not in self.case.operator.questions.elections:
             return self.dtype.name != "f16"
         try:
-            return self.elected("subnormal-output") == "flushed"
+            return self.elected_answer("subnormal-output") == "flushed"
         except WrongAnswer:
             return False
 
@@ -191,9 +191,9 @@ class Cell:
             declared = replace(declared, truncates_matmul=())
         return Rounding(self.numerics, self.flushes, declared)
 
-    def elected(self, question: str) -> str:
+    def elected_answer(self, question: str) -> str:
         """The answer to an election question: the declared one, or else the observed one."""
-        return elections.elected(question, self.implementation, self.dtype)
+        return elections.elected_answer(question, self.implementation, self.dtype)
 
     def elected_rows(self, inputs: Inputs) -> str:
         """The elected value of the fully masked rows of `inputs`: "zeros" if there are none, "unread"
@@ -207,21 +207,21 @@ class Cell:
         if inputs.operator.packing is not None:
             return "unread"
         questions = elections.questions_of_rows(inputs, self.implementation)
-        question_by_answer = {self.elected(question): question for question in questions}
+        question_by_answer = {self.elected_answer(question): question for question in questions}
         if len(question_by_answer) > 1:
             raise NotApplicable(
                 f"elects {' and '.join(question_by_answer)} for rows without keys of two kinds"
             )
-        ((elected, question),) = question_by_answer.items()
-        message = f"elects {elected!r} for rows without keys ({question})"
-        if elected == "raises":
+        ((answer, question),) = question_by_answer.items()
+        message = f"elects {answer!r} for rows without keys ({question})"
+        if answer == "raises":
             raise self.refused(question, message)
-        return elected
+        return answer
 
     def refused(self, question: str, message: str) -> NotApplicable:
         """The exception for a cell in which the implementation elects to raise: Refused for a user
         function that does not promise this election, else NotApplicable."""
-        is_promised = self.implementation.elected(question, self.dtype) is not None
+        is_promised = self.implementation.declared_answer(question, self.dtype) is not None
         is_refusal = self.implementation.declared.is_user_code and not is_promised
         return (Refused if is_refusal else NotApplicable)(message)
 
@@ -277,7 +277,7 @@ class Cell:
         """Raise WrongAnswer "election" unless the log-sum-exp of fully masked rows is as elected for
         masks, or agrees with the output."""
         inputs = oracle.inputs
-        names = {*lse.AGREES[oracle.rows], self.elected("lse-of-empty-row")}
+        names = {*lse.AGREES[oracle.rows], self.elected_answer("lse-of-empty-row")}
         right = np.logical_or.reduce([lse.VALUES[n](got) for n in names & lse.VALUES.keys()])
         wrong = inputs.fully_masked_rows & ~right
         if wrong.any() and "all-keys" not in names:
@@ -292,7 +292,7 @@ class Cell:
         """Raise NotApplicable if the implementation elects to give no answer to the case."""
         case = self.case
         overflows = isinstance(case, Case) and case.recipe == "overflow"
-        if overflows and self.elected("score-overflow") != "finite":
+        if overflows and self.elected_answer("score-overflow") != "finite":
             raise NotApplicable("elects that unscaled scores overflow in float16")
         if isinstance(case, Case):
             self.require_answer(self.inputs)

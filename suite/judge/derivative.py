@@ -118,14 +118,16 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
         return "nothing"
     questions = elections.questions_of_rows(inputs, cell.implementation)
     gradient_questions = (elections.question_of_gradients(name, inputs) for name in questions)
-    elected, *others = dict.fromkeys(cell.elected(question) for question in gradient_questions)
+    answer, *others = dict.fromkeys(
+        cell.elected_answer(question) for question in gradient_questions
+    )
     if others:
-        raise NotApplicable(f"elects {elected} and {others[0]} for cotangents of two kinds of rows")
+        raise NotApplicable(f"elects {answer} and {others[0]} for cotangents of two kinds of rows")
     rows = cell.elected_rows(inputs)
-    if inputs.operator.is_layer and "nan" in (elected, rows):
+    if inputs.operator.is_layer and "nan" in (answer, rows):
         raise NotApplicable("elects NaN for rows without keys, which reaches every parameter")
-    elections.backward_mode(elected, rows)
-    return elected
+    elections.backward_mode(answer, rows)
+    return answer
 
 
 def _row_mode(cell: Cell, inputs: Inputs) -> str:

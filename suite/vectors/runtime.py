@@ -106,10 +106,10 @@ class Stored(Implementation):
         """None: there are only answers to the stored cases."""
         return None
 
-    def elected(self, question: str, dtype: DType) -> str | None:
+    def declared_answer(self, question: str, dtype: DType) -> str | None:
         """The declared answer, or the first one of a question in `ASSUMED_QUESTIONS`."""
         assumed = QUESTIONS[question].canonical if question in ASSUMED_QUESTIONS else None
-        return super().elected(question, dtype) or assumed
+        return super().declared_answer(question, dtype) or assumed
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         values, names = self._answer(inputs), tuple(inputs.operator.outputs(inputs.case))

@@ -85,11 +85,11 @@ class Comparison:
         got = self.got.get(name, self.expected[name][0])
         value = self.inputs.arrays.get("value")
         without_keys = ((answer == 0) | np.isnan(answer)).all(-1)
-        elected = np.isnan(got).all(-1) | (got == 0).all(-1)
+        is_elected = np.isnan(got).all(-1) | (got == 0).all(-1)
         if without_keys.any() and value is not None and value.ndim == 4 and value.shape[2]:
             mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
-            elected |= (np.abs(got - mean) <= limit).all(-1)
-        return np.asarray((without_keys & elected)[..., None])
+            is_elected |= (np.abs(got - mean) <= limit).all(-1)
+        return np.asarray((without_keys & is_elected)[..., None])
 
 
 @dataclass(eq=False)

@@ -37,9 +37,11 @@ def unpromised_deviation(
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
 
 
-def elected(question: str, implementation: Implementation, dtype: DType) -> str:
+def elected_answer(question: str, implementation: Implementation, dtype: DType) -> str:
     """The answer in a dtype: the declared one, or else the observed one."""
-    return implementation.elected(question, dtype) or observe(question, implementation, dtype)
+    return implementation.declared_answer(question, dtype) or observe(
+        question, implementation, dtype
+    )
 
 
 def native_answer(question: str, implementation: Implementation, dtype: DType) -> str:
@@ -49,7 +51,7 @@ def native_answer(question: str, implementation: Implementation, dtype: DType) -
     if native is None:
         return ""
     try:
-        return elected(question, native, dtype)
+        return elected_answer(question, native, dtype)
     except (WrongAnswer, NotApplicable):
         return ""
 
@@ -64,7 +66,10 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     - WrongAnswer "raised" for an error that is no answer (see `any_error_answers`)
     - NotApplicable if the implementation lacks a feature that the probe needs
     """
-    if implementation.optimized is not None and implementation.elected(question, dtype) is None:
+    if (
+        implementation.optimized is not None
+        and implementation.declared_answer(question, dtype) is None
+    ):
         implementation = implementation.optimized
     answers = _OBSERVED.setdefault(implementation, {})
     key = (question, dtype.name)
@@ -86,7 +91,7 @@ def any_error_answers(question: str, implementation: Implementation, dtype: DTyp
     - if the framework's own attention raises, too;
     - for frameworks' own implementations on a device other than the CPU, whose elections nobody verified.
     """
-    if QUESTIONS[question].any_error or implementation.elected(question, dtype) is not None:
+    if QUESTIONS[question].any_error or implementation.declared_answer(question, dtype) is not None:
         return True
     if implementation.declared.is_user_code:
         return native_answer(question, implementation, dtype) == "raises"
@@ -220,7 +225,7 @@ def _passes_flag(question: str, inputs: Inputs, implementation: Implementation) 
 def _elected_or(default: str, question: str, implementation: Implementation, dtype: DType) -> str:
     """The elected answer, or `default` if the probe gives none, which the check `election` reports."""
     try:
-        return elected(question, implementation, dtype)
+        return elected_answer(question, implementation, dtype)
     except (WrongAnswer, NotApplicable):
         return default
 

@@ -77,7 +77,7 @@ class Probe:
         self.operator = implementation.operator
         narrowest = "single" if dtype.name == "f64" else "stepwise"
         numerics = max(implementation.numerics_for(dtype), narrowest, key=NUMERICS.index)
-        flushes = implementation.elected("subnormal-output", dtype) == "flushed"
+        flushes = implementation.declared_answer("subnormal-output", dtype) == "flushed"
         if self.operator.is_layer:
             flushes = dtype.name != "f16"
         self.rounding = Rounding(numerics, flushes, implementation.declared.rounding)
