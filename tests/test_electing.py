@@ -21,7 +21,6 @@ from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.run.elections import (
-    DeclaredAnswers,
     declared_answers,
     page,
     section,
@@ -192,20 +191,6 @@ def test_answers_are_those_declared(name: str) -> None:
     assert any(rows(text, question, name) for question in QUESTIONS)
     for question in QUESTIONS:
         assert rows(text, question, name) == rows(PAGE, question, name)
-
-
-def test_voters_are_told_apart_by_answer_and_dtype() -> None:
-    answers: DeclaredAnswers = {
-        "a:one": {"nan-in-query": {"f32": "nan", "f16": "zeros"}},
-        "a:two": {"nan-in-query": {"f32": "nan", "f16": "nan"}},
-        "b:one": {"no-keys": {"f32": "zeros"}},
-    }
-    assert section(QUESTIONS["nan-in-query"], answers).splitlines()[4:] == [
-        "| answer | backend | implementations |",
-        "|---|---|---|",
-        "| nan | a | `one` (f32), `two` |",
-        "| zeros | a | `one` (f16) |",
-    ]
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import fields
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -22,7 +21,6 @@ from attention_conformance.suite import __version__
 from attention_conformance.suite.report.badge import badge_svg
 from attention_conformance.suite.spec.features.feature import Feature
 from attention_conformance.suite.spec.operator import Operator
-from tests.conftest import of_other_turns
 from tests.processes import python
 from tests.shown import FOLDERS
 
@@ -85,25 +83,6 @@ def test_every_package_goes_into_the_wheel() -> None:
     names = (".".join(parts) for parts in inside)
     package = "attention_conformance"
     assert sorted(said) == sorted(n if n == package else f"{package}.{n}" for n in names)
-
-
-def test_a_turn_runs_a_third_of_the_tests_marked_seldom() -> None:
-    class Item:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def get_closest_marker(self, name: str) -> bool:
-            return name == "seldom" and self.number % 2 == 1
-
-    def run(turn: int) -> set[int]:
-        items: Any = [Item(number) for number in range(12)]
-        left = of_other_turns(items, turn)
-        assert len(left) == 4
-        return {item.number for item in items if item not in left}
-
-    runs = [run(turn) for turn in (6, 7, 8)]
-    assert set.intersection(*runs) == {0, 2, 4, 6, 8, 10}
-    assert set.union(*runs) == {*range(12)}
 
 
 def test_files_are_short() -> None:
