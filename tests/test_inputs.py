@@ -17,8 +17,12 @@ from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.case import Case, Widths
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
 from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.operators.sdpa import SDPA
 from attention_conformance.suite.spec.recipes import exponentials
+from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS
+
+S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
 
 
 def bfloat16_by_bits(x: np.ndarray) -> np.ndarray:
@@ -61,6 +65,13 @@ def test_inputs_are_the_same_bytes_and_fit_their_dtype() -> None:
         first = next(iter(case.axes))
         if one.arrays[first].size and case.recipe != "integers":
             assert not np.array_equal(one.arrays[first], other.arrays[first])
+
+
+def test_a_bias_hides_by_the_number_of_its_name() -> None:
+    for kind, number in {"inf": -np.inf, "lowest": -DTYPES["f32"].max}.items():
+        bias = draw(Case.of(SDPA, S, DTYPES["f32"], bias=kind)).bias
+        assert bias is not None
+        assert bias.min() == number
 
 
 MASKED = "sdpa/causal+pad/gqa2/f32/b3h4q6k5d8v7/bias.bhqk/scale0.5"

@@ -9,7 +9,7 @@ import pytest
 
 from attention_conformance import judge_module
 from attention_conformance.backends.registry import UsageError
-from attention_conformance.backends.user.construct import CONSTRUCTOR, Settings
+from attention_conformance.backends.user.construct import CONSTRUCTOR, Maker, Settings, order_of
 from attention_conformance.backends.user.found import Variable, readings
 from attention_conformance.suite.judge.trial import trial
 from attention_conformance.suite.run.options import Options
@@ -20,7 +20,7 @@ from tests.runtimes import user_function, verdict_of
 
 FUNCTIONS = Path(__file__).parent / "functions"
 MULTI_HEAD = "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12"
-
+ADDITIVE = "additive/none/mha/f32/b2h1q5k9d16v14/e12.10.14.14"
 
 FOUND = (
     ("AdditiveAttention", "additive", "W_k = key; W_q = query; w_v = score"),
@@ -170,12 +170,43 @@ def test_parameters_are_found_by_names_and_shapes(
     assert not found or found[0].text == first
 
 
+@pytest.mark.parametrize(
+    ("names", "case", "given"),
+    [
+        (("d_k", "d_v"), MULTI_HEAD, {"d_k": 4, "d_v": 4}),
+        (("d_model", "n_heads", "dropout"), MULTI_HEAD,
+         {"d_model": 12, "n_heads": 3, "dropout": 0.0}),
+        # The width of keys beside that of queries, and else the size of a head.
+        (("key_size", "query_size", "hidden_size"), ADDITIVE,
+         {"key_size": 10, "query_size": 12, "hidden_size": 16}),
+        (("key_size",), MULTI_HEAD, {"key_size": 4}),
+        (("embed_dim", "num_heads", "kdim", "max_len"), MULTI_HEAD,
+         {"embed_dim": 12, "num_heads": 3, "kdim": 12, "max_len": 9}),
+        # Operators without widths: those of all heads.
+        (("d_model", "d_k"), "sdpa/none/mha/f32/b2h3q5k9d4", {"d_model": 12, "d_k": 4}),
+    ],
+)  # fmt: skip
+def test_a_constructor_is_given_what_its_names_say(
+    names: tuple[str, ...], case: str, given: dict[str, Any]
+) -> None:
+    space: dict[str, Any] = {}
+    exec(f"def made({', '.join(names)}):\n    return locals()", space)
+    assert Maker.of(space["made"], "made")(draw(Case.parse(case))) == given
+
+
 def test_a_config_has_the_names_of_the_list_and_no_others() -> None:
     config = Settings(draw(Case.parse(MULTI_HEAD)))
     assert (config.n_embd, config["n_head"], getattr(config, "flash", 7)) == (12, 3, 7)
     assert list(config.read) == ["n_embd", "n_head"]
     with pytest.raises(AttributeError, match="a config no 'n_hidden_things': expected names of"):
         _ = config.n_hidden_things
+
+
+def test_arrays_are_passed_in_the_order_of_their_names() -> None:
+    assert order_of(["query", "value", "key"]) == ["query", "value", "key"]
+    assert order_of(["V", "K", "Q"]) == ["value", "key", "query"]
+    assert order_of(["a", "b", "c"]) == ["query", "key", "value"]
+    assert order_of(["hidden_states"]) == ["query"]
 
 
 def test_the_page_lists_every_name() -> None:

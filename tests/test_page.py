@@ -19,6 +19,8 @@ from attention_conformance.suite.report.overview import overview
 from attention_conformance.suite.report.render import render
 from attention_conformance.suite.report.site import write_site
 from attention_conformance.suite.report.topics import TOPICS
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.recorded import header as header_of
 from attention_conformance.suite.spec.operators import OPERATORS
 from tests.conftest import watched
 from tests.rows import cell, run, timed, timings
@@ -94,6 +96,16 @@ def test_cells_say_how_they_are_judged_again() -> None:
     (row,) = rows_of(run(compiled, again=("--seed=1",))).values()
     (failure,) = row["items"]["failing cells"]
     assert failure["script"].startswith("pytest suite --backend=torch --seed=1 --mode=compiled -k ")
+
+
+def test_a_run_records_the_options_that_ask_a_cell_again() -> None:
+    options = Options(
+        backend=("torch",), mode="compiled", level="smoke", dtype=("f32",), function=("my k.py:f",),
+        claim=("dtypes=f16",),
+    )  # fmt: skip
+    assert header_of(options, {}).again == (
+        "--function=my k.py:f", "--claim=dtypes=f16", "--level=smoke"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("again", "counts"), [("fail", "1 new"), ("pass", "0 new")])

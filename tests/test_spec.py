@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import pytest
 
 from attention_conformance.suite.checks import all_checks
@@ -14,8 +15,14 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import Selection, cases_of
 from attention_conformance.suite.spec.covering import Row, Tuple, feasible, pairs_of
 from attention_conformance.suite.spec.levels import DTYPES_AT, SHARES, Covering
+from attention_conformance.suite.spec.masks import (
+    Causal,
+    Tree,
+    parse_mask,
+)
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import OPERATORS, WORDS
+from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import LEVELS
 
 PARTS = ("cases", "gradients", "compiled", "compiled_gradients")
@@ -146,3 +153,25 @@ def test_every_row_of_the_table_is_used() -> None:
     }
     assert DTYPES_AT.keys() <= reasons
     assert {f"share {name}" for name in SHARES} <= reasons
+
+
+S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
+
+
+def test_trees_attend_their_paths_and_all_keys_before() -> None:
+    tree = Tree((1, 1, 2, 1, 3))
+    assert tree.parents(7).tolist() == [-1, 0, 0, 2, 1, 4, 5]
+    assert tree.depths(7).tolist() == [0, 1, 1, 2, 2, 3, 4]
+    behind = tree.dense(Sizes(B=1, H=1, Hkv=1, Lq=4, Lk=6, D=4, Dv=4)).astype(int)
+    assert behind.tolist() == [
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 1, 0],
+        [1, 1, 1, 0, 1, 1],
+    ]
+    assert Tree((3,)).parents(4).tolist() == [-1, -1, -1, 0]
+    for sizes in (S, Sizes(B=1, H=1, Hkv=1, Lq=5, Lk=9, D=4, Dv=4)):
+        chain = Tree((1,)).dense(sizes)
+        assert np.array_equal(chain, Causal(bottom_right=True).dense(sizes))
+    assert parse_mask("tree11213") == tree
+    assert tree.dense(S, rows=slice(3, 5)).tolist() == tree.dense(S)[3:5].tolist()
