@@ -33,25 +33,6 @@ FRAMEWORKS = {
 }  # fmt: skip
 
 
-MODULES = """
-suite.spec.catalogue, references.sdpa, references.encoder, references.tape,
-suite.report.commands, suite.report.frames, suite.report.render,
-suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine,
-suite.judge.oracle, suite.checks, suite.run.plan, suite.commands, suite.plugin, suite.deviations.kernels,
-backends.protocol, backends.registry, backends.textbook,
-suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark,
-suite.search.command, suite.run.script, suite.vectors.export, suite.vectors.judge, suite.sweep,
-suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow
-"""
-
-
-def test_importing_loads_no_framework() -> None:
-    names = [f"attention_conformance.{name.strip()}" for name in MODULES.split(",")]
-    program = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    out = python("-c", program, check=True).stdout
-    assert not {name.split(".")[0] for name in out.split()} & FRAMEWORKS
-
-
 def test_a_run_without_failures_imports_no_fault_and_no_pandas() -> None:
     """A run of one implementation; with --pdb it judges in the process that is started here."""
     options = [

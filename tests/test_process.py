@@ -78,13 +78,6 @@ def test_a_limit_ends_what_waits() -> None:
         time.sleep(10)
 
 
-@pytest.mark.parametrize(
-    ("code", "said"), [(3, "exit code 3"), (-9, "died of SIGKILL"), (-40, "died of signal 40")]
-)
-def test_every_end_of_a_process_has_words(code: int, said: str) -> None:
-    assert said in process.how_it_ended(code)
-
-
 def test_a_setting_of_the_process_is_restored_and_held_against_the_call(tmp_path: Path) -> None:
     """All implementations run in one process: what one leaves would be held against the next one."""
     out, loaded = judged("leaks", tmp_path / "r.jsonl")

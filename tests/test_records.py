@@ -102,13 +102,6 @@ def test_text_that_utf8_cannot_hold_does_not_end_the_run(tmp_path: Path) -> None
     assert [c.message for c in load(path).cells] == ["bad \ufffd byte", ""]
 
 
-def test_the_writer_never_overwrites(whole: Path) -> None:
-    before = whole.read_bytes()
-    with pytest.raises(FileExistsError):
-        writer(whole, header(A))
-    assert whole.read_bytes() == before
-
-
 def test_lines_are_in_the_file_as_soon_as_they_are_judged(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     lines = writer(path, header(A, B))
