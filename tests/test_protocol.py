@@ -19,7 +19,6 @@ from attention_conformance.backends.protocol import (
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators import WORDS
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
 
@@ -66,14 +65,6 @@ def test_a_timed_compiler_is_one_of_the_compilers() -> None:
     mine = type("Mine", (NumpyBackend,), {"compilers": ("fast",), "timed_compilers": ("faster",)})
     with pytest.raises(DeclarationError, match=r"unknown compiler of numpy 'faster'; valid: fast"):
         mine()
-
-
-def test_a_feature_that_nobody_declared_is_not_asked() -> None:
-    sinks = find("sdpa/none/mha/f32/b2h3q17k23d8/sinks")
-    old = told(features=ATTENTION_FEATURES)
-    assert old.unsupported(sinks) == f"does not declare sinks ({WORDS['sinks']})"
-    assert told(features=ATTENTION_FEATURES | {"sinks"}).unsupported(sinks) is None
-    assert told().missing(["scale"]) == "does not declare scale (an explicit scale)"
 
 
 def test_elsewhere_than_on_the_cpu_nothing_verified_there_is_declared() -> None:
