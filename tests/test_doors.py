@@ -225,10 +225,7 @@ def test_another_package_of_that_name_does_not_matter(project: Path, name: str) 
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [
-        ("attention-conformance ben", {"bench"}),
-        ("attention-conformance describe --he", {"--help"}),
-    ],
+    [("attention-conformance ben", {"bench"}), ("attention-conformance describe --he", {"--help"})],
 )
 def test_shells_complete_commands_options_and_words(
     line: str, words: set[str], tmp_path: Path
@@ -251,11 +248,7 @@ def test_shells_complete_commands_options_and_words(
     ("name", "words", "code"),
     [
         ("torch", ["attention_conformance.suite", "list", "--level=smoke"], 2),
-        (
-            "numpy",
-            ["pytest", "-p", "attention_conformance.suite.plugin", "--pyargs", ONE_CHECK],
-            4,
-        ),
+        ("numpy", ["pytest", "-p", "attention_conformance.suite.plugin", "--pyargs", ONE_CHECK], 4),
     ],
 )
 def test_a_file_named_like_a_package_ends_in_one_sentence(

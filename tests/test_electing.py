@@ -20,11 +20,7 @@ from attention_conformance.backends.registry import installed, modules, register
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.run.elections import (
-    declared_answers,
-    page,
-    section,
-)
+from attention_conformance.suite.run.elections import declared_answers, page, section
 from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase
 from attention_conformance.suite.spec.operators import OPERATORS
 from tests.electing import native

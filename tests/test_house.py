@@ -21,10 +21,9 @@ from attention_conformance.suite import __version__
 from attention_conformance.suite.report.badge import badge_svg
 from attention_conformance.suite.spec.features.feature import Feature
 from attention_conformance.suite.spec.operator import Operator
-from tests.processes import python
+from tests.processes import ROOT, python
 from tests.shown import FOLDERS
 
-ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, TOOLS = SETTINGS["project"], SETTINGS["tool"]
 FRAMEWORKS = {

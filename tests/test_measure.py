@@ -27,14 +27,7 @@ from attention_conformance.suite.spec.catalogue.workloads import find_workloads
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators.sdpa import pairs as pairs_of_sdpa
 from tests.runtimes import of
-from tests.twins import (
-    Asynchronous,
-    CompilesInside,
-    Compiling,
-    Queued,
-    Twin,
-    WrongWhileTimed,
-)
+from tests.twins import Asynchronous, CompilesInside, Compiling, Queued, Twin, WrongWhileTimed
 
 pytestmark = pytest.mark.clock
 
@@ -53,10 +46,7 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
 
 @pytest.mark.parametrize(
     ("twin", "backend", "kind"),
-    [
-        (CompilesInside, Compiling, "compiled"),
-        (WrongWhileTimed, NumpyBackend, "value"),
-    ],
+    [(CompilesInside, Compiling, "compiled"), (WrongWhileTimed, NumpyBackend, "value")],
 )
 def test_deviations_of_a_harness_are_refused(twin: Any, backend: Any, kind: str) -> None:
     with pytest.raises(RefusedTime) as refused:

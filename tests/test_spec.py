@@ -15,11 +15,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import Selection, cases_of
 from attention_conformance.suite.spec.covering import Row, Tuple, feasible, pairs_of
 from attention_conformance.suite.spec.levels import DTYPES_AT, SHARES, Covering
-from attention_conformance.suite.spec.masks import (
-    Causal,
-    Tree,
-    parse_mask,
-)
+from attention_conformance.suite.spec.masks import Causal, Tree, parse_mask
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import OPERATORS, WORDS
 from attention_conformance.suite.spec.sizes import Sizes
