@@ -182,6 +182,18 @@ def test_a_row_is_right(row: tuple[str, ...]) -> None:
     assert verdict.status == "pass", verdict.message
 
 
+@pytest.mark.parametrize(
+    ("backend", "name", "text", "reason"),
+    [
+        ("jax", "pallas-gpu-mha", "sdpa/causal/mha/f32/b1h2q32k16d8", "behind the keys"),
+        ("torch", "ring-balanced", "sdpa/causal/mha/f32/b2h3q17k17d8", "multiples of 4"),
+        ("torch", "ring-balanced", "sdpa/causal/mha/f32/b2h3q16k32d8", "equal lengths"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(backend: str, name: str, text: str, reason: str) -> None:
+    assert reason in str(of(loaded(backend), name).unsupported(find(text)))
+
+
 @pytest.mark.parametrize("backend", ["numpy", "torch", "tf", "jax"])
 @pytest.mark.parametrize("name", DTYPES)
 def test_values_cross_exactly(backend: str, name: str) -> None:
