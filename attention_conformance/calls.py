@@ -14,7 +14,7 @@ from attention_conformance.backends.masks import rank4
 from attention_conformance.references.outputs import Outputs
 from attention_conformance.suite.judge.comparison import against_oracle
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
-from attention_conformance.suite.judge.verdict import Deviation, HarnessError
+from attention_conformance.suite.judge.verdict import HarnessError, WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.features import FEATURES
@@ -142,7 +142,7 @@ def assert_attention_close(
         ratio = oracle.judge(outputs).error_ratio or 0.0
         if grads:
             ratio = max(ratio, problem.judge_gradients(grads, cotangent, empty_rows))
-    except Deviation as deviation:
+    except WrongAnswer as deviation:
         raise AssertionError(deviation.message + problem.diagnosis(outputs, oracle)) from None
     except HarnessError as error:
         raise ValueError(f"these arrays have no answer to judge by: {error}") from error
@@ -239,7 +239,7 @@ class _Problem:
         return "".join(lines)
 
     def judge_gradients(self, grads: Mapping[str, Any], cotangent: Any, rows: str | None) -> float:
-        """The largest |error| / bound of the gradients. Raises Deviation and ValueError."""
+        """The largest |error| / bound of the gradients. Raises WrongAnswer and ValueError."""
         if cotangent is None:
             raise ValueError(
                 "grads need the cotangent: the gradient of the loss with respect to the output"

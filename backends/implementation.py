@@ -224,7 +224,7 @@ class Implementation(ABC):
         """The numerics class in a dtype; "" for an unsupported dtype without a declared class."""
         return self.declared.numerics_for(dtype)
 
-    def elected(self, question: str, dtype: DType) -> str | None:
+    def declared_answer(self, question: str, dtype: DType) -> str | None:
         """The declared answer to an election question in a dtype; None if it is to be observed."""
         if question not in QUESTIONS:
             raise KeyError(question)

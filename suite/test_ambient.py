@@ -33,7 +33,7 @@ from attention_conformance.suite.judge.derivative import (
 )
 from attention_conformance.suite.judge.elections.modes import modes_of, transformed_calls
 from attention_conformance.suite.judge.oracle import Rounding
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.catalogue import (
     Ask,
     cases_of,
@@ -117,14 +117,14 @@ def test_ambient(cell: Cell) -> None:
 
 
 def expect_in_every_mode(cell: Cell, judges: Judges) -> None:
-    """Call the judge of every mode. Raises a Deviation that names the wrong modes. If a user function is
-    wrong only with two threads at once, the message suggests a claim. A mode may be refused."""
-    wrong: dict[str, Deviation] = {}
+    """Call the judge of every mode. Raises a WrongAnswer that names the wrong modes. If a user function
+    is wrong only with two threads at once, the message suggests a claim. A mode may be refused."""
+    wrong: dict[str, WrongAnswer] = {}
     for name, judge in judges.items():
         try:
             with suppress(NotApplicable):
                 judge()
-        except Deviation as deviation:
+        except WrongAnswer as deviation:
             wrong[name] = deviation
     if wrong:
         first = next(iter(wrong.values()))
@@ -132,7 +132,7 @@ def expect_in_every_mode(cell: Cell, judges: Judges) -> None:
         may_claim = only_at_once and cell.implementation.declared.is_user_code
         hint = "; claim threads=one?" if may_claim else ""
         message = f"wrong in {', '.join(wrong)}: {first.message}{hint}"
-        raise Deviation(first.kind, message, where=tuple(wrong))
+        raise WrongAnswer(first.kind, message, where=tuple(wrong))
 
 
 DIFFERENTIATED = cases_of(
@@ -160,7 +160,7 @@ def test_ambient_gradients(cell: Cell) -> None:
     native = backend.arranged(values, cell.dtype, "contiguous")
 
     def expect_gradients(mode: Ambient) -> None:
-        """Judge the gradients of a call in a mode. Raises Deviation and NotApplicable."""
+        """Judge the gradients of a call in a mode. Raises WrongAnswer and NotApplicable."""
         mode_dtype = DTYPES[mode.dtype or cell.dtype.name]
         with allowing_refusal(cell, mode.question, mode_dtype):
             with mode.within():
@@ -220,11 +220,11 @@ def mode_judges(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> Judges:
 @contextmanager
 def allowing_refusal(cell: Cell, question: str, dtype: DType) -> Iterator[None]:
     """A context that turns an error of a call into the answer "raises", by raising NotApplicable. The
-    error stays a Deviation if the mode has no question, or if another answer is promised."""
+    error stays a WrongAnswer if the mode has no question, or if another answer is promised."""
     try:
         yield
-    except Deviation as deviation:
-        promised = cell.implementation.elected(question, dtype) if question else "answers"
+    except WrongAnswer as deviation:
+        promised = cell.implementation.declared_answer(question, dtype) if question else "answers"
         if promised not in (None, "raises") or deviation.kind == "forbidden":
             raise
         raise NotApplicable(f"raises in this mode: {deviation.message}") from deviation
@@ -258,7 +258,7 @@ def call_in_mode(cell: Cell, mode: Ambient, calls: Sequence[PreparedCall]) -> li
 
 
 def expect_in_mode(cell: Cell, problems: Sequence[Problem], mode: Ambient) -> None:
-    """Call every problem in a mode, then judge all outputs. Raises Deviation."""
+    """Call every problem in a mode, then judge all outputs. Raises WrongAnswer."""
     with allowing_refusal(cell, mode.question, cell.dtype):
         natives = call_in_mode(cell, mode, [prepared for _, prepared in problems])
     for (inputs, prepared), native in zip(problems, natives, strict=True):
@@ -298,18 +298,18 @@ def expect_in_mixed_precision(cell: Cell, problems: Sequence[Problem], mode: Amb
 def autocast_answer(cell: Cell, dtype: DType) -> str:
     """The elected answer about autocast to a dtype; "" if there is none (the check `election` fails)."""
     try:
-        return elections.elected("autocast", cell.implementation, dtype)
-    except (Deviation, NotApplicable):
+        return elections.elected_answer("autocast", cell.implementation, dtype)
+    except (WrongAnswer, NotApplicable):
         return ""
 
 
 def read_as_one_of(
     cell: Cell, native: Any, candidates: Sequence[Inputs], prepared: PreparedCall
 ) -> Answer:
-    """The answer, read as an answer to the first of `candidates` with its dtype. Raises Deviation."""
+    """The answer, read as an answer to the first of `candidates` with its dtype. Raises WrongAnswer."""
     *first_candidates, last_candidate = candidates
     for inputs in first_candidates:
-        with suppress(Deviation):
+        with suppress(WrongAnswer):
             return cell.read(native, inputs, prepared)
     return cell.read(native, last_candidate, prepared)
 

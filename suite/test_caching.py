@@ -115,7 +115,7 @@ def test_tokens_apart(cell: Cell) -> None:
         after = cell.run(inputs.replace(**arrays)).values
         expect_same(cell, after, before, judged[:, None, :, None], f"large numbers in {what}")
     judged = attending & rows_without_freed(inputs)
-    if freed_tokens(inputs.case).any() and cell.elected("nan-in-freed-slot") == "blocked":
+    if freed_tokens(inputs.case).any() and cell.elected_answer("nan-in-freed-slot") == "blocked":
         after = cell.run(with_nan_in_freed(inputs)).values
         expect_same(
             cell, after, before, judged[:, None, :, None], "NaN in tokens that left the cache"

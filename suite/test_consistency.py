@@ -14,7 +14,7 @@ from attention_conformance.suite.judge import elections
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.elections import lse
-from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.dtypes import DTYPES, DType
 from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase, of_questions
 from attention_conformance.suite.spec.operator import MODES
@@ -41,13 +41,13 @@ def observe(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tup
     for name in names:
         if name not in implementation.operator.questions.elections:
             raise NotApplicable(f"{implementation.operator} does not have the question {name}")
-        if implementation.elected(name, dtype) is not None:
+        if implementation.declared_answer(name, dtype) is not None:
             raise NotApplicable(f"the answer to {name} is declared")
         if dtype.name not in implementation.declared.dtypes:
             raise NotApplicable(f"dtype {dtype.long_name} is not supported")
     try:
         return tuple(elections.observe(name, implementation, dtype) for name in names)
-    except Deviation as deviation:
+    except WrongAnswer as deviation:
         raise NotApplicable(f"there is no answer: {deviation.message}") from deviation
 
 
@@ -67,7 +67,7 @@ def expect_right(
     what: str,
     advice: str = "correct it",
 ) -> None:
-    """Raise Deviation "election" unless the answers `got` to the questions `names` are `right`, or the
+    """Raise WrongAnswer "election" unless the answers `got` to the questions `names` are `right`, or the
     framework's own attention gives them. `what` names the fault, `advice` the correction."""
     if right or native_agrees(cell, [(name, cell.dtype) for name in names], got):
         return

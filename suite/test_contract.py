@@ -23,7 +23,7 @@ from attention_conformance.suite.judge.arguments import (
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.catalogue import Ask, cases, with_plain_cases
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -49,7 +49,7 @@ def test_contract(cell: Cell) -> None:
     values_before = {name: array.copy() for name, array in first.arrays.items()}
     for name, array in arrays.items():
         if attached_mask(array) is not masks[name]:
-            raise Deviation("mutated-input", f"the call changed the mask attached to {name}")
+            raise WrongAnswer("mutated-input", f"the call changed the mask attached to {name}")
     second = cell.read(cell.call(prepared), inputs, prepared)
     if implementation.declared.deterministic:
         for name, array in second.arrays.items():
@@ -72,7 +72,7 @@ def test_contract(cell: Cell) -> None:
 def expect_unchanged(
     cell: Cell, prepared: PreparedCall, answer: Answer, values_before: np.ndarray, event: str
 ) -> None:
-    """Read an answer of the call again, after `event`. Raises Deviation unless its values are still
+    """Read an answer of the call again, after `event`. Raises WrongAnswer unless its values are still
     `values_before`."""
     reread = cell.read(answer.native, cell.inputs, prepared)
     expect_bitwise(reread.values, values_before, "overwritten", f"an answer after {event}")
@@ -141,7 +141,7 @@ def test_own_memory(cell: Cell) -> None:
             parts(written, prepared)["output"], parts(later_answers[0], later)["output"]
         )
     if names := changed_arguments():
-        raise Deviation("overwritten", f"a write into an answer changed the argument {names[0]}")
+        raise WrongAnswer("overwritten", f"a write into an answer changed the argument {names[0]}")
     expect_unchanged(cell, prepared, first, values_before, "a write into another answer")
     for name, array in arrays.items():
         backend.overwrite(array, later.arguments[name])

@@ -23,7 +23,7 @@ from attention_conformance.suite.judge import elections
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.derivative import vjp
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
@@ -97,11 +97,13 @@ def two_sided_tail(n: int, p: float, count: int) -> float:
 
 
 def expect_probable(n: int, p: float, count: int, what: str) -> None:
-    """Raise Deviation "dropout" if `count` out of `n` is less likely than `FALSE_ALARM`."""
+    """Raise WrongAnswer "dropout" if `count` out of `n` is less likely than `FALSE_ALARM`."""
     chance = two_sided_tail(n, p, count)
     if chance < FALSE_ALARM:
         message = f"{what}: {count} of {n}, expected {p:.4g} of them"
-        raise Deviation("dropout", f"{message}; the chance of that is {chance:.1g}", where=(what,))
+        raise WrongAnswer(
+            "dropout", f"{message}; the chance of that is {chance:.1g}", where=(what,)
+        )
 
 
 def kept_weights(
@@ -109,14 +111,14 @@ def kept_weights(
 ) -> np.ndarray:
     """The attended weights that dropout kept, boolean (B, Lq, H, Lk).
 
-    `call` is the call of the code path `path`, by default that of `inputs`. Raises Deviation for wrong
+    `call` is the call of the code path `path`, by default that of `inputs`. Raises WrongAnswer for wrong
     weights.
     """
     answer = cell.run(inputs) if call is None else cell.read(cell.call(call), inputs, call)
     copies = two_copies(answer.values, inputs)
     prefix = f"{path}: " if path else ""
     if not np.array_equal(copies[:, :, :, 0], copies[:, :, :, 1]):
-        raise Deviation("dropout", f"{prefix}two features of one value are not dropped together")
+        raise WrongAnswer("dropout", f"{prefix}two features of one value are not dropped together")
     got, attended = copies[:, :, :, 0], attended_pairs(inputs)
     want = attended / (attended.sum(-1, keepdims=True) * (1.0 - inputs.rate))
     # Weight, rescaling and the product with ones add at most three roundings to the bound.
@@ -158,12 +160,12 @@ def _expect_everywhere(
     message: Callable[[tuple[int, ...]], str],
     fault: Callable[[], str] | None = None,
 ) -> None:
-    """Raise Deviation "dropout" unless every element is `right`. `message` describes the first wrong
+    """Raise WrongAnswer "dropout" unless every element is `right`. `message` describes the first wrong
     element, by its index, and `fault` all wrong elements."""
     if not right.all():
         index = tuple(int(i) for i in np.argwhere(~right)[0])
         text = f"{message(index)}; {int((~right).sum())} of {right.size}"
-        raise Deviation("dropout", text, where=(fault(),) if fault else ())
+        raise WrongAnswer("dropout", text, where=(fault(),) if fault else ())
 
 
 @check(CASES, ("dropout",))
@@ -174,7 +176,7 @@ def test_dropout(cell: Cell) -> None:
     heads = first.shape[2]
     independent = first[:1, :, :1] if pattern == "shared" else first
     if pattern == "shared" and not (first == independent).all():
-        raise Deviation(
+        raise WrongAnswer(
             "dropout", "expected the declared one pattern for all samples and heads, got several"
         )
     expect_probable(independent.size, 1 - rate, int(independent.sum()), "weights kept")
@@ -191,13 +193,13 @@ def test_dropout(cell: Cell) -> None:
         equal = int((half_1 == half_2).sum())
         expect_probable(half_1.size, chance, equal, f"equal between two {what}")
     if not np.array_equal(kept_weights(cell, inputs), first):
-        raise Deviation("dropout", "the same seed gave another pattern")
+        raise WrongAnswer("dropout", "the same seed gave another pattern")
     if np.array_equal(kept_weights(cell, inputs.replace(dropout_seed=1)), first):
-        raise Deviation("dropout", "another seed gave the same pattern")
+        raise WrongAnswer("dropout", "another seed gave the same pattern")
     for masked in with_masks(cell, inputs):
         got = two_copies(cell.run(masked).values, masked)[:, :, :, 0]
         if got[~attended_pairs(masked)].any():
-            raise Deviation("leak", "with dropout, a hidden pair has a weight")
+            raise WrongAnswer("leak", "with dropout, a hidden pair has a weight")
     if inputs.operator.is_layer:
         return
     half = inputs.select("q", slice(0, inputs.sizes.Lq // 2))
@@ -240,14 +242,14 @@ def test_dropout_off(cell: Cell) -> None:
         ):
             try:
                 cell.judge(cell.run(changed), no_dropout)
-            except Deviation as deviation:
+            except WrongAnswer as deviation:
                 message = f"{what}: {deviation.message}"
-                raise Deviation(deviation.kind, message, where=(what,)) from deviation
+                raise WrongAnswer(deviation.kind, message, where=(what,)) from deviation
     if cell.implementation.declared.is_user_code:
         return
     got = cell.run(showing_weights(inputs, 1.0)).values
     if (got != 0).any():
-        raise Deviation("dropout", f"at rate 1 an output is {float(got[got != 0][0])!r}, not 0")
+        raise WrongAnswer("dropout", f"at rate 1 an output is {float(got[got != 0][0])!r}, not 0")
 
 
 @check(ATTENTION_CASES, ("gradient", "dropout"))
@@ -320,7 +322,7 @@ def _uniform_gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: in
 
 
 def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
-    """Raise Deviation "dropout" if a number exceeds its limit or is NaN."""
+    """Raise WrongAnswer "dropout" if a number exceeds its limit or is NaN."""
     _expect_everywhere(
         np.abs(got - want) <= limit,
         lambda at: (

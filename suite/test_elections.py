@@ -5,7 +5,7 @@ from __future__ import annotations
 from attention_conformance.suite.judge import elections
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.judge.verdict import Deviation, HarnessError
+from attention_conformance.suite.judge.verdict import HarnessError, WrongAnswer
 from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase, of_questions
 from attention_conformance.suite.spec.operator import MODES
 
@@ -34,15 +34,15 @@ def test_election(cell: Cell) -> None:
     question = cell.case.question
     observed = elections.observe(question.name, cell.implementation, cell.dtype)
     cell.measured.observed = observed
-    declared = cell.implementation.elected(question.name, cell.dtype)
+    declared = cell.implementation.declared_answer(question.name, cell.dtype)
     cell.measured.native = native = elections.native_answer(
         question.name, cell.implementation, cell.dtype
     )
     if declared is not None and declared != observed:
-        raise Deviation("election", f"{question.text}: declared {declared}, observed {observed}")
+        raise WrongAnswer("election", f"{question.text}: declared {declared}, observed {observed}")
     must_agree = cell.implementation.declared.drop_in and not question.accidental
     if declared is None and must_agree and native not in ("", observed):
-        raise Deviation(
+        raise WrongAnswer(
             "election",
             f"{question.text}: {observed}; the framework's own attention, for which it stands in: "
             f"{native}",

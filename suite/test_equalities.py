@@ -30,7 +30,7 @@ def as_is(array: np.ndarray) -> np.ndarray:
 
 def expect_equal(cell: Cell, first: Inputs, second: Inputs, what: str, undo: Undo = as_is) -> None:
     """Compare the outputs for two forms of one problem, within the sum of their bounds; `undo` maps the
-    second output to the order of the first. Raises Deviation.
+    second output to the order of the first. Raises WrongAnswer.
 
     A layer that makes its own parameters has no bounds, so it is tested in float64 only, to float32's
     roundoff of the largest output. Rounding errors are 2^29 times smaller, and faults are larger.

@@ -8,17 +8,17 @@ import numpy as np
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_close
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.recipes import generator
 
 
 def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """Raise Deviation unless every element equals the expected one; a zero may have either sign."""
+    """Raise WrongAnswer unless every element equals the expected one; a zero may have either sign."""
     wrong = ~(got == want)
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise Deviation(
+        raise WrongAnswer(
             "value",
             f"{what}: element {index} is {float(got[index])!r}, must be exactly {float(want[index])!r}; "
             f"{int(wrong.sum())} of {wrong.size} elements differ",
@@ -123,4 +123,4 @@ def test_empty(cell: Cell) -> None:
     """No samples or no queries give an empty output of the right shape."""
     got = cell.run().values
     if got.size:
-        raise Deviation("shape", f"expected an empty output, got shape {got.shape}")
+        raise WrongAnswer("shape", f"expected an empty output, got shape {got.shape}")

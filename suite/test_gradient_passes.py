@@ -26,7 +26,7 @@ from attention_conformance.suite.judge.derivative import (
     vjp,
 )
 from attention_conformance.suite.judge.oracle import Oracle
-from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.judge.verdict import WrongAnswer
 from attention_conformance.suite.spec.catalogue import (
     Ask,
     cases_of,
@@ -109,7 +109,7 @@ def test_gradient_passes(cell: Cell) -> None:
 
 def expect_after_one_sample(cell: Cell, names: Sequence[str], cotangent: np.ndarray) -> None:
     """Judge gradients of one sample, then of all samples: a workspace of another shape must have no
-    influence. Raises Deviation.
+    influence. Raises WrongAnswer.
 
     Arrays without strides are immutable, so their kernels have no workspace.
     """
@@ -131,7 +131,7 @@ STEP = 2.0**-17
 
 def expect_second_derivative(cell: Cell, prepared: PreparedCall, cotangent: Any) -> None:
     """Compare the VJP of the query's gradient, for a tangent of the query, with central differences of
-    the reference. Raises Deviation.
+    the reference. Raises WrongAnswer.
 
     A framework may raise an error instead. No bound is derived: half of the digits must agree.
     """
@@ -150,9 +150,9 @@ def expect_second_derivative(cell: Cell, prepared: PreparedCall, cotangent: Any)
         return
     try:
         got = read_gradients(cell, native, inputs, prepared, OPERANDS)
-    except Deviation as error:
+    except WrongAnswer as error:
         message = f"gradients of the query's gradient: {error.message}; without them it shall raise"
-        raise Deviation(error.kind, message) from error
+        raise WrongAnswer(error.kind, message) from error
     problems = (inputs.replace(query=inputs.query + step * tangent) for step in (STEP, -STEP))
     ahead, behind = (Oracle.vjp(problem, cell.cotangent, cell.rounding) for problem in problems)
     for name in OPERANDS:

@@ -26,7 +26,7 @@ from attention_conformance.suite.judge.derivative import (
     read_output,
     vjp,
 )
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import (
     Ask,
@@ -101,7 +101,7 @@ LSE_CASES = (
 )
 def test_gradient_of_lse(cell: Cell) -> None:
     """The gradient of the log-sum-exp, which merges need, with no cotangent for fully masked rows."""
-    if cell.elected("lse-gradient") != "flows":
+    if cell.elected_answer("lse-gradient") != "flows":
         raise NotApplicable("by its election the log-sum-exp has no gradient")
     cell.require(cell.inputs)
     cotangent = np.where(cell.inputs.fully_masked_rows, 0.0, cell.cotangent[..., 0])
@@ -179,7 +179,7 @@ def test_gradient_contract(cell: Cell) -> None:
     with require_unchanged_arguments(backend, prepared, "differentiation"):
         cell.attempt(lambda: backend.vjp(prepared, OPERANDS, cotangent))
     if not np.array_equal(backend.to_numpy(cotangent), values_before):
-        raise Deviation("mutated-input", "differentiation changed the cotangent")
+        raise WrongAnswer("mutated-input", "differentiation changed the cotangent")
 
 
 def hides_ordinary_values(case: Case) -> bool:
@@ -235,8 +235,8 @@ def hidden_values(cell: Cell, unattended: bool) -> dict[str, tuple[float, float]
     blocked = []
     for operand in ("key", "value"):
         question = f"nan-in-masked-{operand}-gradient"
-        applies = implementation.elected(question, cell.dtype) or inputs.form == "dense"
-        blocked.append(bool(applies) and cell.elected(question) == "blocked")
+        applies = implementation.declared_answer(question, cell.dtype) or inputs.form == "dense"
+        blocked.append(bool(applies) and cell.elected_answer(question) == "blocked")
     if any(blocked):
         values["NaN"] = (np.nan if blocked[0] else 50.0, np.nan if blocked[1] else -80.0)
     return values
@@ -246,7 +246,7 @@ def expect_gradients_unmoved(
     cell: Cell, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray],
     slots: np.ndarray, unattended: bool, poison: str,
 ) -> None:  # fmt: skip
-    """Raise Deviation "leak" if the hidden slots (B, Hkv, Lk) changed a gradient on which they have no
+    """Raise WrongAnswer "leak" if the hidden slots (B, Hkv, Lk) changed a gradient on which they have no
     influence.
 
     If no row attends the slots (`unattended`), their own gradients must be zero. `poison` names the new
@@ -262,7 +262,7 @@ def expect_gradients_unmoved(
     for name in cell.inputs.key_operands:
         hidden = np.broadcast_to(slot_mask(cell.inputs, name, slots), before[name].shape)
         if (before[name][hidden] != 0).any() or (after[name][hidden] != 0).any():
-            raise Deviation("leak", f"a hidden {name} has a nonzero gradient")
+            raise WrongAnswer("leak", f"a hidden {name} has a nonzero gradient")
         expect_bitwise(
             after[name], before[name], "leak",
             f"the {name}'s gradient, with {poison} in hidden slots",

@@ -71,8 +71,8 @@ def expect_within(
 ) -> None:
     """Compare two outputs of one problem, and record the worst grade of all comparisons of the cell.
 
-    Raises Deviation "unequal" beyond the sum of their bounds (`limit`), and for other bits if equal bits
-    are promised ("not-deterministic" for a second call).
+    Raises WrongAnswer "unequal" beyond the sum of their bounds (`limit`), and for other bits if equal
+    bits are promised ("not-deterministic" for a second call).
     """
     other_work = cell.check.name.removeprefix("invariant_")
     before = cell.measured.observed or "bitwise"

@@ -22,7 +22,7 @@ from attention_conformance.suite.judge.arguments import require_unchanged
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.derivative import differentiable_call, judge_gradients, vjp
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.catalogue import (
     Ask,
     cases_of,
@@ -161,13 +161,13 @@ def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> I
             cell.implementation.backend, {"the memory around it": storage}, "the call"
         ):
             yield
-    except Deviation as deviation:
+    except WrongAnswer as deviation:
         message = f"{operand} laid out {how}: {deviation.message}"
-        raise Deviation(deviation.kind, message, where=(operand, how)) from deviation
+        raise WrongAnswer(deviation.kind, message, where=(operand, how)) from deviation
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
-    """Judge the output of every arrangement; equal bits are judged once. Raises Deviation."""
+    """Judge the output of every arrangement; equal bits are judged once. Raises WrongAnswer."""
     right_arrays: Mapping[str, np.ndarray] = {}
     for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
         with expect_gaps_unchanged(cell, operand, how, storage):

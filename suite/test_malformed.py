@@ -10,9 +10,9 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise
 from attention_conformance.suite.judge.verdict import (
-    Deviation,
     HarnessError,
     NotApplicable,
+    WrongAnswer,
     first_line,
 )
 from attention_conformance.suite.spec.catalogue import Ask, cases_of
@@ -41,7 +41,7 @@ def test_bad_problem(cell: Cell) -> None:
     if native is not None and describe_answer(native, inputs):
         raise NotApplicable("the framework's own attention answers it, too")
     if cell.case.contained is None:
-        raise Deviation("no-raise", f"{cell.case.text}: answered with {answer}, must raise")
+        raise WrongAnswer("no-raise", f"{cell.case.text}: answered with {answer}, must raise")
     got = cell.run(inputs).values.copy()
     for problem, judged in cell.case.contained(cell.case.well_formed(cell.seed), inputs):
         want = np.where(judged, cell.run(problem).values, 0.0)
@@ -79,7 +79,7 @@ def test_bad_argument(cell: Cell) -> None:
         answered_names.append(name)
     if answered_names:
         count = f"{len(answered_names)} of {len(calls)} bad arguments are answered, must raise"
-        raise Deviation("no-raise", f"{count}: {', '.join(answered_names)}")
+        raise WrongAnswer("no-raise", f"{count}: {', '.join(answered_names)}")
 
 
 def describe_answer(implementation: Implementation, inputs: Inputs) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise, expect_close
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import Ask, cases, cases_of, plain_patterns
 from attention_conformance.suite.spec.dtypes import round_to
@@ -88,7 +88,7 @@ def influence_roundings(cell: Cell, slots: np.ndarray) -> bool:
     if cell.dtype.name not in cell.implementation.declared.rounding.centred_keys:
         return False
     attended = slots & ~never_attended(cell.inputs)
-    return bool(attended.any()) or cell.elected("nan-in-masked-key") == "leaks"
+    return bool(attended.any()) or cell.elected_answer("nan-in-masked-key") == "leaks"
 
 
 def rows_touching(cell: Cell, inputs: Inputs, slots: np.ndarray) -> np.ndarray:
@@ -104,8 +104,8 @@ def expect_same(
     cell: Cell, after: np.ndarray, before: np.ndarray, where: np.ndarray, what: str,
     name: str = "output",
 ) -> None:  # fmt: skip
-    """Raise Deviation "leak" unless two outputs called `name` have the same bits in the elements that
-    `where` selects; Deviation "unequal" beyond the bounds if calls may give other bits."""
+    """Raise WrongAnswer "leak" unless two outputs called `name` have the same bits in the elements that
+    `where` selects; WrongAnswer "unequal" beyond the bounds if calls may give other bits."""
     got, want = (np.where(where, array, 0.0) for array in (after, before))
     if cell.implementation.declared.deterministic:
         expect_bitwise(got, want, "leak", what)
@@ -114,7 +114,7 @@ def expect_same(
 
 
 def expect_rows_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> bool:
-    """Raise Deviation unless rows that attend none of the slots keep their bits; if the slots influence
+    """Raise WrongAnswer unless rows that attend none of the slots keep their bits; if the slots influence
     roundings, judge the answer instead. Returns True if any bit of the answer changed."""
     inputs = cell.inputs
     rows = rows_touching(cell, inputs, slots)
@@ -171,7 +171,7 @@ def test_segments_apart(cell: Cell) -> None:
     inputs, is_half = cell.inputs, cell.dtype.is_half
     before = cell.run(inputs).values.copy()
     poisons = [100.0 if is_half else 1e4]
-    poisons += [np.nan] if cell.elected("nan-in-other-segment") == "nobody" else []
+    poisons += [np.nan] if cell.elected_answer("nan-in-other-segment") == "nobody" else []
     for poison in poisons:
         for rows, keys in packed.segments(inputs.case):
             if rows.stop == rows.start:
@@ -200,20 +200,20 @@ def test_nan(cell: Cell) -> None:
         raise NotApplicable(missing)
     if cell.inputs.bias is not None and implementation.declared.merges_mask_into_bias:
         raise NotApplicable("the mask is passed as -inf in the bias, and NaN - inf is NaN")
-    declared = implementation.elected("nan-in-masked-key", cell.dtype)
+    declared = implementation.declared_answer("nan-in-masked-key", cell.dtype)
     if declared is None and cell.inputs.form != "dense":
         raise NotApplicable(
             "no declared election, and the observed one is about boolean masks only"
         )
-    elected = {n: cell.elected(f"nan-in-masked-{n}") for n in ("key", "value")}
-    if "blocked" not in elected.values():
+    answers = {n: cell.elected_answer(f"nan-in-masked-{n}") for n in ("key", "value")}
+    if "blocked" not in answers.values():
         raise NotApplicable("by its election NaN in a masked key or value leaks")
     # NaN in a key that only a bias of -inf hides stays NaN.
     slots = never_attended(cell.inputs.replace(bias=None))
     if not slots.any():
         raise NotApplicable("the mask hides no key from every query")
     for poison in (np.nan, np.inf):
-        key, value = (poison if elected[n] == "blocked" else 1.0 for n in ("key", "value"))
+        key, value = (poison if answers[n] == "blocked" else 1.0 for n in ("key", "value"))
         changed = with_slots(cell.inputs, slots, key, value)
         expect_rows_unmoved(cell, changed, slots, f"{poison} in masked slots")
 
@@ -258,4 +258,4 @@ def test_future(cell: Cell) -> None:
         cell, changed, slots, f"new keys that no row before {t} attends"
     )
     if (slots & ~never_attended(inputs)).any() and not bits_changed:
-        raise Deviation("leak", "changed future keys and values did not change any row")
+        raise WrongAnswer("leak", "changed future keys and values did not change any row")

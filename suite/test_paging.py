@@ -119,7 +119,10 @@ def test_pages_apart(cell: Cell) -> None:
         ),
     }
     election = "nan-behind-last-key"
-    if election in inputs.operator.questions.elections and cell.elected(election) == "blocked":
+    if (
+        election in inputs.operator.questions.elections
+        and cell.elected_answer(election) == "blocked"
+    ):
         problems["NaN behind the last keys"] = fill_slots(inputs, unused, np.nan)
     everywhere = np.ones(before.shape, bool)
     for what, problem in problems.items():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.catalogue import Ask, cases_of, plain_patterns
 
 SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
@@ -83,13 +83,13 @@ def test_paths(cell: Cell) -> None:
     paths = cell.implementation.paths(cell.inputs)
     if not paths:
         raise NotApplicable("has one path")
-    wrong: dict[str, Deviation] = {}
+    wrong: dict[str, WrongAnswer] = {}
     unjudged: list[str] = []
     for name, prepared in paths.items():
         try:
             problem = prepared.problem or cell.inputs
             cell.judge(cell.read(cell.call(prepared), problem, prepared), problem)
-        except Deviation as deviation:
+        except WrongAnswer as deviation:
             wrong[name] = deviation
         except NotApplicable as reason:
             # The path calls with another problem, whose answer is an election that cannot be judged.
@@ -99,7 +99,7 @@ def test_paths(cell: Cell) -> None:
     if wrong:
         first = next(iter(wrong.values()))
         message = f"{len(wrong)} of {len(paths)} paths ({', '.join(wrong)}): {first.message}"
-        raise Deviation(first.kind, message, where=tuple(wrong))
+        raise WrongAnswer(first.kind, message, where=tuple(wrong))
 
 
 CROSS_ATTENTION = (

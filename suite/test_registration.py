@@ -9,7 +9,7 @@ from __future__ import annotations
 from attention_conformance.backends.protocol import Declared
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.judge.verdict import WrongAnswer
 from attention_conformance.suite.spec.catalogue import Ask, cases_of
 from attention_conformance.suite.spec.vocabulary import REGISTERED
 
@@ -34,4 +34,6 @@ def test_registration(cell: Cell) -> None:
     broken = cell.attempt(lambda: cell.implementation.broken_rules(cell.inputs))
     if broken:
         rules = "; ".join(f"{name}: {text}" for name, text in broken.items())
-        raise Deviation("registration", f"the operator breaks {len(broken)} of its rules: {rules}")
+        raise WrongAnswer(
+            "registration", f"the operator breaks {len(broken)} of its rules: {rules}"
+        )

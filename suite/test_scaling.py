@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.catalogue import Ask, cases_of
 
 FALSE_ALARM = 1e-9
@@ -46,7 +46,7 @@ def test_score_variance(cell: Cell) -> None:
     if not abs(distance) <= NORMAL_QUANTILE:
         d = s.D
         want = 1.0 if inputs.scale is None else d * inputs.scale**2
-        raise Deviation(
+        raise WrongAnswer(
             "value",
             f"scores of unit normals of size {d} have variance {ratio * want:.4g}, expected {want:.4g}",
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.judge.verdict import WrongAnswer
 from attention_conformance.suite.spec.catalogue import cases_of
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.test_equalities import expect_equal
@@ -52,7 +52,7 @@ def test_sink_without_keys(cell: Cell) -> None:
     rows = ~cell.inputs.attends.any(-1)
     got = cell.run().values[np.broadcast_to(rows, cell.inputs.full_shape("output")[:3])]
     if (got != 0).any():
-        raise Deviation(
+        raise WrongAnswer(
             "value", f"a row that attends only its sink is {got.ravel()[:3]}, must be 0"
         )
 

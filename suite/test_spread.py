@@ -147,7 +147,7 @@ def draws(cell: Cell) -> Iterator[tuple[Inputs, int]]:
 
 
 def judge(cell: Cell, spreads: list[ErrorStatistics]) -> None:
-    """Record the largest RMS error, and judge the errors of every array. Raises Deviation."""
+    """Record the largest RMS error, and judge the errors of every array. Raises WrongAnswer."""
     cell.measured.rms = max(spread.rms for spread in spreads)
     for spread in spreads:
         spread.judge()

@@ -21,7 +21,7 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise
 from attention_conformance.suite.judge.refusal import stale_deviation
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable, Refused
+from attention_conformance.suite.judge.verdict import NotApplicable, Refused, WrongAnswer
 from attention_conformance.suite.spec.catalogue import (
     Ask,
     cases_of,
@@ -82,17 +82,17 @@ def with_other_values(inputs: Inputs) -> Inputs:
 
 @contextmanager
 def as_stale(what: str) -> Iterator[None]:
-    """A context that makes a Deviation "stale", with `what` before its message: for an answer that was
+    """A context that makes a WrongAnswer "stale", with `what` before its message: for an answer that was
     right before."""
     try:
         yield
-    except Deviation as error:
+    except WrongAnswer as error:
         message = f"{what}: {error.message}"
-        raise Deviation("stale", message, error.measured, (what,)) from error
+        raise WrongAnswer("stale", message, error.measured, (what,)) from error
 
 
 def expect_still_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
-    """Judge an output whose first call was right. Raises Deviation "stale"."""
+    """Judge an output whose first call was right. Raises WrongAnswer "stale"."""
     with as_stale(what):
         cell.judge(answer, inputs)
 
@@ -156,7 +156,7 @@ def test_stateless(cell: Cell) -> None:
     except NotApplicable:
         return  # the number of keys is not supported
     nan_arrays = {n: np.full_like(inputs.arrays[n], np.nan) for n in inputs.operands}
-    with suppress(Deviation, NotApplicable):  # other checks judge NaN
+    with suppress(WrongAnswer, NotApplicable):  # other checks judge NaN
         cell.run(inputs.replace(**nan_arrays))
     answer, what = cell.run(shorter), "over fewer keys, after a call with NaN"
     expect_still_right(cell, answer, shorter, what)

@@ -21,7 +21,6 @@ from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.prepared import NoKernel
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
 from attention_conformance.backends.registry import load
-from attention_conformance.backends.textbook.layers import Textbook
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases, find
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -227,23 +226,6 @@ def test_a_statistic_that_an_optimizer_would_train_is_the_layers_failure(
     verdict = verdict_of(norm, text, "gradients")
     assert (verdict.status, verdict.kind) == ("fail", "raised")
     assert "mean: an optimizer would change these statistics" in verdict.message
-
-
-def test_library_layers_are_differentiated_by_every_parameter(backend: Backend) -> None:
-    for text in (
-        "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",
-        "dot/none/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
-        "concat/none/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
-    ):
-        case = Case.parse(text)
-        inputs = draw(case)
-        for layer in backend.implementations():
-            if isinstance(layer, Textbook) or layer.operator is not case.operator:
-                continue
-            if layer.unsupported(case) is None:
-                arguments = layer.differentiable(inputs).arguments
-                for name, values in inputs.parameters.items():
-                    assert np.array_equal(backend.to_numpy(arguments[name]), values), (layer, name)
 
 
 def test_a_forced_kernel_is_that_kernel_or_an_error() -> None:

@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.backends.registry import (
-    UsageError,
-    callable_implementation,
-    load,
-)
+from attention_conformance.backends.registry import UsageError, callable_implementation, load
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators.paged import PAGED

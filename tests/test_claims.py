@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 from msgspec.structs import replace
 
-from attention_conformance.backends.claims import ORDER, Claims, read_claims
+from attention_conformance.backends.claims import Claims, read_claims
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.__main__ import main
@@ -20,16 +20,13 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
-from attention_conformance.suite.report import semantics
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import record
-from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.claims import claims
 from attention_conformance.suite.spec.vocabulary import BROKEN
-from tests.rows import frame
 from tests.rows import run as records
-from tests.runtimes import needs, user_function
+from tests.runtimes import user_function
 
 CLAIMED = Path(__file__).parent / "functions"
 
@@ -83,28 +80,6 @@ def test_malformed_problems_are_asked_of_a_drop_in_alone() -> None:
     assert any(
         "the framework's own attention, for which it stands in" in x for x in wrong(verdicts)
     )
-
-
-LIMITS = ["equal_lengths", "max_length=3", "f32.queries=2"]
-
-
-@pytest.mark.parametrize("claim", LIMITS)
-def test_honest_functions_are_right_within_limits(claim: str) -> None:
-    verdicts = judged(plan("with_extras", "faulty.py", claim=(claim,), dtype=("f32",)))
-    assert not wrong(verdicts)
-    assert {"values", "gradients", "election", "poison"} <= {
-        cell.check.name for cell, verdict in verdicts if verdict.status == "pass"
-    }
-
-
-def test_claims_by_options() -> None:
-    claimed = ("dtypes=f16", "f16.head_sizes=64,128", "equal_lengths", "max_length=64")
-    verdicts = judged(plan("half_right", "faulty.py", claim=claimed), "values", "contract")
-    assert not wrong(verdicts)
-    for cell, verdict in verdicts:
-        if verdict.status == "pass" and isinstance(cell.case, Case):
-            s = cell.case.sizes
-            assert s.Lq == s.Lk <= 64, cell.case
 
 
 def test_parameters_beyond_the_native_signature_are_asked_for() -> None:
@@ -176,23 +151,6 @@ def test_a_draft_of_what_fails_becomes_the_manifest_of_an_attribute(tmp_path: Pa
     assert not of.stale_expectations()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "name"), [("torch", "torch_own"), ("jax", "jax_own"), ("tf", "keras_own")]
-)
-def test_the_frameworks_own_attention_is_right_as_a_function(backend: str, name: str) -> None:
-    """What is known to fail in the framework itself is inherited, and the elections are its own."""
-    needs(backend)
-    function = f"{CLAIMED / 'own_attention.py'}:{name}"
-    of = Plan.make(Options((backend,), function=(function,), level="smoke"))
-    verdicts = judged(of)
-    assert not wrong(verdicts)
-    cells = [record(cell, v) for cell, v in verdicts if cell.check.name == "election"]
-    table = semantics.BY_QUESTION.of(frame(*cells))
-    differing = table[table.map(lambda answer: "*" in str(answer)).any(axis=1)]
-    assert differing.empty, differing
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -252,32 +210,3 @@ def test_a_claim_for_all_dtypes_stands_beside_one_for_a_dtype() -> None:
     assert isinstance(limits, dict)
     assert limits["f16"] == Limits(head_sizes=(64, 128), equal_heads=True)
     assert limits["f32"] == Limits(head_sizes=(64,))
-
-
-class Layer:
-    """The attributes are those of layers, and no claims."""
-
-    head_size, max_length, dtype = 64, 512, "f32"
-
-    def __init__(self, query_width: int) -> None: ...
-
-    def scale(self) -> float:
-        return 0.125
-
-    def queries(self) -> None: ...
-
-
-class Callable_:
-    """A callable object: `queries` is a claim by its type, `scales` is none."""
-
-    queries = 1
-    scales = "per head"
-    head_size = 64
-
-
-def test_a_class_claims_by_the_decorator_alone() -> None:
-    assert Claims.of(Layer, {}) == Claims(dtypes=ORDER)
-    claimed = claims(max_length=64, head_sizes=8)(type("Claimed", (Layer,), {}))
-    assert Claims.of(claimed, {}).limits == Limits(head_sizes=(8,), max_length=64)
-    assert Claims.of(Layer, {}).limits == Limits()
-    assert Claims.of(Callable_(), {}).limits == Limits(queries=1)

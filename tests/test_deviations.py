@@ -101,12 +101,3 @@ def test_an_honest_implementation_survives(monkeypatch: pytest.MonkeyPatch) -> N
     assert not outcome.killed
     assert re.fullmatch(r"\d+ pass", outcome.message)
     assert format_table([outcome]).startswith("survivor ")
-
-
-def test_an_implementation_without_a_fault_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    definition = next(iter(load("numpy").implementations()))
-    with pytest.raises(ValueError, match="is no mutant"):
-        kill(definition, all_checks().values(), "smoke")
-    monkeypatch.setitem(CATALOGUE, type(definition), honest("nothing", definition))
-    with pytest.raises(ValueError, match="which is no check"):
-        kill(definition, all_checks().values(), "smoke")

@@ -15,19 +15,12 @@ import pytest
 from attention_conformance import check_attention
 from attention_conformance.suite.commands import parsed
 from attention_conformance.suite.spec.claims import CLAIMS
-from tests.processes import python
-from tests.shown import FOLDERS
+from tests.processes import ROOT, python
+from tests.shown import FOLDERS, PAGES
 from tests.shown import files as shown_files
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-OPERATORS = DOCS / "operators"
 DATA = DOCS / "data"
-PAGES = [
-    *sorted([*DOCS.glob("*.md"), *OPERATORS.glob("*.md"), *DATA.glob("*.md")]),
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-]
 PLACES = "|".join([*FOLDERS, "tests", "docs"])
 
 

@@ -169,11 +169,6 @@ def test_theirs(request):
 """
 
 
-def project_run(folder: Path, *words: str, **environment: str) -> Done:
-    """`pytest` in another project's folder, which knows this project as an installed package alone."""
-    return run(*words, cwd=folder, env=environment)
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "conftest.py").write_text(OWN_OPTIONS)
@@ -184,7 +179,7 @@ def project(tmp_path: Path) -> Path:
 
 def test_prefixed_options_stand_beside_those_of_another_project(project: Path) -> None:
     words = ("--attention-backend=numpy", "--attention-level=smoke", "--attention-results=r.jsonl")
-    out = project_run(project, "--pyargs", ONE_CHECK, "test_theirs.py", *words)
+    out = run("--pyargs", ONE_CHECK, "test_theirs.py", *words, cwd=project)
     assert out.returncode == 0, out.stdout + out.stderr
     assert "numpy:definition" in out.stdout
     assert (project / "r.jsonl").stat().st_size > 1000
@@ -192,23 +187,14 @@ def test_prefixed_options_stand_beside_those_of_another_project(project: Path) -
 
 def test_a_failing_cell_is_judged_again_by_prefixed_options(project: Path) -> None:
     words = ("--attention-backend=tests.miniatures:always_wrong", "--attention-level=smoke")
-    out = project_run(
-        project,
-        "--pyargs",
-        ONE_CHECK,
-        *words,
-        "-n",
-        "1",
-        PYTHONPATH=str(ROOT),
-    )
+    out = run("--pyargs", ONE_CHECK, *words, "-n1", cwd=project, env={"PYTHONPATH": str(ROOT)})
     assert out.returncode == 1
     assert "--attention-backend=tests.miniatures:always_wrong --attention-level=smoke" in out.stdout
 
 
 def test_a_project_that_does_not_ask_sees_nothing_and_pays_nothing(project: Path) -> None:
-    out = project_run(project, "test_theirs.py")
-    assert out.returncode == 0
-    assert "attention" not in project_run(project, "--help").stdout
+    assert run("test_theirs.py", cwd=project).returncode == 0
+    assert "attention" not in run("--help", cwd=project).stdout
     code = (
         "import sys, pytest, time\n"
         "manager, began = pytest.PytestPluginManager(), time.process_time()\n"
@@ -234,15 +220,12 @@ def test_another_package_of_that_name_does_not_matter(project: Path, name: str) 
         "from attention_conformance import assert_attention_close\n"
         "def test_mine(): assert ANSWER == 42 and callable(assert_attention_close)\n"
     )
-    assert project_run(project, name).returncode == 0
+    assert run(name, cwd=project).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [
-        ("attention-conformance ben", {"bench"}),
-        ("attention-conformance describe --he", {"--help"}),
-    ],
+    [("attention-conformance ben", {"bench"}), ("attention-conformance describe --he", {"--help"})],
 )
 def test_shells_complete_commands_options_and_words(
     line: str, words: set[str], tmp_path: Path
@@ -265,11 +248,7 @@ def test_shells_complete_commands_options_and_words(
     ("name", "words", "code"),
     [
         ("torch", ["attention_conformance.suite", "list", "--level=smoke"], 2),
-        (
-            "numpy",
-            ["pytest", "-p", "attention_conformance.suite.plugin", "--pyargs", ONE_CHECK],
-            4,
-        ),
+        ("numpy", ["pytest", "-p", "attention_conformance.suite.plugin", "--pyargs", ONE_CHECK], 4),
     ],
 )
 def test_a_file_named_like_a_package_ends_in_one_sentence(

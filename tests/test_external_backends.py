@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.backends.protocol import Declared, Implementation, Limits
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.vocabulary import BROKEN
 from tests.processes import run
 from tests.shown import ROOT
@@ -82,37 +80,3 @@ def test_the_adapter_of_the_page_is_right(adapter: Path) -> None:
     reasons = {verdict.message for _, verdict in verdicts if verdict.status == "unsupported"}
     assert "the runtime has no softcap" in reasons
     assert "dtype float64 is not supported" in reasons
-
-
-class Stub(Implementation):
-    """An implementation that declares and computes nothing."""
-
-    name = "stub"
-
-    def prepare(self, inputs: Any) -> Any:
-        raise TypeError("the adapter cannot convert this")
-
-
-def stub(adapter: Path, **declared: Any) -> Implementation:
-    backend = plan(adapter).implementations[0].backend
-    return Stub(backend, declared=Declared(**declared))
-
-
-def test_limits_are_declared_for_each_dtype(adapter: Path) -> None:
-    limited = stub(
-        adapter, numerics="exact", features=frozenset({"scale", "causal"}),
-        limits={"f16": Limits(max_length=4), "f32": Limits(equal_lengths=True, scales=(0.0, 1.0))},
-    )  # fmt: skip
-    reasons = {
-        text: limited.unsupported(find(text))
-        for text in (
-            "sdpa/none/mha/f16/b2h3q5k7d8", "sdpa/none/mha/f32/b2h3q5k7d8",
-            "sdpa/none/mha/f32/b2h3q7k7d8/scale2.5", "sdpa/none/mha/f64/b2h3q5k7d8",
-        )
-    }  # fmt: skip
-    assert list(reasons.values()) == [
-        "declares lengths up to 4, and 7 is more",
-        "declares equal lengths, and these are 5 and 7",
-        "declares scales from 0 to 1, and 2.5 is none of them",
-        None,
-    ]

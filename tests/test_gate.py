@@ -34,9 +34,9 @@ def test_the_interval_of_so_many_values_is_that_of_the_tables() -> None:
     assert protocol.interval([]) == (-np.inf, np.inf)
 
 
-def pairs_of(ratio: float, noise: float, seed: int = 0) -> dict[str, list[float]]:
+def pairs_of(ratio: float, noise: float, seed: int, twin: float) -> dict[str, list[float]]:
     rng = np.random.default_rng(seed)
-    drawn = {"verdict": ratio, "twin": 1.0, "injected": 1.0 + gate.INJECTED}
+    drawn = {"verdict": ratio, "twin": twin, "injected": 1.0 + gate.INJECTED}
     return {n: list(np.log(r) + noise * rng.normal(size=60)) for n, r in drawn.items()}
 
 
@@ -44,32 +44,21 @@ TIMES = {"candidate": [1.0], "baseline": [1.0]}
 
 
 @pytest.mark.parametrize(
-    ("ratio", "noise", "code"),
+    ("ratio", "noise", "twin", "code"),
     [
-        (1.00, 0.01, gate.OK),
-        (1.05, 0.01, gate.REGRESSION),
-        (0.90, 0.01, gate.OK),
-        (1.05, 0.30, gate.NOISY),
-        (1.00, 0.30, gate.NOISY),
+        (1.00, 0.01, 1.0, gate.OK),
+        (1.05, 0.01, 1.0, gate.REGRESSION),
+        (0.90, 0.01, 1.0, gate.OK),
+        (1.05, 0.30, 1.0, gate.NOISY),
+        (1.00, 0.30, 1.0, gate.NOISY),
+        # On a machine on which two equal workers differ by 4 % a regression may be none.
+        (1.05, 0.01, 1.04, gate.NOISY),
     ],
 )
-def test_verdicts(ratio: float, noise: float, code: int) -> None:
-    codes = {
-        gate.judge(
-            gate.GateOutcome("w", CASE, "forward", gate.OK), pairs_of(ratio, noise, seed), TIMES
-        ).code
-        for seed in range(20)
-    }
-    assert codes == {code}
-
-
-def test_twins_that_differ_make_no_verdict() -> None:
-    """A machine on which two equal workers differ by 4 % finds regressions that are none."""
-    pairs = pairs_of(1.05, 0.01)
-    pairs["twin"] = [x + 0.04 for x in pairs["twin"]]
-    outcome = gate.judge(gate.GateOutcome("w", CASE, "forward", gate.OK), pairs, TIMES)
-    assert outcome.code == gate.NOISY
-    assert outcome.alarms == 1.0
+def test_verdicts(ratio: float, noise: float, twin: float, code: int) -> None:
+    outcome = gate.GateOutcome("w", CASE, "forward", gate.OK)
+    pairs = (pairs_of(ratio, noise, seed, twin) for seed in range(20))
+    assert {gate.judge(outcome, one, TIMES).code for one in pairs} == {code}
 
 
 def test_the_worst_outcome_decides() -> None:
@@ -253,7 +242,7 @@ def test_usage_errors_measure_nothing(
     assert re.search(said, capsys.readouterr().err)
 
 
-def test_a_malformed_command_line_is_no_wrong_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_malformed_command_line_is_no_wrong_answer() -> None:
     for wrong in ("--threads=many", "--foo", "--drop-in", "--elect=no-keys=nan"):
         with pytest.raises(SystemExit) as ended:
             main(["bench", "--backend=torch", wrong])

@@ -4,22 +4,17 @@ fail."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attention_conformance.backends.declared import DeclaredRounding
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.judge.verdict import Verdict
-from attention_conformance.suite.spec.case import Case
-from tests.honest.split import SplitSingleKeys, SplitStored
 from tests.runtimes import of_person
 
 BITWISE = ("bad_problem", "contract", "dropout", "election", "empty", "nan", "poison")
@@ -78,31 +73,6 @@ def test_full(name: str) -> None:
 
 
 FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
-
-
-class Undeclared(SplitStored):
-    """Answers of parts are stored in 16 bits, and nothing is said of it."""
-
-    rounding = DeclaredRounding()
-
-
-def verdicts(kernel: type[SplitStored], level: str = "standard") -> Iterator[tuple[Case, Verdict]]:
-    """The verdicts of a kernel in the check values, in 16 bits."""
-    kernels = KernelBackend("split", (kernel,)).implementations()
-    for seed in range(2):
-        for cell in all_checks()["values"].cells(level, kernels, seed):
-            if cell.case.dtype.is_half:
-                yield cell.case, judge(cell)
-
-
-@pytest.mark.parametrize("kernel", [SplitStored, SplitSingleKeys])
-def test_stored_answers_of_parts_are_a_declaration(kernel: type[SplitStored]) -> None:
-    assert {verdict.status for _, verdict in verdicts(kernel)} <= {"pass", "unsupported"}
-
-
-def test_stored_answers_of_parts_fail_without_it() -> None:
-    failed = {case.dtype.name for case, verdict in verdicts(Undeclared) if verdict.status == "fail"}
-    assert failed == {"bf16", "f16"}
 
 
 def statuses(said: Mapping[str, Any]) -> set[str]:

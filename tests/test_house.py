@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import fields
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -22,36 +21,15 @@ from attention_conformance.suite import __version__
 from attention_conformance.suite.report.badge import badge_svg
 from attention_conformance.suite.spec.features.feature import Feature
 from attention_conformance.suite.spec.operator import Operator
-from tests.conftest import of_other_turns
-from tests.processes import python
+from tests.processes import ROOT, python
 from tests.shown import FOLDERS
 
-ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, TOOLS = SETTINGS["project"], SETTINGS["tool"]
 FRAMEWORKS = {
     "torch", "tensorflow", "jax", "jaxlib", "keras", "flax", "mlx", "onnx", "onnxruntime", "openvino",
     "triton",
 }  # fmt: skip
-
-
-MODULES = """
-suite.spec.catalogue, references.sdpa, references.encoder, references.tape,
-suite.report.commands, suite.report.frames, suite.report.render,
-suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine,
-suite.judge.oracle, suite.checks, suite.run.plan, suite.commands, suite.plugin, suite.deviations.kernels,
-backends.protocol, backends.registry, backends.textbook,
-suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark,
-suite.search.command, suite.run.script, suite.vectors.export, suite.vectors.judge, suite.sweep,
-suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow
-"""
-
-
-def test_importing_loads_no_framework() -> None:
-    names = [f"attention_conformance.{name.strip()}" for name in MODULES.split(",")]
-    program = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    out = python("-c", program, check=True).stdout
-    assert not {name.split(".")[0] for name in out.split()} & FRAMEWORKS
 
 
 def test_a_run_without_failures_imports_no_fault_and_no_pandas() -> None:
@@ -85,25 +63,6 @@ def test_every_package_goes_into_the_wheel() -> None:
     names = (".".join(parts) for parts in inside)
     package = "attention_conformance"
     assert sorted(said) == sorted(n if n == package else f"{package}.{n}" for n in names)
-
-
-def test_a_turn_runs_a_third_of_the_tests_marked_seldom() -> None:
-    class Item:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def get_closest_marker(self, name: str) -> bool:
-            return name == "seldom" and self.number % 2 == 1
-
-    def run(turn: int) -> set[int]:
-        items: Any = [Item(number) for number in range(12)]
-        left = of_other_turns(items, turn)
-        assert len(left) == 4
-        return {item.number for item in items if item not in left}
-
-    runs = [run(turn) for turn in (6, 7, 8)]
-    assert set.intersection(*runs) == {0, 2, 4, 6, 8, 10}
-    assert set.union(*runs) == {*range(12)}
 
 
 def test_files_are_short() -> None:

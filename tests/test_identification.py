@@ -19,7 +19,6 @@ from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases
-from tests.runtimes import of as of_backend
 
 torch = pytest.importorskip("torch")
 
@@ -35,8 +34,6 @@ CROSS = "sdpa/causal/mha/f32/b2h3q17k23d8"
 GROUPED = "sdpa/none/gqa2/f32/b2h6q17k23d8"
 MASKED = "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/dense"
 SCALED = "sdpa/none/mha/f32/b2h3q17k23d8/scale0.3"
-ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
-NORMED = "multi-head/pad/mha/f32/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06"
 
 
 def of(function: Callable[..., Any], like: str = "") -> Implementation:
@@ -113,17 +110,6 @@ def minus_a_billion(right, c, s):
 
 def block_by_block(scores):
     return torch.cat([block.softmax(-1) for block in scores.split(8, -1)], -1)
-
-
-def turned(query, position):
-    """A rotation of halves by base^(-2i / D)."""
-    D = query.shape[-1]
-    wide = torch.promote_types(query.dtype, torch.float32)
-    theta = 1e4 ** (-2 * torch.arange(D // 2).double() / D)
-    angle = position[..., None].to(wide) * theta.to(wide)
-    angle = torch.cat([angle[:, None] if angle.ndim == 3 else angle] * 2, -1)
-    across = torch.cat([-query[..., D // 2 :], query[..., : D // 2]], -1)
-    return (query * angle.cos() + across * angle.sin()).to(query.dtype)
 
 
 def last_key_forgotten(right, c):
@@ -208,44 +194,6 @@ def test_a_second_fault_is_told_though_no_failing_case_has_it_alone() -> None:
     said = [one.sentence for one in told(halved, PLAIN, "sdpa/causal+pad/mha/f32/b2h3q17k23d8")]
     assert "0.5 times the right ones" in said[0]
     assert "query i attends keys up to i + 1" in said[1]
-
-
-def test_a_fault_of_layers_is_read_from_gradients() -> None:
-    backend = registry.load("attention_conformance.suite.deviations:mutants")
-    wrong = of_backend(backend, "gains-taken-for-constants")
-    found = identify(wrong, [Case.parse(NORMED)], seconds=60)
-    assert "The gradient of the query gain is zero." in found[0].sentence
-
-
-def merge(outputs, lse):
-    shares = lse.softmax(0).nan_to_num()[..., None].to(outputs.dtype)
-    return (shares * outputs).sum(0), torch.logsumexp(lse, 0)
-
-
-RIGHT = [
-    (function, (PLAIN, CAUSAL, CROSS, MASKED))
-    for function in (plain, of_torch.online, of_torch.exp2, of_torch.bottom_right,
-                     of_torch.finite_hiding, of_torch.saved_lse)
-] + [
-    (turned, (ROTARY, "rotary/none/mha/bf16/b2h3q17k1d16/at4097")),
-    (merge, ("merge/none/mha/f32/b2h3q5k2d8",)),
-    # A gradient of zeros that is missing.
-    (lambda outputs, lse: (outputs[0], lse[0]), ("merge/none/mha/f32/b2h3q5k1d8",)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("function", "ids"), RIGHT)
-def test_right_functions_are_told_nothing(
-    function: Callable[..., Any], ids: tuple[str, ...]
-) -> None:
-    supported = [text for text in ids if of_supports(function, text)]
-    assert supported
-    assert not told(function, *supported)
-
-
-def of_supports(function: Callable[..., Any], text: str) -> bool:
-    like = "" if text.startswith("sdpa") else text.partition("/")[0]
-    return of(function, like).unsupported(Case.parse(text)) is None
 
 
 def test_honest_variants_are_told_nothing() -> None:

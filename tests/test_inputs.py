@@ -15,7 +15,7 @@ from attention_conformance.backends import registry
 from attention_conformance.backends.memory import EXPANDED, INNER
 from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.case import Case, Widths
-from attention_conformance.suite.spec.dtypes import CODES, DTYPES, dtype, round_to
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators.sdpa import SDPA
 from attention_conformance.suite.spec.recipes import exponentials
@@ -32,32 +32,14 @@ def bfloat16_by_bits(x: np.ndarray) -> np.ndarray:
     return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-@given(st.floats(allow_nan=False, allow_infinity=True, width=32))
+@given(st.floats(allow_nan=False), st.floats(allow_nan=False, width=32))
 @settings(max_examples=500, deadline=None)
-def test_rounding_agrees_with_numpy_and_with_bits(x: float) -> None:
+def test_rounding_agrees_with_numpy_and_with_bits(wide: float, x: float) -> None:
+    assert round_to(wide, DTYPES["f64"]) == wide
     with np.errstate(over="ignore"):
+        assert round_to(wide, DTYPES["f32"]) == np.float32(wide)
         assert round_to(x, DTYPES["f16"]) == np.float16(x)
         assert round_to(x, DTYPES["bf16"]) == bfloat16_by_bits(np.array([x]))[0]
-
-
-@given(st.floats(allow_nan=False))
-@settings(max_examples=500, deadline=None)
-def test_rounding_to_float32_and_float64(x: float) -> None:
-    with np.errstate(over="ignore"):
-        assert round_to(x, DTYPES["f32"]) == np.float32(x)
-    assert round_to(x, DTYPES["f64"]) == x
-
-
-def test_rounding_keeps_nan_and_format_facts() -> None:
-    assert np.isnan(round_to(np.nan, DTYPES["bf16"]))
-    for name, info in (("f64", np.float64), ("f32", np.float32), ("f16", np.float16)):
-        fmt, facts = DTYPES[name], np.finfo(info)
-        assert fmt.unit_roundoff == facts.eps / 2
-        assert fmt.max == facts.max
-        assert fmt.smallest_normal == facts.smallest_normal
-        assert fmt.smallest_subnormal == facts.smallest_subnormal
-    assert dtype("bfloat16") is DTYPES["bf16"]
-    assert DTYPES["bf16"].max == 3.3895313892515355e38
 
 
 def test_inputs_are_the_same_bytes_and_fit_their_dtype() -> None:

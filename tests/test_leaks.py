@@ -58,10 +58,6 @@ def test_what_is_wrong_beside_a_leak_stays_the_kind() -> None:
     assert leaks.fail_for_leaks(right, [], []) is right
 
 
-def raising(error: BaseException) -> Callable[[], object]:
-    return unruly.raising(error)
-
-
 def other(value: Any) -> Any:
     """Another value of a setting."""
     if isinstance(value, bool):
@@ -138,7 +134,7 @@ def test_what_comes_out_of_a_call_is_the_implementations() -> None:
         verdict = acting(unruly.ACTS[act])
         assert (verdict.status, verdict.kind) == ("fail", "raised"), act
     assert verdict.message == "Mute: (its text raises RuntimeError)"
-    late = acting(raising(TimeOver("too long")))
+    late = acting(unruly.raising(TimeOver("too long")))
     assert (late.status, late.kind, late.message) == ("crash", "timeout", "too long")
     with pytest.raises(KeyboardInterrupt):
-        acting(raising(KeyboardInterrupt()))
+        acting(unruly.raising(KeyboardInterrupt()))

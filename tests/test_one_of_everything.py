@@ -27,17 +27,13 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
-from attention_conformance.suite.report import conformance, frames
-from attention_conformance.suite.run.recorded import record
-from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import round_to
-from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Operator
 from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.recipes import DRAWS
-from tests.rows import run as run_of
 
 
 def drawn(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -150,17 +146,6 @@ def judged(name: str, level: str = "standard") -> Mapping[Cell, Verdict]:
     return {cell: judge(cell) for cell in cells}
 
 
-def test_its_ids_are_cases() -> None:
-    case = Case.parse("mean/causal/mha/bf16/b2h3q5k7d8v6")
-    assert case in catalogue.cases("smoke")
-    assert catalogue.find(case.id) == case
-    assert case.needs == ("causal", "value-size")
-    assert "the mean of the values that a query attends" in case.describe()
-    assert draw(case).arrays.keys() == {"query", "key", "value"}
-    with pytest.raises(ValueError, match="mean: this case needs one size"):
-        Case.parse("mean/none/gqa2/f32/b2h4q5k7d8")
-
-
 def test_checks_ask_it_and_a_right_implementation_passes_them() -> None:
     by_check: dict[str, set[str]] = {}
     for cell, verdict in judged("right").items():
@@ -186,12 +171,3 @@ def test_deviations_of_it_die_of_the_checks_that_there_are() -> None:
     }
     assert failed["divides-by-all"] == {"values", "gradients"}
     assert failed["sees-all"] == {"values", "gradients", "poison", "gradient_hidden"}
-
-
-def test_its_records_are_rows_of_the_reports() -> None:
-    verdicts = judged("right", "smoke")
-    records = [record(cell, verdict) for cell, verdict in verdicts.items()]
-    assert {cell.operator for cell in records} == {"mean"}
-    assert {cell.group for cell in records} == {"mean"}
-    table = conformance.CONFORMANCE.of(frames.cells(run_of(*records)))
-    assert "mean" in table.to_string()

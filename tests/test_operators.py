@@ -15,7 +15,7 @@ from attention_conformance.references import rotary
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.comparison import against_oracle
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.judge.verdict import WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw
@@ -35,7 +35,7 @@ def test_nothing_but_minus_infinity_is_minus_infinity(got: float) -> None:
     arrays = np.full(3, got), want, np.zeros(3), np.ones(3, bool)
     try:
         _, _, deviation = against_oracle(*arrays, DTYPES["f32"], "exact")
-    except Deviation as error:
+    except WrongAnswer as error:
         deviation = error
     assert deviation is not None
     assert against_oracle(want, *arrays[1:], DTYPES["f32"], "exact")[2] is None

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.backends.protocol import TimeOver
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.run import process
 from attention_conformance.suite.run.options import Options
@@ -71,18 +70,6 @@ def wait_for_end(pid: int, seconds: float = 30.0) -> None:
         while " Z " not in (status := Path(f"/proc/{pid}/stat").read_text()):
             assert time.monotonic() < until, status
             time.sleep(0.1)
-
-
-def test_a_limit_ends_what_waits() -> None:
-    with pytest.raises(TimeOver, match="it ran longer"), process.time_limit(0.05, "it"):
-        time.sleep(10)
-
-
-@pytest.mark.parametrize(
-    ("code", "said"), [(3, "exit code 3"), (-9, "died of SIGKILL"), (-40, "died of signal 40")]
-)
-def test_every_end_of_a_process_has_words(code: int, said: str) -> None:
-    assert said in process.how_it_ended(code)
 
 
 def test_a_setting_of_the_process_is_restored_and_held_against_the_call(tmp_path: Path) -> None:

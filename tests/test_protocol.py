@@ -19,7 +19,6 @@ from attention_conformance.backends.protocol import (
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators import WORDS
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
 
@@ -68,14 +67,6 @@ def test_a_timed_compiler_is_one_of_the_compilers() -> None:
         mine()
 
 
-def test_a_feature_that_nobody_declared_is_not_asked() -> None:
-    sinks = find("sdpa/none/mha/f32/b2h3q17k23d8/sinks")
-    old = told(features=ATTENTION_FEATURES)
-    assert old.unsupported(sinks) == f"does not declare sinks ({WORDS['sinks']})"
-    assert told(features=ATTENTION_FEATURES | {"sinks"}).unsupported(sinks) is None
-    assert told().missing(["scale"]) == "does not declare scale (an explicit scale)"
-
-
 def test_elsewhere_than_on_the_cpu_nothing_verified_there_is_declared() -> None:
     declared = Declared(
         numerics="fused",
@@ -89,8 +80,8 @@ def test_elsewhere_than_on_the_cpu_nothing_verified_there_is_declared() -> None:
     class Elsewhere(NumpyBackend):
         devices = ("cuda",)
 
-    assert Told(Elsewhere("cuda"), declared=declared).elected("no-keys", F32) is None
-    assert Told(NumpyBackend(), declared=declared).elected("no-keys", F32) == "zeros"
+    assert Told(Elsewhere("cuda"), declared=declared).declared_answer("no-keys", F32) is None
+    assert Told(NumpyBackend(), declared=declared).declared_answer("no-keys", F32) == "zeros"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", "a@b", "größe", "a\n"])

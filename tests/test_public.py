@@ -15,9 +15,7 @@ from attention_conformance import (
     parametrize_attention,
 )
 from attention_conformance.suite.records import cells as records
-from tests.processes import python, run
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import ROOT, python, run
 
 torch = pytest.importorskip("torch")
 

@@ -116,12 +116,12 @@ def test_rows_without_keys_are_judged_where_somebody_says_what_they_are() -> Non
     output = np.nan_to_num(plain(mask=np.where(mask.any(-1, keepdims=True), mask, True))[0])
     output[0, :, 2] = 7.0
     assert assert_attention_close(output, Q, K, V, mask) <= 1
-    for elected, values in (("zeros", 0.0), ("nan", np.nan), ("uniform", None)):
+    for empty_rows, values in (("zeros", 0.0), ("nan", np.nan), ("uniform", None)):
         with pytest.raises(AssertionError):
-            assert_attention_close(output, Q, K, V, mask, empty_rows=elected)
+            assert_attention_close(output, Q, K, V, mask, empty_rows=empty_rows)
         fixed = output.copy()
         fixed[0, :, 2] = np.repeat(V[0].mean(1), 2, axis=0) if values is None else values
-        assert assert_attention_close(fixed, Q, K, V, mask, empty_rows=elected) <= 1
+        assert assert_attention_close(fixed, Q, K, V, mask, empty_rows=empty_rows) <= 1
     with pytest.raises(ValueError, match="only empty_rows='zeros' is judged"):
         assert_attention_close(output, Q, K, V, mask, grads={"query": Q}, cotangent=output)
 

@@ -16,10 +16,7 @@ from attention_conformance.backends import registry
 from attention_conformance.backends._numpy.backend import NumpyBackend
 from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.protocol import (
-    Backend,
-    Implementation,
-)
+from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.judge import leaks

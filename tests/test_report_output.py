@@ -11,11 +11,7 @@ import pytest
 
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.report import DATA_FORMATS, FORMATS, SITE
-from attention_conformance.suite.report.kinds import (
-    CONFORMANCE,
-    conformance_frames,
-    load_runs,
-)
+from attention_conformance.suite.report.kinds import CONFORMANCE, conformance_frames, load_runs
 from attention_conformance.suite.report.render import render
 from attention_conformance.suite.spec.vocabulary import STATUSES
 from tests.rows import cell, elect, header, run

@@ -15,15 +15,10 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import Selection, cases_of
 from attention_conformance.suite.spec.covering import Row, Tuple, feasible, pairs_of
 from attention_conformance.suite.spec.levels import DTYPES_AT, SHARES, Covering
-from attention_conformance.suite.spec.masks import (
-    Boolean,
-    Causal,
-    Tree,
-    parse_mask,
-)
+from attention_conformance.suite.spec.masks import Causal, Tree, parse_mask
 from attention_conformance.suite.spec.operator import Operator
-from attention_conformance.suite.spec.operators import OPERATORS, WORDS, sdpa_cases
-from attention_conformance.suite.spec.sizes import PairIndex, Sizes
+from attention_conformance.suite.spec.operators import OPERATORS, WORDS
+from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import LEVELS
 
 PARTS = ("cases", "gradients", "compiled", "compiled_gradients")
@@ -176,21 +171,3 @@ def test_trees_attend_their_paths_and_all_keys_before() -> None:
         assert np.array_equal(chain, Causal(bottom_right=True).dense(sizes))
     assert parse_mask("tree11213") == tree
     assert tree.dense(S, rows=slice(3, 5)).tolist() == tree.dense(S)[3:5].tolist()
-
-
-def test_empty_masks_have_empty_rows_beside_others() -> None:
-    for axes in ("qk", "bhqk", "bhq1"):
-        rows = Boolean(axes, empty=True).dense(S).any(-1)
-        assert not rows.all()
-        assert rows.any()
-    assert Boolean("bhq1", empty=True).dense(S).shape == (3, 2, 7, 1)
-
-
-def test_a_block_of_a_mask_is_the_block_of_the_mask() -> None:
-    rows = slice(2, 5)
-    for token in sdpa_cases.MASKS:
-        mask = parse_mask(token)
-        if mask is not None:
-            whole = np.broadcast_to(mask.allowed(PairIndex.of(S, 3)), (3, 2, 7, 5))
-            block = np.broadcast_to(mask.allowed(PairIndex.of(S, 3, rows)), (3, 2, 3, 5))
-            assert np.array_equal(block, whole[:, :, rows]), token

@@ -12,7 +12,6 @@ from attention_conformance.suite.judge.check import CHECKS, Check
 from attention_conformance.suite.judge.judge import Policy, judge
 from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable, Verdict
 from attention_conformance.suite.spec.catalogue import find
-from attention_conformance.suite.test_elections import test_election as election
 from attention_conformance.suite.test_malformed import test_bad_problem as bad_problem
 from attention_conformance.suite.test_values import test_values as values
 from tests import miniatures
@@ -85,27 +84,6 @@ def test_a_check_that_breaks_is_an_error() -> None:
         verdict = judge(Cell(check, find(PLAIN), implementation))
         assert (verdict.status, verdict.kind) == ("error", "harness")
         assert "test_statuses.py" in verdict.message
-
-
-def test_a_wrong_declared_election_fails() -> None:
-    class DeclaresUniform(miniatures.Miniature):
-        declared = miniatures.Miniature.declared.electing({"fully-masked-row": "uniform"})
-
-    assert judged(miniatures.Miniature, election, "elect/fully-masked-row/f32").status == "pass"
-    verdict = judged(DeclaresUniform, election, "elect/fully-masked-row/f32")
-    assert (verdict.status, verdict.kind) == ("fail", "election")
-    assert "declared uniform, observed zeros" in verdict.message
-    assert verdict.measured.observed == "zeros"
-
-
-def test_an_undeclared_election_is_observed_and_used() -> None:
-    class DeclaresNothing(miniatures.Miniature):
-        declared = miniatures.Miniature.declared.but(elections={})
-
-    verdict = judged(DeclaresNothing, election, "elect/fully-masked-row/f32")
-    assert (verdict.status, verdict.measured.observed) == ("pass", "zeros")
-    case = "sdpa/bool.qk.empty/mha/f32/b2h3q5k7d8/dense"
-    assert judged(DeclaresNothing, values, case).status == "pass"
 
 
 def test_what_a_variation_lacks_is_unsupported() -> None:

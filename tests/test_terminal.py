@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -11,11 +10,7 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.suite.records import cells as records
-from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.run.terminal import search_command
-from attention_conformance.suite.search.command import add_search_parser
 from tests.processes import ROOT, Done, python
-from tests.rows import cell
 
 LATE = """
 import torch
@@ -128,19 +123,6 @@ def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path
     assert (
         run(*command, cwd=tmp_path, start=("-m", "suite")).returncode == 2
     )  # nothing is overwritten
-
-
-def test_the_search_takes_all_that_is_claimed() -> None:
-    """The command to go on says it again."""
-    parser = argparse.ArgumentParser()
-    add_search_parser(parser.add_subparsers())
-    claimed = Options(
-        ("torch",), function=("my.py:sdpa",), claim=("dtypes=f32",), elect=("no-keys=zeros",),
-        drop_in=True, allow_unused=True, expect=("my.toml",), optimized=True, inherit_known="no",
-    )  # fmt: skip
-    words = shlex.split(search_command(cell(check="values", status="fail"), claimed))[1:]
-    read = Options.of_arguments(parser.parse_args(words))
-    assert (read.claim, read.optimized, read.inherit_known) == (("dtypes=f32",), True, "no")
 
 
 WIDE = """

@@ -20,7 +20,7 @@ from attention_conformance.suite.judge.monte_carlo import (
 )
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.tolerance import RMS_FALSE_ALARM, rms_limit
-from attention_conformance.suite.judge.verdict import Deviation, HarnessError
+from attention_conformance.suite.judge.verdict import HarnessError, WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
@@ -51,7 +51,7 @@ def test_last_number_inside_passes_and_the_next_fails(name: str) -> None:
     assert 0.99 < inside.error_ratio <= 1
     while abs(got[at] - want[at]) <= limit[at]:
         got[at] = np.nextafter(got[at], kind(np.inf))
-    with pytest.raises(Deviation, match=r"b=0, h=1, q=2, v=3.*ratio 1;") as error:
+    with pytest.raises(WrongAnswer, match=r"b=0, h=1, q=2, v=3.*ratio 1;") as error:
         exact.judge({"output": got})
     assert error.value.kind == "value"
 
@@ -62,7 +62,7 @@ def test_where_the_bound_is_zero_the_answer_is_exact() -> None:
     assert (exact.bound()[0, 0, 0] == 0).all()
     exact.judge({"output": got})
     got[0, 0, 0, 0] = 1e-300
-    with pytest.raises(Deviation, match="ratio inf"):
+    with pytest.raises(WrongAnswer, match="ratio inf"):
         exact.judge({"output": got})
 
 
@@ -72,7 +72,7 @@ def test_non_finite_answers_are_judged_before_numbers() -> None:
         got = expected(inputs).copy()
         got[0, 0, 1, 2] = bad
         got[0, 0, 0, 0] += 1
-        with pytest.raises(Deviation, match=r"\(0, 0, 1, 2\)") as error:
+        with pytest.raises(WrongAnswer, match=r"\(0, 0, 1, 2\)") as error:
             oracle(inputs, "eager").judge({"output": got})
         assert error.value.kind == "non-finite"
 
@@ -90,7 +90,7 @@ def test_overflow_of_the_dtype_is_the_right_answer_beyond_its_largest_number() -
     inputs = draw(Case.parse("sdpa/none/mha/f16/b1h1q2k1d4"))
     huge = oracle(inputs.replace(value=np.full((1, 1, 1, 4), 65504.0)))
     huge.judge({"output": np.full((1, 1, 2, 4), np.inf)})
-    with pytest.raises(Deviation):
+    with pytest.raises(WrongAnswer):
         huge.judge({"output": np.full((1, 1, 2, 4), -np.inf)})
 
 
@@ -143,11 +143,11 @@ def test_errors_of_one_row_are_one_error() -> None:
     assert (
         spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "eager", 1.9) > tolerance.MODEL_ERROR
     )
-    with pytest.raises(Deviation, match="where 4 errors are independent"):
+    with pytest.raises(WrongAnswer, match="where 4 errors are independent"):
         spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "eager", 5.4)
-    with pytest.raises(Deviation, match="systematic"):
+    with pytest.raises(WrongAnswer, match="systematic"):
         spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "eager", 1.9)
-    with pytest.raises(Deviation, match="systematic"):
+    with pytest.raises(WrongAnswer, match="systematic"):
         spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "exact", 1.5)
 
 
@@ -214,6 +214,6 @@ LARGE = 3.3 * np.random.default_rng(2).standard_normal(1000)
     ],
 )
 def test_errors_that_fail_say_why(error: np.ndarray, scale: float, kind: str, said: str) -> None:
-    with pytest.raises(Deviation, match=said) as caught:
+    with pytest.raises(WrongAnswer, match=said) as caught:
         spread_of(error, scale).judge()
     assert caught.value.kind == kind

@@ -356,7 +356,7 @@ class UserLayer(Implementation):
         masks = split_native(inputs, causal=causal, lengths=lengths)
         arrays = sequences(backend, inputs)
         arrays = {name: arrays[name] for name in order_of(self.called.arrays)}
-        hides = self.elected("mask-polarity", inputs.dtype) == "hides"
+        hides = self.declared_answer("mask-polarity", inputs.dtype) == "hides"
         needs = {*inputs.needs} - self.facts.unasked
         keywords = self.called.bind(LayerCall(backend, inputs, masks, self.facts, hides), needs)
         drops = bool(inputs.training and inputs.rate)

@@ -38,8 +38,8 @@ from attention_conformance.suite.spec.operators.in_pages import with_mask_by_pos
 from attention_conformance.suite.spec.operators.rotary import Rotation
 from attention_conformance.suite.spec.operators.tiles import TILE
 
-Row = Parameter[Call]
-"""A parameter of a user's function of an operator."""
+Keyword = Parameter[Call]
+"""A keyword of a user's function of an operator."""
 
 
 def rotation(call: Call) -> Rotation:
@@ -53,30 +53,30 @@ def causal_and_others(inputs: Inputs) -> tuple[bool, Any]:
     return latent.split_causal(inputs.mask, inputs.form, inputs.sizes)
 
 
-def array(name: str, *features: str) -> Row:
+def array(name: str, *features: str) -> Keyword:
     """The parameter that is passed the inputs' array of the same name."""
-    return Row(name, features, lambda call: call.inputs.arrays.get(name))
+    return Keyword(name, features, lambda call: call.inputs.arrays.get(name))
 
 
-def longest(name: str, lengths: str) -> Row:
+def longest(name: str, lengths: str) -> Keyword:
     """The parameter that is passed the largest of the inputs' array `lengths`."""
-    return Row(name, value=lambda call: int(call.inputs.arrays[lengths].max(initial=0)))
+    return Keyword(name, value=lambda call: int(call.inputs.arrays[lengths].max(initial=0)))
 
 
 LONGEST = longest("max_seqlen_q", "query_lengths"), longest("max_seqlen_k", "key_lengths")
 
 SCALES = (
-    Row("scale", ("scale",), lambda call: call.inputs.scale),
-    Row("softmax_scale", ("scale",), lambda call: call.inputs.scale, unless="scale"),
+    Keyword("scale", ("scale",), lambda call: call.inputs.scale),
+    Keyword("softmax_scale", ("scale",), lambda call: call.inputs.scale, unless="scale"),
 )
 """The scale, under the two names that libraries use."""
 
-LAYOUT = Row("kv_layout", ("heads-before-slots",), lambda call: call.option("layout").upper())
+LAYOUT = Keyword("kv_layout", ("heads-before-slots",), lambda call: call.option("layout").upper())
 """The order of slots and heads in a page."""
 
-CAUSAL = Row("causal", ("causal",), lambda call: call.option("alignment") == "causal")
+CAUSAL = Keyword("causal", ("causal",), lambda call: call.option("alignment") == "causal")
 
-TILES = Row(
+TILES = Keyword(
     "tile", ("scales-of-tiles",), lambda call: TILE if call.option("scales") == "pertile" else None
 )
 """The number of components that share a scale; None for scales that broadcast."""
@@ -113,7 +113,7 @@ class OperatorSignature:
 
     operator: Operator
     arrays: tuple[str, ...]
-    table: tuple[Row, ...]
+    table: tuple[Keyword, ...]
     features: frozenset[str]
     arguments: Callable[..., dict[str, Any]] = lambda backend, inputs, keywords: CALL_ARRAYS[
         inputs.operator.name
@@ -223,8 +223,8 @@ PAGED = OperatorSignature(
     (
         *LONGEST,
         CAUSAL,
-        Row("window_size", ("window",), window),
-        Row("softcap", ("softcap",), lambda call: call.option("softcap")),
+        Keyword("window_size", ("window",), window),
+        Keyword("softcap", ("softcap",), lambda call: call.option("softcap")),
         LAYOUT,
         *SCALES,
     ),
@@ -277,8 +277,10 @@ QUANTIZED_WRITE = OperatorSignature(
     (
         *ZEROS,
         TILES,
-        Row("dtype", ("e4m3-codes", "e5m2-codes"), code_of),
-        Row("bits", ("int4-codes",), lambda call: 4 if call.option("codes") == "int4" else None),
+        Keyword("dtype", ("e4m3-codes", "e5m2-codes"), code_of),
+        Keyword(
+            "bits", ("int4-codes",), lambda call: 4 if call.option("codes") == "int4" else None
+        ),
     ),
     quantized_write.FEATURES,
 )
@@ -323,16 +325,16 @@ ROTATION = OperatorSignature(
     rotary.ROTARY,
     ("query", "position"),
     (
-        Row("base", ("rotary-base",), lambda call: rotation(call).base),
-        Row("interleaved", (), lambda call: rotation(call).interleaved),
-        Row("rotary_size", ("partial-rotation",), lambda call: rotation(call).size),
-        Row(
+        Keyword("base", ("rotary-base",), lambda call: rotation(call).base),
+        Keyword("interleaved", (), lambda call: rotation(call).interleaved),
+        Keyword("rotary_size", ("partial-rotation",), lambda call: rotation(call).size),
+        Keyword(
             "scaling",
             ("rotary-scaling",),
             lambda call: rotary.scaling_parameters(rotation(call)),
             passes_none=True,
         ),
-        Row(
+        Keyword(
             "max_positions", ("position-table",), lambda call: rotary.table_length(call.inputs.case)
         ),
     ),
@@ -366,15 +368,15 @@ LATENT = OperatorSignature(
     latent.LATENT,
     tuple(latent.AXES),
     (
-        Row("causal", ("causal",), lambda call: causal_and_others(call.inputs)[0] or None),
-        Row("mask", ("mask", "mask-array", "causal", "window", "padding")),
+        Keyword("causal", ("causal",), lambda call: causal_and_others(call.inputs)[0] or None),
+        Keyword("mask", ("mask", "mask-array", "causal", "window", "padding")),
         *SCALES,
         array("latent_scale", "scales-of-tiles"),
         array("page_table", "pages"),
         array("key_lengths"),
         array("new_latent", "new-latents"),
         array("new_key_rope", "new-latents"),
-        Row("return_lse", ("lse",), lambda call: "lse" in call.inputs.outputs or None),
+        Keyword("return_lse", ("lse",), lambda call: "lse" in call.inputs.outputs or None),
     ),
     latent.FEATURES | latent.SERVED | {"length-arrays"},
     of_latents,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.protocol import ENDS, Backend, Implementation, PreparedCall
-from attention_conformance.suite.judge.verdict import Deviation, first_line
+from attention_conformance.suite.judge.verdict import WrongAnswer, first_line
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -64,12 +64,12 @@ def vjp_of_lse(
 
 
 def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:
-    """The framework's outputs by name. Raises Deviation "type" if their number is wrong."""
+    """The framework's outputs by name. Raises WrongAnswer "type" if their number is wrong."""
     names = prepared.outputs
     if len(names) == 1:
         return {names[0]: native}
     if not isinstance(native, tuple | list) or len(native) != len(names):
-        raise Deviation(
+        raise WrongAnswer(
             "type", f"expected the outputs {', '.join(names)}, got {type(native).__qualname__}"
         )
     return dict(zip(names, native, strict=True))
@@ -78,13 +78,13 @@ def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:
 def read(
     backend: Backend, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
 ) -> Answer:
-    """Read the outputs called `names`, by default all. Raises Deviation for a wrong type, device, dtype
+    """Read the outputs called `names`, by default all. Raises WrongAnswer for a wrong type, device, dtype
     or shape."""
     native_by_name = parts(native, prepared)
     arrays = {}
     for name in names or inputs.operator.outputs(inputs.case):
         if native_by_name.get(name) is None and name != "output":
-            raise Deviation("type", f"no {name} came back, though they were asked for")
+            raise WrongAnswer("type", f"no {name} came back, though they were asked for")
         shape = inputs.output_shape(name)
         if prepared.axis_order == "blhd":
             shape = (shape[0], shape[2], shape[1], *shape[3:])
@@ -101,7 +101,7 @@ def read_array(
 ) -> np.ndarray:
     """Check the type, device, dtype and shape of an array, and return its values in float64.
 
-    `label` names the array in messages ("" for none). Raises Deviation.
+    `label` names the array in messages ("" for none). Raises WrongAnswer.
     """
     values = values_of(backend, native, f" as {label}" if label else "")
     suffix = f" of {label}" if label else ""
@@ -111,25 +111,25 @@ def read_array(
         ("shape", shape, tuple(native.shape)),
     ):
         if want != got:
-            raise Deviation(kind, f"expected {kind} {want}{suffix}, got {got}")
+            raise WrongAnswer(kind, f"expected {kind} {want}{suffix}, got {got}")
     return values
 
 
 def values_of(backend: Backend, native: Any, suffix: str = "") -> np.ndarray:
     """The values of an array of the framework. `suffix` follows the expected type in messages.
 
-    Raises Deviation "type" for another type, and for an array without dense values: a sparse, nested,
+    Raises WrongAnswer "type" for another type, and for an array without dense values: a sparse, nested,
     meta, fake or traced one.
     """
     type_name = f"{type(native).__module__}.{type(native).__qualname__}"
     if not backend.is_array(native):
-        raise Deviation("type", f"expected an array of {backend.name}{suffix}, got {type_name}")
+        raise WrongAnswer("type", f"expected an array of {backend.name}{suffix}, got {type_name}")
     try:
         return backend.to_numpy(native)
     except ENDS:
         raise
     except Exception as error:
-        raise Deviation(
+        raise WrongAnswer(
             "type",
             f"expected a dense array of {backend.name}{suffix} that holds values, got {type_name}, which "
             f"cannot be read: {first_line(error)}",

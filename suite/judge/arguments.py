@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from attention_conformance.backends.protocol import Backend, PreparedCall
-from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.judge.verdict import WrongAnswer
 
 
 def arrays_of(backend: Backend, prepared: PreparedCall) -> dict[str, Any]:
@@ -27,19 +27,19 @@ def change_detector(backend: Backend, arrays: Mapping[str, Any]) -> Callable[[],
 
 @contextmanager
 def require_unchanged(backend: Backend, arrays: Mapping[str, Any], by: str) -> Iterator[None]:
-    """A context that raises Deviation "mutated-input" at its end if one of the framework's `arrays` has
+    """A context that raises WrongAnswer "mutated-input" at its end if one of the framework's `arrays` has
     changed. The message begins with `by`, and names the array."""
     changed = change_detector(backend, arrays)
     yield
     if names := changed():
-        raise Deviation("mutated-input", f"{by} changed {names[0]}")
+        raise WrongAnswer("mutated-input", f"{by} changed {names[0]}")
 
 
 @contextmanager
 def require_unchanged_arguments(
     backend: Backend, prepared: PreparedCall, by: str
 ) -> Iterator[None]:
-    """A context that raises Deviation "mutated-input" at its end if an argument of a call has changed.
+    """A context that raises WrongAnswer "mutated-input" at its end if an argument of a call has changed.
     The message begins with `by`."""
     arrays = arrays_of(backend, prepared)
     with require_unchanged(backend, {f"its argument {name}": a for name, a in arrays.items()}, by):

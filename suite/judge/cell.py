@@ -17,11 +17,11 @@ from attention_conformance.suite.judge.comparison import first_index
 from attention_conformance.suite.judge.elections import lse
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import (
-    Deviation,
     HarnessError,
     Measured,
     NotApplicable,
     Refused,
+    WrongAnswer,
     first_line,
 )
 from attention_conformance.suite.spec.case import Case
@@ -114,7 +114,7 @@ class Cell:
             raise self.refused(question, f"raises, and is observed to do so always ({question})")
 
     def call(self, prepared: PreparedCall) -> Any:
-        """The return value of the framework. Raises what `attempt` raises, and Deviation "stale" if a
+        """The return value of the framework. Raises what `attempt` raises, and WrongAnswer "stale" if a
         problem is refused that was answered before in this cell."""
         is_user_code = self.implementation.declared.is_user_code
         digest = prepared.problem.digest if is_user_code and prepared.problem is not None else b""
@@ -131,9 +131,9 @@ class Cell:
 
         - NotApplicable if a derivative is refused, and the implementation may be forward only.
         - Refused if a user function refuses the case (see `suite.judge.refusal`), twice.
-        - Deviation "stale" if the user function answers the second time.
-        - Deviation "forbidden" if the user function makes a forbidden call.
-        - Deviation "raised" for any other error.
+        - WrongAnswer "stale" if the user function answers the second time.
+        - WrongAnswer "forbidden" if the user function makes a forbidden call.
+        - WrongAnswer "raised" for any other error.
         """
         try:
             return call()
@@ -143,7 +143,7 @@ class Cell:
             declared = error.declared or self.implementation.declared.may_be_forward_only
             if differentiates and declared:
                 raise NotApplicable(f"forward only: {error}") from error
-            raise Deviation("raised", first_line(error)) from error
+            raise WrongAnswer("raised", first_line(error)) from error
         except ENDS:
             raise
         except BaseException as error:
@@ -156,7 +156,7 @@ class Cell:
         self, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
     ) -> Answer:
         """Check the type, device, dtype and shape of a return value, and read the outputs called
-        `names`, by default all. Raises Deviation."""
+        `names`, by default all. Raises WrongAnswer."""
         return answer.read(self.implementation.backend, native, inputs, prepared, names)
 
     def run(self, inputs: Inputs | None = None) -> Answer:
@@ -178,8 +178,8 @@ class Cell:
         if "subnormal-output" not in self.case.operator.questions.elections:
             return self.dtype.name != "f16"
         try:
-            return self.elected("subnormal-output") == "flushed"
-        except Deviation:
+            return self.elected_answer("subnormal-output") == "flushed"
+        except WrongAnswer:
             return False
 
     @property
@@ -191,9 +191,9 @@ class Cell:
             declared = replace(declared, truncates_matmul=())
         return Rounding(self.numerics, self.flushes, declared)
 
-    def elected(self, question: str) -> str:
+    def elected_answer(self, question: str) -> str:
         """The answer to an election question: the declared one, or else the observed one."""
-        return elections.elected(question, self.implementation, self.dtype)
+        return elections.elected_answer(question, self.implementation, self.dtype)
 
     def elected_rows(self, inputs: Inputs) -> str:
         """The elected value of the fully masked rows of `inputs`: "zeros" if there are none, "unread"
@@ -207,21 +207,21 @@ class Cell:
         if inputs.operator.packing is not None:
             return "unread"
         questions = elections.questions_of_rows(inputs, self.implementation)
-        question_by_answer = {self.elected(question): question for question in questions}
+        question_by_answer = {self.elected_answer(question): question for question in questions}
         if len(question_by_answer) > 1:
             raise NotApplicable(
                 f"elects {' and '.join(question_by_answer)} for rows without keys of two kinds"
             )
-        ((elected, question),) = question_by_answer.items()
-        message = f"elects {elected!r} for rows without keys ({question})"
-        if elected == "raises":
+        ((answer, question),) = question_by_answer.items()
+        message = f"elects {answer!r} for rows without keys ({question})"
+        if answer == "raises":
             raise self.refused(question, message)
-        return elected
+        return answer
 
     def refused(self, question: str, message: str) -> NotApplicable:
         """The exception for a cell in which the implementation elects to raise: Refused for a user
         function that does not promise this election, else NotApplicable."""
-        is_promised = self.implementation.elected(question, self.dtype) is not None
+        is_promised = self.implementation.declared_answer(question, self.dtype) is not None
         is_refusal = self.implementation.declared.is_user_code and not is_promised
         return (Refused if is_refusal else NotApplicable)(message)
 
@@ -259,14 +259,14 @@ class Cell:
     def judge(
         self, answer: Answer, inputs: Inputs | None = None, numerics: str | None = None
     ) -> None:
-        """Compare an answer with the oracle. Raises Deviation "value" or "non-finite".
+        """Compare an answer with the oracle. Raises WrongAnswer "value" or "non-finite".
 
         `numerics` is the class of the bound, by default the declared class.
         """
         oracle = self.oracle(inputs, numerics)
         try:
             measured = oracle.judge(answer.arrays)
-        except Deviation as deviation:
+        except WrongAnswer as deviation:
             self.measured.worst_of(deviation.measured)
             raise
         self.measured.worst_of(measured)
@@ -274,15 +274,15 @@ class Cell:
             self.judge_lse_of_empty_rows(answer.arrays["lse"], oracle)
 
     def judge_lse_of_empty_rows(self, got: np.ndarray, oracle: Oracle) -> None:
-        """Raise Deviation "election" unless the log-sum-exp of fully masked rows is as elected for masks,
-        or agrees with the output."""
+        """Raise WrongAnswer "election" unless the log-sum-exp of fully masked rows is as elected for
+        masks, or agrees with the output."""
         inputs = oracle.inputs
-        names = {*lse.AGREES[oracle.rows], self.elected("lse-of-empty-row")}
+        names = {*lse.AGREES[oracle.rows], self.elected_answer("lse-of-empty-row")}
         right = np.logical_or.reduce([lse.VALUES[n](got) for n in names & lse.VALUES.keys()])
         wrong = inputs.fully_masked_rows & ~right
         if wrong.any() and "all-keys" not in names:
             at = first_index(wrong)
-            raise Deviation(
+            raise WrongAnswer(
                 "election",
                 f"element {at} of the log-sum-exp, of a row without keys: got {float(got[at])!r}; right "
                 f"beside {oracle.rows}: {', '.join(sorted(names))}",
@@ -292,7 +292,7 @@ class Cell:
         """Raise NotApplicable if the implementation elects to give no answer to the case."""
         case = self.case
         overflows = isinstance(case, Case) and case.recipe == "overflow"
-        if overflows and self.elected("score-overflow") != "finite":
+        if overflows and self.elected_answer("score-overflow") != "finite":
             raise NotApplicable("elects that unscaled scores overflow in float16")
         if isinstance(case, Case):
             self.require_answer(self.inputs)

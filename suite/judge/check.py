@@ -1,6 +1,6 @@
 """Checks: promises, with the cases of each level.
 
-A check is a function of a `Cell`. The function returns if the promise holds, and raises `Deviation` if
+A check is a function of a `Cell`. The function returns if the promise holds, and raises `WrongAnswer` if
 not. A check applies to every operator that has cases for it, and to every implementation that has the
 needed features.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.suite.judge.tolerance import ratios
-from attention_conformance.suite.judge.verdict import Deviation, HarnessError, Measured
+from attention_conformance.suite.judge.verdict import HarnessError, Measured, WrongAnswer
 from attention_conformance.suite.spec.dtypes import DType
 
 
@@ -17,11 +17,11 @@ def first_index(flags: np.ndarray) -> tuple[int, ...]:
 def against_oracle(
     got: np.ndarray, want: np.ndarray, limit: np.ndarray, judged: np.ndarray, fmt: DType,
     numerics: str, label: str = "", axes: str = "",
-) -> tuple[np.ndarray, Measured, Deviation | None]:  # fmt: skip
-    """The error of an answer (0 where `judged` is False), its figures, and the Deviation "value" with
+) -> tuple[np.ndarray, Measured, WrongAnswer | None]:  # fmt: skip
+    """The error of an answer (0 where `judged` is False), its figures, and the WrongAnswer "value" with
     the worst element if an element exceeds its limit.
 
-    `label` names the answer in messages, `axes` are the letters of its axes. Raises Deviation
+    `label` names the answer in messages, `axes` are the letters of its axes. Raises WrongAnswer
     "non-finite", and HarnessError if a judged element of `want` is NaN.
     """
     unknown = np.isnan(want) & judged
@@ -35,7 +35,7 @@ def against_oracle(
     wrong &= ~(np.isinf(got) & (np.sign(got) == np.sign(want)) & (largest_right > fmt.max))
     if wrong.any():
         index = first_index(wrong)
-        raise Deviation(
+        raise WrongAnswer(
             "non-finite",
             f"{label}element {index}: got {float(got[index])!r}, want {float(want[index]):.9g}; "
             f"{int(wrong.sum())} of {wrong.size} elements are not finite",
@@ -51,7 +51,7 @@ def against_oracle(
     letters = axes if len(axes) == ratio.ndim else ""
     place = ", ".join(map("{}={}".format, letters, index)) if letters else str(index)[1:-1]
     digits = 17 if fmt.name == "f64" else 9
-    return error, measured, Deviation(
+    return error, measured, WrongAnswer(
         "value",
         f"{label}element ({place}): got {float(got[index]):.{digits}g}, "
         f"want {float(want[index]):.{digits}g}, |error| {abs(float(error[index])):.3g}, "
@@ -62,11 +62,11 @@ def against_oracle(
 
 
 def expect_bitwise(got: np.ndarray, want: np.ndarray, kind: str, label: str) -> None:
-    """Raise Deviation `kind` unless two arrays are bitwise equal (NaN equals NaN)."""
+    """Raise WrongAnswer `kind` unless two arrays are bitwise equal (NaN equals NaN)."""
     equal = (got == want) | (np.isnan(got) & np.isnan(want))
     if not equal.all():
         index = first_index(~equal)
-        raise Deviation(
+        raise WrongAnswer(
             kind,
             f"{label}: element {index} changed from {float(want[index])!r} to {float(got[index])!r}; "
             f"{int((~equal).sum())} of {equal.size} elements differ",
@@ -74,7 +74,7 @@ def expect_bitwise(got: np.ndarray, want: np.ndarray, kind: str, label: str) -> 
 
 
 def expect_close(got: np.ndarray, want: np.ndarray, limit: np.ndarray, label: str) -> None:
-    """Raise Deviation "unequal" if two answers to one problem differ by more than `limit`, the sum of
+    """Raise WrongAnswer "unequal" if two answers to one problem differ by more than `limit`, the sum of
     their bounds."""
     both_nan = np.isnan(got) & np.isnan(want)
     difference = np.where(both_nan | (got == want), 0.0, np.abs(got - want))
@@ -82,7 +82,7 @@ def expect_close(got: np.ndarray, want: np.ndarray, limit: np.ndarray, label: st
     if unequal.any():
         excess = np.where(np.isnan(difference), np.inf, difference - limit)
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(excess)), excess.shape))
-        raise Deviation(
+        raise WrongAnswer(
             "unequal",
             f"{label}: element {index} is {float(got[index])!r} in one form, {float(want[index])!r} in "
             f"the other; bounds allow a difference of {float(limit[index]):.3g}; "

@@ -20,7 +20,7 @@ from attention_conformance.suite.judge.answer import (
 from attention_conformance.suite.judge.comparison import against_oracle
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.tolerance import grade
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
@@ -58,7 +58,7 @@ def vjp(
 
     `cotangent` is by default the cell's; `arranged` is its layout in memory (`Engine.arranged`).
     `prepared` is the call, by default that of `inputs`. Type, device, dtype and shape are checked. Raises
-    Deviation, "raised" and "no-gradient" included.
+    WrongAnswer, "raised" and "no-gradient" included.
     """
     inputs = cell.inputs if inputs is None else inputs
     backend = cell.implementation.backend
@@ -93,12 +93,12 @@ def read_gradients(
 ) -> dict[str, np.ndarray]:
     """Check the type, device, dtype and shape of gradients, and return their values by array.
 
-    Raises Deviation, "no-gradient" if one is missing.
+    Raises WrongAnswer, "no-gradient" if one is missing.
     """
     gradients = {}
     for name in wrt:
         if native.get(name) is None:
-            raise Deviation("no-gradient", f"the {name} got no gradient")
+            raise WrongAnswer("no-gradient", f"the {name} got no gradient")
         shape = tuple(prepared.arguments[prepared.argument(name)].shape)
         label = f"the gradient of the {name}"
         dtype = inputs.case.dtype_of(name)
@@ -118,14 +118,16 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
         return "nothing"
     questions = elections.questions_of_rows(inputs, cell.implementation)
     gradient_questions = (elections.question_of_gradients(name, inputs) for name in questions)
-    elected, *others = dict.fromkeys(cell.elected(question) for question in gradient_questions)
+    answer, *others = dict.fromkeys(
+        cell.elected_answer(question) for question in gradient_questions
+    )
     if others:
-        raise NotApplicable(f"elects {elected} and {others[0]} for cotangents of two kinds of rows")
+        raise NotApplicable(f"elects {answer} and {others[0]} for cotangents of two kinds of rows")
     rows = cell.elected_rows(inputs)
-    if inputs.operator.is_layer and "nan" in (elected, rows):
+    if inputs.operator.is_layer and "nan" in (answer, rows):
         raise NotApplicable("elects NaN for rows without keys, which reaches every parameter")
-    elections.backward_mode(elected, rows)
-    return elected
+    elections.backward_mode(answer, rows)
+    return answer
 
 
 def _row_mode(cell: Cell, inputs: Inputs) -> str:
@@ -142,7 +144,7 @@ def judge_gradients(
     cotangent: np.ndarray | None = None,
     output: str = "output",
 ) -> None:
-    """Compare gradients of the output called `output` with the oracle. Raises Deviation "value" or
+    """Compare gradients of the output called `output` with the oracle. Raises WrongAnswer "value" or
     "non-finite".
 
     If NaN is elected for fully masked rows, the gradients that such NaN reaches are left out: those of

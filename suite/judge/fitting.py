@@ -24,7 +24,7 @@ from attention_conformance.suite.judge.answer import swap_heads_and_length, valu
 from attention_conformance.suite.judge.diagnosis.instrument import MOST_CALLS, one_hot_inputs
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.oracle import Oracle
-from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.judge.verdict import WrongAnswer
 from attention_conformance.suite.spec.binding import (
     ADDING,
     AXES,
@@ -116,7 +116,7 @@ class Fitting:
         """The values of an output of four axes as (B, H, L, D); None for anything else."""
         try:
             values = values_of(self.function.backend, array)
-        except Deviation:
+        except WrongAnswer:
             return None
         return swap_heads_and_length(values, prepared) if values.ndim == 4 else None
 
@@ -264,7 +264,7 @@ class Fitting:
                 name: swap_heads_and_length(values_of(self.function.backend, array), prepared)
                 for name, array in (("output", output), ("lse", lse))
             }
-        except Deviation:
+        except WrongAnswer:
             return None
         has_shapes = all(arrays[name].shape == inputs.full_shape(name) for name in arrays)
         return arrays if has_shapes else None
@@ -280,7 +280,7 @@ class Fitting:
         """True if the arrays are right outputs."""
         try:
             Oracle.forward(inputs, self.probe.rounding, "zeros").judge(arrays or {})
-        except Deviation:
+        except WrongAnswer:
             return False
         return arrays is not None
 

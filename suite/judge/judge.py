@@ -13,11 +13,11 @@ from attention_conformance.backends.protocol import ENDS, TimeOver
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.verdict import (
-    Deviation,
     Measured,
     NotApplicable,
     Refused,
     Verdict,
+    WrongAnswer,
     first_line,
     text_of,
 )
@@ -129,7 +129,7 @@ def _check_verdict(cell: Cell) -> Verdict:
     except NotApplicable as inapplicable:
         kind = REFUSED if isinstance(inapplicable, Refused) else ""
         return verdict("unsupported", kind, str(inapplicable))
-    except Deviation as deviation:
+    except WrongAnswer as deviation:
         return replace(
             verdict("fail", deviation.kind, deviation.message), where=_failed_lines(deviation),
             what=deviation.what, advice=deviation.advice,
@@ -144,7 +144,7 @@ def _check_verdict(cell: Cell) -> Verdict:
     return verdict("pass")
 
 
-def _failed_lines(error: Deviation) -> tuple[str, ...]:
+def _failed_lines(error: WrongAnswer) -> tuple[str, ...]:
     """The lines of the check through which a deviation was raised, and the deviation's `where`."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = (f"{f.filename}:{f.lineno}" for f in frames if "/suite/test_" in f.filename)

@@ -30,7 +30,7 @@ from attention_conformance import references
 from attention_conformance.references.outputs import Outputs
 from attention_conformance.references.rounding import NO_ROUNDING, Roundoffs, random_roundings
 from attention_conformance.suite.judge.tolerance import rms_limit, shift_limit
-from attention_conformance.suite.judge.verdict import Deviation, HarnessError
+from attention_conformance.suite.judge.verdict import HarnessError, WrongAnswer
 from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.recipes import generator
@@ -157,7 +157,7 @@ class ErrorStatistics:
         if not np.isfinite(samples.errors).all():
             raise HarnessError(f"what is drawn of {self.name} is not finite: the case is ill-posed")
         if not np.isfinite(got).all():
-            raise Deviation("non-finite", f"{self.name}, one of {DRAWS} draws, is not finite")
+            raise WrongAnswer("non-finite", f"{self.name}, one of {DRAWS} draws, is not finite")
         random_size = np.sqrt(np.square(samples.errors).sum() / PASSES)
         unit = 1 / random_size if random_size else 1.0
         error = unit * (got.reshape(samples.exact.shape) - samples.exact).ravel().astype(np.float64)
@@ -179,11 +179,11 @@ class ErrorStatistics:
         return float(np.sqrt(self.squared_error / self.expected)) if self.expected else np.inf
 
     def judge(self) -> None:
-        """Raise Deviation "value" if errors are larger than random errors, or follow a direction."""
+        """Raise WrongAnswer "value" if errors are larger than random errors, or follow a direction."""
         count = self.expected / self.largest_common if self.largest_common else 1.0
         limit = rms_limit(count)
         if self.rms > limit:
-            raise Deviation(
+            raise WrongAnswer(
                 "value",
                 f"{self.name}, {DRAWS} draws: errors are {self.rms:.3g} times as large as roundings make "
                 f"them, at most {limit:.3g} where {count:.0f} are independent: they are systematic",
@@ -193,7 +193,7 @@ class ErrorStatistics:
         )
         if worst.excess > 1:
             percent = 100 * worst.projection / worst.squared_length
-            raise Deviation(
+            raise WrongAnswer(
                 "value",
                 f"{self.name}, {DRAWS} draws: errors go with {name}, as if that were off by "
                 f"{percent:.2g} %: {worst.in_deviations:.3g} standard deviations of what "

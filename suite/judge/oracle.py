@@ -21,10 +21,10 @@ from attention_conformance.suite.judge.tolerance import (
     rms_limit,
 )
 from attention_conformance.suite.judge.verdict import (
-    Deviation,
     HarnessError,
     Measured,
     NotApplicable,
+    WrongAnswer,
 )
 from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.dtypes import DType
@@ -134,8 +134,8 @@ class Oracle:
         """Compare outputs by name with the expected arrays; returns the worst figures.
 
         Grade and root mean square are those of the array `output`. Outputs that `output` depends on are
-        judged first. Raises Deviation "value" or "non-finite" with the worst element, and HarnessError if
-        a judged element of the oracle is NaN.
+        judged first. Raises WrongAnswer "value" or "non-finite" with the worst element, and HarnessError
+        if a judged element of the oracle is NaN.
         """
         output_oracle = self.given(arrays)
         other_names = [name for name in arrays if name != "output"]
@@ -154,8 +154,8 @@ class Oracle:
         return worst
 
     def _judge_output(self, got: np.ndarray) -> Measured:
-        """The figures of the array `output`. Raises Deviation, HarnessError, and NotApplicable without a
-        bound."""
+        """The figures of the array `output`. Raises WrongAnswer, HarnessError, and NotApplicable without
+        a bound."""
         want, inputs = self.expected["output"], self.inputs
         axes = inputs.operator.outputs(inputs.case)["output"]
         fully_masked_rows = np.broadcast_to(
@@ -178,7 +178,7 @@ class Oracle:
             count = self._independent_count(judged)
             limit = rms_limit(count)
             if rms > limit:
-                raise Deviation(
+                raise WrongAnswer(
                     "value",
                     f"root mean square of error over standard deviation {rms:.3g}, at most {limit:.3g} "
                     f"where {count:.0f} errors are independent: the error is systematic",
@@ -246,13 +246,13 @@ def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -
     The elements of fully masked rows are left out if the implementation elects NaN for such rows, if it
     answers another problem there ("unmasked"), or if nobody reads them.
 
-    Raises Deviation "non-finite" where an element elected to be NaN is not.
+    Raises WrongAnswer "non-finite" where an element elected to be NaN is not.
     """
     if rows == "nan":
         wrong = fully_masked_rows & ~np.isnan(got)
         if wrong.any():
             at = first_index(wrong)
-            raise Deviation(
+            raise WrongAnswer(
                 "non-finite", f"element {at} of a row without keys: got {got[at]!r}, elected NaN"
             )
     return ~fully_masked_rows if rows in UNJUDGED else np.ones(fully_masked_rows.shape, bool)

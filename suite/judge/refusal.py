@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_conformance.backends.protocol import ENDS, ForbiddenCall, Implementation, NoKernel
-from attention_conformance.suite.judge.verdict import Deviation, Refused, first_line
+from attention_conformance.suite.judge.verdict import Refused, WrongAnswer, first_line
 
 INSIDE_ERROR = re.compile(
     r"\(\) (got|missing|takes|received) |\(\): argument '|truth value|interpret value of type"
@@ -34,13 +34,13 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
     return not INSIDE_ERROR.search(text) and any(re.search(rf"\b{n}\b", text) for n in names)
 
 
-def outcome(implementation: Implementation, error: BaseException) -> Deviation | Refused:
+def outcome(implementation: Implementation, error: BaseException) -> WrongAnswer | Refused:
     """The exception that a check raises for a call that raised `error`: Refused if a user function
-    refuses by it, or if a forced kernel cannot answer; else Deviation, of the kind "forbidden" if the
+    refuses by it, or if a forced kernel cannot answer; else WrongAnswer, of the kind "forbidden" if the
     function made a forbidden call."""
     inside = implementation.backend.raised_inside(error)
     if isinstance(inside, ForbiddenCall):
-        return Deviation("forbidden", str(inside))
+        return WrongAnswer("forbidden", str(inside))
     if isinstance(inside, NoKernel):
         return Refused(str(inside))
     if implementation.declared.is_user_code and refuses(implementation, error):
@@ -59,18 +59,18 @@ def call_returns(call: Callable[[], Any]) -> bool:
     return True
 
 
-def stale_deviation(refused: Refused) -> Deviation:
-    """Deviation "stale", for a call that is refused once and answered once."""
-    return Deviation(
+def stale_deviation(refused: Refused) -> WrongAnswer:
+    """WrongAnswer "stale", for a call that is refused once and answered once."""
+    return WrongAnswer(
         "stale", f"the same call was answered, and refused ({refused}): do one of both"
     )
 
 
-def raised_deviation(implementation: Implementation, error: BaseException) -> Deviation:
-    """Deviation "raised", for an error that is no refusal."""
+def raised_deviation(implementation: Implementation, error: BaseException) -> WrongAnswer:
+    """WrongAnswer "raised", for an error that is no refusal."""
     line = first_line(error)
     if not implementation.declared.is_user_code:
-        return Deviation("raised", line)
+        return WrongAnswer("raised", line)
     types = " or ".join(kind.__name__ for kind in implementation.backend.validation_errors)
     names = ", ".join(name for name in implementation.argument_names if len(name) > 1)
-    return Deviation("raised", f"{line}; {REFUSAL_RULE.format(types, names)}", what=line)
+    return WrongAnswer("raised", f"{line}; {REFUSAL_RULE.format(types, names)}", what=line)

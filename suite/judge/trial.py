@@ -21,7 +21,7 @@ from attention_conformance.suite.judge.answer import values_of
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.fitting import CallContext, fit
 from attention_conformance.suite.judge.settling import settle
-from attention_conformance.suite.judge.verdict import Deviation, first_line
+from attention_conformance.suite.judge.verdict import WrongAnswer, first_line
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw
@@ -147,7 +147,7 @@ def _answer_reason(
         return f"{beginning}, it returned {returned_type}, expected an array of {backend.name}{question}"
     try:
         values = values_of(backend, output)
-    except Deviation as deviation:
+    except WrongAnswer as deviation:
         return f"{beginning}: {deviation.message}"
     two_orders = has_two_orders(inputs.case)
     if two_orders and _is_right(implementation, values, inputs, prepared.axis_order):

@@ -10,7 +10,7 @@ from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import KINDS, STATUSES
 
 
-class Deviation(Exception):
+class WrongAnswer(Exception):
     """A broken promise.
 
     - `kind`: one of `KINDS`
@@ -107,7 +107,7 @@ class Measured:
 class Verdict:
     """Status, kind ("" for pass), message for people (made `printable`), and figures. `inherited` is the
     finding that makes a failure of a user function known. `where` are the lines of the check that
-    failed, and then those of the `Deviation`, from which `what` and `advice` are, too."""
+    failed, and then those of the `WrongAnswer`, from which `what` and `advice` are, too."""
 
     status: str
     kind: str = ""

@@ -24,7 +24,7 @@ from attention_conformance.suite.judge.derivative import (
     read_gradients,
     read_output,
 )
-from attention_conformance.suite.judge.verdict import Deviation, Measured, NotApplicable
+from attention_conformance.suite.judge.verdict import Measured, NotApplicable, WrongAnswer
 from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.measure.clock import Rotation, clock_of
 from attention_conformance.suite.measure.function_facts import FunctionFacts
@@ -245,7 +245,7 @@ class TimedCall:
             return self.cell.attempt(call)
         except NotApplicable as error:
             raise UnsupportedCall(str(error)) from error
-        except Deviation as error:
+        except WrongAnswer as error:
             raise RefusedTime(error.kind, error.message) from error
 
     def _cotangent(self, number: int) -> Any:
@@ -373,7 +373,7 @@ class TimedCall:
                 answer = None if output is None else read_output(cell, output, inputs, prepared)
                 values = read_gradients(cell, native, inputs, prepared, self.wrt)
                 gradients = {name: array.copy() for name, array in values.items()}
-        except (Deviation, NotApplicable) as error:
+        except (WrongAnswer, NotApplicable) as error:
             return Reading(failure=error)
         if answer is not None:
             answer = Answer({n: array.copy() for n, array in answer.arrays.items()}, None)
@@ -391,6 +391,6 @@ class TimedCall:
                 judge_gradients(cell, reading.gradients, inputs, self._cotangent_values(number))
         except NotApplicable as error:
             raise UnsupportedCall(str(error)) from error
-        except Deviation as error:
+        except WrongAnswer as error:
             ratio = cell.measured.error_ratio
             raise RefusedTime(error.kind, error.message + suffix, ratio) from error

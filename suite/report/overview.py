@@ -71,11 +71,11 @@ def overview(
             best[workload] = min(best.get(workload, median), median)
     verdicts = _verdicts_by_label(cells, topics)
     items = _items_by_heading(cells, topics, headers)
-    accuracy, gradients, elected = (
+    accuracy, gradients, elections = (
         tables[t.name] if t.name in tables else t.of(cells)
         for t in (ACCURACY, OF_GRADIENTS, ELECTIONS)
     )
-    tables_of = _small_tables(accuracy, gradients, elected, frames.get("facts")) | {TIMES: times}
+    tables_of = _small_tables(accuracy, gradients, elections, frames.get("facts")) | {TIMES: times}
     controls = {name for header in headers.values() for name in header.controls}
     operators = distinct_texts("operator")(group_rows(cells, ["label"]))
     rows = []
@@ -178,13 +178,16 @@ TIMES = "time of a call, ms: first quartile, median, third quartile"
 
 
 def _small_tables(
-    accuracy: pd.DataFrame, derived: pd.DataFrame, elected: pd.DataFrame, facts: pd.DataFrame | None
+    accuracy: pd.DataFrame,
+    derived: pd.DataFrame,
+    elections: pd.DataFrame,
+    facts: pd.DataFrame | None,
 ) -> dict[str, ByLabel]:
     """The small tables of implementations by caption: texts by label and name."""
     answers: ByLabel = {}
     for question in [] if facts is None else facts.to_dict("records"):
         answers.setdefault(question["label"], {})[question["fact"]] = (question["answer"],)
-    for label, entries in elected.to_dict("index").items():
+    for label, entries in elections.to_dict("index").items():
         answers.setdefault(label, {}).update(
             {question: (text,) for question, text in entries.items() if text not in ("", NOT_ASKED)}
         )

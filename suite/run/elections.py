@@ -47,27 +47,27 @@ An implementation that a question does not name leaves its answer to be observed
 
 def declared_answers(name: str) -> dict[str, dict[str, dict[str, str]]]:
     """The answers that a backend's implementations declare. Raises the errors of `registry.load`."""
-    elected: dict[str, dict[str, dict[str, str]]] = {}
+    answers: dict[str, dict[str, dict[str, str]]] = {}
     for implementation in registry.implementations(registry.load(name)):
         for case in ELECTION_CASES:
-            answer = implementation.elected(case.question.name, case.dtype)
+            answer = implementation.declared_answer(case.question.name, case.dtype)
             same_operator = case.operator is implementation.operator
             if same_operator and answer is not None and implementation.unsupported(case) is None:
-                questions = elected.setdefault(str(implementation), {})
+                questions = answers.setdefault(str(implementation), {})
                 questions.setdefault(case.question.name, {})[case.dtype.name] = answer
-    return elected
+    return answers
 
 
-def page(elected: DeclaredAnswers) -> str:
+def page(answers: DeclaredAnswers) -> str:
     """The page in Markdown, with a section for each question."""
-    return "\n".join([HEAD, *(section(question, elected) for question in QUESTIONS.values())])
+    return "\n".join([HEAD, *(section(question, answers) for question in QUESTIONS.values())])
 
 
-def section(question: Question, elected: DeclaredAnswers) -> str:
+def section(question: Question, answers: DeclaredAnswers) -> str:
     """A question in Markdown: its answers, and a table of the implementations that elect each answer."""
-    answers = ", ".join(f"`{answer}`" for answer in question.options)
-    lines = [f"## {question.name}\n", f"{question.text}: {answers}.\n"]
-    electing = {answer: _electing(question, answer, elected) for answer in question.options}
+    options = ", ".join(f"`{answer}`" for answer in question.options)
+    lines = [f"## {question.name}\n", f"{question.text}: {options}.\n"]
+    electing = {answer: _electing(question, answer, answers) for answer in question.options}
     if any(electing.values()):
         lines += ["| answer | backend | implementations |", "|---|---|---|"]
         lines += [
@@ -87,7 +87,7 @@ def _electing(
     electing: dict[str, list[str]] = {}
     for implementation, questions in declared_answers.items():
         by_dtype = questions.get(question.name, {})
-        dtypes = [name for name, elected in by_dtype.items() if elected == answer]
+        dtypes = [name for name, declared in by_dtype.items() if declared == answer]
         if dtypes:
             backend, _, name = implementation.partition(":")
             suffix = f" ({', '.join(dtypes)})" if len(dtypes) < len(by_dtype) else ""
@@ -126,12 +126,12 @@ def _elections(arguments: argparse.Namespace) -> int:
 def _declared_in_processes(names: Iterable[str]) -> DeclaredAnswers:
     """The declared answers of several backends, each loaded in its own process. Raises UsageError if a
     process fails."""
-    elected: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for name in names:
         code, output = run_module(
             ["attention_conformance.suite", "elections", f"--backend={name}"], Path.cwd(), {}
         )
         if code:
             raise UsageError(f"`elections --backend={name}` fails (exit code {code}):\n{output}")
-        elected |= json.loads(next(x for x in reversed(output.splitlines()) if x.startswith("{")))
-    return elected
+        answers |= json.loads(next(x for x in reversed(output.splitlines()) if x.startswith("{")))
+    return answers

@@ -15,7 +15,7 @@ from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.declared import OF_BACKENDS
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable, WrongAnswer
 from attention_conformance.suite.records.files import require_regular_file
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
@@ -106,10 +106,10 @@ class Stored(Implementation):
         """None: there are only answers to the stored cases."""
         return None
 
-    def elected(self, question: str, dtype: DType) -> str | None:
+    def declared_answer(self, question: str, dtype: DType) -> str | None:
         """The declared answer, or the first one of a question in `ASSUMED_QUESTIONS`."""
         assumed = QUESTIONS[question].canonical if question in ASSUMED_QUESTIONS else None
-        return super().elected(question, dtype) or assumed
+        return super().declared_answer(question, dtype) or assumed
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         values, names = self._answer(inputs), tuple(inputs.operator.outputs(inputs.case))
@@ -135,8 +135,8 @@ class Stored(Implementation):
         return call
 
     def _answer(self, inputs: Inputs) -> dict[str, Rounded]:
-        """The tensors of the answer to these inputs. Raises Deviation "type" (no safetensors file, other
-        tensors than the expected ones), "dtype" (narrower) and "shape"."""
+        """The tensors of the answer to these inputs. Raises WrongAnswer "type" (no safetensors file,
+        other tensors than the expected ones), "dtype" (narrower) and "shape"."""
         problem = self.backend.answered.get(inputs.digest)
         if problem is None:
             raise HarnessError(f"the vectors do not have this variation of {inputs.case.id}")
@@ -144,18 +144,18 @@ class Stored(Implementation):
         try:
             tensors = files.decoded(require_regular_file(path).read_bytes())
         except (OSError, VectorsError) as error:
-            raise Deviation("type", f"{path.name} is no safetensors file: {error}") from error
+            raise WrongAnswer("type", f"{path.name} is no safetensors file: {error}") from error
         if "output" not in tensors or tensors.keys() - answers:
             got = ", ".join(sorted(tensors)) or "none"
-            raise Deviation("type", f"expected the tensors {', '.join(answers)}, got {got}")
+            raise WrongAnswer("type", f"expected the tensors {', '.join(answers)}, got {got}")
         for name, (dtype, array) in tensors.items():
             expected = answers[name]
             if dtype not in {expected.type, "F64", "F64" if expected.type == "F64" else "F32"}:
-                raise Deviation(
+                raise WrongAnswer(
                     "dtype", f"expected {expected.type} or wider of {name}, got {dtype}"
                 )
             if array.shape != expected.shape:
-                raise Deviation(
+                raise WrongAnswer(
                     "shape", f"expected shape {expected.shape} of {name}, got {array.shape}"
                 )
             # A squeezed case has outputs without axes of size 1.

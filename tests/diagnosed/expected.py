@@ -68,10 +68,8 @@ by_d = fault(
     ),
 )
 viewed = fault(
-    (
-        r"reshape|view|transpos|permut|scrambl|\baxes|\baxis|mixed|mixes|(heads?.{0,40}(rows?|length|quer|position))|"
-        r"order|rearrang"
-    ),
+    r"reshape|view|transpos|permut|scrambl|\baxes|\baxis|mixed|mixes|(heads?.{0,40}(rows?|length|quer|position))|"
+    r"order|rearrang"
 )
 mask_beside_flag = fault(r"mask", IGNORED, r"flag|causal|both|together|beside")
 future_only = fault(r"future|later|upper|triu|ahead|behind|j > i|k > q|opposite|invert|revers")

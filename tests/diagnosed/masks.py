@@ -7,13 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_conformance.suite.deviations.deviation import memory
-from tests.diagnosed.expected import (
-    IGNORED,
-    fault,
-    future_only,
-    mask_beside_flag,
-    window_wider,
-)
+from tests.diagnosed.expected import IGNORED, fault, future_only, mask_beside_flag, window_wider
 from tests.diagnosed.rows import row
 from tests.diagnosed.textbook import Change
 

@@ -50,13 +50,6 @@ class ExpBaseTwo(Online):
         return (maximum[..., 0] + np.log2(total)) * call.work(math.log(2))
 
 
-class AlibiStored(Eager):
-    """The bias of slopes is an array in the case's dtype, as scores are."""
-
-    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
-        return self.keep(super().alibi(slopes, call), "scores", call)
-
-
 class WeightsByLogSumExp(Kernel):
     """weights = exp(scores - logsumexp): no division."""
 
@@ -85,53 +78,6 @@ class SequentialSums(Kernel):
             total += raised[..., j, None]
             out += raised[..., j, None] * value[..., None, j, :]
         return out / np.where(total == 0, 1, total)
-
-
-class NanRows(Kernel):
-    """Rows without keys are 0 / 0; a NaN behind the mask of a value spreads."""
-
-    elections = Kernel.elections | {
-        "fully-masked-row": "nan",
-        "minus-inf-row": "nan",
-        "lse-of-empty-row": "nan",
-        "nan-in-masked-value": "leaks",
-    }
-
-    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        return value
-
-    def shifted(self, scores: np.ndarray) -> np.ndarray:
-        return scores - scores.max(-1, keepdims=True, initial=-np.inf)
-
-
-class UniformRows(Eager):
-    """Hidden scores are the dtype's lowest number: rows without keys average all values."""
-
-    elections = Eager.elections | {
-        "fully-masked-row": "uniform",
-        "minus-inf-row": "nan",
-        "lse-of-empty-row": "lowest",
-        "nan-in-masked-value": "leaks",
-    }
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        return scores if allowed is None else np.where(allowed, scores, call.work(-call.fmt.max))
-
-    visible = NanRows.visible
-    shifted = NanRows.shifted
-
-
-class LargeFill(UniformRows):
-    """Textbook code: hidden scores are -1e9. Float16 stores -inf, and rows without keys are 0 / 0."""
-
-    elections = UniformRows.elections | {
-        "fully-masked-row": {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "nan"},
-        "lse-of-empty-row": {"f64": "lowest", "f32": "lowest", "bf16": "lowest", "f16": "nan"},
-    }
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        hidden = np.where(True if allowed is None else allowed, scores, call.work(-1e9))
-        return self.keep(hidden, "scores", call)
 
 
 class Flushed(Kernel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,23 +65,6 @@ class CachedRaisesWhenFull(CachedKernel):
         if cache.left is None and cache.total + key.shape[2] > cache.slots:
             raise ValueError(f"{key.shape[2]} tokens for a cache of {cache.slots} slots")
         super().write(cache, key, value)
-
-
-class CachedRotatedOnRead(CachedKernel):
-    """Keys are kept as they come, and rotated whenever a chunk attends them. Positions count from behind
-    left padding, and from the beginning of a document."""
-
-    def turned(
-        self, cache: Cache, query: np.ndarray, key: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return query, key
-
-    def attend(self, cache: Cache, x: Attended) -> np.ndarray:
-        assert cache.begins is not None
-        first = cache.begins[:, :1]
-        query = self.rotated(cache, x.query, x.rows - first)
-        key = self.rotated(cache, x.key, x.keys - first)
-        return super().attend(cache, replace(x, query=query, key=key))
 
 
 class CachedPaddingUnanswered(CachedKernel):

@@ -17,13 +17,6 @@ from attention_conformance.suite.deviations.kernels.latent import (
 from attention_conformance.suite.spec.dtypes import DType
 
 
-class LatentFused(AbsorbedKernel):
-    """Absorbed, with weights in the dtype of the case."""
-
-    numerics = "fused"
-    stores = ("queries", "average", "weights")
-
-
 class LatentCodesStored(LatentKernel):
     """Unabsorbed, with decoded latents and weights in the dtype of the case."""
 
@@ -34,21 +27,6 @@ class LatentCodesStored(LatentKernel):
         x, fmt = super().read(arrays), arrays["query"].fmt
         assert fmt is not None
         return {**x, "latent": self.narrowed(x["latent"], "latents", fmt)}
-
-
-class LatentCodesEager(AbsorbedKernel):
-    """Absorbed, with scales, decoded latents, scores and weights in the dtype of the case."""
-
-    numerics = "eager"
-    stores = ("queries", "average", "scores", "weights", "latents")
-
-    def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
-        x, fmt = dict(super().read(arrays)), arrays["query"].fmt
-        assert fmt is not None
-        if "latent_scale" in x:
-            x["latent_scale"] = self.narrowed(x["latent_scale"], "latents", fmt)
-            x["latent"] = self.narrowed(self.decoded(x), "latents", fmt)
-        return x
 
 
 class LatentEager(LatentKernel):

@@ -42,32 +42,6 @@ class LayerKeyBiasLeftOut(MultiHeadKernel):
         return None if name == "key" else super().bias(name, call)
 
 
-class LayerNanRows(LayerEager):
-    """Rows without keys are 0 / 0; a NaN behind the mask of a value spreads."""
-
-    elections = LayerEager.elections | {
-        "fully-masked-row": "nan",
-        "padded-sample": "nan",
-        "minus-inf-row": "nan",
-        "nan-in-masked-value": "leaks",
-    }
-
-    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        return value
-
-    def shifted(self, scores: np.ndarray) -> np.ndarray:
-        return scores - scores.max(-1, keepdims=True)
-
-
-class LayerUniformRows(LayerNanRows):
-    """Hidden scores are the dtype's lowest number: rows without keys average all values."""
-
-    elections = LayerNanRows.elections | {"fully-masked-row": "uniform", "padded-sample": "uniform"}
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: LayerCall) -> np.ndarray:
-        return scores if allowed is None else np.where(allowed, scores, call.work(-call.fmt.max))
-
-
 class LayerSharedDropout(LayerEager):
     """Samples and heads share one pattern of dropout; the weights returned are those after it."""
 

@@ -80,18 +80,6 @@ class MergeRunningSum(MergeKernel):
         return output / divisor[..., None], np.log(total) + base
 
 
-class MergeInTurn(MergeKernel):
-    """Part after part: each is merged with what was merged before, and normalised."""
-
-    def merged(
-        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
-    ) -> tuple[np.ndarray, np.ndarray]:
-        output, total = super().merged(outputs[:1], lse[:1], fmt)
-        for o, one in zip(outputs[1:], lse[1:], strict=True):
-            output, total = super().merged(np.stack([output, o]), np.stack([total, one]), fmt)
-        return output, total
-
-
 class _NormUncentred(NormDifferentiable):
     """a D + b x + c in working precision, where b and c depend on sum D x and sum D."""
 
@@ -141,10 +129,6 @@ class _NormChain(NormDifferentiable):
         through = kept(kept(direct + by_square) + by_square)
         by_mean = kept(-kept(through.sum(self.axes, keepdims=True)) / n)
         return through + by_mean
-
-
-class LayerNormUncentred(_NormUncentred, LayerNormKernel):
-    """Layer norm with a backward pass by sums that are not centred."""
 
 
 class LayerNormChain(_NormChain, LayerNormKernel):

@@ -11,7 +11,7 @@ import numpy as np
 from attention_conformance.suite.judge import answer
 from attention_conformance.suite.judge.arguments import arrays_of, change_detector
 from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Symptom
-from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.judge.verdict import WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -44,7 +44,7 @@ def _type_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
     native = prepared()
     try:
         answer.read(tool.implementation.backend, native, inputs, prepared)
-    except Deviation as deviation:
+    except WrongAnswer as deviation:
         text = deviation.message.replace("expected", "the expected", 1)
         text = (
             f"Of {inputs.dtype.long_name} inputs {text}."

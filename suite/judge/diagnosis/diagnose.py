@@ -34,7 +34,7 @@ from attention_conformance.suite.judge.diagnosis.others import PLACES
 from attention_conformance.suite.judge.diagnosis.outcome import Outcome
 from attention_conformance.suite.judge.diagnosis.weights import NONFINITE
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.elections import ElectionCase
 from attention_conformance.suite.spec.vocabulary import GRADIENTS, VALUES
@@ -160,7 +160,7 @@ def returned_weights_diagnoses(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
             cell.judge(cell.read(cell.call(path), problem, path), problem)
         except NotApplicable:
             continue
-        except Deviation as deviation:
+        except WrongAnswer as deviation:
             error = deviation.measured.max_abs_error
             ending = "" if error is None else f", by up to {error:.2g}"
             text = f"Of what is returned only the weights are wrong{ending}."

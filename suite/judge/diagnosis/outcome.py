@@ -15,7 +15,7 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.derivative import vjp
 from attention_conformance.suite.judge.oracle import Oracle
-from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import Code
 from attention_conformance.suite.spec.inputs import Inputs
@@ -85,11 +85,11 @@ class Comparison:
         got = self.got.get(name, self.expected[name][0])
         value = self.inputs.arrays.get("value")
         without_keys = ((answer == 0) | np.isnan(answer)).all(-1)
-        elected = np.isnan(got).all(-1) | (got == 0).all(-1)
+        is_elected = np.isnan(got).all(-1) | (got == 0).all(-1)
         if without_keys.any() and value is not None and value.ndim == 4 and value.shape[2]:
             mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
-            elected |= (np.abs(got - mean) <= limit).all(-1)
-        return np.asarray((without_keys & elected)[..., None])
+            is_elected |= (np.abs(got - mean) <= limit).all(-1)
+        return np.asarray((without_keys & is_elected)[..., None])
 
 
 @dataclass(eq=False)
@@ -125,7 +125,7 @@ class Outcome(Comparison):
                 return None
             of_faults = fault_inputs(inputs, cell.implementation)
             return cls(inputs, got, expected, cell, of_faults, with_gradients)
-        except (Deviation, HarnessError, NotApplicable):
+        except (WrongAnswer, HarnessError, NotApplicable):
             return None
 
     @classmethod
@@ -190,7 +190,7 @@ def expected_arrays(cell: Cell, inputs: Inputs, with_gradients: bool, got: Array
                 return {}
             right_gradients = Oracle.vjp(inputs, cell.cotangent, rounding).expected
             expected |= {f"gradient of {name}": want for name, want in right_gradients.items()}
-    except (Deviation, HarnessError, NotApplicable):
+    except (WrongAnswer, HarnessError, NotApplicable):
         return {}
     return with_limits(expected, inputs)
 

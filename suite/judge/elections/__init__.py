@@ -14,7 +14,7 @@ import numpy as np
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.elections.questions import PROBES
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.elections import QUESTIONS
 from attention_conformance.suite.spec.inputs import Inputs
@@ -23,23 +23,25 @@ from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
 
 def unpromised_deviation(
     fault: str, *answers: tuple[str, str], correct: str = "correct it"
-) -> Deviation:
-    """Deviation "election", for answers (question, answer) that are right only if they are promised. The
-    message begins with `correct` and the options that promise the answers, and ends with `fault`."""
+) -> WrongAnswer:
+    """WrongAnswer "election", for answers (question, answer) that are right only if they are promised.
+    The message begins with `correct` and the options that promise the answers, and ends with `fault`."""
     promise = " ".join(f"--elect {question}={answer}" for question, answer in answers)
     message, advice = (
         f"{correct} or promise {promise}: {fault}",
         f"{correct} or promise `{promise}`",
     )
-    return Deviation("election", message, what=fault, advice=advice)
+    return WrongAnswer("election", message, what=fault, advice=advice)
 
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
 
 
-def elected(question: str, implementation: Implementation, dtype: DType) -> str:
+def elected_answer(question: str, implementation: Implementation, dtype: DType) -> str:
     """The answer in a dtype: the declared one, or else the observed one."""
-    return implementation.elected(question, dtype) or observe(question, implementation, dtype)
+    return implementation.declared_answer(question, dtype) or observe(
+        question, implementation, dtype
+    )
 
 
 def native_answer(question: str, implementation: Implementation, dtype: DType) -> str:
@@ -49,8 +51,8 @@ def native_answer(question: str, implementation: Implementation, dtype: DType) -
     if native is None:
         return ""
     try:
-        return elected(question, native, dtype)
-    except (Deviation, NotApplicable):
+        return elected_answer(question, native, dtype)
+    except (WrongAnswer, NotApplicable):
         return ""
 
 
@@ -60,11 +62,14 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
 
     Raises:
 
-    - Deviation "election" if the answer is none of the question's options
-    - Deviation "raised" for an error that is no answer (see `any_error_answers`)
+    - WrongAnswer "election" if the answer is none of the question's options
+    - WrongAnswer "raised" for an error that is no answer (see `any_error_answers`)
     - NotApplicable if the implementation lacks a feature that the probe needs
     """
-    if implementation.optimized is not None and implementation.elected(question, dtype) is None:
+    if (
+        implementation.optimized is not None
+        and implementation.declared_answer(question, dtype) is None
+    ):
         implementation = implementation.optimized
     answers = _OBSERVED.setdefault(implementation, {})
     key = (question, dtype.name)
@@ -86,7 +91,7 @@ def any_error_answers(question: str, implementation: Implementation, dtype: DTyp
     - if the framework's own attention raises, too;
     - for frameworks' own implementations on a device other than the CPU, whose elections nobody verified.
     """
-    if QUESTIONS[question].any_error or implementation.elected(question, dtype) is not None:
+    if QUESTIONS[question].any_error or implementation.declared_answer(question, dtype) is not None:
         return True
     if implementation.declared.is_user_code:
         return native_answer(question, implementation, dtype) == "raises"
@@ -220,8 +225,8 @@ def _passes_flag(question: str, inputs: Inputs, implementation: Implementation) 
 def _elected_or(default: str, question: str, implementation: Implementation, dtype: DType) -> str:
     """The elected answer, or `default` if the probe gives none, which the check `election` reports."""
     try:
-        return elected(question, implementation, dtype)
-    except (Deviation, NotApplicable):
+        return elected_answer(question, implementation, dtype)
+    except (WrongAnswer, NotApplicable):
         return default
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from attention_conformance.suite.judge.elections.probe import Probe
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.scripts import actions, freed_tokens
 from attention_conformance.suite.spec.operators.steps import Chunk, Crop
@@ -63,14 +63,14 @@ def _probe_nan_in_freed_slot(p: Probe) -> str:
         rows = rows_without_freed(inputs)[:, None]
         got = p.values(with_nan_in_freed(inputs))
         if got is None:
-            raise Deviation("election", "a NaN in a token that leaves the cache raised")
+            raise WrongAnswer("election", "a NaN in a token that leaves the cache raised")
         where = np.broadcast_to(rows, got.shape[:3])
         if np.isnan(got[where]).any():
             answers.add("leaks")
         elif p.matches(got, inputs, where=where):
             answers.add("blocked")
         else:
-            raise Deviation("election", "a NaN in a freed slot makes finite rows wrong")
+            raise WrongAnswer("election", "a NaN in a freed slot makes finite rows wrong")
     return max(answers)  # "leaks" if any script leaks
 
 
@@ -89,12 +89,12 @@ def _probe_beyond_capacity(p: Probe) -> str:
         elif any(p.matches(got, ring) for ring in rings):
             answers.add("ring")
         else:
-            raise Deviation(
+            raise WrongAnswer(
                 "election",
                 "tokens beyond the capacity give neither more slots, nor a ring, nor an error",
             )
     if len(answers) > 1:
-        raise Deviation(
+        raise WrongAnswer(
             "election", f"tokens beyond the capacity give {' and '.join(sorted(answers))}"
         )
     if answers == {"raises"}:
@@ -103,8 +103,8 @@ def _probe_beyond_capacity(p: Probe) -> str:
 
 
 def _require_use_after_refusal(p: Probe) -> None:
-    """Raise Deviation "election" unless a cache that raises beyond its capacity goes on as if the refused
-    chunk had not come."""
+    """Raise WrongAnswer "election" unless a cache that raises beyond its capacity goes on as if the
+    refused chunk had not come."""
     for inputs in _supported_inputs(p, REFUSED, {"overflow", "rollback"}):
         call = p.implementation.refusing(inputs)
         if call is None:
@@ -117,7 +117,7 @@ def _require_use_after_refusal(p: Probe) -> None:
         shape = (len(judged_rows), inputs.sizes.H, judged_rows.shape[1])
         where = np.broadcast_to(judged_rows[:, None], shape)
         if got is None or not p.matches(got, inputs.replace(capacity=None), where=where):
-            raise Deviation(
+            raise WrongAnswer(
                 "election",
                 "a cache that raises for tokens beyond its capacity does not go on with those before",
             )

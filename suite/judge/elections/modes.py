@@ -8,7 +8,7 @@ from functools import partial
 
 from attention_conformance.backends.protocol import Ambient, Implementation, PreparedCall
 from attention_conformance.suite.judge.elections.probe import Probe
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -64,7 +64,7 @@ def _probe_autocast(p: Probe) -> str:
     names = {p.dtype.long_name: "narrow", f32_probe.dtype.long_name: "narrow-inside"}
     if dtype in names and p.matches(got, inputs_16):
         return names[dtype]
-    raise Deviation(
+    raise WrongAnswer(
         "election",
         f"under automatic mixed precision the answer is {dtype}, and not the right one rounded to "
         f"{p.dtype.long_name}",
@@ -96,7 +96,7 @@ def _probe_transformation(question: str, p: Probe) -> str:
 def _answers_or_raises(
     p: Probe, inputs: Inputs, mode: Ambient | None, prepare: Callable[[], PreparedCall]
 ) -> str:
-    """The answer "answers" or "raises" of a call in a mode. Raises Deviation "election" if the call
+    """The answer "answers" or "raises" of a call in a mode. Raises WrongAnswer "election" if the call
     answers wrongly."""
     try:
         prepared = prepare()
@@ -109,7 +109,7 @@ def _answers_or_raises(
         return _raises_only_in_mode(p, inputs)
     if p.matches(p.read(native, inputs, prepared)["output"], inputs):
         return "answers"
-    raise Deviation("election", "the mode around the call makes the answer wrong")
+    raise WrongAnswer("election", "the mode around the call makes the answer wrong")
 
 
 def _raises_only_in_mode(p: Probe, inputs: Inputs) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.suite.judge.elections.probe import Probe, empty_row, hidden_key
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import in_pages
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -30,12 +30,12 @@ def _probe_of_nan_in_masked(operand: str) -> Callable[[Probe], str]:
         inputs = _with_nan_in_masked(base, operand)
         got = p.values(inputs)
         if got is None:
-            raise Deviation("election", f"a NaN in a masked {operand} raised")
+            raise WrongAnswer("election", f"a NaN in a masked {operand} raised")
         if np.isnan(got).any():
             return "leaks"
         if p.matches(got, inputs.replace(**{operand: getattr(base, operand)})):
             return "blocked"
-        raise Deviation("election", f"a NaN in a masked {operand} makes finite rows wrong")
+        raise WrongAnswer("election", f"a NaN in a masked {operand} makes finite rows wrong")
 
     return probe
 
@@ -46,12 +46,14 @@ def _probe_of_nan_in_masked_gradient(operand: str) -> Callable[[Probe], str]:
         cotangent = p.cotangent(inputs)
         got = p.gradients(inputs, cotangent)
         if got is None:
-            raise Deviation("election", f"a NaN in a masked {operand} raised in the backward pass")
+            raise WrongAnswer(
+                "election", f"a NaN in a masked {operand} raised in the backward pass"
+            )
         if any(np.isnan(gradient).any() for gradient in got.values()):
             return "leaks"
         if p.matches_gradients(got, inputs, cotangent, "zeros"):
             return "blocked"
-        raise Deviation(
+        raise WrongAnswer(
             "election", f"a NaN in a masked {operand} leaves gradients finite and makes them wrong"
         )
 
@@ -68,10 +70,10 @@ def _probe_of_number_in_attended(operand: str, number: float = np.nan) -> Callab
         array[:, :, hidden_key(base)] = number
         got = p.values(base.replace(**{operand: array}))
         if got is None:
-            raise Deviation("election", f"{name} in a {operand} raised")
+            raise WrongAnswer("election", f"{name} in a {operand} raised")
         if is_number(got).all():
             return "reaches-them"
-        raise Deviation(
+        raise WrongAnswer(
             "election",
             f"{name} in a {operand} that all rows attend is replaced by a number: "
             f"{got[~is_number(got)][:3]}",
@@ -88,13 +90,13 @@ def _probe_nan_in_bias(p: Probe) -> str:
     bias[:, :, row, hidden_key(base)] = np.nan
     got = p.values(base.replace(bias=bias))
     if got is None:
-        raise Deviation("election", "a NaN in a bias raised")
+        raise WrongAnswer("election", "a NaN in a bias raised")
     in_row = np.arange(s.Lq) == row
     if not p.matches(got, zero_bias, where=np.broadcast_to(~in_row, (s.B, s.H, s.Lq))):
-        raise Deviation("election", "a NaN in a bias changes other rows")
+        raise WrongAnswer("election", "a NaN in a bias changes other rows")
     if np.isnan(got[:, :, row]).all():
         return "reaches-the-row"
-    raise Deviation(
+    raise WrongAnswer(
         "election", f"a NaN in a bias is replaced by a number: {got[:, :, row].ravel()[:3]}"
     )
 
@@ -106,16 +108,16 @@ def _probe_nan_in_query(p: Probe) -> str:
     query[:, :, row] = np.nan
     got = p.values(base.replace(query=query))
     if got is None:
-        raise Deviation("election", "a NaN in a query raised")
+        raise WrongAnswer("election", "a NaN in a query raised")
     other_rows = np.ones((base.sizes.B, base.sizes.H, base.sizes.Lq), bool)
     other_rows[:, :, row] = False
     if not p.matches(got, base, where=other_rows):
-        raise Deviation("election", "a NaN in a query changes other rows")
+        raise WrongAnswer("election", "a NaN in a query changes other rows")
     rows = got[:, :, row]
     for name, right in (("nan", np.isnan(rows)), ("zeros", rows == 0)):
         if right.all():
             return name
-    raise Deviation("election", f"a NaN in a query is replaced by a number: {rows.ravel()[:3]}")
+    raise WrongAnswer("election", f"a NaN in a query is replaced by a number: {rows.ravel()[:3]}")
 
 
 def _probe_nan_in_other_segment(p: Probe) -> str:
@@ -129,7 +131,7 @@ def _probe_nan_in_other_segment(p: Probe) -> str:
         arrays[name][:rows_with_nan] = np.nan
     got = p.values(inputs.replace(**arrays))
     if got is None:
-        raise Deviation("election", "NaN in one segment raised")
+        raise WrongAnswer("election", "NaN in one segment raised")
     other_rows = np.arange(row_count) >= rows_with_nan
     return "others" if np.isnan(got[other_rows]).any() else "nobody"
 
@@ -147,11 +149,11 @@ def _probe_segment_without_keys(p: Probe) -> str:
     assert packing is not None
     rows = np.repeat(np.arange(len(queries)), queries) == 1
     if not p.matches(got[~rows], packing.choose(inputs, (0, 2))):
-        raise Deviation("election", "a segment without keys changes other segments")
+        raise WrongAnswer("election", "a segment without keys changes other segments")
     for name, right in (("zeros", got[rows] == 0), ("nan", np.isnan(got[rows]))):
         if right.all():
             return name
-    raise Deviation(
+    raise WrongAnswer(
         "election", f"a segment without keys is neither zeros nor NaN: {got[rows].ravel()[:3]}"
     )
 
@@ -175,7 +177,7 @@ def _probe_minus_one_behind_last_page(p: Probe) -> str:
         return "raises"
     if p.matches(got, inputs):
         return "ignored"
-    raise Deviation("election", "page numbers of -1 behind the last pages make rows wrong")
+    raise WrongAnswer("election", "page numbers of -1 behind the last pages make rows wrong")
 
 
 def _probe_nan_behind_last_key(p: Probe) -> str:
@@ -184,12 +186,12 @@ def _probe_nan_behind_last_key(p: Probe) -> str:
     unused_slots = ~used_slots & used_slots.any(1, keepdims=True)
     got = p.values(in_pages.fill_slots(inputs, unused_slots, np.nan))
     if got is None:
-        raise Deviation("election", "a NaN behind the last key raised")
+        raise WrongAnswer("election", "a NaN behind the last key raised")
     if np.isnan(got).any():
         return "leaks"
     if p.matches(got, inputs):
         return "blocked"
-    raise Deviation("election", "a NaN behind the last key makes finite rows wrong")
+    raise WrongAnswer("election", "a NaN behind the last key makes finite rows wrong")
 
 
 def _probe_subnormal_output(p: Probe) -> str:
@@ -202,13 +204,13 @@ def _probe_subnormal_output(p: Probe) -> str:
     query = base.query.take(np.arange(sizes.Lq) % base.sizes.Lq, axis=2)
     got = p.values(base.replace(query=query, key=key, value=np.full_like(key, quarter)))
     if got is None:
-        raise Deviation("election", "subnormal values raised")
+        raise WrongAnswer("election", "subnormal values raised")
     # A quarter of the smallest normal number has few bits left: weights that do not sum to one
     # exactly move it. A kernel with tiles may flush in some of its products, and lose a part.
     unflushed, flushed = np.abs(got - quarter) <= quarter / 4, (got >= 0) & (got <= quarter)
     if (unflushed | flushed).all():
         return "kept" if unflushed.all() else "flushed"
-    raise Deviation(
+    raise WrongAnswer(
         "election",
         f"values of {quarter:g} give {got[~(unflushed | flushed)][:3]}, and neither it nor a part of it",
     )
@@ -218,12 +220,12 @@ def _probe_score_overflow(p: Probe) -> str:
     base = p.inputs()
     got = p.values(base.replace(query=base.query * 256, key=base.key * 256, scale=2.0**-14))
     if got is None:
-        raise Deviation("election", "large float16 scores raised")
+        raise WrongAnswer("election", "large float16 scores raised")
     if np.isnan(got).any():
         return "nan"
     if p.matches(got, base.replace(scale=4.0)):
         return "finite"
-    raise Deviation("election", f"large float16 scores give wrong numbers: {got.ravel()[:3]}")
+    raise WrongAnswer("election", f"large float16 scores give wrong numbers: {got.ravel()[:3]}")
 
 
 def _probe_large_scores(p: Probe) -> str:
@@ -231,12 +233,12 @@ def _probe_large_scores(p: Probe) -> str:
     inputs = p.operator.questions.large_scores(p.inputs())
     got = p.values(inputs)
     if got is None:
-        raise Deviation("election", "large float16 scores raised")
+        raise WrongAnswer("election", "large float16 scores raised")
     if np.isnan(got).any():
         return "nan"
     if p.matches(got, inputs):
         return "largest"
-    raise Deviation("election", f"large float16 scores give wrong numbers: {got.ravel()[:3]}")
+    raise WrongAnswer("election", f"large float16 scores give wrong numbers: {got.ravel()[:3]}")
 
 
 PROBES: dict[str, Callable[[Probe], str]] = {

@@ -23,7 +23,7 @@ from attention_conformance.suite.judge.answer import (
 )
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.tolerance import ratios
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
@@ -77,7 +77,7 @@ class Probe:
         self.operator = implementation.operator
         narrowest = "single" if dtype.name == "f64" else "stepwise"
         numerics = max(implementation.numerics_for(dtype), narrowest, key=NUMERICS.index)
-        flushes = implementation.elected("subnormal-output", dtype) == "flushed"
+        flushes = implementation.declared_answer("subnormal-output", dtype) == "flushed"
         if self.operator.is_layer:
             flushes = dtype.name != "f16"
         self.rounding = Rounding(numerics, flushes, implementation.declared.rounding)
@@ -114,7 +114,7 @@ class Probe:
         self, inputs: Inputs, may_lack: bool = False, prepared: PreparedCall | None = None
     ) -> dict[str, np.ndarray] | None:
         """The outputs by name in float64, or None if the framework raises. Raises Refused if a user
-        function refuses, and Deviation "raised" and "shape".
+        function refuses, and WrongAnswer "raised" and "shape".
 
         `may_lack`: the inputs may need features that the implementation lacks; then an error is the
         answer. `prepared`: another call than that of the implementation.
@@ -129,7 +129,7 @@ class Probe:
         return self.read(native, inputs, prepared)
 
     def read(self, native: Any, inputs: Inputs, prepared: PreparedCall) -> dict[str, np.ndarray]:
-        """The outputs of a call by name in float64, with all their axes. Raises Deviation "shape"."""
+        """The outputs of a call by name in float64, with all their axes. Raises WrongAnswer "shape"."""
         backend = self.implementation.backend
         arrays = {
             name: swap_heads_and_length(backend.to_numpy(array), prepared)
@@ -138,13 +138,13 @@ class Probe:
         }
         want, got = inputs.output_shape("output"), arrays["output"].shape
         if got != want:
-            raise Deviation("shape", f"expected shape {want} of the output, got {got}")
+            raise WrongAnswer("shape", f"expected shape {want} of the output, got {got}")
         if inputs.squeezed:
             return {name: x.reshape(inputs.full_shape(name)) for name, x in arrays.items()}
         return arrays
 
     def _require_answer(self, error: Exception) -> None:
-        """Raise Refused if a user function refuses by this error, and Deviation "raised" for an error
+        """Raise Refused if a user function refuses by this error, and WrongAnswer "raised" for an error
         that is no answer."""
         is_user_code = self.implementation.declared.is_user_code
         inside = self.implementation.backend.raised_inside(error)
@@ -176,13 +176,13 @@ class Probe:
             output = np.where(inputs.rows_along(where, axes), got, expected)
         try:
             oracle.judge({"output": output})
-        except Deviation:
+        except WrongAnswer:
             return False
         return True
 
     def name_of_rows(self, got: np.ndarray | None, inputs: Inputs) -> str:
         """The name of the values in fully masked rows: raises, nan, zeros, uniform, or unmasked. Raises
-        Deviation "election" for other values."""
+        WrongAnswer "election" for other values."""
         if got is None:
             return "raises"
         rows = inputs.fully_masked_rows
@@ -196,7 +196,7 @@ class Probe:
         want = Oracle.forward(with_all_keys(inputs), self.rounding).expected["output"]
         if is_near(got, want, in_rows):
             return "unmasked"
-        raise Deviation(
+        raise WrongAnswer(
             "election",
             "fully masked rows are neither zeros, nor NaN, nor the mean of all values, nor as if "
             f"nothing were masked: {got[in_rows][:3]}",

@@ -16,7 +16,7 @@ from attention_conformance.suite.judge.elections.probe import (
     with_all_keys,
 )
 from attention_conformance.suite.judge.oracle import Oracle
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
 from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -46,7 +46,7 @@ def _probe_lse_of_empty_row(p: Probe) -> str:
     bias_answer = _lse_answer(p, biased_inputs, arrays)
     is_nan = arrays and np.isnan(arrays["output"][:, :, empty_row(biased_inputs)]).all()
     if bias_answer not in (mask_answer, *AGREES["nan" if is_nan else "zeros"]):
-        raise Deviation(
+        raise WrongAnswer(
             "election",
             f"the log-sum-exp of rows that a boolean mask hides is {mask_answer}, and of rows that a "
             f"bias of -inf hides {bias_answer}",
@@ -65,7 +65,7 @@ def _lse_answer(p: Probe, inputs: Inputs, arrays: dict[str, np.ndarray] | None) 
     all_keys_lse = Oracle.forward(with_all_keys(inputs), p.rounding).expected["lse"]
     if is_near(arrays["lse"], all_keys_lse, inputs.fully_masked_rows):
         return "all-keys"
-    raise Deviation("election", f"the log-sum-exp of rows without keys: {got.ravel()[:3]}")
+    raise WrongAnswer("election", f"the log-sum-exp of rows without keys: {got.ravel()[:3]}")
 
 
 def _probe_lse_gradient(p: Probe) -> str:
@@ -78,7 +78,7 @@ def _probe_lse_gradient(p: Probe) -> str:
         return "nothing"
     if p.matches_gradients(got, inputs, cotangent, "zeros", "lse"):
         return "flows"
-    raise Deviation("election", "the log-sum-exp has gradients, and they are wrong")
+    raise WrongAnswer("election", "the log-sum-exp has gradients, and they are wrong")
 
 
 def _probe_padded_sample(p: Probe) -> str:
@@ -107,7 +107,7 @@ def _probe_lowest_row(p: Probe) -> str:
     got = p.values(inputs)
     try:
         return p.name_of_rows(got, base.replace(bias=bias))
-    except Deviation:
+    except WrongAnswer:
         if got is None or p.operator.is_layer or not _is_merge_of_means(p, inputs):
             raise
         return "weighted"
@@ -164,7 +164,7 @@ def _gradient_answer(p: Probe, inputs: Inputs) -> str:
             return name
     if p.matches_gradients(got, with_all_keys(inputs), cotangent, "zeros", may_absorb=True):
         return "scores"
-    raise Deviation(
+    raise WrongAnswer(
         "election",
         "the cotangent of fully masked rows goes neither nowhere, nor to the values, nor through the "
         "scores, and is not NaN",
@@ -179,7 +179,7 @@ def _probe_no_keys(p: Probe) -> str:
         return "nan"
     if (got == 0).all():
         return "zeros"
-    raise Deviation(
+    raise WrongAnswer(
         "election", f"an answer without keys is neither zeros nor NaN: {got.ravel()[:3]}"
     )
 
@@ -201,7 +201,7 @@ def _probe_causal_alignment(p: Probe) -> str:
     for name, bottom_right in (("top-left", False), ("bottom-right", True)):
         if p.matches(got, p.cross_inputs(mask=Causal(bottom_right))):
             return name
-    raise Deviation("election", "the causal flag gives neither top-left nor bottom-right")
+    raise WrongAnswer("election", "the causal flag gives neither top-left nor bottom-right")
 
 
 def _probe_causal_with_mask(p: Probe) -> str:
@@ -221,7 +221,7 @@ def _probe_causal_with_mask(p: Probe) -> str:
     ):
         if p.matches(got, base.replace(mask_array=pairs)):
             return name
-    raise Deviation("election", "the causal flag with a mask is none of the known meanings")
+    raise WrongAnswer("election", "the causal flag with a mask is none of the known meanings")
 
 
 def _probe_causal_alone(p: Probe) -> str:
@@ -235,7 +235,7 @@ def _probe_causal_alone(p: Probe) -> str:
     for name, inputs in (("hides", flag_inputs), ("ignored", base)):
         if p.matches(got, inputs):
             return name
-    raise Deviation("election", "the causal flag alone neither hides the future nor is ignored")
+    raise WrongAnswer("election", "the causal flag alone neither hides the future nor is ignored")
 
 
 def _probe_mask_polarity(p: Probe) -> str:
@@ -248,7 +248,7 @@ def _probe_mask_polarity(p: Probe) -> str:
     for name, pairs in (("attends", mask), ("hides", ~mask)):
         if p.matches(got, base.replace(mask_array=pairs)):
             return name
-    raise Deviation("election", "a boolean mask neither attends nor hides where it is True")
+    raise WrongAnswer("election", "a boolean mask neither attends nor hides where it is True")
 
 
 def _probe_value_size(p: Probe) -> str:
@@ -278,7 +278,7 @@ def _probe_integer_mask(p: Probe) -> str:
     first_name, first_answer = next(iter(answers.items()))
     for name, answer in answers.items():
         if "raises" not in (first_answer, answer) and first_answer != answer:
-            raise Deviation(
+            raise WrongAnswer(
                 "election",
                 f"a mask of {first_name} is {first_answer}, and one of {name} is {answer}",
             )
@@ -297,7 +297,7 @@ def _integer_mask_answer(p: Probe, dtype: type[np.integer], true_value: int) -> 
         return "cast-to-bool"
     if p.matches(got, base.replace(bias=integers.astype(np.float64))):
         return "added"
-    raise Deviation(
+    raise WrongAnswer(
         "election",
         f"a mask of {integers.dtype} of 0 and {true_value} is neither refused, nor read as booleans, "
         "nor added",
@@ -308,14 +308,14 @@ def _probe_returned_weights(p: Probe) -> str:
     inputs = p.inputs(returned="head", rate=0.5, training=True)
     arrays = p.arrays(inputs)
     if arrays is None or "weights" not in arrays:
-        raise Deviation("election", "no weights came back while dropout is on")
+        raise WrongAnswer("election", "no weights came back while dropout is on")
     weights = arrays["weights"]
     want = Oracle.forward(inputs, p.rounding).expected["weights"].reshape(*weights.shape)
     if (np.abs(weights - want.value) <= want.error).all():
         return "before-dropout"
     if (np.minimum(np.abs(weights - 2 * want.value), np.abs(weights)) <= 2 * want.error).all():
         return "after-dropout"
-    raise Deviation("election", "the returned weights are those neither before nor after dropout")
+    raise WrongAnswer("election", "the returned weights are those neither before nor after dropout")
 
 
 PROBES: dict[str, Callable[[Probe], str]] = {

@@ -31,7 +31,7 @@ from attention_conformance.backends.registry import UsageError
 from attention_conformance.backends.user.cached import METHODS
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.judge import leaks
-from attention_conformance.suite.judge.verdict import Deviation, first_line
+from attention_conformance.suite.judge.verdict import WrongAnswer, first_line
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.run.isolation import wire
 from attention_conformance.suite.run.isolation.description import (
@@ -252,12 +252,12 @@ class RemoteCalls(Implementation, ChildPart):
         return self.ask("prepare", inputs)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        """The call. Raises Deviation if an operand of plain attention is none of its arguments: no
+        """The call. Raises WrongAnswer if an operand of plain attention is none of its arguments: no
         derivative by this operand would be asked."""
         prepared = self.ask("differentiable", inputs)
         for name in OPERANDS if self.operator.is_default else ():
             if prepared.argument(name) not in prepared.arguments:
-                raise Deviation("no-gradient", f"the call has no argument for the {name}")
+                raise WrongAnswer("no-gradient", f"the call has no argument for the {name}")
         return prepared
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
