@@ -19,7 +19,7 @@ from attention_conformance.backends._jax.programs import (
     known_options,
 )
 from attention_conformance.backends.compilers import over_batch, with_constants
-from attention_conformance.backends.prepared import Gradients, PreparedCall
+from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback
 from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.backends.sources import DIALECTS
 from attention_conformance.backends.user.function import UserFunction
@@ -77,6 +77,12 @@ class Traced(Jitted):
         return self._program_or_operations(
             partial(super().vjp, prepared, wrt, cotangent),
             partial(transforms.vjp, unjitted, wrt, cotangent),
+        )
+
+    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
+        unjitted = by_operation(prepared)
+        return self._program_or_operations(
+            partial(super().pullback, prepared, wrt), partial(transforms.pullback, unjitted, wrt)
         )
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
