@@ -168,7 +168,7 @@ class JaxCompilers(Backend):
             return with_constants(Ahead, is_array, call)
         if compiler == "vmap":
             call = over_batch(jax.vmap, jax.numpy.moveaxis, is_array, call, batch)
-        function = Jitted(call.function)
+        function = Jitted(call.function, self.options)
         return replace(call, function=function, compiled=function)
 
     def lacking_through(self, implementation: Implementation, compiler: str) -> dict[str, str]:
