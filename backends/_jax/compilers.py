@@ -19,7 +19,7 @@ from attention_conformance.backends._jax.programs import (
     known_options,
 )
 from attention_conformance.backends.compilers import over_batch, with_constants
-from attention_conformance.backends.prepared import Gradients, PreparedCall
+from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback
 from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.backends.sources import DIALECTS
 from attention_conformance.backends.user.function import UserFunction
@@ -77,6 +77,12 @@ class Traced(Jitted):
         return self._program_or_operations(
             partial(super().vjp, prepared, wrt, cotangent),
             partial(transforms.vjp, unjitted, wrt, cotangent),
+        )
+
+    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
+        unjitted = by_operation(prepared)
+        return self._program_or_operations(
+            partial(super().pullback, prepared, wrt), partial(transforms.pullback, unjitted, wrt)
         )
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
@@ -162,7 +168,7 @@ class JaxCompilers(Backend):
             return with_constants(Ahead, is_array, call)
         if compiler == "vmap":
             call = over_batch(jax.vmap, jax.numpy.moveaxis, is_array, call, batch)
-        function = Jitted(call.function)
+        function = Jitted(call.function, self.options)
         return replace(call, function=function, compiled=function)
 
     def lacking_through(self, implementation: Implementation, compiler: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from attention_conformance.backends.prepared import Gradients, PreparedCall
+from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback
 
 OPTIONS = {
     "xla_backend_optimization_level": 0,
@@ -134,6 +134,8 @@ class Jitted:
         self.function, self.options = function, options or {}
         self.forward = JitProgram(self._answer, self.options, ("static",))
         self._vjp = JitProgram(self._gradients, self.options, ("static", "wrt"))
+        self._pullback = JitProgram(self._output_and_pull, self.options, ("static", "wrt"))
+        self._pull = JitProgram(lambda pull, cotangent: pull(cotangent), self.options)
         self._jvp = JitProgram(self._tangent, self.options, ("static",))
 
     def __call__(self, **arguments: Any) -> Any:
@@ -158,6 +160,13 @@ class Jitted:
         output, gradients = self._vjp(arrays, cotangent, static=static, wrt=names)
         return output, dict(zip(wrt, gradients, strict=True)) if gradients else {}
 
+    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
+        """Output and pullback of a call of this function, a program each (see `Backend.pullback`)."""
+        arrays, static = split_arguments(prepared.arguments, _output_index(prepared))
+        names = tuple(static.first(prepared.argument(name)) for name in wrt)
+        output, pull = self._pullback(arrays, static=static, wrt=names)
+        return output, lambda cotangent: dict(zip(wrt, self._pull(pull, cotangent), strict=True))
+
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
         """JVP of a call of this function, one program (see `Backend.jvp`)."""
         arrays, static = split_arguments(prepared.arguments, _output_index(prepared))
@@ -171,15 +180,20 @@ class Jitted:
     def _gradients(
         self, arrays: Mapping[str, Any], cotangent: Any, *, static: Static, wrt: tuple[str, ...]
     ) -> tuple[Any, tuple[Any, ...]]:
+        out, pull = self._output_and_pull(arrays, static=static, wrt=wrt)
+        if out.dtype != cotangent.dtype:
+            return out, ()  # wrong dtype of the answer: vjp would refuse the cotangent
+        return out, pull(cotangent)
+
+    def _output_and_pull(
+        self, arrays: Mapping[str, Any], *, static: Static, wrt: tuple[str, ...]
+    ) -> tuple[Any, Any]:
         import jax
 
         def output(*operands: Any) -> Any:
             return self._answer({**arrays, **dict(zip(wrt, operands, strict=True))}, static=static)
 
-        out, pull = jax.vjp(output, *(arrays[name] for name in wrt))
-        if out.dtype != cotangent.dtype:
-            return out, ()  # wrong dtype of the answer: vjp would refuse the cotangent
-        return out, pull(cotangent)
+        return jax.vjp(output, *(arrays[name] for name in wrt))
 
     def _tangent(
         self, arrays: Mapping[str, Any], tangents: Mapping[str, Any], *, static: Static

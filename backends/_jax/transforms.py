@@ -69,6 +69,8 @@ def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients
 
 def pullback(prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
     """Output and pullback by `jax.vjp`."""
+    if isinstance(prepared.function, Jitted):
+        return prepared.function.pullback(prepared, wrt)
     out, pull = _pull(prepared, wrt)
     return out, lambda cotangent: dict(zip(wrt, pull(cotangent), strict=True))
 

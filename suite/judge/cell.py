@@ -57,8 +57,10 @@ class Cell:
     @property
     def asks_optimized(self) -> bool:
         """True if the cell is compiled with all optimisations at once: of each check a share of the cells
-        (`OPTIMIZED`; for a user function also `AS_CALLED`), but no textbook code."""
+        (`OPTIMIZED`; of a user function's float32 cells also `AS_CALLED`), but no textbook code."""
         is_user_code = self.implementation.declared.is_user_code
+        if is_user_code and self.dtype.name != "f32":
+            return False
         one_in = (OPTIMIZED | AS_CALLED if is_user_code else OPTIMIZED).get(self.check.name)
         is_selected = one_in is not None and crc32(self.case.id.encode()) % one_in == 0
         return is_selected and not self.implementation.textbook

@@ -56,8 +56,9 @@ def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
     4. The steps of the policy read the verdict, one after another.
     5. Quick programs: if programs were compiled with few optimisations and the verdict fails a run, 1 to
        4 are done again with all optimisations. Leaks of both runs count. Kinds of failures that depend on
-       no compiler (`OF_CALLS`) are final. Of a user function only a pass is final: it is then called
-       operation by operation. Cells of `Cell.asks_optimized` have all optimisations at once.
+       no compiler (`OF_CALLS`) are final. Of a user function only a pass and a lacking feature are final:
+       otherwise it is called operation by operation. Cells of `Cell.asks_optimized` have all
+       optimisations at once.
     """
     optimized = cell.implementation.optimized
     full_cell = cell if optimized is None else Cell(cell.check, cell.case, optimized, cell.seed)
@@ -74,7 +75,7 @@ def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
 def _is_final(cell: Cell, verdict: Verdict) -> bool:
     """True if a verdict of quick programs does not need a second run."""
     if cell.implementation.declared.is_user_code:
-        return verdict.status == "pass"
+        return (verdict.status, verdict.kind) in (("pass", ""), ("unsupported", ""))
     return verdict.status not in BROKEN or verdict.kind in OF_CALLS
 
 

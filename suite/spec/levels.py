@@ -110,8 +110,9 @@ AS_CALLED = {
     "contract": 3, "ambient": 2, "ambient_gradients": 1, "gradient_contract": 1, "invariant_rerun": 1,
     "remembered": 1, "stateless": 1,
 }  # fmt: skip
-"""One in this many cases of a check of calls is asked of a user function operation by operation. A
-function that is called as one program runs no Python."""
+"""One in this many float32 cases of a check of calls is asked of a user function operation by operation.
+A function that is called as one program runs no Python. Each operation is compiled for each size and
+dtype, so other dtypes are asked of programs."""
 
 
 class Share(NamedTuple):

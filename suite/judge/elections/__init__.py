@@ -58,7 +58,8 @@ def native_answer(question: str, implementation: Implementation, dtype: DType) -
 
 def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     """The answer that one run of the question's probe shows. If nothing is declared, cells are judged by
-    this answer, and the probe has all optimisations.
+    this answer, and the probe has all optimisations. Of a user function the probe calls the same form,
+    program or operations, as the cell.
 
     Raises:
 
@@ -66,10 +67,9 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     - WrongAnswer "raised" for an error that is no answer (see `any_error_answers`)
     - NotApplicable if the implementation lacks a feature that the probe needs
     """
-    if (
-        implementation.optimized is not None
-        and implementation.declared_answer(question, dtype) is None
-    ):
+    is_user_code = implementation.declared.is_user_code
+    is_declared = implementation.declared_answer(question, dtype) is not None
+    if implementation.optimized is not None and not is_user_code and not is_declared:
         implementation = implementation.optimized
     answers = _OBSERVED.setdefault(implementation, {})
     key = (question, dtype.name)

@@ -146,12 +146,10 @@ class Host:
             return value
         if type(value) is str:
             return printable(value)
-        if type(value) in (tuple, list):
-            return wire.Items(tuple(map(self.encoded, value)), type(value) is list)
-        if type(value) is dict:
-            return wire.Pairs(
-                tuple((self.encoded(n), self.encoded(item)) for n, item in value.items())
-            )
+        kind: Any = type(value)
+        if kind in (tuple, list, dict):
+            items = value.items() if kind is dict else value
+            return wire.Items(tuple(map(self.encoded, items)), kind.__name__)
         if isinstance(value, BaseException):
             return self.error(value)
         if isinstance(value, PreparedCall):

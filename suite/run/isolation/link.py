@@ -259,10 +259,8 @@ class Link:
             case str():
                 return printable(answer)
             case wire.Items():
-                values = [self.value(item) for item in answer.values]
-                return values if answer.is_list else tuple(values)
-            case wire.Pairs():
-                return {self.value(n): self.value(item) for n, item in answer.values}
+                make = {"tuple": tuple, "list": list, "dict": dict}[answer.kind]
+                return make(map(self.value, answer.values))
             case wire.Error():
                 return self.error(answer)
             case wire.Call():

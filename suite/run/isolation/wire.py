@@ -4,6 +4,10 @@ The child trusts the parent: a request is a pickle. The parent trusts nothing: a
 which is decoded as one of the types here or refused, and the values of an array that is read. Both are
 limited. An object that stays in the child is answered as `Reference`, a number with claims.
 Values are bytes, whose number the claimed dtype and shape fix.
+
+execnet keeps no such limit. In release 2.1.2 a worker's header of 9 bytes makes the coordinator read
+2 GiB, and a list's length in a payload of 6 bytes makes it allocate up to 16 GiB. Here `MOST` is checked
+before a part is read, and the decoder refuses a length beyond the message.
 """
 
 from __future__ import annotations
@@ -67,16 +71,10 @@ class Error(Struct, tag=True):
 
 
 class Items(Struct, tag=True):
-    """A tuple, or a list."""
+    """A tuple, a list, or a dictionary, whose entries are tuples."""
 
     values: tuple[Value, ...]
-    is_list: bool
-
-
-class Pairs(Struct, tag=True):
-    """The entries of a dictionary."""
-
-    values: tuple[tuple[Value, Value], ...]
+    kind: Literal["tuple", "list", "dict"]
 
 
 class Call(Struct, tag=True):
@@ -124,7 +122,7 @@ class Loaded(Struct, tag=True):
     claims: dict[str, Any]
 
 
-Value = bool | int | float | str | Reference | Error | Items | Pairs | Call | Loaded | None
+Value = bool | int | float | str | Reference | Error | Items | Call | Loaded | None
 
 
 class Answer(Struct, forbid_unknown_fields=True):
