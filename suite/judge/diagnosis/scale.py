@@ -113,6 +113,8 @@ def _softcap_symptom(reading: Reading) -> Symptom | None:
             text = f"The scale is {other:.3g} = {name}, expected {scale:.3g}."
             kernel = _kernel_of_scale(name, 1.0, inputs.scale is not None)
             return Symptom(text, "scale", HINTS.get(name, ""), kernel=kernel, key=f"scale {name}")
+    if reading.fits(softmax(reading.products * scale + bias, reading.visible)):
+        return Symptom("The softcap has no effect.", "scores", key="softcap")
     # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
     for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
         if fits(scale, other):

@@ -46,4 +46,5 @@ def few_places(wrong: np.ndarray) -> Iterator[tuple[int, str]]:
     for axis, size in enumerate(wrong.shape):
         indices = np.flatnonzero(wrong.any(tuple(a for a in range(wrong.ndim) if a != axis)))
         if 0 < len(indices) <= size / 2:
-            yield axis, f"{', '.join(map(str, indices[:6]))} of {size}"
+            few = ", ".join(map(str, indices))
+            yield axis, f"{few if len(indices) <= 6 else indices_text(indices)} of {size}"

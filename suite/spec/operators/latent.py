@@ -271,6 +271,7 @@ LARGE = (
     "latent/causalbr/mha/{dt}/b2h16q2k130d128/r512e64/page64",
     "latent/causalbr/mha/{dt}/b2h16q2k130d128/r512e64/e4m3/page16",
     "latent/none/mha/{dt}/b1h16q1k300d128/r512e64/lse",
+    "latent/none/mha/{dt}/b2h16q1k256d64/r512e64",
 )
 """Latents as models serve them."""
 

@@ -151,6 +151,7 @@ STANDARD = (
     "multi-head/causal/gqa4/{dt}/b2h8q16k16d64/e512.512.512.512/qknorm/self",
     "multi-head/causal/mha/{dt}/b2h8q16k16d16/e128.128.128.128/gated/self",
     "multi-head/causal/mha/{dt}/b2h8q32k32d64/e512.512.512.512/self",
+    "multi-head/causal+pad/mha/{dt}/b2h2q32k32d8/e16.16.16.16/self",
     # a bias that a layer may take for a mask
     "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/bias.bits/self",
 )

@@ -272,6 +272,9 @@ COMMON = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"
 
 LEVEL = "paged/none/gqa2/{dt}/b5h4q5k57d16/seg1.1.1.1.1x17.8.16.1.15"
 
+FULL_SPLITS = "paged/none/gqa4/{dt}/b2h8q2k384d64/seg1.1x256.128"
+"""Decoding over keys that splits of 128 divide."""
+
 AXES_OF_CASES = {
     "sizes": (
         "gqa2/b3h4q9k24d8/seg1.3.5x7.12.5", "gqa2/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10",
@@ -328,6 +331,7 @@ PAGED = Operator(
         cases=(
             Ask(PLAIN, *DESIGNED),
             Ask(DRAWN, dtypes="array"),
+            Ask(f"{FULL_SPLITS}/page16/causal", dtypes="growing", since="standard"),
             Ask(f"{LEVEL}/causal/level", dtypes="sixteen"),
         ),
         gradients=(

@@ -65,6 +65,11 @@ ASKS = Asks(
         Ask(PLAIN, *IN_PAGES),
         Ask(DRAWN, dtypes="array"),
         Ask(SERVED, dtypes="array", since="standard"),
+        Ask(
+            "quantized/none/gqa4/{dt}/b2h8q1k256d64/e4m3/perhead",
+            dtypes="growing",
+            since="standard",
+        ),
         Ask(f"{PLAIN}/offset", dtypes="float32 first"),
         Ask("quantized/none/gqa2/{dt}/b2h4q3k17d16/perhead/causal/level", dtypes="sixteen"),
         Ask(
