@@ -235,6 +235,7 @@ def held(**facts: Any) -> dict[str, Any]:
     "answer",
     [
         b"no answer", msgpack.encode([]), pickle.dumps(print), b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
         *map(msgpack.encode, (
             {"value": {"pickle": "x"}}, {"value": {"type": "Call", "fields": {}}},
             held(number="1"), held(kind=["a\x1b[2J", "b"]), held(shape=[-1]),

@@ -2,7 +2,8 @@
 
 A child measures its calls itself, because a message takes longer than many calls. The code that it runs
 can stop the child's clock. So the parent measures how long the child takes to answer, and no time is
-shorter than that, less an empty sample.
+shorter than that, less an empty sample. Of the attacks in `tests/exploits/on_clock.py`, `patches_clock`
+and `skips_calls` need it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Recorded answers of timed calls: digests of all, and the values of a few different answers.
 
 A kernel may return wrong values only while the clock runs, or only in some calls. So the last answer of
-every sample is recorded outside the timing, and judged later.
+every sample is recorded outside the timing, and judged later. Of the attacks in
+`tests/exploits/on_clock.py`, `hides_behind_noise` needs the values of several answers.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Texts are never cut, and existing files never overwritten. CSV and Parquet have unrounded figures; the
 other formats have four digits, and scores in percent rounded down, so that only a score of 1 is 100 %.
+pandas' Styler is not used: it writes one table, without the notes and links of cells.
 """
 
 from __future__ import annotations

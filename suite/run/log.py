@@ -2,7 +2,8 @@
 
 The file is opened before any cell is judged, by a path that no kernel can change. If a plugin repeats a
 test, the worst of the cell's verdicts counts. An error that pytest reports before or after the verdict
-of a test is part of the verdict. So records and exit code agree.
+of a test is part of the verdict. So records and exit code agree. The log keeps what it wrote, since a
+later test or error may correct a verdict.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
 - Workers (`-n`) have pytest-xdist's controller. If a worker cannot begin, because of a usage error or
   because it died during imports, the run ends: the next worker could not begin either. A worker that
   dies later is one crash, and a new worker continues.
+
+A plain run has no worker: to start one, with a framework, takes 1.5 to 2.6 seconds of every run.
 """
 
 from __future__ import annotations

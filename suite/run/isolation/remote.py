@@ -3,7 +3,8 @@
 `Remote` is a backend: arrays, calls and contexts are handles of the child, and facts about the framework
 are sent by the child before it imports the user's file. `remote_function` lets the child make the
 calls of the user's function, and `RemoteNative` is an implementation of the framework. Checks and judge
-know none of them. This process never imports the framework.
+know none of them: the checks ask a backend and implementations, so a function in a child has to look
+like one. This process never imports the framework.
 """
 
 from __future__ import annotations
