@@ -136,7 +136,9 @@ class Readings:
     - `plain`: the seconds of all readings of plain arrays
 
     On a GPU the attack `other_stream` (`tests/exploits/on_clock.py`) needs them: nothing else waits for a
-    stream of its own. Every reading is made after a call, which slows readings. One trial decides if readings of plain
+    stream of its own.
+
+    Every reading is made after a call, which slows readings. One trial decides if readings of plain
     arrays vary less than the limit. Otherwise the interval of the median over several trials decides:
     reading many bytes from a device may vary by more than the whole call takes.
     """

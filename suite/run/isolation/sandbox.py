@@ -3,8 +3,8 @@
 `enclose` limits the calling process for good, by what Linux has without privileges: user, mount, network
 and process namespaces, Landlock, seccomp, and resource limits. It returns a sentence for each limit that
 this system does not enforce. bubblewrap would make the namespaces alone: Landlock, seccomp and resource
-limits would stay, and many systems lack it. Only the standard library is imported here, because a process with threads
-cannot enter a namespace.
+limits would stay, and many systems lack it. Only the standard library is imported here, because a process
+with threads cannot enter a namespace.
 """
 
 from __future__ import annotations
