@@ -29,7 +29,9 @@ An axis is one property of a case: its sizes, its mask, its dtype, a feature, th
 pages. A value of the axis `sizes` joins numbers of heads, lengths and head sizes, so a pair with it
 is a tuple of all of them. Not every pair makes sense: a mask in pages, for example, counts from the
 last key. `possible` are the pairs that some valid case has; a covering array has all of them.
-`full` draws triples in the same way.
+`full` draws triples in the same way, except for the arrays of plain and multi-head attention that
+have every mask: there `full` adds products of masks, shapes, heads, dtypes and recipes. A value of
+`sizes` stands for its lengths and head size together, a value of `pages` for page size and layout.
 
 """
 

@@ -98,7 +98,7 @@ AXES_OF_CASES = {
     "recipe": ("", "offset", "tiny"),
     "affine": ("", "plain"),
 }  # fmt: skip
-"""Widths that are powers of two and that are not, and widths of models."""
+"""Widths that are powers of two and that are not, below and above 64, and widths of models."""
 
 LAYER_NORM = Operator(
     name="layer-norm",
