@@ -12,7 +12,7 @@ import numpy as np
 
 from attention_conformance.backends.masks import rank4
 from attention_conformance.backends.protocol import ForwardOnly, Implementation
-from attention_conformance.suite.judge.answer import parts, swap_heads_and_length
+from attention_conformance.suite.judge.answer import outputs_by_name, swap_heads_and_length
 from attention_conformance.suite.judge.derivative import native_cotangent
 from attention_conformance.suite.vectors.asked import StoredProblem, problems_of
 from attention_conformance.suite.vectors.export import export
@@ -64,7 +64,7 @@ def answered(one: StoredProblem, implementation: Implementation) -> dict[str, np
     inputs, backend, asked = one.inputs(), implementation.backend, one.answers()
     prepared = implementation.prepare(inputs)
     try:
-        native = parts(prepared(), prepared)
+        native = outputs_by_name(prepared(), prepared)
     except Exception:
         return {}
     arrays = {
