@@ -36,8 +36,8 @@ from attention_conformance.suite.spec.vocabulary import DEVICES, LEVELS, MODES, 
 CELL_SECONDS, START_SECONDS = 600.0, 600.0
 """Time limits far beyond every cell and every import that ends at all."""
 
-ASKED_MODES = (*MODES, "all")
-"""The values of --mode: implementations as they are called, through their frameworks' compilers, or
+MODE_VALUES = (*MODES, "all")
+"""The values of --mode: implementations are called eagerly, through their frameworks' compilers, or
 both."""
 
 LAYERS = tuple(
@@ -52,20 +52,21 @@ PLAIN = "masked"
 @dataclass
 class Names:
     """The names of the options in pytest: with the prefix `--attention-`, and if `short` is True also
-    without a prefix."""
+    without it."""
 
     short: bool = True
 
     def prefixed(self, flag: str) -> str:
-        """The name of the option `--name` with the prefix."""
+        """Returns the option "--name" or "name" with the prefix: "--attention-name"."""
         return f"--attention-{flag.removeprefix('--')}"
 
     def destination(self, name: str) -> str:
-        """The attribute in which pytest keeps an option, by the option's or the field's name."""
+        """Returns the name of the attribute in which pytest stores an option. `name`: of the option or of
+        the field."""
         return f"attention_{name.removeprefix('--').replace('-', '_')}"
 
     def in_pytest(self, words: Iterable[str]) -> list[str]:
-        """The words of a command line, prefixed if this process has no short names."""
+        """Returns the words of a command line, with the prefix if `short` is False."""
         return [*words] if self.short else [self.prefixed(word) for word in words]
 
 
@@ -114,8 +115,8 @@ SECRET_SEEDS: set[int] = set()
 
 
 def seed(text: str) -> int:
-    """The number in the value of --seed; for "secret" a random one of 64 bits. Raises
-    ArgumentTypeError."""
+    """Returns the number in a value of --seed. For "secret" returns a random number of 64 bits, which is
+    also stored in `SECRET_SEEDS`. Raises ArgumentTypeError."""
     if text == SECRET:
         drawn = secrets.randbits(64)
         SECRET_SEEDS.add(drawn)
@@ -157,7 +158,7 @@ class Options(CommandOptions):
         "framework, on fewer cases; all",
         "NAME",
         MODES[0],
-        valid=ASKED_MODES,
+        valid=MODE_VALUES,
     )
     seed: int = option(
         "seed of the values that are drawn; secret: a new seed, which is printed at the end",
@@ -288,7 +289,8 @@ class Options(CommandOptions):
 
     @property
     def claims(self) -> dict[str, Any]:
-        """The claims about user functions in the options (see `suite.spec.claims`). Raises UsageError."""
+        """The claims about user functions by name, from all options (see `suite.spec.claims`). Raises
+        UsageError."""
         claims = {
             "numerics": self.numerics, "elections": read_elections(self.elect),
             "forbid": ",".join(n for n in self.forbid if n != NOTHING), "drop_in": self.drop_in,
@@ -305,7 +307,8 @@ class Options(CommandOptions):
 
     @property
     def backends(self) -> list[str]:
-        """Canonical backend names, with "all" written out. Raises UsageError."""
+        """Canonical backend names, with "all" replaced by the names of installed backends. Raises
+        UsageError."""
         names: list[str] = []
         for name in self.backend:
             if name == "all":
@@ -317,7 +320,8 @@ class Options(CommandOptions):
         return names
 
     def check(self) -> None:
-        """Raise UsageError for every mistake that can be found without importing a framework."""
+        """Raise UsageError for a mistake in the options that can be found without importing a
+        framework."""
         if not self.backend:
             installed = ", ".join(registry.installed())
             raise UsageError(
@@ -368,7 +372,8 @@ class Options(CommandOptions):
         return not (self.optimized or self.isolates) and self.mode != "compiled"
 
     def part(self) -> tuple[int, int]:
-        """Shard i of n, (1, 1) for a whole run. Raises UsageError."""
+        """Returns the shard's number and the number of shards; (1, 1) without --shard. Raises
+        UsageError."""
         if not self.shard:
             return 1, 1
         match = re.fullmatch(r"(\d{1,18})/(\d{1,18})", self.shard)
@@ -378,6 +383,6 @@ class Options(CommandOptions):
 
 
 def shared(name: str, **changed: Any) -> Any:
-    """A dataclass field with a copy of the flag `name` of `Options` or `OUTSIDE`, whose fields in
-    `changed` have other values."""
+    """Returns a dataclass field for an option that a command shares with runs: a copy of the flag `name`
+    of `Options` or `OUTSIDE`, with the fields `changed`."""
     return option(**vars(replace((flags(Options) | OUTSIDE)[name], **changed)))
