@@ -72,8 +72,8 @@ def test_contract(cell: Cell) -> None:
 def expect_unchanged(
     cell: Cell, prepared: PreparedCall, answer: Answer, values_before: np.ndarray, event: str
 ) -> None:
-    """Read an answer of the call again, after `event`. Raises WrongAnswer unless its values are still
-    `values_before`."""
+    """Read an earlier answer of the call again. Raises WrongAnswer "overwritten" if its values differ
+    from `values_before`. The message says that this happened after `event`."""
     reread = cell.read(answer.native, cell.inputs, prepared)
     expect_bitwise(reread.values, values_before, "overwritten", f"an answer after {event}")
 
@@ -150,8 +150,8 @@ def test_own_memory(cell: Cell) -> None:
 
 
 def other_values(inputs: Inputs) -> Inputs:
-    """Returns the inputs with the last of query, key and value negated; without these, the first array.
-    In self-attention the operands are one array, so all of them are negated."""
+    """Returns the inputs with the last of query, key and value negated, or with the first array negated
+    if there are no operands. In self-attention the operands are one array, so all of them are negated."""
     operands = [name for name in OPERANDS if name in inputs.arrays]
     operands = operands or list(inputs.arrays)[:1]
     changed = operands if inputs.self_attention else operands[-1:]

@@ -77,8 +77,8 @@ DIFFERENTIATED = with_plain_cases(
 
 
 def with_equal_slices(inputs: Inputs, operand: str, how: str) -> Inputs:
-    """The inputs with equal slices of the operand along the axis that has stride 0 in the layout
-    `how`."""
+    """Returns the inputs with values of the operand that fit the layout `how`: if an axis has stride 0,
+    all slices along this axis are equal."""
     if how not in EXPANDED:
         return inputs
     array = inputs.dense_mask if operand == "mask" else inputs.arrays[operand]
@@ -91,9 +91,10 @@ def with_equal_slices(inputs: Inputs, operand: str, how: str) -> Inputs:
     return inputs.replace(**dict.fromkeys(names, equal_slices))
 
 
-def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
-    """The names of operands, and of codes of keys, values and latents. In self-attention only the first
-    operand: query, key and value are one tensor."""
+def operands_to_arrange(inputs: Inputs) -> tuple[str, ...]:
+    """Returns the names of the arrays that are tested in other layouts: operands, and codes of keys,
+    values and latents. In self-attention only the first operand, because query, key and value are one
+    tensor."""
     if inputs.self_attention:
         return inputs.operands[:1]
     codes = [name for name in inputs.arrays if name.endswith("_codes")]
@@ -101,14 +102,14 @@ def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
 
 
 def index_operands(cell: Cell) -> tuple[str, ...]:
-    """The names in `INDEX_ARRANGEMENTS` that the call takes."""
+    """Returns the names in `INDEX_ARRANGEMENTS` that the call takes."""
     prepared = cell.prepare(cell.inputs)
     return tuple(n for n in INDEX_ARRANGEMENTS if prepared.argument(n) in prepared.arguments)
 
 
-def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[PreparedCall, Any]:
-    """The call for `inputs` with one operand in the memory layout `how`, and the larger array that
-    contains the operand and the gaps.
+def arranged_call(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[PreparedCall, Any]:
+    """Returns two values: the call for `inputs` with one operand in the memory layout `how`, and the
+    larger array that contains the operand and the gaps.
 
     Raises NotApplicable if the call does not take the operand as an array.
     """
@@ -141,7 +142,7 @@ class ArrangedCall(NamedTuple):
 def arrangements(
     cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]
 ) -> Iterator[ArrangedCall]:
-    """The calls with each operand in each arrangement of `kinds`."""
+    """Yields the calls with each operand in each arrangement of `kinds`."""
     for operand in operands:
         for how in kinds:
             if how in HEAD_ARRANGEMENTS and cell.inputs.operator.is_layer:
@@ -149,13 +150,13 @@ def arrangements(
             if how not in INDEX_ARRANGEMENTS.get(operand, kinds):
                 continue
             inputs = with_equal_slices(cell.inputs, operand, how)
-            yield ArrangedCall(operand, how, inputs, *laid_out(cell, inputs, operand, how))
+            yield ArrangedCall(operand, how, inputs, *arranged_call(cell, inputs, operand, how))
 
 
 @contextmanager
 def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> Iterator[None]:
-    """A context whose deviations name operand and layout. The call must not change the array
-    `storage`."""
+    """A context for a call with an operand in the layout `how`. Raises WrongAnswer "mutated-input" if the
+    array `storage` has changed. Every WrongAnswer names operand and layout."""
     try:
         with require_unchanged(
             cell.implementation.backend, {"the memory around it": storage}, "the call"
@@ -167,7 +168,8 @@ def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> I
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
-    """Judge the output of every arrangement; equal bits are judged once. Raises WrongAnswer."""
+    """Judge the outputs for each operand in each arrangement of `kinds`. Outputs with the same bits are
+    judged once. Raises WrongAnswer."""
     right_arrays: Mapping[str, np.ndarray] = {}
     for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
         with expect_gaps_unchanged(cell, operand, how, storage):
@@ -190,24 +192,24 @@ def have_same_bits(got: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray
 def test_layouts(cell: Cell) -> None:
     """Query, key and value from larger arrays, with stride 0 along samples or heads (pytorch#191937), and
     with odd strides of axes of size 1 (pytorch#116333); page tables from larger arrays."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + index_operands(cell), OUTER)
+    expect_in_every_layout(cell, operands_to_arrange(cell.inputs) + index_operands(cell), OUTER)
 
 
 @check(CASES, needs=("strides", "strided-operands", "inner-stride"))
 def test_inner_layouts(cell: Cell) -> None:
     """Query, key and value with components that are not adjacent (pytorch#187506, ROCm#3230), and
     lengths, slots and page tables whose numbers are not."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + index_operands(cell), INNER)
+    expect_in_every_layout(cell, operands_to_arrange(cell.inputs) + index_operands(cell), INNER)
 
 
 @check(CASES, needs=("strides", "strided-operands", "negative-views"))
 def test_negative_layouts(cell: Cell) -> None:
     """Query, key and value by negative strides, or by a view that exchanges signs (PyTorch)."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs), ("negative",))
+    expect_in_every_layout(cell, operands_to_arrange(cell.inputs), ("negative",))
 
 
 def mask_or_bias(cell: Cell) -> tuple[str]:
-    """The name of the operand that is added to the scores or masks them."""
+    """Returns ("bias",) if the case has a bias, else ("mask",)."""
     return ("mask",) if cell.inputs.bias is None else ("bias",)
 
 
@@ -227,9 +229,10 @@ def test_inner_mask_layouts(cell: Cell) -> None:
 
 
 def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None:
-    """Judge the gradients of all operands, for every arrangement of each operand."""
+    """Judge the gradients of all operands for each operand in each arrangement of `kinds`. Raises
+    WrongAnswer."""
     _, names = differentiable_call(cell)
-    operands = tuple(n for n in (*laid_out_operands(cell.inputs), "bias") if n in names)
+    operands = tuple(n for n in (*operands_to_arrange(cell.inputs), "bias") if n in names)
     for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
         with expect_gaps_unchanged(cell, operand, how, storage):
             _, gradients = vjp(cell, inputs, operands, prepared=prepared)
@@ -261,11 +264,11 @@ EQUAL_LENGTH_CASES = (
 
 
 def operands_in_one_array(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, list[np.ndarray]]]:
-    """Layouts of query, key and value in one array: the name of the layout, the array, and the three
-    views (B, L, H, D). The first two layouts need as many keys as queries."""
+    """Yields layouts of query, key and value in one array: the name of the layout, the array, and the
+    three views (B, L, H, D). The first two layouts need as many keys as queries."""
 
     def with_heads(array: np.ndarray) -> np.ndarray:
-        """The operand as (B, L, H, D)."""
+        """Returns the operand as (B, L, H, D)."""
         if inputs.operator.packing is not None:
             return array[None]
         return array[:, :, None] if array.ndim == 3 else array.swapaxes(1, 2)
@@ -296,7 +299,8 @@ def operands_in_one_array(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, lis
 def call_on_one_array(
     cell: Cell, prepared: PreparedCall, array: np.ndarray, views: list[np.ndarray]
 ) -> tuple[PreparedCall, Any]:
-    """The call with `views` of `array` as query, key and value, and the array in the framework."""
+    """Returns two values: the call whose query, key and value are `views` (B, L, H, D) of `array`, and
+    this array in the framework."""
     inputs, backend = cell.inputs, cell.implementation.backend
     storage = backend.array(array.ravel(), inputs.dtype)
     windows = []

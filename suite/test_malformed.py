@@ -85,9 +85,9 @@ def test_bad_argument(cell: Cell) -> None:
 def describe_answer(implementation: Implementation, inputs: Inputs) -> str:
     """Returns a description of the answer to a malformed problem; "" if the implementation raises.
 
-    Raises NotApplicable if the adapter cannot pass the problem to the framework. The framework builds a
-    layer when the call is prepared.
-    """
+    An error while a layer is built counts, too: that happens when the call is prepared. For other
+    operators such an error comes from the adapter, which cannot pass the problem, and NotApplicable is
+    raised."""
     backend = implementation.backend
     try:
         prepared = implementation.prepare(inputs)

@@ -36,7 +36,7 @@ THREADS = "ATTENTION_THREADS"
 
 
 def ids(*workloads: str) -> list[str]:
-    """The case ids of workloads in float32, as an asv parameter."""
+    """Returns the case ids of workloads in float32, as an asv parameter."""
     return [workload.case().id for name in workloads for workload in find_workloads(name)]
 
 
@@ -92,7 +92,7 @@ class Benchmark:
         self.timed.backend.sync(self.last_output)
 
     def _median(self) -> float:
-        """The median of five samples."""
+        """Returns the median of five samples."""
         return statistics.median(self.timed.sample() for _ in range(5))
 
     def _work(self, case: str) -> Work:
@@ -233,7 +233,8 @@ class Conformance:
 
 
 def count_cells(backend: str) -> dict[str, int]:
-    """Number of cells of the check `values` at level smoke by status, with manifests, without layers."""
+    """Returns number of cells of the check `values` at level smoke by status, with manifests, without
+    layers."""
     from collections import Counter
 
     from attention_conformance.suite.checks import all_checks
@@ -248,7 +249,7 @@ def count_cells(backend: str) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def load_cell_calls(backend: str) -> dict[str, Any]:
-    """The implementations of a backend by name. Threads and CPUs are fixed before the import."""
+    """Returns the implementations of a backend by name. Threads and CPUs are fixed before the import."""
     pin(int(os.environ.get(THREADS, "1")))
     return implementations(backend, Options())[1]
 
@@ -257,7 +258,7 @@ def load_cell_calls(backend: str) -> dict[str, Any]:
 def timed_call(
     backend: str, case: str, implementation: str, direction: str
 ) -> tuple[TimedCall, float | None]:
-    """A warm call whose answer is right, and the error ratio of the answer.
+    """Returns a warm call whose answer is right, and the error ratio of the answer.
 
     Raises the errors of `resolved`, and RefusedTime if the answer is wrong or its time cannot be true.
     """
@@ -268,7 +269,7 @@ def timed_call(
 
 
 def find_call(backend: str, case: str, implementation: str, direction: str) -> TimedCall:
-    """The call with these names, not yet prepared.
+    """Returns the call with these names, not yet prepared.
 
     Raises NotImplementedError (asv: "no value") if the implementation declares the case unsupported,
     UsageError with the valid names for an unknown implementation, ValueError for an unknown case.

@@ -144,8 +144,8 @@ class TimedCall:
         return seconds
 
     def judge(self) -> float | None:
-        """The error ratio of the timed answer. Judges the answers of a part of the sets, every answer
-        that differs from another one to the same inputs, and an answer to new inputs.
+        """Returns the error ratio of the timed answer. Judges the answers of a part of the sets, every
+        answer that differs from another one to the same inputs, and an answer to new inputs.
 
         Raises RefusedTime with one of these kinds:
 
@@ -202,7 +202,8 @@ class TimedCall:
             return self.backend.peak_bytes(self.calls, self.prepared)
 
     def kernels(self) -> str:
-        """The framework's names of the kernels that ran; "" if the framework does not name them."""
+        """Returns the framework's names of the kernels that ran; "" if the framework does not name
+        them."""
         try:
             with leaks.without_warnings():
                 return self.backend.kernels(self.prepared)
@@ -215,17 +216,18 @@ class TimedCall:
         return implementation.differentiable(inputs)
 
     def _sample_seconds(self, inner: int) -> float:
-        """Seconds of one call, averaged over `inner` calls; records the answer of the last one."""
+        """Returns seconds of one call, averaged over `inner` calls; records the answer of the last
+        one."""
         seconds, out = self._timed(self.calls, inner, self.slowdown)
         self.record(out)
         return seconds
 
     def _timed(self, call: Any, inner: int = 1, slow: float = 0.0) -> tuple[float, Any]:
-        """The seconds and the output of `Clock.timed`. Raises RefusedTime if a call raises."""
+        """Returns the seconds and the output of `Clock.timed`. Raises RefusedTime if a call raises."""
         return self._attempt(lambda: self.clock.timed(call, inner, slow))
 
     def _set_count(self) -> int:
-        """The number of sets of inputs."""
+        """Returns the number of sets of inputs."""
         size = (
             sum(array.size for array in self.cell.inputs.arrays.values()) * self.case.dtype.itemsize
         )
@@ -240,7 +242,8 @@ class TimedCall:
                 break
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
-        """The result of `call()`. Raises RefusedTime and UnsupportedCall in place of its errors."""
+        """Returns the result of `call()`. Raises RefusedTime and UnsupportedCall in place of its
+        errors."""
         try:
             return self.cell.attempt(call)
         except NotApplicable as error:
@@ -249,7 +252,8 @@ class TimedCall:
             raise RefusedTime(error.kind, error.message) from error
 
     def _cotangent(self, number: int) -> Any:
-        """The cotangent for the inputs of set `number`, as a native array; None for a forward call."""
+        """Returns the cotangent for the inputs of set `number`, as a native array; None for a forward
+        call."""
         if self.direction == "forward":
             return None
         values = native_cotangent(self._cotangent_values(number), self.cell.inputs, self.prepared)
@@ -259,15 +263,15 @@ class TimedCall:
         return draw_cotangent(self.case, self.cell.seed + FRESH_SEED * number)
 
     def _inputs(self, number: int) -> Inputs:
-        """The inputs of set `number`: of set 0 the case's, of other sets with new operands."""
+        """Returns the inputs of set `number`: of set 0 the case's, of other sets with new operands."""
         if not number:
             return self.cell.inputs
         drawn = draw(self.case, self.cell.seed + FRESH_SEED * number)
         return self.cell.inputs.replace(**{name: drawn.arrays[name] for name in drawn.operands})
 
     def _judge_readings(self) -> Any:
-        """The answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished when the
-        clock stops, and "lazy" if an answer is read more slowly than a plain array."""
+        """Returns the answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished
+        when the clock stops, and "lazy" if an answer is read more slowly than a plain array."""
         readings = protocol.Readings(self.clock.uncertainty)
         samples = self.samples or [self._timed(self.calls)[0]]
 
@@ -292,7 +296,7 @@ class TimedCall:
         return last
 
     def _arguments(self, inputs: Inputs) -> Any:
-        """The native arguments of other inputs of the case."""
+        """Returns the native arguments of other inputs of the case."""
         implementation = self.implementation
         if isinstance(implementation, Compiled):
             # Only the arguments are new: the compiled program must be the one that is timed.
@@ -328,8 +332,8 @@ class TimedCall:
         )
 
     def _time_inputs(self, number: int) -> tuple[float, float, Callable[[], None]]:
-        """Seconds of a call with old inputs and of one with new inputs, and a function that judges the
-        answer to the new inputs."""
+        """Returns seconds of a call with old inputs and of one with new inputs, and a function that
+        judges the answer to the new inputs."""
         drawn = self._inputs(number)
         arguments, cotangent = self._arguments(drawn), self._cotangent(number)
         warm_up, _ = self._call_with(drawn, arguments, cotangent)
@@ -353,8 +357,9 @@ class TimedCall:
         return old_time, new_time, judge
 
     def _call_with(self, inputs: Inputs, arguments: Any, cotangent: Any) -> tuple[Any, Inputs]:
-        """A call with these arguments, and the inputs that it answers: they have other signs, drawn by
-        `Clock.signed_call`, unless the call is a backward pass or its operand is no array argument."""
+        """Returns a call with these arguments, and the inputs that it answers: they have other signs,
+        drawn by `Clock.signed_call`, unless the call is a backward pass or its operand is no array
+        argument."""
         name, prepared = inputs.operands[0], replace(self.prepared, arguments=arguments)
         is_integer = name in inputs.operator.array_kinds.integers
         if self.direction == "backward" or is_integer or prepared.argument(name) not in arguments:
@@ -362,7 +367,7 @@ class TimedCall:
         return self.clock.signed_call(inputs, name, self.step, prepared, cotangent)
 
     def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> Reading:
-        """Copies of the values that a call returned."""
+        """Returns copies of the values that a call returned."""
         cell, gradients = self.cell, None
         answer: Answer | None
         try:

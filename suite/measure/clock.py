@@ -87,7 +87,7 @@ class Clock:
         return 2 * self.round_trip
 
     def signed_call(self, inputs: Inputs, name: str, *call: Any) -> tuple[Any, Inputs]:
-        """A call whose operand `name` is multiplied by signs, and the inputs that it answers.
+        """Returns a call whose operand `name` is multiplied by signs, and the inputs that it answers.
 
         The signs are drawn now, by the system's random numbers, and passed as the call is made. `call`
         are the fields `step`, `prepared` and `cotangent` of `SignedCall`.
@@ -98,11 +98,11 @@ class Clock:
         return partial(signed_call, signs), inputs.replace(**{name: array * signs})
 
     def _make_signed(self, *fields: Any) -> Any:
-        """A `SignedCall` in the process that makes calls; `fields` are those after `backend`."""
+        """Returns a `SignedCall` in the process that makes calls; `fields` are those after `backend`."""
         return SignedCall(self.backend, *fields)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
-        """The result of `protocol.timed`."""
+        """Returns the result of `protocol.timed`."""
         return protocol.timed(call, self.backend.sync, inner, slow)
 
     def plain_copies(self, out: Any) -> Any:
@@ -111,7 +111,7 @@ class Clock:
         return plain_copies(out, self.backend)
 
     def reading(self, out: Any) -> float:
-        """Seconds of reading all arrays of an output."""
+        """Returns seconds of reading all arrays of an output."""
         start = protocol.now()
         for array in arrays_of(out, self.backend):
             self.backend.to_numpy(array)
@@ -132,8 +132,8 @@ class RemoteClock(Clock):
         return self.link.ask(plain_copies, out, CHILD_BACKEND)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
-        """The result of `protocol.timed` in the child, with at least the seconds of the request less
-        those of an empty sample."""
+        """Returns the result of `protocol.timed` in the child, with at least the seconds of the request
+        less those of an empty sample."""
         start = protocol.now()
         seconds, out = self.link.ask(protocol.timed, call, CHILD_SYNC, inner, slow)
         parent_seconds = protocol.now() - start
@@ -146,12 +146,12 @@ class RemoteClock(Clock):
 
 
 def clock_of(backend: Backend, round_trip: float) -> Clock:
-    """The clock of calls of a backend; `round_trip` is the result of `measure_round_trip`."""
+    """Returns the clock of calls of a backend; `round_trip` is the result of `measure_round_trip`."""
     return RemoteClock(backend, round_trip) if isinstance(backend, Remote) else Clock(backend)
 
 
 def measure_round_trip(backend: Remote) -> float:
-    """Seconds of an empty sample in the child. Call this before the child imports the user's file, which
-    may slow empty samples."""
+    """Returns seconds of an empty sample in the child. Call this before the child imports the user's
+    file, which may slow empty samples."""
     clock, empty = RemoteClock(backend, 0.0), HostPath(("begin",))
     return statistics.median(clock.timed(empty, 0)[0] for _ in range(TRIPS))

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def options_of(arguments: argparse.Namespace) -> BenchOptions:
-    """The options of the command line; without --workload the options of a quick run.
+    """Returns the options of the command line; without --workload the options of a quick run.
 
     Raises UsageError for invalid options, FileExistsError if the results file exists.
     """
@@ -152,8 +152,8 @@ def _say(text: str) -> None:
 
 
 def record_line(record: SpeedRecord) -> str:
-    """One record as a line: implementation, time, share of the limits, tokens per second, error ratio,
-    memory."""
+    """Returns one record as a line: implementation, time, share of the limits, tokens per second, error
+    ratio, memory."""
     implementation = f"{record.backend}:{record.implementation}"
     begin = f"{record.workload:24} {implementation:28} {record.direction:16} {record.dtype:4}"
     seconds = record.seconds
@@ -173,7 +173,7 @@ def record_line(record: SpeedRecord) -> str:
 
 
 def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
-    """Lines of the tables of median times, one table per direction and dtype.
+    """Yields lines of the tables of median times, one table per direction and dtype.
 
     Rows are implementations, columns workloads. A cell without a time shows its status; "~" marks an
     unsettled time.
@@ -234,7 +234,8 @@ def _gate(options: BenchOptions) -> RunVerdict:
 
 
 def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:
-    """The text of an outcome, with the gate's error rates; `mine` and `other` are labels of the sides."""
+    """Returns the text of an outcome, with the gate's error rates; `mine` and `other` are labels of the
+    sides."""
     from attention_conformance.suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
 
     word = {

@@ -90,7 +90,7 @@ class GateOutcome:
 def sides(
     options: Options, backend: str, implementation: str, against: str, folder: Path
 ) -> tuple[Side, Side]:
-    """The candidate, and the baseline that `against` names. Raises GateError.
+    """Returns the candidate, and the baseline that `against` names. Raises GateError.
 
     `against` is one of:
 
@@ -161,7 +161,7 @@ class Gate:
         self.seconds = seconds
 
     def run(self, workload: str, case: str, direction: str, seed: int) -> GateOutcome:
-        """The outcome of one case; wrong answers and failed workers have exit codes."""
+        """Returns the outcome of one case; wrong answers and failed workers have exit codes."""
         outcome = GateOutcome(workload, case, direction, OK)
         pairs: dict[str, list[float]] = {"verdict": [], "twin": [], "injected": []}
         times: dict[str, list[float]] = {"candidate": [], "baseline": []}
@@ -290,13 +290,15 @@ def is_regression(log_ratios: Sequence[float]) -> bool:
 
 
 def regression_share(log_ratios: Sequence[float]) -> float:
-    """The share of bootstrap resamples of the pairs that `is_regression` would call a regression."""
+    """Returns the share of bootstrap resamples of the pairs that `is_regression` would call a
+    regression."""
     return float((lower_limits(log_ratios, len(log_ratios)) > math.log1p(MARGIN)).mean())
 
 
 def lower_limits(log_ratios: Sequence[float], count: int, draws: int = RESAMPLES) -> np.ndarray:
-    """The lower limits of the intervals of bootstrap resamples (Efron 1979), each of `count` pairs; -inf
-    if an interval of so few pairs has no limits. A fixed seed makes the limits reproducible."""
+    """Returns the lower limits of the intervals of bootstrap resamples (Efron 1979), each of `count`
+    pairs; -inf if an interval of so few pairs has no limits. A fixed seed makes the limits
+    reproducible."""
     low, _ = protocol.interval(range(count))
     if math.isinf(low):
         return np.full(draws, low)
@@ -305,8 +307,8 @@ def lower_limits(log_ratios: Sequence[float], count: int, draws: int = RESAMPLES
 
 
 def exit_code_of(outcomes: Sequence[GateOutcome]) -> int:
-    """The exit code of several outcomes, the first that applies: WRONG, REGRESSION, NOISY if one outcome
-    has the code; NOTHING if one is broken or none is OK; else OK."""
+    """Returns the exit code of several outcomes, the first that applies: WRONG, REGRESSION, NOISY if one
+    outcome has the code; NOTHING if one is broken or none is OK; else OK."""
     codes = {outcome.code for outcome in outcomes}
     for code in (WRONG, REGRESSION, NOISY):
         if code in codes:

@@ -93,8 +93,8 @@ class Worker:
         return self._process.poll() is not None
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The worker's answer. Raises WorkerFailure with the status that the worker reports, or "error"
-        if the worker died or exceeded the time limit."""
+        """Returns the worker's answer. Raises WorkerFailure with the status that the worker reports, or
+        "error" if the worker died or exceeded the time limit."""
         return self._request(request, self.options.cell_timeout, request["do"])
 
     def _request(self, request: dict[str, Any], seconds: float, method: str) -> dict[str, Any]:
@@ -176,9 +176,9 @@ class Pool:
             worker.end()
 
     def offers(self) -> list[tuple[str, Offer]]:
-        """The backend and the offer of each selected implementation: those of `options.implementation`
-        ("sdpa", "torch:sdpa"), else user functions of the mode, else all of the mode. Raises
-        NothingToMeasure for an unknown name, or if nothing is selected."""
+        """Returns the backend and the offer of each selected implementation: those of
+        `options.implementation` ("sdpa", "torch:sdpa"), else user functions of the mode, else all of the
+        mode. Raises NothingToMeasure for an unknown name, or if nothing is selected."""
         names, mode = self.options.implementation, self.options.mode
         offers = [(b, offer) for b, worker in self.workers.items() for offer in worker.offers]
         names_of = {(b, o.name): {o.name, f"{b}:{o.name}"} for b, o in offers}
@@ -197,7 +197,7 @@ class Pool:
 
 
 def interpreter(place: str) -> str:
-    """The Python of a virtual environment, given as its folder or as the interpreter itself.
+    """Returns the Python of a virtual environment, given as its folder or as the interpreter itself.
 
     Raises ValueError if the file does not exist.
     """

@@ -102,8 +102,8 @@ def wait(seconds: float) -> None:
 def timed(
     call: Callable[[], Any], sync: Callable[[Any], None], inner: int, slow: float = 0.0
 ) -> tuple[float, Any]:
-    """Seconds of one call, averaged over `inner` calls, and the output of the last call; 0 and None
-    without calls. The time includes a wait of the fraction `slow` of the calls' time."""
+    """Returns seconds of one call, averaged over `inner` calls, and the output of the last call; 0 and
+    None without calls. The time includes a wait of the fraction `slow` of the calls' time."""
     out = None
     start = now()
     for _ in range(inner):
@@ -114,7 +114,8 @@ def timed(
 
 
 def allowed_extra(sample: float) -> float:
-    """The greatest extra seconds of a reading that are accepted, if a sample takes `sample` seconds."""
+    """Returns the greatest extra seconds of a reading that are accepted, if a sample takes `sample`
+    seconds."""
     return max(READING_SHARE * sample, STALE_SECONDS)
 
 
@@ -170,7 +171,7 @@ class Readings:
 
 
 def calls_per_sample(seconds: float) -> int:
-    """The number of calls of `seconds` each that fill a sample."""
+    """Returns the number of calls of `seconds` each that fill a sample."""
     return max(1, math.ceil(SAMPLE_SECONDS / max(seconds, LEAST_SECONDS)))
 
 
@@ -195,7 +196,7 @@ def warm(sample: Callable[[int], float], first: float) -> tuple[int, bool, int]:
 
 
 def interval(values: Sequence[float], confidence: float = 0.99) -> tuple[float, float]:
-    """An interval that holds the median with at least `confidence`, from order statistics.
+    """Returns an interval that holds the median with at least `confidence`, from order statistics.
 
     The k-th smallest and k-th largest value, where k is the largest number with
     P(Binomial(n, 1/2) < k) <= (1 - confidence) / 2 (David and Nagaraja 2003, section 7.1). Infinite if

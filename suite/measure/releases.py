@@ -27,7 +27,8 @@ class Release(NamedTuple):
 
 
 def read(lock: str | Path) -> Release:
-    """The release in the lock file NAME-VERSION.txt, by its path or, for the project's own, NAME-VERSION.
+    """Returns the release in the lock file NAME-VERSION.txt, by its path or, for the project's own,
+    NAME-VERSION.
 
     Its lines are requirements, one of them NAME==VERSION. Raises OSError and ValueError.
     """

@@ -19,7 +19,7 @@ from attention_conformance.suite.spec.catalogue.workloads import Workload
 
 
 def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
-    """The header of a run's records."""
+    """Returns the header of a run's records."""
     versions = {"numpy": metadata.version("numpy")}
     for worker in pool.workers.values():
         versions |= worker.hello["versions"]
@@ -51,7 +51,7 @@ class Measurement:
     announced: bool = False
 
     def ask(self, do: str, **fields: Any) -> dict[str, Any]:
-        """The worker's answer; {} after a failure, which is stored in `failure`."""
+        """Returns the worker's answer; {} after a failure, which is stored in `failure`."""
         try:
             return self.worker.ask(do=do, key=self.key, **fields)
         except WorkerFailure as error:
@@ -125,8 +125,8 @@ class Measurement:
 
 
 def decoded_tokens(case: Case) -> int:
-    """The number of tokens (batch size x queries) of a decoding step, which has fewer queries than keys;
-    0 for other cases."""
+    """Returns the number of tokens (batch size x queries) of a decoding step, which has fewer queries
+    than keys; 0 for other cases."""
     if case.sizes.Lq >= case.sizes.Lk:
         return 0
     return math.prod(case.letters[axis] for axis in case.axes.get("query", "") if axis in "bq")
@@ -140,7 +140,8 @@ def _exceeds_limit(record: SpeedRecord) -> bool:
 def measure(
     options: BenchOptions, pool: Pool, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[SpeedRecord]:
-    """The records of a run, by workload. `say` receives progress messages. Raises NothingToMeasure."""
+    """Yields the records of a run, by workload. `say` receives progress messages. Raises
+    NothingToMeasure."""
     offers = pool.offers()
     groups = [
         (workload, workload.case(name), direction)
@@ -159,7 +160,7 @@ def _time_group(
     options: BenchOptions, pool: Pool, workload: Workload, case: Case, direction: str,
     offers: Sequence[tuple[str, Offer]], steps: Steps,
 ) -> Iterator[SpeedRecord]:  # fmt: skip
-    """The records of a case in one direction, one for each offered implementation of a backend."""
+    """Yields the records of a case in one direction, one for each offered implementation of a backend."""
     measurements = []
     for backend, offer in offers:
         worker = pool.workers[backend]

@@ -45,12 +45,12 @@ class RecordedAnswers(Generic[T]):
         self._kept[digest] = read()
 
     def answers(self) -> list[tuple[int, T]]:
-        """The count and the values of each kept answer."""
+        """Returns the count and the values of each kept answer."""
         return [(self.counts[digest], values) for digest, values in self._kept.items()]
 
 
 def digest_of(out: Any, backend: Backend) -> int:
-    """A checksum of all arrays of an output."""
+    """Returns a checksum of all arrays of an output."""
     checksum = 0
     for array in arrays_of(out, backend):
         checksum = zlib.crc32(np.ascontiguousarray(backend.to_numpy(array)).tobytes(), checksum)
@@ -58,7 +58,7 @@ def digest_of(out: Any, backend: Backend) -> int:
 
 
 def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:
-    """The arrays of an output: an array, or nested sequences and dictionaries of arrays."""
+    """Yields the arrays of an output: an array, or nested sequences and dictionaries of arrays."""
     if isinstance(out, Mapping):
         out = list(out.values())
     if isinstance(out, Sequence):

@@ -36,8 +36,8 @@ def of_bench(
     outcomes: Sequence[GateOutcome] = (),
     reasons: tuple[str, ...] = (),
 ) -> RunVerdict:
-    """The verdict of a run that timed `records`, or compared `outcomes`. `reasons` say why it did not end
-    green, by default what the outcomes say; `options` are None if they could not be read."""
+    """Returns the verdict of a run that timed `records`, or compared `outcomes`. `reasons` say why it did
+    not end green, by default what the outcomes say; `options` are None if they could not be read."""
     failure = next((one for one in records if one.status in ("refused", "error")), None)
     statuses = [one.status for one in records]
     refusals = [one.message for one in records if one.status == "unsupported"]
@@ -53,7 +53,7 @@ def of_bench(
 
 
 def _time(record: SpeedRecord) -> dict[str, Any]:
-    """The median seconds of a call, their 99 % interval, and the number of samples."""
+    """Returns the median seconds of a call, their 99 % interval, and the number of samples."""
     low, high = (_finite(limit) for limit in protocol.interval(record.samples))
     seconds = statistics.median(record.samples)
     fields = {name: getattr(record, name) for name in TIME_FIELDS}
@@ -61,7 +61,7 @@ def _time(record: SpeedRecord) -> dict[str, Any]:
 
 
 def _ratio(outcome: GateOutcome) -> dict[str, Any]:
-    """The times of candidate and baseline, and their ratio with its 99 % interval."""
+    """Returns the times of candidate and baseline, and their ratio with its 99 % interval."""
     names = ("workload", "case", "direction", "message", "ratio", "low", "high")
     fields = {name: getattr(outcome, name) for name in names}
     return fields | {
@@ -71,5 +71,5 @@ def _ratio(outcome: GateOutcome) -> dict[str, Any]:
 
 
 def _finite(limit: float) -> float | None:
-    """A limit of an interval; None if there are too few samples for one."""
+    """Returns a limit of an interval; None if there are too few samples for one."""
     return limit if math.isfinite(limit) else None

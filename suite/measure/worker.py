@@ -43,7 +43,7 @@ class Server:
         self.limits: dict[tuple[str, str, int], float] = {}
 
     def hello(self) -> Fields:
-        """The implementations, the versions, and notes for people."""
+        """Returns the implementations, the versions, and notes for people."""
         offers = [
             {"name": i.name, "mode": i.mode, "operator": i.operator.name}
             for i in self.implementations.values()
@@ -87,7 +87,7 @@ class Server:
         return {"error_ratio": self.calls[request["key"]].judge()}
 
     def facts(self, request: Fields) -> Fields:
-        """The peak bytes and the kernels of a call."""
+        """Returns the peak bytes and the kernels of a call."""
         call = self.calls[request["key"]]
         return {"peak_bytes": call.peak_bytes(), "kernel": call.kernels()}
 
@@ -98,8 +98,9 @@ class Server:
         return {}
 
     def limit(self, request: Fields) -> Fields:
-        """The fastest matrix product of a dtype (operations per second), and the fastest copy of `bytes`
-        bytes (bytes per second). With `again` both are measured again, and the faster result counts."""
+        """Returns the fastest matrix product of a dtype (operations per second), and the fastest copy of
+        `bytes` bytes (bytes per second). With `again` both are measured again, and the faster result
+        counts."""
         from attention_conformance.suite.spec.dtypes import dtype
 
         fmt, device = dtype(request["dtype"]), self.backend.device
@@ -131,21 +132,21 @@ def rate_of(backend: Any, kind: str, size: int, fmt: Any) -> tuple[float, float]
 
 
 def rate_of_copy(backend: Any, moved: int, fmt: Any) -> float:
-    """Bytes per second of a copy that moves `moved` bytes: half are read, half are written."""
+    """Returns bytes per second of a copy that moves `moved` bytes: half are read, half are written."""
     return rate_of(backend, "copy", max(1, moved // 2 // fmt.itemsize), fmt)[0]
 
 
 def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
-    """A backend and its implementations by name: the framework's, user functions, and compiled forms of
-    both. Raises UsageError and BackendUnavailable.
+    """Returns a backend and its implementations by name: the framework's, user functions, and compiled
+    forms of both. Raises UsageError and BackendUnavailable.
     """
     backend, by_name, _ = load_implementations(name, options)
     return backend, by_name
 
 
 def load_implementations(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """A backend, its implementations by name (see `implementations`), and the facts of user functions by
-    name."""
+    """Returns a backend, its implementations by name (see `implementations`), and the facts of user
+    functions by name."""
     from attention_conformance.backends import registry
     from attention_conformance.backends.compilers import compiled_forms
 
@@ -165,7 +166,7 @@ def load_implementations(name: str, options: Options) -> tuple[Any, dict[str, An
 
 
 def _load_user_function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
-    """The user function named by `text`, in a child if the options say so, and its facts. Raises
+    """Returns the user function named by `text`, in a child if the options say so, and its facts. Raises
     UsageError."""
     from attention_conformance.suite.judge.fitting import fit
     from attention_conformance.suite.measure.clock import measure_round_trip
@@ -189,8 +190,8 @@ def _load_user_function(backend: Any, options: Options, text: str) -> tuple[Any,
 
 
 def cpus_for(threads: int) -> list[int]:
-    """The last `threads` CPUs of this process, or all for 0. Workers of one thread thus share a CPU, and
-    no worker has a faster CPU."""
+    """Returns the last `threads` CPUs of this process, or all for 0. Workers of one thread thus share a
+    CPU, and no worker has a faster CPU."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     cpus = sorted(os.sched_getaffinity(0))
@@ -225,7 +226,7 @@ def main() -> None:
 
 
 def _failure(error: Exception) -> Fields:
-    """The answer to a request that raised; `failed` is a status of speed records, or "usage"."""
+    """Returns the answer to a request that raised; `failed` is a status of speed records, or "usage"."""
     from attention_conformance.backends.protocol import BackendUnavailable
     from attention_conformance.backends.registry import UsageError
     from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall

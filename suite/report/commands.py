@@ -132,7 +132,7 @@ def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command that prints RecordError and the like to standard error and returns 2."""
+    """Returns a command that prints RecordError and the like to standard error and returns 2."""
 
     def guarded(args: argparse.Namespace) -> int:
         try:
@@ -198,7 +198,8 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _paths_by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
-    """The paths by kind, in the order of a report. Raises RecordError if a path is named twice."""
+    """Returns the paths by kind, in the order of a report. Raises RecordError if a path is named
+    twice."""
     listed: dict[Path, Path] = {}
     for path in paths:
         if path.resolve() in listed:

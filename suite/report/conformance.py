@@ -50,7 +50,7 @@ COUNTS: dict[str, Entries] = {"counts": _counts}
 
 
 def _tallies(groups: Groups) -> pd.Series:
-    """Cells passed / judged, with the counts of other statuses in brackets, the gravest first."""
+    """Returns cells passed / judged, with the counts of other statuses in brackets, the gravest first."""
     import pandas as pd
 
     counts = _counts(groups)
@@ -58,7 +58,7 @@ def _tallies(groups: Groups) -> pd.Series:
 
 
 def _tally_text(counts: dict[Any, Any]) -> str:
-    """The tally of one group: "17/20 (3 fail, 2 unsupported)"."""
+    """Returns the tally of one group: "17/20 (3 fail, 2 unsupported)"."""
     other_counts = ", ".join(f"{counts[s]} {s}" for s in (*FAILING, UNSUPPORTED) if counts[s])
     share = f"{counts['pass']}/{counts['cells'] - counts[UNSUPPORTED]}"
     return f"{share} ({other_counts})" if other_counts else share
@@ -84,7 +84,7 @@ OF_OPERATORS = Table(
 
 
 def _shortened_list(labels: Iterable[str]) -> str:
-    """The labels of a few implementations; of many the first label, and the number of others."""
+    """Returns the labels of a few implementations; of many the first label, and the number of others."""
     first_label, *others = labels
     all_fit = len(others) < REASONS_NAMED
     return ", ".join([first_label, *others]) if all_fit else f"{first_label} and {len(others)} more"
@@ -113,7 +113,8 @@ CONFORMANCE = Table(
 
 
 def widest_grade(grades: Iterable[str]) -> str:
-    """The widest grade. An unknown grade, of another version, counts as wider than all except "none"."""
+    """Returns the widest grade. An unknown grade, of another version, counts as wider than all except
+    "none"."""
     width = {"none": len(GRADES)} | {grade: n for n, grade in enumerate(GRADES) if grade != "none"}
     unknown = len(GRADES) - 0.5
     return max(filter(None, grades), key=lambda grade: width.get(grade, unknown), default="")
@@ -127,7 +128,7 @@ CLASSES: dict[str, Column] = {
 
 
 def _value_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells of the check `VALUES`.
+    """Returns the judged cells of the check `VALUES`.
 
     A wrong answer without a grade, as one that is not finite, has an infinite error ratio and the grade
     "none".
@@ -187,7 +188,7 @@ INTERVALS = (*(f"≤ {high:g}" for high in EDGES[1:-1]), f"> {EDGES[-2]:g}")
 
 
 def _with_intervals(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells of the check `VALUES`, each with its interval."""
+    """Returns the judged cells of the check `VALUES`, each with its interval."""
     import pandas as pd
 
     rows = _value_cells(cells)
@@ -211,7 +212,7 @@ _RATIO = "ratio of "
 
 
 def _gradient_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells of the checks `GRADIENTS`, with a column for every error ratio."""
+    """Returns the judged cells of the checks `GRADIENTS`, with a column for every error ratio."""
     from attention_conformance.suite.report.frames import dict_columns
 
     rows = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != UNSUPPORTED)]
@@ -276,14 +277,14 @@ DIAGNOSES = Table(
 
 
 def failing_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The failing cells, the gravest status first."""
+    """Returns the failing cells, the gravest status first."""
     failing = cells[cells["status"].isin(FAILING)]
     return failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
 
 
 def _with_failing_counts(cells: pd.DataFrame) -> pd.DataFrame:
-    """The failing cells, with two numbers of implementations for the same check and case: those that fail
-    with any seed, and those that were asked."""
+    """Returns the failing cells, with two numbers of implementations for the same check and case: those
+    that fail with any seed, and those that were asked."""
     failing = failing_cells(cells)
     cells = cells[cells["case"].isin(failing["case"])]
     flags = {"asked": cells["status"] != UNSUPPORTED, "failing": cells["status"].isin(FAILING)}
@@ -315,7 +316,7 @@ HISTORY = Table(
 
 
 def _changed_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells whose oldest and newest records have different statuses, new failures first."""
+    """Returns the cells whose oldest and newest records have different statuses, new failures first."""
     from attention_conformance.suite.report.frames import repeated_cells
 
     repeated = repeated_cells(cells)

@@ -11,8 +11,8 @@ Rerun = Callable[[DiagnosisRecord], str]
 
 
 def lines(diagnoses: Sequence[DiagnosisRecord], rerun: Rerun = lambda _: "") -> Iterator[str]:
-    """The lines of a text about diagnoses: evidence, hint, smallest case and command of each; below the
-    first diagnosis with a picture, its picture. No lines without a diagnosis."""
+    """Yields the lines of a text about diagnoses: evidence, hint, smallest case and command of each;
+    below the first diagnosis with a picture, its picture. No lines without a diagnosis."""
     pictured = next((one for one in diagnoses if one.picture), None)
     names = dict.fromkeys((one.backend, one.implementation) for one in diagnoses)
     if diagnoses:

@@ -38,7 +38,7 @@ class Change:
 
 
 def _field_differs(field: str) -> Condition:
-    """The condition that both cells have the field, with different values."""
+    """Returns the condition that both cells have the field, with different values."""
 
     def differ(pairs: pd.DataFrame) -> pd.Series[bool]:
         old, new = pairs[f"old_{field}"], pairs[f"new_{field}"]
@@ -48,7 +48,7 @@ def _field_differs(field: str) -> Condition:
 
 
 def _field_worsened(field: str, order: tuple[str, ...]) -> Condition:
-    """The condition that the field's value moved towards the end of `order`, its worst value."""
+    """Returns the condition that the field's value moved towards the end of `order`, its worst value."""
     positions = {entry: float(position) for position, entry in enumerate(order)}
     return lambda pairs: pairs[f"new_{field}"].map(positions) > pairs[f"old_{field}"].map(positions)
 
@@ -112,8 +112,8 @@ class NothingInCommon(RecordError):
 def compare_paths(
     old: Path, new: Path, renames: Mapping[str, str], partial: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """The tables of a comparison: `summary`, `changes`, `headers`, and `alone` if a sweep has runs
-    that the other one lacks.
+    """Returns the tables of a comparison: `summary`, `changes`, `headers`, and `alone` if a sweep has
+    runs that the other one lacks.
 
     `renames` maps implementations (`mapped`); runs of sweeps without these are skipped. Raises
     RecordError if a path cannot be read, UnknownImplementation and NothingInCommon.
@@ -155,7 +155,7 @@ RunsByKey = dict[Key, Callable[[], Run]]
 
 
 def _runs_by_key(path: Path, partial: bool) -> RunsByKey:
-    """The runs of a sweep, or the run of a file."""
+    """Returns the runs of a sweep, or the run of a file."""
     if is_sweep(path):
         return {run.key: run.load for run in runs_below(path)}
     run = load(path, partial)
@@ -163,7 +163,8 @@ def _runs_by_key(path: Path, partial: bool) -> RunsByKey:
 
 
 def _with_common_keys(before: RunsByKey, after: RunsByKey) -> tuple[RunsByKey, RunsByKey]:
-    """The runs, with equal keys for two single runs, and for sweeps that have one release each."""
+    """Returns the runs, with equal keys for two single runs, and for sweeps that have one release
+    each."""
     if len(before) == len(after) == 1:
         return dict(zip(after, before.values(), strict=True)), after
     release_names = [{release for _, release, _ in runs_below} for runs_below in (before, after)]
@@ -181,7 +182,7 @@ def _key_text(key: Key) -> str:
 
 
 def compare_runs(old: Run, new: Run) -> pd.DataFrame:
-    """A row for every change of a cell, in the order of `CHANGES`; columns `COLUMNS`.
+    """Returns a row for every change of a cell, in the order of `CHANGES`; columns `COLUMNS`.
 
     Cells are matched by `key`. `message` is that of the new run, or of the old run if the cell is gone.
     `old_observed` and `new_observed` hold the answers, grades or kernels that changed. If a run is
@@ -207,7 +208,7 @@ def compare_runs(old: Run, new: Run) -> pd.DataFrame:
 
 
 def _pairs(old: Run, new: Run) -> pd.DataFrame:
-    """A row for every cell of the new run, then for cells of only the old run.
+    """Returns a row for every cell of the new run, then for cells of only the old run.
 
     Columns are `KEY`, and those of `suite.report.frames.cells` for both runs ("old_status", "new_status";
     the error ratio is "old_ratio"). Missing values are "" or NaN.
@@ -231,7 +232,7 @@ def _pairs(old: Run, new: Run) -> pd.DataFrame:
 
 
 def with_renamed_implementations(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run]:
-    """The two runs, with implementations of the old run renamed to those of the new run.
+    """Returns the two runs, with implementations of the old run renamed to those of the new run.
 
     `renames` maps "backend:name" or "name" of the old run to the same of the new run. Left out are cells
     of the old run that had the new name before, and implementations of only one run.
@@ -277,13 +278,14 @@ def new_failures(frame: pd.DataFrame) -> bool:
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per kind of change, in the order of `CHANGES`: the number of cells, and the meaning."""
+    """Returns a row per kind of change, in the order of `CHANGES`: the number of cells, and the
+    meaning."""
     counts = frame["change"].value_counts().reindex([*CHANGES], fill_value=0).rename("cells")
     return counts.to_frame().assign(meaning=[change.meaning for change in CHANGES.values()])
 
 
 def header_changes(old: Run, new: Run) -> pd.DataFrame:
-    """A row per differing header field, without the start time: columns field, old, new.
+    """Returns a row per differing header field, without the start time: columns field, old, new.
 
     Fields of versions, machine and options are named "versions.torch" and so on; "" is an absent field.
     """

@@ -36,7 +36,8 @@ class Group:
 
 
 def failure_groups(cells: pd.DataFrame) -> list[Group]:
-    """The groups of failing cells, in the order of `group_order`: groups that explain most come first."""
+    """Returns the groups of failing cells, in the order of `group_order`: groups that explain most come
+    first."""
     broken = cells[cells["status"].isin(BROKEN)]
     if broken.empty:
         return []
@@ -54,8 +55,8 @@ def failure_groups(cells: pd.DataFrame) -> list[Group]:
 
 
 def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells, smallest case first: by the product of sizes, then the number of features, then the
-    length of the id."""
+    """Returns the cells, smallest case first: by the product of sizes, then the number of features, then
+    the length of the id."""
     facts = dict_columns(cells["facts"])
     sizes = facts.filter(_EXTENT).astype("float64")
     keys = pd.DataFrame(
@@ -70,8 +71,8 @@ def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def failure_table(cells: pd.DataFrame) -> pd.DataFrame:
-    """A row per group: check, kind, implementation, failures, passes, separation, and the smallest case
-    with its error ratio and message."""
+    """Returns a row per group: check, kind, implementation, failures, passes, separation, and the
+    smallest case with its error ratio and message."""
     table = pd.DataFrame(map(vars, failure_groups(cells)), columns=[f.name for f in fields(Group)])
     smallest = cells.loc[[rows[0] for rows in table["cells"]], ["case", "error_ratio", "message"]]
     table["cells"] = [len(rows) for rows in table["cells"]]

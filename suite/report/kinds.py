@@ -38,7 +38,8 @@ class Kind:
     tables: Mapping[str, Table]
 
     def of(self, frames: Frames, names: Collection[str] | None = None) -> dict[str, pd.DataFrame]:
-        """The named tables in order, made from the frames; by default all except the rare tables."""
+        """Returns the named tables in order, made from the frames; by default all except the rare
+        tables."""
         tables = self.tables.values()
         chosen = [t for t in tables if (not t.rare if names is None else t.name in names)]
         return {table.name: table.of(frames[table.over]) for table in chosen}
@@ -49,7 +50,7 @@ def _by_name(*tables: Table) -> dict[str, Table]:
 
 
 def load_runs(paths: Iterable[Path], partial: bool = False) -> list[Run]:
-    """The runs of these files, with the shards of a run merged (`suite.records.sweeps.shards`).
+    """Returns the runs of these files, with the shards of a run merged (`suite.records.sweeps.shards`).
 
     With `partial`, also files without a footer and runs that lack shards. Raises RecordError if a file is
     invalid or shards are missing.
@@ -58,7 +59,7 @@ def load_runs(paths: Iterable[Path], partial: bool = False) -> list[Run]:
 
 
 def conformance_frames(runs: Run | list[Run]) -> Frames:
-    """The frames for tables of judged cells, and the headers of the runs by source."""
+    """Returns the frames for tables of judged cells, and the headers of the runs by source."""
     from attention_conformance.suite.report import frames
 
     headers = {run.source: run.header for run in ([runs] if isinstance(runs, Run) else runs)}
@@ -177,5 +178,5 @@ CAPTIONS = {name: table.text for name, table in TABLES.items()} | DIFFERENCES
 
 
 def kind_of(path: Path) -> Kind:
-    """The kind of a path; conformance for an unknown one, since its loader explains the error."""
+    """Returns the kind of a path; conformance for an unknown one, since its loader explains the error."""
     return next((kind for kind in KINDS if kind.accepts(path)), CONFORMANCE)

@@ -30,13 +30,13 @@ def fit_law(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def predicted_seconds(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The seconds that the law T(L) gives for these lengths."""
+    """Returns the seconds that the law T(L) gives for these lengths."""
     a, b, c = coefficients
     return a + b * lengths + c * lengths**2
 
 
 def cost_law(swept: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """A row per implementation, direction and dtype with at least `LENGTHS` lengths.
+    """Returns a row per implementation, direction and dtype with at least `LENGTHS` lengths.
 
     Columns are the coefficients of T(L) = a + b L + c L^2 with 95 % intervals (a bootstrap over raw
     samples), and the largest relative misfit. `swept` are rows of `suite.report.frames.measurements`.

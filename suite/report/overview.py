@@ -47,7 +47,7 @@ def overview(
     tables: Mapping[str, pd.DataFrame] = MappingProxyType({}),
     newest: pd.DataFrame | None = None,
 ) -> dict[str, Any]:
-    """The first screen as plain values; {} if there are no judged cells. `tables` are those of
+    """Returns the first screen as plain values; {} if there are no judged cells. `tables` are those of
     the frames that are made already, `newest` are the cells that `latest` takes from the runs.
 
     - topics       names of topics
@@ -134,7 +134,8 @@ def overview(
 
 
 def _first_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The first cell of each implementation, by operator and backend; unknown operators come last."""
+    """Returns the first cell of each implementation, by operator and backend; unknown operators come
+    last."""
     order = {name: position for position, name in enumerate(OPERATORS)}
     return (
         cells.assign(
@@ -147,7 +148,7 @@ def _first_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _verdicts_by_label(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
-    """The verdicts in words, by label, topic and dtype; the dtype "" stands for every dtype."""
+    """Returns the verdicts in words, by label, topic and dtype; the dtype "" stands for every dtype."""
     topic, row = np.nonzero(topics.to_numpy().T)
     rows = cells[["label", "dtype", "status"]].iloc[row].assign(topic=topics.columns[topic])
     counts = value_counts("status", STATUSES)(group_rows(rows, ["label", "topic", "dtype"]))
@@ -160,7 +161,7 @@ def _verdicts_by_label(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
 
 
 def verdict(counts: Mapping[Any, int]) -> str:
-    """The verdict of the numbers of cells by status, as "right: 12 of 12 judged cells pass"."""
+    """Returns the verdict of the numbers of cells by status, as "right: 12 of 12 judged cells pass"."""
     refused = counts[UNSUPPORTED]
     judged = sum(counts[status] for status in STATUSES) - refused
     if not judged:
@@ -183,7 +184,7 @@ def _small_tables(
     elections: pd.DataFrame,
     facts: pd.DataFrame | None,
 ) -> dict[str, ByLabel]:
-    """The small tables of implementations by caption: texts by label and name."""
+    """Returns the small tables of implementations by caption: texts by label and name."""
     answers: ByLabel = {}
     for question in [] if facts is None else facts.to_dict("records"):
         answers.setdefault(question["label"], {})[question["fact"]] = (question["answer"],)
@@ -210,7 +211,7 @@ def _three_digits(number: float | None) -> str:
 
 
 def _call_times(measurements: pd.DataFrame | None) -> ByLabel:
-    """Quartiles of the time of a call in ms, [low, median, high], by label and workload."""
+    """Returns quartiles of the time of a call in ms, [low, median, high], by label and workload."""
     times: ByLabel = {}
     if measurements is not None:
         rows = measurements[
@@ -230,8 +231,9 @@ LARGEST, REFUSED = "the largest error of a right cell, by dtype", "refused, by r
 def _items_by_heading(
     cells: pd.DataFrame, topics: pd.DataFrame, headers: Mapping[str, Header]
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Cells and findings by heading and label: the text of a mark and its `status`, a summary, further
-    texts, a script or command, and the topics and the dtype that show the item ("": every dtype)."""
+    """Returns cells and findings by heading and label: the text of a mark and its `status`, a summary,
+    further texts, a script or command, and the topics and the dtype that show the item ("": every
+    dtype)."""
     items: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
     def add(heading: str, row: int, topics_shown: Iterable[str], **fields: Any) -> None:
@@ -281,8 +283,8 @@ def _items_by_heading(
 
 
 def _largest_errors(cells: pd.DataFrame, topics: pd.DataFrame) -> dict[int, list[str]]:
-    """The rows of passing cells whose error is the largest of their implementation and dtype in some
-    topic, each with these topics."""
+    """Returns the rows of passing cells whose error is the largest of their implementation and dtype in
+    some topic, each with these topics."""
     topic, row = np.nonzero(topics.to_numpy().T)
     rows = cells[["label", "dtype", "status", "error_ratio"]].iloc[row]
     rows = rows.assign(topic=topics.columns[topic], row=row)[rows["status"].to_numpy() == "pass"]
@@ -295,8 +297,8 @@ def _largest_errors(cells: pd.DataFrame, topics: pd.DataFrame) -> dict[int, list
 
 
 def _refused_cells(cells: pd.DataFrame, topics: pd.DataFrame) -> list[tuple[int, int, list[str]]]:
-    """A refused cell for every implementation and reason, the most frequent reason first: its row, the
-    number of such cells, and the topics that have such cells."""
+    """Returns a refused cell for every implementation and reason, the most frequent reason first: its
+    row, the number of such cells, and the topics that have such cells."""
     refused = cells[cells["status"] == UNSUPPORTED]
     groups = refused.groupby(["label", "message"], sort=False).indices.values()
     rows, names = refused.index.to_numpy(), topics.columns
@@ -315,7 +317,7 @@ def _cell_text(cell: Mapping[Any, Any]) -> str:
 
 
 def _rerun_command(cell: Mapping[Any, Any], header: Header | None) -> str:
-    """The command that judges a cell again."""
+    """Returns the command that judges a cell again."""
     options = () if header is None else header.again
     modes = () if cell["mode"] == "eager" else (f"--mode={cell['mode']}",)
     test = f"{cell['check']}[{cell['name']}/{cell['case']}]"
@@ -325,8 +327,8 @@ def _rerun_command(cell: Mapping[Any, Any], header: Header | None) -> str:
 
 
 def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFrame) -> list[str]:
-    """Sentences on what is right, what is wrong and why, and what changed since the oldest record.
-    `cells` are the newest of `all_cells`, the cells of all runs."""
+    """Returns sentences on what is right, what is wrong and why, and what changed since the oldest
+    record. `cells` are the newest of `all_cells`, the cells of all runs."""
     broken, known_labels = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
     labels, wrong = list(dict.fromkeys(cells["label"])), list(dict.fromkeys(cells["label"][broken]))
     right = len(labels) - len({*wrong, *known_labels})
@@ -354,7 +356,8 @@ def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFr
 
 
 def _changes_sentence(cells: pd.DataFrame) -> list[str]:
-    """A sentence on cells that changed since their oldest record; [] if no cell was judged twice."""
+    """Returns a sentence on cells that changed since their oldest record; [] if no cell was judged
+    twice."""
     cells_again = repeated_cells(cells)
     if cells_again.empty:
         return []

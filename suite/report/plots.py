@@ -37,7 +37,7 @@ def draw(frames: Mapping[str, Any], folder: str | Path) -> None:
 
 
 def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The figures that `draw` saves, by name: time, exact, cost and precision (docs/speed.md)."""
+    """Yields the figures that `draw` saves, by name: time, exact, cost and precision (docs/speed.md)."""
     if "measurements" in frames:
         timed = frames["measurements"][frames["measurements"]["status"].isin(TIMED)]
         swept, footer = timed["swept"].astype(bool), provenance(frames["timed"].values())
@@ -61,7 +61,7 @@ def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _figure(title: str, x: str, y: str, footer: str, height: float) -> tuple[Any, Any]:
-    """A figure with a panel of a height in inches, and a caption: versions, machine and date."""
+    """Returns a figure with a panel of a height in inches, and a caption: versions, machine and date."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.4, height + 0.8), layout="constrained")
@@ -77,12 +77,12 @@ def _figure(title: str, x: str, y: str, footer: str, height: float) -> tuple[Any
 
 
 def _mark(number: int) -> dict[str, Any]:
-    """The colour and marker of the implementation with this number."""
+    """Returns the colour and marker of the implementation with this number."""
     return {"color": f"C{number % 10}", "marker": "osD^v<>PX*"[number // 10 % 10], "markersize": 3}
 
 
 def _lines(points: pd.DataFrame, title: str, unit: str, footer: str) -> Any:
-    """Three numbers of every implementation as a line; the last implementation is at the top."""
+    """Returns three numbers of every implementation as a line; the last implementation is at the top."""
     figure, axis = _figure(title, unit, "", footer, 0.15 * len(points))
     for height, (_, values) in enumerate(points.iterrows()):
         axis.plot(values, [height] * 3, **_mark(height), markevery=[1])

@@ -38,7 +38,7 @@ NOT_ASKED = "-"
 
 
 def by_dtype(answers: Mapping[str, str]) -> str:
-    """The most frequent answer, with other answers by dtype: "zeros (f16: unmasked)".
+    """Returns the most frequent answer, with other answers by dtype: "zeros (f16: unmasked)".
 
     Dtypes without the question are left out.
     """
@@ -51,8 +51,8 @@ def by_dtype(answers: Mapping[str, str]) -> str:
 
 
 def _with_answers(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """A function that selects rows by a condition, and adds their `answer`: the observed answer, or the
-    status if there is none; `differs` compares it with the framework's own attention."""
+    """Returns a function that selects rows by a condition, and adds their `answer`: the observed answer,
+    or the status if there is none; `differs` compares it with the framework's own attention."""
 
     def rows(frame: pd.DataFrame) -> pd.DataFrame:
         rows = frame.query(condition)
@@ -69,7 +69,7 @@ def _with_answers(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
 def _answers(
     groups: Groups, column: str = "answer", choose: Callable[[str, str], str] = lambda old, new: new
 ) -> pd.Series:
-    """The answers of each group by dtype as one text; `choose` gets two answers of one dtype."""
+    """Returns the answers of each group by dtype as one text; `choose` gets two answers of one dtype."""
     import pandas as pd
 
     index = groups.size().index
@@ -93,12 +93,13 @@ ELECTIONS = Table(
 
 
 def _marked_answers(groups: Groups) -> pd.Series:
-    """The answers, with `DIFFERS` if the framework's own attention gives another one in any dtype."""
+    """Returns the answers, with `DIFFERS` if the framework's own attention gives another one in any
+    dtype."""
     return _answers(groups) + groups["differs"].any().map({True: DIFFERS, False: ""})
 
 
 def _native_answers(groups: Groups) -> pd.DataFrame:
-    """The answers of the framework's own attention; no column if there is none."""
+    """Returns the answers of the framework's own attention; no column if there is none."""
     native = _answers(groups, "native").to_frame("the framework's own")
     return native if (groups.obj["native"] != "").any() else native[[]]
 
@@ -129,8 +130,8 @@ _SEVERITY = {grade: n for n, grade in enumerate((UNSUPPORTED, *INVARIANCE_GRADES
 
 
 def _worse(first: str, second: str) -> str:
-    """The worse of two grades. A cell without a grade counts as its status, which is worse than every
-    grade, except "unsupported", which is best."""
+    """Returns the worse of two grades. A cell without a grade counts as its status, which is worse than
+    every grade, except "unsupported", which is best."""
     return max(first, second, key=lambda grade: _SEVERITY.get(grade, len(_SEVERITY)))
 
 
@@ -147,7 +148,8 @@ INVARIANCE = Table(
 
 
 def _with_feature_pairs(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the check `VALUES`, repeated for each feature and each two features of the case."""
+    """Returns the cells of the check `VALUES`, repeated for each feature and each two features of the
+    case."""
     rows = cells[cells["check"] == VALUES]
     together = rows["features"].map(
         lambda needed: [
@@ -158,7 +160,7 @@ def _with_feature_pairs(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _verdicts(groups: Groups) -> pd.Series:
-    """The verdicts of groups: refused if no cell was judged, right if all pass, else wrong with
+    """Returns the verdicts of groups: refused if no cell was judged, right if all pass, else wrong with
     numbers."""
     numbers = value_counts("status", STATUSES)(groups)
     judged = numbers.drop(columns=UNSUPPORTED).sum(axis=1)

@@ -81,8 +81,8 @@ class Condition:
 
 
 def axes(cells: pd.DataFrame) -> Axes:
-    """The facts of every case as axes, in the order of occurrence: first axes of words (mask, features,
-    dtype, other facts, `SIZE_AXES`), then axes of numbers."""
+    """Returns the facts of every case as axes, in the order of occurrence: first axes of words (mask,
+    features, dtype, other facts, `SIZE_AXES`), then axes of numbers."""
     cases = cells.drop_duplicates("case")
     facts = dict_columns(cases["facts"])
     numbers = facts.select_dtypes("Int64")
@@ -110,7 +110,7 @@ def axes(cells: pd.DataFrame) -> Axes:
 
 
 def _words_of_sizes(numbers: pd.DataFrame) -> dict[str, pd.Series]:
-    """The axes `SIZE_AXES` in words, for a row of numbers per case."""
+    """Returns the axes `SIZE_AXES` in words, for a row of numbers per case."""
     words = {}
     for one, other in COMPARED:
         if {one, other} <= set(numbers):
@@ -129,7 +129,7 @@ def _words_of_sizes(numbers: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def _fact_in_words(name: str, value: Any) -> str:
-    """A fact in words: "mask causal", "lse on", "no bias"."""
+    """Returns a fact in words: "mask causal", "lse on", "no bias"."""
     if pd.isna(value):
         return f"no {name}"
     if isinstance(value, bool):
@@ -138,8 +138,8 @@ def _fact_in_words(name: str, value: Any) -> str:
 
 
 def separation(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> str:
-    """One sentence on the difference between failing and passing cells, given as rows of `axes`; "" if no
-    axis separates them.
+    """Returns one sentence on the difference between failing and passing cells, given as rows of `axes`;
+    "" if no axis separates them.
 
     `failing` must not be empty. Passing cells without elements are left out if every failing cell has
     elements: they pass whatever the function computes.
@@ -175,7 +175,7 @@ def separation(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> str:
 
 
 def _conditions(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> Iterator[Condition]:
-    """The conditions that hold for every failing cell, axis by axis: a threshold of numbers or one
+    """Yields the conditions that hold for every failing cell, axis by axis: a threshold of numbers or one
     number, or a few words.
 
     A single number lies beyond all others by chance more often than several numbers do.
@@ -208,7 +208,7 @@ def _conditions(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> Iterato
 
 
 def _pair(conditions: list[Condition]) -> tuple[Condition, Condition] | None:
-    """The first two conditions that hold together for no passing cell."""
+    """Returns the first two conditions that hold together for no passing cell."""
     shared = np.array([condition.shared for condition in conditions], dtype=np.float32)
     separating_pairs = np.argwhere(np.triu(shared @ shared.T == 0, 1))
     if not len(separating_pairs):

@@ -42,7 +42,7 @@ HIDDEN = (
 
 
 def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
-    """One line: the verdict (`verdict_word`) with the numbers of cells, and the name of the
+    """Returns one line: the verdict (`verdict_word`) with the numbers of cells, and the name of the
     implementation if there is only one."""
     totals, cells = run.totals, len(run.cells)
     names = {cell.name for cell in run.cells}
@@ -59,7 +59,7 @@ def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
 
 
 def summary_lines(cells: Sequence[CellRecord], unavailable: Mapping[str, str]) -> list[str]:
-    """Further lines of a summary: the precision that is reached, elections that differ from the
+    """Returns further lines of a summary: the precision that is reached, elections that differ from the
     framework's own attention, refusals, and known failures by finding. `unavailable` maps backends that
     could not be used to reasons."""
     return [
@@ -75,7 +75,7 @@ def summary_lines(cells: Sequence[CellRecord], unavailable: Mapping[str, str]) -
 def _cells_by(
     name: Callable[[CellRecord], str], cells: Iterable[CellRecord]
 ) -> dict[str, list[CellRecord]]:
-    """The cells grouped by the text that `name` gives, in the order of occurrence."""
+    """Returns the cells grouped by the text that `name` gives, in the order of occurrence."""
     groups: dict[str, list[CellRecord]] = {}
     for cell in cells:
         groups.setdefault(name(cell), []).append(cell)
@@ -83,7 +83,7 @@ def _cells_by(
 
 
 def statuses(run: Run) -> list[str]:
-    """A row of status counts for each implementation, the framework's own first; [] for a single
+    """Returns a row of status counts for each implementation, the framework's own first; [] for a single
     implementation. The textbook implementations without a failing cell share one line."""
     groups = _cells_by(attrgetter("name"), _framework_first(run).cells)
     if len(groups) <= 1:
@@ -105,7 +105,7 @@ def statuses(run: Run) -> list[str]:
 
 
 def _framework_first(run: Run) -> Run:
-    """The run with the cells of textbook implementations last."""
+    """Returns the run with the cells of textbook implementations last."""
     return replace(
         run, cells=tuple(sorted(run.cells, key=lambda cell: cell.name in run.header.controls))
     )
@@ -124,7 +124,8 @@ def _lines_of_tables(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def tables(run: Run) -> list[str]:
-    """Statuses, accuracy with the worst case, elections, and reasons for unsupported cells, as text."""
+    """Returns statuses, accuracy with the worst case, elections, and reasons for unsupported cells, as
+    text."""
     cells = _cell_frame(_framework_first(run))
     accuracy = ACCURACY.of(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
@@ -144,8 +145,8 @@ def tables(run: Run) -> list[str]:
 
 
 def reached_precision(cells: Sequence[CellRecord]) -> list[str]:
-    """The numerics class that outputs of an implementation reach by dtype, one line; [] if there are
-    several implementations, or if an answer is beyond every class."""
+    """Returns the numerics class that outputs of an implementation reach by dtype, one line; [] if there
+    are several implementations, or if an answer is beyond every class."""
     labels = {cell.name for cell in cells}
     outputs = [cell for cell in cells if cell.check == VALUES and cell.status != UNSUPPORTED]
     errors = [cell.error_ratio for cell in outputs if cell.error_ratio is not None]
@@ -164,14 +165,14 @@ def reached_precision(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def _grade(cell: CellRecord) -> str:
-    """The grade; "none" for a wrong value without a grade."""
+    """Returns the grade; "none" for a wrong value without a grade."""
     wrong = cell.status != "pass" and cell.kind == "value"
     return cell.grade or ("none" if wrong else "")
 
 
 def differing_elections(cells: Sequence[CellRecord]) -> list[str]:
-    """The elections in which a user function differs from the framework's own attention, a line for each
-    operator that has any."""
+    """Returns the elections in which a user function differs from the framework's own attention, a line
+    for each operator that has any."""
     probes = [cell for cell in cells if cell.question and cell.check == ELECTION]
     lines = []
     for of_operator in _cells_by(attrgetter("operator"), probes).values():
@@ -189,12 +190,12 @@ def differing_elections(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def _answer(cell: CellRecord) -> str:
-    """The observed answer, or the status if there is none."""
+    """Returns the observed answer, or the status if there is none."""
     return cell.status if cell.status == UNSUPPORTED else cell.observed or cell.status
 
 
 def refusal_counts(cells: Sequence[CellRecord]) -> list[str]:
-    """The share of cells that were answered, a line for each user function that refused any."""
+    """Returns the share of cells that were answered, a line for each user function that refused any."""
     lines = []
     for label, function_cells in _cells_by(attrgetter("name"), cells).items():
         count = sum(cell.kind == REFUSED for cell in function_cells)
@@ -208,7 +209,7 @@ def refusal_counts(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def inherited_failures(cells: Sequence[CellRecord]) -> list[str]:
-    """The number of inherited failures by finding, a line for each user function that has any."""
+    """Returns the number of inherited failures by finding, a line for each user function that has any."""
     lines = []
     inherited = (cell for cell in cells if cell.inherited)
     for label, failures in _cells_by(attrgetter("name"), inherited).items():
@@ -222,7 +223,8 @@ def inherited_failures(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def known_failures(cells: Sequence[CellRecord]) -> list[str]:
-    """The known failures of backends by finding, the most frequent first; [] if there are none."""
+    """Returns the known failures of backends by finding, the most frequent first; [] if there are
+    none."""
     failures = [cell for cell in cells if cell.status == "known" and not cell.inherited]
     if not failures:
         return []
@@ -245,8 +247,8 @@ def known_failures(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def _finding_or_cause(contents: Contents, cell: CellRecord) -> str:
-    """The name of the finding that the entry of a known cell cites; without a finding, the cause at the
-    end of the cell's message."""
+    """Returns the name of the finding that the entry of a known cell cites; without a finding, the cause
+    at the end of the cell's message."""
     names = cell.backend, cell.implementation, cell.check, cell.case, cell.message
     entry = find_fulfilled(contents, *names)
     if entry and entry.finding:

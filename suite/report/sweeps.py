@@ -51,14 +51,14 @@ OF_SEEDS = Table(
 
 
 def _with_failures(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells, with flags: `failed` and `known`."""
+    """Returns the judged cells, with flags: `failed` and `known`."""
     judged = cells[cells["status"] != UNSUPPORTED]
     status = judged["status"]
     return judged.assign(failed=status.isin(BROKEN), known=status == "known")
 
 
 def _rates(groups: Groups) -> pd.DataFrame:
-    """The rate of failures, and its exact interval (Clopper and Pearson 1934)."""
+    """Returns the rate of failures, and its exact interval (Clopper and Pearson 1934)."""
     import pandas as pd
     from scipy.stats import binomtest
 
@@ -88,7 +88,7 @@ RATES = Table(
 
 
 def _ratio_quantiles(groups: Groups) -> pd.DataFrame:
-    """The number of cells, of cells beyond their bound, and quantiles of error ratios."""
+    """Returns the number of cells, of cells beyond their bound, and quantiles of error ratios."""
     # "higher", since interpolation with infinity gives NaN.
     shares = [*QUANTILES.values()]
     quantiles = groups["error_ratio"].quantile(shares, interpolation="higher").unstack()
@@ -99,7 +99,7 @@ def _ratio_quantiles(groups: Groups) -> pd.DataFrame:
 
 
 def _with_ratios(cells: pd.DataFrame) -> pd.DataFrame:
-    """The measured cells, with the flag `beyond`."""
+    """Returns the measured cells, with the flag `beyond`."""
     return cells[cells["error_ratio"].notna()].assign(beyond=cells["error_ratio"] > 1)
 
 
@@ -140,7 +140,7 @@ FAILING = Table(
 
 
 def _failing_with_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
-    """Failures (also known ones) of cells that do not fail with every seed.
+    """Returns failures (also known ones) of cells that do not fail with every seed.
 
     Cells that fail with few seeds come first, cells with only known failures last; of a cell the worst
     failure comes first.
@@ -173,7 +173,7 @@ SOME_SEEDS = Table(
 
 
 def _status_counts(groups: Groups) -> pd.DataFrame:
-    """The numbers of cells by status, summed over the searches of a group."""
+    """Returns the numbers of cells by status, summed over the searches of a group."""
     import pandas as pd
 
     counts = pd.DataFrame([*groups.obj["statuses"]], groups.obj.index).fillna(0).astype(int)

@@ -48,7 +48,7 @@ class Topic:
 
 
 def topic_members(cells: pd.DataFrame) -> pd.DataFrame:
-    """A column for each topic that has cells, `ALL` first: True for each cell of the topic."""
+    """Returns a column for each topic that has cells, `ALL` first: True for each cell of the topic."""
     names = ("features", "check", "operator", "group", "mode")
     columns = {name: pd.factorize(cells[name]) for name in names}
     topics = {ALL.name: np.full(len(cells), True)} | {t.name: t.contains(columns) for t in TOPICS}
@@ -59,7 +59,7 @@ _DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_def
 
 
 def _operators_by_topic() -> dict[tuple[str, str], list[str]]:
-    """The operators that are not plain attention, by topic."""
+    """Returns the operators that are not plain attention, by topic."""
     topics: dict[tuple[str, str], list[str]] = {}
     for name, operator in OPERATORS.items():
         if not operator.is_default:

@@ -199,8 +199,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Pass the record in a report to the run log. A report of pytest-xdist with `when` "???" means that a
-    worker died, and is recorded as a crash."""
+    """Pass the record in a report to the run log. `when` "???": a worker died, which is a crash."""
     log = _STATE.get("run")
     if log is None:
         return
@@ -316,8 +315,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _announce(item: pytest.Item) -> None:
-    """Write the test id of the cell that is judged now to the board. Ends the run if the parent process
-    is gone."""
+    """Write the judged cell's test id to the board. Ends the run if the parent process is gone."""
     board = item.config.stash.get(BOARD, None)
     if board is not None:
         total = sum(_STATE["owed"].values())
@@ -359,8 +357,7 @@ def _as_usage_error(action: Any) -> Any:
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    """Returns `Plan.identity` and, as "owed", the numbers of cells to judge by backend. Made once in a
-    process."""
+    """Returns `Plan.identity` with "owed", the numbers of cells to judge by backend. Made once."""
     if "identity" not in _STATE:
         _STATE["identity"] = plan.identity() | {"owed": _STATE["owed"]}
     return _STATE["identity"]

@@ -43,8 +43,8 @@ def one_in(number: int, random: Random) -> bool:
 
 
 def value_of(option: Option, random: Random) -> Any:
-    """The default of an option, more rarely another of its values or a number between them; the default
-    of an option without values."""
+    """Returns the default of an option, more rarely another of its values or a number between them; the
+    default of an option without values."""
     if not option.values or not one_in(8 if option.rare else 4, random):
         return option.default
     if option.read is float and one_in(2, random):
@@ -55,7 +55,8 @@ def value_of(option: Option, random: Random) -> Any:
 def sizes_of(
     operator: Operator, options: Mapping[str, Any], random: Random
 ) -> tuple[Sizes, Widths | None]:
-    """Sizes with at most `PAIRS` pairs, rarely up to 1025 queries or keys, and the widths of a layer.
+    """Returns sizes with at most `PAIRS` pairs, rarely up to 1025 queries or keys, and the widths of a
+    layer.
 
     Plain attention may have no samples or no queries. It always has keys: the answer without keys is
     implementation-defined.
@@ -103,8 +104,8 @@ def mask_of(most: int, random: Random) -> Mask | None:
 def case_of(
     operator: Operator, dtypes: Sequence[DType], random: Random, size_random: Random
 ) -> Case | None:
-    """A case of an operator in one of `dtypes`; None if options or numbers exclude each other, or if the
-    right answer is implementation-defined. `size_random` draws sizes, `random` the rest."""
+    """Returns a case of an operator in one of `dtypes`; None if options or numbers exclude each other, or
+    if the right answer is implementation-defined. `size_random` draws sizes, `random` the rest."""
     options = {option.name: value_of(option, random) for option in operator.options}
     options |= ONE_TENSOR if operator.is_layer and not operator.has_keys else {}
     sizes, widths = sizes_of(operator, options, size_random)

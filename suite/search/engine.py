@@ -92,8 +92,8 @@ class Search:
                 self.judge_case(case)
 
     def _draw(self, number: int) -> Case | None:
-        """A case of an implemented operator, plain attention in half of the draws. If every new size is
-        compiled, an operator has `POOL` sizes for equal ties."""
+        """Returns a case of an implemented operator, plain attention in half of the draws. If every new
+        size is compiled, an operator has `POOL` sizes for equal ties."""
         judged, random = self.plan.implementations, Random(f"{self.options.seed}/{number}")
         operators = dict.fromkeys(implementation.operator for implementation in judged)
         groups = [[o for o in operators if o.is_default == plain] for plain in (True, False)]
@@ -219,7 +219,8 @@ def write(options: SearchOptions, records: Sequence[FoundRecord], **counts: Any)
 
 
 def summary(search: Search) -> str:
-    """The text at the end of a search: numbers of examples and of cells by status, and failures."""
+    """Returns the text at the end of a search: numbers of examples and of cells by status, and
+    failures."""
     names = ", ".join(map(str, search.plan.implementations))
     examples = f"{len(search.seen)} examples in {time.monotonic() - search.start:.0f} s"
     order = ("pass", "unsupported", "known", "like known", *BROKEN)

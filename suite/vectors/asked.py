@@ -44,15 +44,15 @@ class StoredProblem:
         return f"{self.case.id.replace('/', '__')}{SUFFIX}"
 
     def inputs(self) -> Inputs:
-        """The inputs of the case."""
+        """Returns the inputs of the case."""
         return draw(self.case, self.seed)
 
     def cotangent(self) -> np.ndarray | None:
-        """The cotangent of the output; None if the answer has no gradients."""
+        """Returns the cotangent of the output; None if the answer has no gradients."""
         return draw_cotangent(self.case, self.seed) if self.differentiated else None
 
     def answers(self) -> dict[str, Output]:
-        """The tensors of an answer by name: outputs, and gradients as `grad.query`."""
+        """Returns the tensors of an answer by name: outputs, and gradients as `grad.query`."""
         inputs, arrays = self.inputs(), operands(self.inputs())
         answers = {
             name: Output(axes, inputs.full_shape(name), type_of(inputs.output_dtype(name)))
@@ -65,7 +65,7 @@ class StoredProblem:
         return answers
 
     def axes(self, name: str) -> str:
-        """A letter for each axis of an input tensor."""
+        """Returns a letter for each axis of an input tensor."""
         if name == "cotangent":
             return self.case.operator.outputs(self.case)["output"]
         inputs = self.inputs()
@@ -73,8 +73,8 @@ class StoredProblem:
         return "bhqk" if name in ("mask", "bias") else letters
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The input tensors of the case's file, in their stored types. The scale is among them, also if
-        it is the default."""
+        """Returns the input tensors of the case's file, in their stored types. The scale is among them,
+        also if it is the default."""
         inputs, cotangent = self.inputs(), self.cotangent()
         integers = inputs.operator.array_kinds.integers
         arrays = {
@@ -92,12 +92,12 @@ class StoredProblem:
 
 
 def operands(inputs: Inputs) -> dict[str, np.ndarray]:
-    """The arrays of inputs by name; the bias is reshaped to rank 4."""
+    """Returns the arrays of inputs by name; the bias is reshaped to rank 4."""
     return {n: rank4(a) if n == "bias" else a for n, a in inputs.arrays.items()}
 
 
 def problems_of(selection: Selection) -> list[StoredProblem]:
-    """The problems of a selection, each once, in the order of the checks."""
+    """Returns the problems of a selection, each once, in the order of the checks."""
     operators, dtypes = selection.operator or OPERATORS, selection.dtype or DTYPES
     checks: dict[Case, list[str]] = {}
     differentiated = set()

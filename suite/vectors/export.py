@@ -52,7 +52,7 @@ def export(selection: Selection, folder: Path) -> str:
 
 
 def contents(problem: StoredProblem) -> dict[str, np.ndarray]:
-    """The tensors of a case's file. Raises VectorsError."""
+    """Returns the tensors of a case's file. Raises VectorsError."""
     inputs, arrays = problem.inputs(), problem.arrays()
     if inputs.has_empty_rows:
         arrays["fully_masked_rows"] = typed(inputs.fully_masked_rows, "BOOL")
@@ -75,7 +75,8 @@ def contents(problem: StoredProblem) -> dict[str, np.ndarray]:
 
 
 def expected_values(problem: StoredProblem, rounding: Rounding) -> dict[str, Bounded]:
-    """The expected outputs and gradients with their bounds, by the names of `StoredProblem.answers`."""
+    """Returns the expected outputs and gradients with their bounds, by the names of
+    `StoredProblem.answers`."""
     inputs, cotangent = problem.inputs(), problem.cotangent()
     outputs = Oracle.forward(inputs, rounding).expected
     gradients = {} if cotangent is None else Oracle.vjp(inputs, cotangent, rounding).expected
@@ -84,7 +85,7 @@ def expected_values(problem: StoredProblem, rounding: Rounding) -> dict[str, Bou
 
 @np.errstate(over="ignore", invalid="ignore")
 def rounded_up(bounded: Bounded, value: np.ndarray, tensor_type: str) -> np.ndarray:
-    """The bound around the stored expected `value`, rounded up to the type `tensor_type`."""
+    """Returns the bound around the stored expected `value`, rounded up to the type `tensor_type`."""
     rounding = np.where(bounded.value == value, 0.0, np.abs(bounded.value - value))
     error = bounded.error + rounding
     error = np.where(np.isnan(error), np.inf, error)  # the bound of very long sums is infinite
@@ -93,7 +94,7 @@ def rounded_up(bounded: Bounded, value: np.ndarray, tensor_type: str) -> np.ndar
 
 
 def entry(problem: StoredProblem, digest: str) -> dict[str, Any]:
-    """The entry of a file in the index; `docs/data/vector-files.md` describes its fields."""
+    """Returns the entry of a file in the index; `docs/data/vector-files.md` describes its fields."""
     case, arrays = problem.case, problem.arrays()
     widths = {} if case.widths is None else vars(case.widths)
     return {

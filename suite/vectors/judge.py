@@ -39,14 +39,14 @@ class StoredPlan(Plan):
     vectors: str = ""
 
     def cells(self, check: Check, whole: bool = False) -> list[Cell]:
-        """The cells of a check; [] if the check needs more than one answer to a case."""
+        """Returns the cells of a check; [] if the check needs more than one answer to a case."""
         cells = super().cells(check, whole) if check.single_answer else []
         return [cell for cell in cells if cell.case.id in self.ids]
 
 
 def plan_of(folder: Path, options: JudgeOptions) -> StoredPlan:
-    """The plan that judges the answers in a folder. Raises UsageError, and VectorsError if this version
-    of the suite has other cases or draws other inputs."""
+    """Returns the plan that judges the answers in a folder. Raises UsageError, and VectorsError if this
+    version of the suite has other cases or draws other inputs."""
     index = read_index(options.vectors)
     problems = problems_of(index.selection)
     here = {(problem.case.id, sha256(encoded(problem.arrays()))) for problem in problems}

@@ -99,7 +99,7 @@ class Stored(Implementation):
         return super().unsupported(case)
 
     def refuses(self, inputs: Inputs) -> str | None:
-        """The reason why a probe of an election cannot be answered."""
+        """Returns the reason why a probe of an election cannot be answered."""
         return "files answer no questions: declare `elections` in runtime.json"
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
@@ -107,7 +107,7 @@ class Stored(Implementation):
         return None
 
     def declared_answer(self, question: str, dtype: DType) -> str | None:
-        """The declared answer, or the first one of a question in `ASSUMED_QUESTIONS`."""
+        """Returns the declared answer, or the first one of a question in `ASSUMED_QUESTIONS`."""
         assumed = QUESTIONS[question].canonical if question in ASSUMED_QUESTIONS else None
         return super().declared_answer(question, dtype) or assumed
 
@@ -135,8 +135,8 @@ class Stored(Implementation):
         return call
 
     def _answer(self, inputs: Inputs) -> dict[str, Rounded]:
-        """The tensors of the answer to these inputs. Raises WrongAnswer "type" (no safetensors file,
-        other tensors than the expected ones), "dtype" (narrower) and "shape"."""
+        """Returns the tensors of the answer to these inputs. Raises WrongAnswer "type" (no safetensors
+        file, other tensors than the expected ones), "dtype" (narrower) and "shape"."""
         problem = self.backend.answered.get(inputs.digest)
         if problem is None:
             raise HarnessError(f"the vectors do not have this variation of {inputs.case.id}")
