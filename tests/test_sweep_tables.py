@@ -50,7 +50,7 @@ def swept(
 
 def table(name: str, *folders: Path) -> pd.DataFrame:
     """A table of sweeps."""
-    return SWEEPS.of(read_sweeps(folders), [name])[name]
+    return SWEEPS.make(read_sweeps(folders), [name])[name]
 
 
 def test_a_folder_is_a_sweep_and_every_table_is_made(

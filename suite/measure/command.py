@@ -63,7 +63,7 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `bench`; returns the exit code."""
+    """Run the command `bench`, and return its exit code."""
     from attention_conformance.backends.registry import UsageError
     from attention_conformance.suite.measure.gate import NOTHING, GateError
     from attention_conformance.suite.measure.pool import NothingToMeasure
@@ -181,12 +181,12 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
     from attention_conformance.suite.report.render import aligned
 
     for direction, dtype in dict.fromkeys((r.direction, r.dtype) for r in records):
-        of_table = [r for r in records if (r.direction, r.dtype) == (direction, dtype)]
+        table_records = [r for r in records if (r.direction, r.dtype) == (direction, dtype)]
         cells = {
             (f"{r.backend}:{r.implementation}", r.workload): r.status
             if r.seconds is None
             else f"{'~' if r.status == 'unsettled' else ''}{r.seconds * 1e3:.3f}"
-            for r in of_table
+            for r in table_records
         }
         workloads = list(dict.fromkeys(workload for _, workload in cells))
         for first in range(0, len(workloads), TABLE_COLUMNS):
@@ -234,8 +234,8 @@ def _gate(options: BenchOptions) -> RunVerdict:
 
 
 def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:
-    """Returns the text of an outcome, with the gate's error rates; `mine` and `other` are labels of the
-    sides."""
+    """Returns the text of an outcome, with the gate's error rates. `mine` and `other`: the labels of
+    candidate and baseline."""
     from attention_conformance.suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
 
     word = {

@@ -24,7 +24,8 @@ KEPT = 16
 
 
 class RecordedAnswers(Generic[T]):
-    """The recorded answers to one set of inputs: counts by digest, and the values of up to `KEPT`."""
+    """The recorded answers to one set of inputs. `counts`: numbers of answers by digest. The values of up
+    to `KEPT` different answers are stored."""
 
     def __init__(self, seed: int) -> None:
         self.counts: Counter[int] = Counter()
@@ -32,7 +33,7 @@ class RecordedAnswers(Generic[T]):
         self._random = random.Random(seed)
 
     def take(self, digest: int, read: Callable[[], T]) -> None:
-        """Count an answer; `read` returns its values, and is called only if they are kept."""
+        """Count an answer. `read()` returns its values, and is called only if they are stored."""
         self.counts[digest] += 1
         if self.counts[digest] > 1:
             return
@@ -45,12 +46,12 @@ class RecordedAnswers(Generic[T]):
         self._kept[digest] = read()
 
     def answers(self) -> list[tuple[int, T]]:
-        """Returns the count and the values of each kept answer."""
+        """Returns pairs of the count and the values of each stored answer."""
         return [(self.counts[digest], values) for digest, values in self._kept.items()]
 
 
 def digest_of(out: Any, backend: Backend) -> int:
-    """Returns a checksum of all arrays of an output."""
+    """Returns a checksum (CRC-32) of the values of all arrays of an output."""
     checksum = 0
     for array in arrays_of(out, backend):
         checksum = zlib.crc32(np.ascontiguousarray(backend.to_numpy(array)).tobytes(), checksum)
@@ -69,7 +70,8 @@ def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:
 
 
 def plain_copies(out: Any, backend: Backend) -> list[Any]:
-    """New arrays with the values and dtypes of an output's arrays. Raises the errors of reading them."""
+    """Returns new arrays of the framework with the values and dtypes of an output's arrays. Raises the
+    framework's errors."""
     formats = {fmt.long_name: fmt for fmt in DTYPES.values()}
     copies = [
         backend.array(backend.to_numpy(array), formats.get(backend.dtype_name(array)))

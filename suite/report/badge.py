@@ -30,8 +30,8 @@ LETTER, MARGIN = 7, 10
 
 
 def badges(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the SVG of every badge of all runs together: verdict with numbers ("attention"), verdict
-    ("right"), precision, and coverage.
+    """Returns the SVG texts of badges by name, of all runs together: "attention" (verdict with numbers),
+    "right" (verdict), "precision" and "coverage".
 
     Raises RecordError if a filter left cells of a run out, or a run did not finish.
     """

@@ -37,7 +37,8 @@ BY_DTYPE = {"implementation": "label", "dtype": "dtype"}
 
 
 def _counts(groups: Groups) -> pd.DataFrame:
-    """Score, coverage, and cells per status; NaN for the score if no cell was judged."""
+    """Returns score, coverage, number of cells, and cells per status, a row per group. The score is NaN
+    if no cell was judged."""
     numbers = value_counts("status", STATUSES)(groups)
     cells = groups.size()
     judged = cells - numbers[UNSUPPORTED]
@@ -50,7 +51,8 @@ COUNTS: dict[str, Entries] = {"counts": _counts}
 
 
 def _tallies(groups: Groups) -> pd.Series:
-    """Returns cells passed / judged, with the counts of other statuses in brackets, the gravest first."""
+    """Returns a text for each group: cells passed / judged, with the counts of other statuses in
+    brackets, the gravest first."""
     import pandas as pd
 
     counts = _counts(groups)
@@ -84,10 +86,13 @@ OF_OPERATORS = Table(
 
 
 def _shortened_list(labels: Iterable[str]) -> str:
-    """Returns the labels of a few implementations; of many the first label, and the number of others."""
-    first_label, *others = labels
-    all_fit = len(others) < REASONS_NAMED
-    return ", ".join([first_label, *others]) if all_fit else f"{first_label} and {len(others)} more"
+    """Returns the labels as one text. For more than `REASONS_NAMED` labels only the first is named, with
+    the number of further ones."""
+    first_label, *further = labels
+    all_fit = len(further) < REASONS_NAMED
+    return (
+        ", ".join([first_label, *further]) if all_fit else f"{first_label} and {len(further)} more"
+    )
 
 
 OF_UNSUPPORTED = Table(
@@ -113,8 +118,8 @@ CONFORMANCE = Table(
 
 
 def widest_grade(grades: Iterable[str]) -> str:
-    """Returns the widest grade. An unknown grade, of another version, counts as wider than all except
-    "none"."""
+    """Returns the widest grade; "" if there is none. A grade that this version does not know counts as
+    wider than all except "none"."""
     width = {"none": len(GRADES)} | {grade: n for n, grade in enumerate(GRADES) if grade != "none"}
     unknown = len(GRADES) - 0.5
     return max(filter(None, grades), key=lambda grade: width.get(grade, unknown), default="")
@@ -128,11 +133,10 @@ CLASSES: dict[str, Column] = {
 
 
 def _value_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """Returns the judged cells of the check `VALUES`.
+    """Returns the judged cells of the check `VALUES`, with the flags `beyond` and `unmeasured`.
 
-    A wrong answer without a grade, as one that is not finite, has an infinite error ratio and the grade
-    "none".
-    """
+    An answer that is not finite gets an infinite error ratio. A wrong answer without a grade gets the
+    grade "none"."""
     rows = cells.query(f"check == '{VALUES}' and status != '{UNSUPPORTED}'")
     wrong = (rows["status"] != "pass") & rows["kind"].isin(["non-finite", "value"])
     ratio = rows["error_ratio"].where(rows["kind"] != "non-finite", math.inf)
@@ -188,7 +192,8 @@ INTERVALS = (*(f"≤ {high:g}" for high in EDGES[1:-1]), f"> {EDGES[-2]:g}")
 
 
 def _with_intervals(cells: pd.DataFrame) -> pd.DataFrame:
-    """Returns the judged cells of the check `VALUES`, each with its interval."""
+    """Returns the judged cells of the check `VALUES`, with the column `interval`, a name of
+    `INTERVALS`."""
     import pandas as pd
 
     rows = _value_cells(cells)
@@ -283,8 +288,8 @@ def failing_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_failing_counts(cells: pd.DataFrame) -> pd.DataFrame:
-    """Returns the failing cells, with two numbers of implementations for the same check and case: those
-    that fail with any seed, and those that were asked."""
+    """Returns the failing cells with two columns that count implementations with the same check and case:
+    `failing` (with any seed), and `asked` (judged with any seed)."""
     failing = failing_cells(cells)
     cells = cells[cells["case"].isin(failing["case"])]
     flags = {"asked": cells["status"] != UNSUPPORTED, "failing": cells["status"].isin(FAILING)}

@@ -22,9 +22,11 @@ _EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
 
 @dataclass(frozen=True)
 class Group:
-    """Cells of one check and implementation that fail in the same way.
+    """Cells of one check and implementation that fail with the same kind.
 
-    `cells` are the labels of their rows, the smallest case first; `separation` is a sentence, or "".
+    - `cells`: the index labels of their rows, the smallest case first
+    - `passes`: the number of passing cells of the same check and implementation
+    - `separation`: a sentence on the difference to these, or ""
     """
 
     check: str
@@ -36,8 +38,8 @@ class Group:
 
 
 def failure_groups(cells: pd.DataFrame) -> list[Group]:
-    """Returns the groups of failing cells, in the order of `group_order`: groups that explain most come
-    first."""
+    """Returns the groups of failing cells, in the order of `group_order`; [] for none. Groups that
+    explain others come first."""
     broken = cells[cells["status"].isin(BROKEN)]
     if broken.empty:
         return []

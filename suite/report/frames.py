@@ -74,7 +74,7 @@ _RUN_COLUMNS: dict[str, Callable[[Run], str]] = {
 
 
 def provenance(headers: Iterable[Origin]) -> str:
-    """Returns versions, machine and date of runs."""
+    """Returns the versions, the machines and the newest date of runs, as one text."""
     headers = list(headers)
     versions = {name: text for header in headers for name, text in header.versions.items()}
     machines = {str(header.machine.get("cpu", "")) for header in headers} - {""}
@@ -96,15 +96,16 @@ def newest_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def repeated_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """Returns the newest record of each cell that several runs of the frame `cells` have; the column
-    `before` is the status in the oldest record."""
+    """Returns the newest record of each cell that has several records. The column `before` is the status
+    in its oldest record."""
     order = cells[cells.duplicated([*KEY], keep=False)].sort_values("started", kind="stable")
     statuses = order.groupby([*KEY])["status"]
     return order.assign(before=statuses.transform("first")).drop_duplicates([*KEY], keep="last")
 
 
 def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
-    """Returns the newest of equal measurements of an implementation, with labels without sources."""
+    """Returns the newest record of each measurement, with labels without sources. Records are of the same
+    measurement if case, implementation and the fields `COMPARED` are equal."""
     order = measurements.sort_values("started", kind="stable")
     identity = [*COMPARED, "case", "backend", "implementation"]
     newest = order.drop_duplicates(identity, keep="last").sort_index()
@@ -117,8 +118,8 @@ def _no_nan(ratio: float | None) -> float | None:
 
 
 def _labels(cells: pd.DataFrame) -> pd.Series:
-    """Returns the label of each cell: the name, and what varies of mode, device and source in
-    brackets."""
+    """Returns the label of each cell: the name, and in brackets the mode, device or source if the name
+    occurs with several."""
     name = cells["name"]
     details = cells[["mode", "device"]].assign(source=_short_sources(cells["source"]))
     label = name
@@ -129,7 +130,7 @@ def _labels(cells: pd.DataFrame) -> pd.Series:
 
 
 def _short_sources(sources: pd.Series) -> pd.Series:
-    """Sources without folder and suffix; unchanged if two short names would be equal."""
+    """Returns the sources without folder and suffix; unchanged if two would become equal."""
     names = {
         source: "+".join(Path(part).stem for part in source.split("+"))
         for source in sources.unique()
@@ -153,8 +154,8 @@ def dict_columns(entries: pd.Series) -> pd.DataFrame:
 
 
 def file_columns(cells: pd.DataFrame) -> pd.DataFrame:
-    """Returns the frame of `cells` for files: a column for every ratio and every fact, features as one
-    text."""
+    """Returns the frame of `cells` in plain columns, for files: one for every ratio and every fact, and
+    features as one text."""
     ratios, facts = (dict_columns(cells[name]) for name in ("ratios", "facts"))
     texts = facts.select_dtypes("object")
     facts[[*texts]] = texts.map(lambda value: "" if value is None else str(value))
@@ -271,7 +272,7 @@ def _measurement_row(record: SpeedRecord) -> dict[str, Any]:
 
 
 def asv_results(folder: str | Path) -> pd.DataFrame:
-    """asv's results: a row per commit, machine, environment, benchmark and parameters.
+    """Returns asv's results: a row per commit, machine, environment, benchmark and parameters.
 
     `value` is in asv's unit (seconds, bytes, or that of a track_ benchmark), NaN if a benchmark failed or
     has no value; `low` and `high` are asv's 99 % interval if there is one. `folder` is asv's results_dir.
@@ -290,14 +291,14 @@ def _asv_file(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a result file of asv. Raises RecordError."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        of_file = {
+        file_fields = {
             "commit": stored["commit_hash"],
             "date": pd.to_datetime(stored["date"], unit="ms", utc=True),
             "machine": stored["params"].get("machine", path.parent.name),
             "environment": stored["env_name"],
         }
         return [
-            of_file | {"benchmark": name} | row
+            file_fields | {"benchmark": name} | row
             for name, values in stored["results"].items()
             for row in _asv_rows(dict(zip(stored["result_columns"], values, strict=False)))
         ]
@@ -306,7 +307,8 @@ def _asv_file(path: Path) -> list[dict[str, Any]]:
 
 
 def _asv_rows(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a row per combination of a benchmark's parameters."""
+    """Yields a row per combination of a benchmark's parameters. `entry`: the fields of the benchmark in
+    asv's file, by asv's names."""
     combinations = list(itertools.product(*(entry.get("params") or [])))
     figures = (entry["result"], entry.get("stats_ci_99_a"), entry.get("stats_ci_99_b"))
     columns = [values or [None] * len(combinations) for values in figures]

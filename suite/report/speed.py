@@ -20,7 +20,7 @@ _IMPLEMENTATION = {"implementation": "label"}
 
 
 def _scaled_column(column: str, factor: float) -> Callable[[pd.DataFrame], pd.Series]:
-    """Returns a function that gives the column times a factor."""
+    """Returns a function of rows that returns this column multiplied by `factor`."""
     return lambda rows: rows[column] * factor
 
 

@@ -58,7 +58,8 @@ def _with_failures(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rates(groups: Groups) -> pd.DataFrame:
-    """Returns the rate of failures, and its exact interval (Clopper and Pearson 1934)."""
+    """Returns the rate of failures of each group, with its exact interval (Clopper and Pearson 1934):
+    columns rate, low and high."""
     import pandas as pd
     from scipy.stats import binomtest
 
@@ -88,7 +89,8 @@ RATES = Table(
 
 
 def _ratio_quantiles(groups: Groups) -> pd.DataFrame:
-    """Returns the number of cells, of cells beyond their bound, and quantiles of error ratios."""
+    """Returns, for each group, the numbers of cells and of cells beyond their bound, and `QUANTILES` of
+    error ratios."""
     # "higher", since interpolation with infinity gives NaN.
     shares = [*QUANTILES.values()]
     quantiles = groups["error_ratio"].quantile(shares, interpolation="higher").unstack()
@@ -140,11 +142,10 @@ FAILING = Table(
 
 
 def _failing_with_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
-    """Returns failures (also known ones) of cells that do not fail with every seed.
+    """Returns the failures, known ones included, of cells that do not fail with every seed.
 
-    Cells that fail with few seeds come first, cells with only known failures last; of a cell the worst
-    failure comes first.
-    """
+    Cells that fail with few seeds come first, cells with only known failures last. Within a cell, the
+    worst failure comes first."""
     seeds = cells.groupby(["release", "label"])["seed"].transform("nunique")
     rows = cells.assign(of=seeds)[cells["status"].isin([*BROKEN, "known"])]
     failed = rows["status"].isin(BROKEN)
@@ -195,7 +196,8 @@ SEARCHES = Table(
 
 
 def _by_cause(failures: pd.DataFrame) -> pd.DataFrame:
-    """Failures, smallest case first, each with the smallest case of its cause."""
+    """Returns the failures, the smallest case first. The case of each is replaced by the smallest case
+    with the same cause."""
     smallest_first = failures.assign(size=failures["case"].str.len()).sort_values(
         ["size", "case"], kind="stable"
     )

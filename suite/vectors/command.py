@@ -26,7 +26,7 @@ def add_vectors_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write vectors, or judge a folder of answers; returns the exit code."""
+    """Run the command `vectors` or `vectors judge`, and return its exit code."""
     try:
         from attention_conformance.suite.vectors.export import VectorsError, export
         from attention_conformance.suite.vectors.judge import UsageError, judge_answers

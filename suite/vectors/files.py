@@ -71,7 +71,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read(path: Path, kind: type[T], advice: str) -> T:
-    """Returns the struct in a JSON file. Raises VectorsError, whose message ends with `advice`."""
+    """Returns the content of a JSON file as the struct `kind`. Raises VectorsError, whose message ends
+    with `advice`."""
     try:
         return msgspec.json.decode(require_regular_file(path).read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -96,13 +97,13 @@ def read_index(folder: Path) -> Index:
 
 
 def sha256(data: bytes) -> str:
-    """Returns the digest of a file."""
+    """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def digest_of(files: Iterable[tuple[str, str]]) -> str:
-    """Returns the digest of files, given as (name, SHA-256): the SHA-256 of the output of `sha256sum`,
-    sorted by name."""
+    """Returns one digest for several files, given as pairs (name, SHA-256). It is the SHA-256 of the
+    output of `sha256sum` for these files, sorted by name."""
     return sha256("".join(f"{digest}  {name}\n" for name, digest in sorted(files)).encode())
 
 
@@ -122,8 +123,8 @@ def encoded(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def decoded(data: bytes) -> dict[str, tuple[str, np.ndarray]]:
-    """Returns types and values of a file by name; bytes for a type outside `TYPES`. Raises
-    VectorsError."""
+    """Returns the tensors of a safetensors file by name, each as type and values. Values of a type
+    outside `TYPES` are raw bytes. Raises VectorsError."""
     tensors: dict[str, tuple[str, np.ndarray]] = {}
     try:
         for name, one in safetensors.deserialize(data):
