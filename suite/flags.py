@@ -58,7 +58,7 @@ class Flag:
     - `valid`: all valid texts, if they can be listed. `Options.check` checks them; if `checked`, the
       parser does.
     - `for_rerun`: the option belongs into a command that judges one cell of the run again
-    - `of_function`: the option is about a --function
+    - `for_function`: the option is about a --function
     - `switch`: the option has no value; if its default is True, its name is --no-NAME
     - `short`: another name, as -v
     """
@@ -74,7 +74,7 @@ class Flag:
     checked: bool = False
     required: bool = False
     for_rerun: bool = True
-    of_function: bool = False
+    for_function: bool = False
     short: str = ""
 
     @property
@@ -131,7 +131,7 @@ class CommandOptions:
     """Fields that keep their defaults: the command has no flag for them."""
 
     @classmethod
-    def of(cls, lookup: Callable[[str], Any]) -> Self:
+    def from_lookup(cls, lookup: Callable[[str], Any]) -> Self:
         """Returns options whose fields have the values `lookup(name)`. A field has its default if the
         value is None."""
         values: dict[str, Any] = {f.name: lookup(f.name) for f in fields(cls)}
@@ -141,9 +141,9 @@ class CommandOptions:
         return cls(**known)
 
     @classmethod
-    def of_arguments(cls, arguments: argparse.Namespace) -> Self:
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
         """Returns the options of a parsed command line."""
-        return cls.of(lambda name: getattr(arguments, name, None))
+        return cls.from_lookup(lambda name: getattr(arguments, name, None))
 
     @classmethod
     def declare(cls, add: Callable[..., Any]) -> None:

@@ -135,7 +135,7 @@ def _tasks(kind: str, table: Mapping[str, Any]) -> Iterator[Task]:
             f"[[{kind}]]: unknown field {', '.join(sorted(unknown))}; valid: {', '.join(PLURALS)}, "
             "seeds, releases, shards (of [[judge]]), and the other options of the command"
         )
-    options = options_type.of(fields.get)
+    options = options_type.from_lookup(fields.get)
     options.check()
     options = replace(options, backend=tuple(options.backends))
     title = [kind, *options.backend, options.level if kind == "judge" else "", options.mode]

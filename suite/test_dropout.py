@@ -125,16 +125,16 @@ def kept_weights(
     # Weight, rescaling and the product with ones add at most three roundings to the bound.
     limit = two_copies(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
     limit = limit / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
-    dropped, kept = got == 0, attended & (np.abs(got - want) <= limit)
+    dropped, is_kept = got == 0, attended & (np.abs(got - want) <= limit)
     _expect_everywhere(
-        dropped | kept,
+        dropped | is_kept,
         lambda at: (
             f"{prefix}a kept weight is {float(got[at]):.6g}, expected 0 or {want[at]:.6g} = weight / "
             "(1 - rate)"
         ),
         lambda: _weight_fault(got, want),
     )
-    return kept
+    return is_kept
 
 
 def _weight_fault(got: np.ndarray, want: np.ndarray) -> str:
@@ -217,8 +217,8 @@ def expect_dropout_in_paths(cell: Cell, inputs: Inputs) -> None:
     # A shared pattern is counted once: for one sample and one head.
     independent = (slice(1), slice(None), slice(1)) if shared else ...
     for name, prepared in cell.implementation.paths(inputs).items():
-        kept = kept_weights(cell, inputs, name, prepared)[independent]
-        total, count = int(attended[independent].sum()), int(kept.sum())
+        is_kept = kept_weights(cell, inputs, name, prepared)[independent]
+        total, count = int(attended[independent].sum()), int(is_kept.sum())
         expect_probable(total, 1 - inputs.rate, count, f"weights kept by {name}")
 
 
@@ -297,9 +297,9 @@ def test_dropout_recomputed(cell: Cell) -> None:
     relative = gamma(inputs.sizes.Lk + inputs.sizes.Lq + 16, cell.dtype.unit_roundoff)
     for name, call in calls.items():
         answer, got = vjp(cell, inputs, ("value",), prepared=call)
-        kept = two_copies(answer.values, inputs)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
-        expect_probable(kept.size, 1 - RATE, int(kept.sum()), f"{name}: weights kept")
-        factor = kept / (1.0 - RATE)
+        is_kept = two_copies(answer.values, inputs)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
+        expect_probable(is_kept.size, 1 - RATE, int(is_kept.sum()), f"{name}: weights kept")
+        factor = is_kept / (1.0 - RATE)
         want, limit = (
             _uniform_gradient("value", [array, inputs.value, factor, inputs.key], 1.0, 1)
             for array in (dO, np.abs(dO))

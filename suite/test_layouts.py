@@ -40,7 +40,7 @@ MASK_ARRANGEMENTS = ("negative", "expanded-rows")
 show."""
 
 NOT_OUTER = ("contiguous", "scalar", *INNER, *MASK_ARRANGEMENTS)
-OUTER = tuple(how for how in ARRANGEMENTS if how not in NOT_OUTER)
+OUTER = tuple(layout for layout in ARRANGEMENTS if layout not in NOT_OUTER)
 """Arrangements with adjacent components: windows, and strides of 0 or of axes of size 1."""
 
 HEAD_ARRANGEMENTS = ("expanded-heads", "more-heads", "fused", "fused-heads")
@@ -76,14 +76,14 @@ DIFFERENTIATED = with_plain_cases(
 )
 
 
-def with_equal_slices(inputs: Inputs, operand: str, how: str) -> Inputs:
-    """Returns the inputs with values of the operand that fit the layout `how`: if an axis has stride 0,
-    all slices along this axis are equal."""
-    if how not in EXPANDED:
+def with_equal_slices(inputs: Inputs, operand: str, layout: str) -> Inputs:
+    """Returns the inputs with values of the operand that fit the layout `layout`: if an axis has stride
+    0, all slices along this axis are equal."""
+    if layout not in EXPANDED:
         return inputs
     array = inputs.dense_mask if operand == "mask" else inputs.arrays[operand]
     assert array is not None
-    (axis,) = EXPANDED[how]
+    (axis,) = EXPANDED[layout]
     equal_slices = np.broadcast_to(array.take([0], axis), array.shape)
     if operand == "mask":
         return inputs.with_dense(mask_array=equal_slices)
@@ -107,8 +107,10 @@ def index_operands(cell: Cell) -> tuple[str, ...]:
     return tuple(n for n in INDEX_ARRANGEMENTS if prepared.argument(n) in prepared.arguments)
 
 
-def arranged_call(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[PreparedCall, Any]:
-    """Returns two values: the call for `inputs` with one operand in the memory layout `how`, and the
+def arranged_call(
+    cell: Cell, inputs: Inputs, operand: str, layout: str
+) -> tuple[PreparedCall, Any]:
+    """Returns two values: the call for `inputs` with one operand in the memory layout `layout`, and the
     larger array that contains the operand and the gaps.
 
     Raises NotApplicable if the call does not take the operand as an array.
@@ -123,7 +125,7 @@ def arranged_call(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[P
     dtype = None if is_discrete else inputs.case.dtype_of(operand)
     swaps_axes = prepared.axis_order == "blhd" and operand in OPERANDS
     array, storage = backend.arranged_and_base(
-        swap_heads_and_length(values, prepared) if swaps_axes else values, dtype, how
+        swap_heads_and_length(values, prepared) if swaps_axes else values, dtype, layout
     )
     array = backend.transpose(array, 0, 2, 1, 3) if swaps_axes else array
     return replace(prepared, arguments=prepared.with_operands({operand: array})), storage
@@ -133,7 +135,7 @@ class ArrangedCall(NamedTuple):
     """A call with one operand in an arrangement; the array `storage` contains operand and gaps."""
 
     operand: str
-    how: str
+    layout: str
     inputs: Inputs
     prepared: PreparedCall
     storage: Any
@@ -144,35 +146,37 @@ def arrangements(
 ) -> Iterator[ArrangedCall]:
     """Yields the calls with each operand in each arrangement of `kinds`."""
     for operand in operands:
-        for how in kinds:
-            if how in HEAD_ARRANGEMENTS and cell.inputs.operator.is_layer:
+        for layout in kinds:
+            if layout in HEAD_ARRANGEMENTS and cell.inputs.operator.is_layer:
                 continue
-            if how not in INDEX_ARRANGEMENTS.get(operand, kinds):
+            if layout not in INDEX_ARRANGEMENTS.get(operand, kinds):
                 continue
-            inputs = with_equal_slices(cell.inputs, operand, how)
-            yield ArrangedCall(operand, how, inputs, *arranged_call(cell, inputs, operand, how))
+            inputs = with_equal_slices(cell.inputs, operand, layout)
+            yield ArrangedCall(
+                operand, layout, inputs, *arranged_call(cell, inputs, operand, layout)
+            )
 
 
 @contextmanager
-def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> Iterator[None]:
-    """A context for a call with an operand in the layout `how`. Raises WrongAnswer "mutated-input" if the
-    array `storage` has changed. Every WrongAnswer names operand and layout."""
+def expect_gaps_unchanged(cell: Cell, operand: str, layout: str, storage: Any) -> Iterator[None]:
+    """A context for a call with an operand in the layout `layout`. Raises WrongAnswer "mutated-input" if
+    the array `storage` has changed. Every WrongAnswer names operand and layout."""
     try:
         with require_unchanged(
             cell.implementation.backend, {"the memory around it": storage}, "the call"
         ):
             yield
     except WrongAnswer as deviation:
-        message = f"{operand} laid out {how}: {deviation.message}"
-        raise WrongAnswer(deviation.kind, message, where=(operand, how)) from deviation
+        message = f"{operand} laid out {layout}: {deviation.message}"
+        raise WrongAnswer(deviation.kind, message, where=(operand, layout)) from deviation
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
     """Judge the outputs for each operand in each arrangement of `kinds`. Outputs with the same bits are
     judged once. Raises WrongAnswer."""
     right_arrays: Mapping[str, np.ndarray] = {}
-    for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
-        with expect_gaps_unchanged(cell, operand, how, storage):
+    for operand, layout, inputs, prepared, storage in arrangements(cell, operands, kinds):
+        with expect_gaps_unchanged(cell, operand, layout, storage):
             answer = cell.read(cell.call(prepared), inputs, prepared)
             if inputs is cell.inputs and have_same_bits(answer.arrays, right_arrays):
                 continue
@@ -233,8 +237,8 @@ def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None
     WrongAnswer."""
     _, names = differentiable_call(cell)
     operands = tuple(n for n in (*operands_to_arrange(cell.inputs), "bias") if n in names)
-    for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
-        with expect_gaps_unchanged(cell, operand, how, storage):
+    for operand, layout, inputs, prepared, storage in arrangements(cell, operands, kinds):
+        with expect_gaps_unchanged(cell, operand, layout, storage):
             _, gradients = vjp(cell, inputs, operands, prepared=prepared)
             judge_gradients(cell, gradients, inputs)
 
@@ -323,9 +327,9 @@ ONE_ARRAY_CASES = cases_of(
 def test_fused_operands(cell: Cell) -> None:
     """Query, key and value as views of one array, as a fused projection gives them."""
     original = cell.prepare(cell.inputs)
-    for how, array, views in operands_in_one_array(cell.inputs):
+    for layout, array, views in operands_in_one_array(cell.inputs):
         prepared, storage = call_on_one_array(cell, original, array, views)
-        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {how}", storage):
+        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {layout}", storage):
             cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared))
 
 
@@ -333,8 +337,8 @@ def test_fused_operands(cell: Cell) -> None:
 def test_fused_gradients(cell: Cell) -> None:
     """Gradients of query, key and value that are views of one array."""
     original, _ = differentiable_call(cell)
-    for how, array, views in operands_in_one_array(cell.inputs):
+    for layout, array, views in operands_in_one_array(cell.inputs):
         prepared, storage = call_on_one_array(cell, original, array, views)
-        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {how}", storage):
+        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {layout}", storage):
             _, gradients = vjp(cell, wrt=OPERANDS, prepared=prepared)
             judge_gradients(cell, gradients)

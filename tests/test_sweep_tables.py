@@ -187,7 +187,7 @@ def test_the_array_for_slurm(tmp_path: Path, variables: dict[str, str]) -> None:
     results = flags["results"]
     assert results == "there/torch-smoke-7-3.jsonl"
     words = {**flags, "backend": (flags["backend"],), "seed": int(flags["seed"])}
-    options = Options.of(lambda name: words.get(name))
+    options = Options.from_lookup(lambda name: words.get(name))
     assert options.part() == (3, 40)
     assert (options.backend, options.level, options.seed) == (("torch",), "smoke", 7)
 

@@ -122,7 +122,7 @@ class Oracle:
         """Returns the oracle of the outputs in another class."""
         return Oracle.forward(self.inputs, replace(self.rounding, numerics=numerics), self.rows)
 
-    def given(self, arrays: Mapping[str, np.ndarray]) -> Oracle:
+    def given_outputs(self, arrays: Mapping[str, np.ndarray]) -> Oracle:
         """Returns an oracle whose `output` is computed from the other outputs in `arrays`. This matters
         if a call writes codes and then attends them. Returns this oracle if `output` depends on no other
         output."""
@@ -133,8 +133,8 @@ class Oracle:
 
     def expected_given(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Bounded]:
         """Returns the expected arrays by name. `output` is computed from the other outputs in `arrays`,
-        see `given`."""
-        return {**self.expected, "output": self.given(arrays).expected["output"]}
+        see `given_outputs`."""
+        return {**self.expected, "output": self.given_outputs(arrays).expected["output"]}
 
     def judge(self, arrays: Mapping[str, np.ndarray]) -> Measured:
         """Compare outputs by name with the expected arrays. Returns the figures of the worst output, with
@@ -143,7 +143,7 @@ class Oracle:
         If `output` depends on other outputs, these are judged first. Raises WrongAnswer "value" or
         "non-finite" with the worst element, and HarnessError if a judged element of the oracle is NaN.
         """
-        output_oracle = self.given(arrays)
+        output_oracle = self.given_outputs(arrays)
         other_names = [name for name in arrays if name != "output"]
         order = ["output", *other_names] if output_oracle is self else [*other_names, "output"]
         measured_by_name = {

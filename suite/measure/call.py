@@ -136,8 +136,7 @@ class TimedCall:
         return Preparation(first_call, self.inner, settled, self.work)
 
     def sample(self, inner: int | None = None) -> float:
-        """Time one sample, and add it to `samples`. Returns the seconds of one call, averaged over
-        `inner` calls (by default as found in the warm-up)."""
+        """Time and store a sample. Returns the seconds of one call, averaged over `inner` calls."""
         before = self.backend.compilations(self.prepared)
         with leaks.without_warnings():
             seconds = self._sample_seconds(inner or self.inner)
@@ -186,14 +185,14 @@ class TimedCall:
                 for count, reading in answers.answers():
                     suffix = f" (in {count} of {answers.counts.total()} recorded calls)"
                     suffix = suffix if len(answers.counts) > 1 else ""
-                    self._judge_reading(reading, self._inputs(number), 0, suffix)
+                    self._judge_values(reading, self._inputs(number), 0, suffix)
                 measured = measured or self.cell.measured
         return measured or Measured()
 
     def record(self, out: Any) -> None:
         """Record `out`, the answer of the last call, for `judge_recorded`. Raises RefusedTime if it
         cannot be read."""
-        self.recorded[self.calls.turn].take(
+        self.recorded[self.calls.turn].add(
             self._attempt(lambda: digest_of(out, self.backend)),
             lambda: self._read(out, self.cell.inputs, self.prepared),
         )
@@ -288,7 +287,7 @@ class TimedCall:
             later_seconds = read_later(last := call())
             copies, last = self.clock.plain_copies(last), call()
             repeated = (self.clock.reading(copies) for _ in range(1, protocol.COPIES))
-            readings.take(seconds_at_once, later_seconds, [read_later(copies), *repeated])
+            readings.add(seconds_at_once, later_seconds, [read_later(copies), *repeated])
             return last
 
         last = self._attempt(read_trial)
@@ -353,14 +352,13 @@ class TimedCall:
             prepared = replace(self.prepared, arguments=arguments)
             self.cell.measured = Measured()
             reading = self._read(output, inputs, prepared)
-            self._judge_reading(reading, inputs, number, " (fresh inputs)")
+            self._judge_values(reading, inputs, number, " (fresh inputs)")
 
         return old_time, new_time, judge
 
     def _call_with(self, inputs: Inputs, arguments: Any, cotangent: Any) -> tuple[Any, Inputs]:
-        """Returns a call with these arguments, and the inputs that it answers. The first operand has new
-        signs (`Clock.signed_call`), except in backward passes, and if it has integers or is no argument
-        of the call."""
+        """Returns a call with these arguments, and the inputs that it answers: if possible the first
+        operand has new signs (`Clock.signed_call`)."""
         name, prepared = inputs.operands[0], replace(self.prepared, arguments=arguments)
         is_integer = name in inputs.operator.array_kinds.integers
         if self.direction == "backward" or is_integer or prepared.argument(name) not in arguments:
@@ -385,18 +383,16 @@ class TimedCall:
             answer = Answer({n: array.copy() for n, array in answer.arrays.items()}, None)
         return ReturnedValues(answer, gradients)
 
-    def _judge_reading(
-        self, reading: ReturnedValues, inputs: Inputs, number: int, suffix: str
-    ) -> None:
+    def _judge_values(self, got: ReturnedValues, inputs: Inputs, number: int, suffix: str) -> None:
         """Judge the values by the oracle. Raises RefusedTime, whose message ends with `suffix`."""
         cell = self.cell
         try:
-            if reading.failure is not None:
-                raise reading.failure
-            if reading.output is not None:
-                cell.judge(reading.output, inputs)
-            if reading.gradients is not None:
-                judge_gradients(cell, reading.gradients, inputs, self._cotangent_values(number))
+            if got.failure is not None:
+                raise got.failure
+            if got.output is not None:
+                cell.judge(got.output, inputs)
+            if got.gradients is not None:
+                judge_gradients(cell, got.gradients, inputs, self._cotangent_values(number))
         except NotApplicable as error:
             raise UnsupportedCall(str(error)) from error
         except WrongAnswer as error:

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from attention_conformance.backends.registry import UsageError
     from attention_conformance.suite.measure.gate import NOTHING, GateError
     from attention_conformance.suite.measure.pool import NothingToMeasure
-    from attention_conformance.suite.measure.verdict import of_bench
+    from attention_conformance.suite.measure.verdict import bench_verdict
     from attention_conformance.suite.run.verdict import VerdictOutput
 
     try:
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         error_text = f"{arguments.results} exists, and nothing is overwritten; name a new file"
     if error_text:
         print(error_text, file=sys.stderr)
-        verdict = of_bench(NOTHING, reasons=(error_text,))
+        verdict = bench_verdict(NOTHING, reasons=(error_text,))
     if write_error := output.write(verdict):
         print(write_error, file=sys.stderr)
         return NOTHING
@@ -99,7 +99,7 @@ def options_of(arguments: argparse.Namespace) -> BenchOptions:
 
     Raises UsageError for invalid options, FileExistsError if the results file exists.
     """
-    options = BenchOptions.of_arguments(arguments)
+    options = BenchOptions.from_arguments(arguments)
     if not options.workload:
         direction = options.direction or ("forward",)
         options = replace(options, workload=QUICK, quick=True, direction=direction)
@@ -111,7 +111,7 @@ def _measure(options: BenchOptions) -> RunVerdict:
     from attention_conformance.suite.measure.gate import NOTHING, OK, WRONG
     from attention_conformance.suite.measure.pool import Pool
     from attention_conformance.suite.measure.run import header, measure
-    from attention_conformance.suite.measure.verdict import of_bench
+    from attention_conformance.suite.measure.verdict import bench_verdict
     from attention_conformance.suite.records import speed
 
     records: list[SpeedRecord] = []
@@ -143,7 +143,7 @@ def _measure(options: BenchOptions) -> RunVerdict:
     )
     timed = set(speed.TIMED) & set(statuses) and "error" not in statuses
     code = WRONG if "refused" in statuses else OK if timed else NOTHING
-    return of_bench(code, options, records)
+    return bench_verdict(code, options, records)
 
 
 def _say(text: str) -> None:
@@ -202,7 +202,7 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
 
 def _gate(options: BenchOptions) -> RunVerdict:
     from attention_conformance.suite.measure.gate import Gate, GateError, exit_code_of, sides
-    from attention_conformance.suite.measure.verdict import of_bench
+    from attention_conformance.suite.measure.verdict import bench_verdict
     from attention_conformance.suite.records.files import new_file
 
     names = options.implementation or options.function_names
@@ -230,7 +230,7 @@ def _gate(options: BenchOptions) -> RunVerdict:
     if options.results:
         with new_file(options.results) as file:
             json.dump([asdict(outcome) for outcome in outcomes], file, indent=1)
-    return of_bench(exit_code_of(outcomes), options, outcomes=outcomes)
+    return bench_verdict(exit_code_of(outcomes), options, outcomes=outcomes)
 
 
 def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:

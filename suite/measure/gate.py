@@ -167,32 +167,32 @@ class Gate:
         outcome = GateOutcome(workload, case, direction, OK)
         pairs: dict[str, list[float]] = {"verdict": [], "twin": [], "injected": []}
         times: dict[str, list[float]] = {"candidate": [], "baseline": []}
-        who = ""
+        role = ""
         try:
             for half, order in enumerate(ORDERS, 1):
                 workers: dict[str, Worker] = {}
                 where = f"  half {half} of {len(ORDERS)}"
                 try:
                     self.say(f"{where}: starting {', '.join(order)}")
-                    for who in order:
-                        side = self.sides[who]
-                        workers[who] = Worker(side.options, side.backend, side.python)
-                    for who in order:
-                        self._open(workers[who], self.sides[who], case, direction, seed)
-                    who = "pair"
+                    for role in order:
+                        side = self.sides[role]
+                        workers[role] = Worker(side.options, side.backend, side.python)
+                    for role in order:
+                        self._open(workers[role], self.sides[role], case, direction, seed)
+                    role = "pair"
                     self.say(f"{where}: pairs for {self.seconds / len(ORDERS):.3g} s")
                     self._take_pairs(workers, pairs, times)
                     self.say(f"{where}: judging the timed answers")
-                    for who in order:
-                        workers[who].ask(do="judge", key="it")
+                    for role in order:
+                        workers[role].ask(do="judge", key="it")
                 finally:
                     for worker in workers.values():
                         worker.end()
         except WorkerFailure as error:
             outcome.code = WRONG if error.status == "refused" else NOTHING
             outcome.broken = error.status == "error"
-            label = self.sides[who].label if who in self.sides else who
-            outcome.message = f"{who} ({label}): {error.kind or error.status}: {error.message}"
+            label = self.sides[role].label if role in self.sides else role
+            outcome.message = f"{role} ({label}): {error.kind or error.status}: {error.message}"
             return outcome
         return judge(outcome, pairs, times)
 
@@ -245,8 +245,8 @@ def ping_pong(
     Every sample follows a sample of the other process: a second sample in a row would be faster.
     """
 
-    def sample(who: str, slow: float = 0.0) -> float:
-        answer = workers[who].ask(do="sample", key="it", inner=None, slow=slow)
+    def sample(role: str, slow: float = 0.0) -> float:
+        answer = workers[role].ask(do="sample", key="it", inner=None, slow=slow)
         return answer["seconds"]
 
     sample("candidate")

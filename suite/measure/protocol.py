@@ -147,7 +147,7 @@ class Readings:
     computing: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
 
-    def take(self, at_once: float, later: float, plain: Sequence[float]) -> None:
+    def add(self, at_once: float, later: float, plain: Sequence[float]) -> None:
         """Add the seconds of a trial: of reading an output at once, after a wait, and as plain arrays."""
         self.completing.append(at_once - later)
         self.computing.append(later - plain[0])

@@ -19,35 +19,35 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 
 T = TypeVar("T")
 
-KEPT = 16
+MOST_STORED = 16
 """Greatest number of different answers whose values are kept. Of more answers a random sample is kept."""
 
 
 class RecordedAnswers(Generic[T]):
     """The recorded answers to one set of inputs. `counts`: numbers of answers by digest. The values of up
-    to `KEPT` different answers are stored."""
+    to `MOST_STORED` different answers are stored."""
 
     def __init__(self, seed: int) -> None:
         self.counts: Counter[int] = Counter()
-        self._kept: dict[int, T] = {}
+        self._stored: dict[int, T] = {}
         self._random = random.Random(seed)
 
-    def take(self, digest: int, read: Callable[[], T]) -> None:
+    def add(self, digest: int, read: Callable[[], T]) -> None:
         """Count an answer. `read()` returns its values, and is called only if they are stored."""
         self.counts[digest] += 1
         if self.counts[digest] > 1:
             return
-        if len(self._kept) == KEPT:
+        if len(self._stored) == MOST_STORED:
             # Each of n different answers is kept with the same probability (Vitter 1985, algorithm R).
             index = self._random.randrange(len(self.counts))
-            if index >= KEPT:
+            if index >= MOST_STORED:
                 return
-            del self._kept[list(self._kept)[index]]
-        self._kept[digest] = read()
+            del self._stored[list(self._stored)[index]]
+        self._stored[digest] = read()
 
     def answers(self) -> list[tuple[int, T]]:
         """Returns pairs of the count and the values of each stored answer."""
-        return [(self.counts[digest], values) for digest, values in self._kept.items()]
+        return [(self.counts[digest], values) for digest, values in self._stored.items()]
 
 
 def digest_of(out: Any, backend: Backend) -> int:

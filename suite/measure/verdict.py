@@ -29,7 +29,7 @@ TIME_FIELDS = (
 """Fields of a record that the verdict shows with its time."""
 
 
-def of_bench(
+def bench_verdict(
     exit_code: int,
     options: BenchOptions | None = None,
     records: Sequence[SpeedRecord] = (),

@@ -341,10 +341,10 @@ def _decode(where: str, line: str, kind: type[T]) -> T:
 
 def _check_totals(where: str, totals: dict[str, int], records: list[R]) -> None:
     """Raise BrokenLine if the footer's `totals` are not the numbers of records by status."""
-    counted = Counter(record.status for record in records)
-    if totals != counted:
+    counts = Counter(record.status for record in records)
+    if totals != counts:
         raise BrokenLine(
-            f"{where}: the footer counts {totals}, the file holds {dict(counted)}: lines were lost or "
+            f"{where}: the footer counts {totals}, the file holds {dict(counts)}: lines were lost or "
             f"added; {CHANGED_FILE}"
         )
 

@@ -82,7 +82,7 @@ def add_explain_parser(commands: Any) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    options = ExplainOptions.of_arguments(arguments)
+    options = ExplainOptions.from_arguments(arguments)
     try:
         options.check()
         limit_threads(options.threads)

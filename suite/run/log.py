@@ -27,7 +27,7 @@ from attention_conformance.suite.run.recorded import crashed, header
 from attention_conformance.suite.run.suggestions import joint_suggestions, suggestions
 from attention_conformance.suite.run.terminal import FAILED, Terminal
 from attention_conformance.suite.run.timing import time_functions
-from attention_conformance.suite.run.verdict import VerdictOutput, of_run
+from attention_conformance.suite.run.verdict import VerdictOutput, run_verdict
 from attention_conformance.suite.spec.catalogue.workloads import find_workloads
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import BROKEN
@@ -134,7 +134,7 @@ class RunLog:
             return
         interrupted = ["the run did not finish"] if exit_code == pytest.ExitCode.INTERRUPTED else []
         reasons = [usage] if usage else [*interrupted, *self.failures(), *self.shortfalls()]
-        verdict = of_run(
+        verdict = run_verdict(
             exit_code, self.cells, reasons, functions=tuple(self.functions), seed=self.options.seed,
             missing=len(self.missing), times=self.times,
             diagnoses=tuple(one.sentence for one in self.report.diagnoses),
@@ -148,11 +148,11 @@ class RunLog:
             self._file.close()
             remove_empty(self._file.name)
 
-    def take_test_ids(self, nodes: Iterable[str]) -> None:
+    def set_test_ids(self, nodes: Iterable[str]) -> None:
         """Store the ids of the tests that will run: each must get a verdict."""
         self._test_ids = [node for node in nodes if check_and_cell(node)]
 
-    def take(self, cell: CellRecord, identity: dict[str, Any], node: str) -> None:
+    def add(self, cell: CellRecord, identity: dict[str, Any], node: str) -> None:
         """Store the record of a cell, and write it if a file is open. `node`: the id of its test. If the
         cell has a record already, the worse one is stored. `identity`: see `Plan.identity`; the first
         one also writes the header. Records of crashes have {}, and are written after the header."""
@@ -162,13 +162,13 @@ class RunLog:
             return
         self._cell_by_key[cell.key] = cell
         self.nodes[cell.key] = node
-        self.terminal.take(cell, identity.get("owed", {}))
+        self.terminal.count_cell(cell, identity.get("owed", {}))
         self.pending.append(cell)
         if identity:
             self.write_header(identity)
         self._write_pending()
 
-    def take_error(self, node: str, message: str) -> None:
+    def add_error(self, node: str, message: str) -> None:
         """Store an error that pytest reported for a test before or after its verdict. A record that does
         not fail becomes an error; without a record a new one is stored."""
         key, names = self._key_by_test.get(node), check_and_cell(node)
@@ -180,7 +180,7 @@ class RunLog:
                 )
         elif names is not None:
             cell = crashed(*names, "harness", printable(message), self.options)
-            self.take(replace(cell, status="error"), {}, node)
+            self.add(replace(cell, status="error"), {}, node)
 
     def _keep_worse(self, cell: CellRecord) -> None:
         """Replace the stored record of a cell if this record is worse."""

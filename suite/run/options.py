@@ -176,50 +176,50 @@ class Options(CommandOptions):
         "(docs/layers.md, docs/operators)",
         "LAYER",
         valid=LAYERS,
-        of_function=True,
+        for_function=True,
     )
     numerics: str = option(
         f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",
         "CLASS",
         valid=NUMERICS,
-        of_function=True,
+        for_function=True,
     )
     claim: tuple[str, ...] = option(
         f"what --function takes: NAME=VALUE, or DTYPE.NAME=VALUE; names: {', '.join(CLAIMS)} "
         "(docs/claims.md); repeatable",
         "NAME=VALUE",
         many=True,
-        of_function=True,
+        for_function=True,
     )
     parameter: tuple[str, ...] = option(
         "what a parameter of --function is given whose name does not tell: NAME=WORD, as m=attn_mask "
         "(docs/signatures.md); repeatable",
         "NAME=WORD",
         many=True,
-        of_function=True,
+        for_function=True,
     )
     elect: tuple[str, ...] = option(
         "hold --function to an answer where the field has no single one: QUESTION=ANSWER, or "
         "QUESTION=DTYPE:ANSWER (attention-conformance list --words); repeatable",
         "QUESTION=ANSWER",
         many=True,
-        of_function=True,
+        for_function=True,
     )
     drop_in: bool = option(
         "hold --function to all that the framework's own attention promises: malformed problems are "
         "refused, and elections are the same",
         switch=True,
-        of_function=True,
+        for_function=True,
     )
     allow_unused: bool = option(
         "let --function have parameters that are nearly called like those passed",
         switch=True,
-        of_function=True,
+        for_function=True,
     )
     allow_refusals: bool = option(
         "let --function refuse more than half of what its signature and its claims allow",
         switch=True,
-        of_function=True,
+        for_function=True,
         for_rerun=False,
     )
     forbid: tuple[str, ...] = option(
@@ -228,19 +228,19 @@ class Options(CommandOptions):
         "own attention, which nothing allows; repeatable",
         "NAME[,NAME]",
         many=True,
-        of_function=True,
+        for_function=True,
     )
     isolate: bool = option(
         "run --function in a child process with few rights; what judges never imports its file "
         "(docs/untrusted.md)",
         switch=True,
-        of_function=True,
+        for_function=True,
     )
     untrusted: bool = option(
         "judge a --function that may cheat: --isolate, values also in sizes that the seed draws, and the "
         "file's own claims are not taken (docs/untrusted.md)",
         switch=True,
-        of_function=True,
+        for_function=True,
     )
     expect: tuple[str, ...] = option(
         "a manifest of expected failures of --function, or of a third-party backend; repeatable",
@@ -253,7 +253,7 @@ class Options(CommandOptions):
         "yes|no",
         "yes",
         valid=("yes", "no"),
-        of_function=True,
+        for_function=True,
     )
     optimized: bool = option(
         "compile every program as people do: by default most of JAX's are compiled with few of XLA's "
@@ -344,7 +344,7 @@ class Options(CommandOptions):
                 f"--function needs exactly one --backend (whose signature it has), got {names}"
             )
         for name, flag in flags(Options).items():
-            if flag.of_function and not self.function and self._value(name) != flag.initial:
+            if flag.for_function and not self.function and self._value(name) != flag.initial:
                 raise UsageError(f"--{name} speaks of a --function, and none is given")
         if self.forbid and self.mode == "compiled":
             raise UsageError("--forbid is about eager calls: choose --mode=eager or --mode=all")

@@ -97,7 +97,7 @@ class Plan:
         """Sentences for people about the implementations."""
         return [note for one in self.loaded for note in one.notes]
 
-    def of(self, implementation: Implementation) -> LoadedBackend:
+    def loaded_backend(self, implementation: Implementation) -> LoadedBackend:
         """Returns the loaded backend of an implementation."""
         return next(one for one in self.loaded if one.backend.name == implementation.backend.name)
 
@@ -120,7 +120,7 @@ class Plan:
 
     def policy(self, cell: Cell, seconds: float | None = None) -> Policy:
         """Returns the policy for judging a cell. `seconds`: the time limit, by default --cell-timeout."""
-        loaded = self.of(cell.implementation)
+        loaded = self.loaded_backend(cell.implementation)
         is_function = cell.implementation in self.functions
         seconds = self.options.cell_timeout if seconds is None else seconds
         limit = partial(time_limit, seconds, "the cell")

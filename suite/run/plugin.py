@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
     # A read-only checkout has no cache, which changes no verdict.
     config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")
-    options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
+    options = Options.from_lookup(lambda name: config.getoption(NAMES.destination(name)))
     worker_input = getattr(config, "workerinput", None)
     if worker_input is not None:
         options = replace(options, seed=worker_input[SEED])  # a secret one is drawn once
@@ -206,7 +206,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call":
         for name, value in report.user_properties:
             if name == PROPERTY and isinstance(value, dict):
-                log.take(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
+                log.add(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
     names = check_and_cell(report.nodeid)
     if names is not None and report.when == "???":
         place = log.config.stash[CONTROLLER].watchdog_place(report.node)
@@ -214,10 +214,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             f"the process that judged this cell died: {place or 'a signal, an abort or an exit'}"
         )
         cell = crashed(*names, "timeout" if place else "crash", message, log.options)
-        log.take(cell, {}, report.nodeid)
+        log.add(cell, {}, report.nodeid)
     elif report.failed:
         line = str(report.longrepr).strip().rpartition("\n")[2]
-        log.take_error(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
+        log.add_error(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -249,7 +249,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if stale:
             raise pytest.UsageError("stale expectations:\n  " + "\n  ".join(stale))
     if worker_input is None:
-        _STATE["run"].take_test_ids(item.nodeid for item in session.items)
+        _STATE["run"].set_test_ids(item.nodeid for item in session.items)
         _STATE["run"].write_header(_identity(plan))
 
 

@@ -28,7 +28,7 @@ class Progress:
         """Store the numbers of cells to judge in total, by backend."""
         self.owed = Counter(cells)
 
-    def take(self, backend: str, seconds: float) -> str:
+    def count_cell(self, backend: str, seconds: float) -> str:
         """Count a judged cell of a backend that took `seconds`. Returns a line if one is due and cells
         are left, else ""."""
         self.judged[backend] += 1

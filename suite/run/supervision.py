@@ -39,7 +39,7 @@ from attention_conformance.suite.run.process import (
     signal_handlers,
 )
 from attention_conformance.suite.run.recorded import crashed
-from attention_conformance.suite.run.verdict import RunVerdict, VerdictOutput, of_run
+from attention_conformance.suite.run.verdict import RunVerdict, VerdictOutput, run_verdict
 
 OUTSIDE_SIGNALS = (*FORWARDED_SIGNALS, signal.SIGKILL)
 """Signals by which people and the system end a run: the judged cell is then no crash."""
@@ -82,7 +82,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         if "results" in facts:
             remove_empty(facts["results"])
         if has_output and "died" in facts and "verdict" not in facts:
-            options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
+            options = Options.from_lookup(lambda name: config.getoption(NAMES.destination(name)))
             VerdictOutput(path, descriptor, True).write(verdict_of_death(options, code, facts))
     if "usage" in facts:
         raise pytest.UsageError(facts["usage"])
@@ -99,7 +99,7 @@ def verdict_of_death(options: Options, code: int, facts: Fields) -> RunVerdict:
     if names is not None and facts["signal"] not in OUTSIDE_SIGNALS:
         crash = crashed(*names, "crash", facts["died"], options)
         cells += [crash] if crash.key not in {cell.key for cell in cells} else []
-    return of_run(
+    return run_verdict(
         code, cells, [facts["died"]], seed=options.seed,
         missing=max(0, facts.get("owed", 0) - len(cells)),
         functions=options.function_names,
@@ -134,7 +134,7 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         self._collected.add(node.gateway.id)
-        self._log.take_test_ids(ids)
+        self._log.set_test_ids(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:

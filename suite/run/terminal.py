@@ -53,7 +53,7 @@ class Terminal:
     def _is_silent(self) -> bool:
         return self._config.getoption("verbose") < -1
 
-    def take(self, cell: CellRecord, owed: Mapping[str, int]) -> None:
+    def count_cell(self, cell: CellRecord, owed: Mapping[str, int]) -> None:
         """Count a judged cell, and write a line of progress if one is due. `owed`: the numbers of cells
         to judge in total by backend, {} if unknown."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
@@ -63,7 +63,7 @@ class Terminal:
             self._progress = Progress(EVERY[bool(reporter.isatty)])
         if owed and not self._progress.owed:
             self._progress.owe(owed)
-        if text := self._progress.take(cell.backend, cell.seconds):
+        if text := self._progress.count_cell(cell.backend, cell.seconds):
             if reporter.currentfspath is None:  # with -q and under xdist dots follow no name
                 reporter.write("\n")
             reporter.ensure_newline()

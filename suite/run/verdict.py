@@ -68,7 +68,7 @@ CELL_FIELDS = (
 )
 
 
-def of_run(
+def run_verdict(
     exit_code: int, cells: Sequence[CellRecord], reasons: Sequence[str], **other_fields: Any
 ) -> RunVerdict:
     """Returns the verdict of a run with these records. It is "right" only if the exit code is 0.

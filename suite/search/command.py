@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from attention_conformance.suite.run.process import can_fork, run_in_fork
     from attention_conformance.suite.search.engine import search, write
 
-    options = SearchOptions.of_arguments(arguments)
+    options = SearchOptions.from_arguments(arguments)
     if not can_fork():
         return search(options)
     advice = "`attention-conformance search --case=ID`, with the id above, judges that case alone"

@@ -150,7 +150,10 @@ class Search:
         cell, verdict = failure.cell, failure.verdict
         known_entry = ""
         if verdict.status == "fail" and cell.implementation not in self.plan.functions:
-            manifest, name = self.plan.of(cell.implementation).manifest, cell.implementation.name
+            manifest, name = (
+                self.plan.loaded_backend(cell.implementation).manifest,
+                cell.implementation.name,
+            )
             known_entry = manifest.similar(verdict, name, cell.check.name, cell.case.id)
         self.statuses["like known" if known_entry else verdict.status] += 1
         self.alike.update([known_entry] if known_entry else [])

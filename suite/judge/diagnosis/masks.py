@@ -167,12 +167,12 @@ def _window_meanings(part: Window, s: Sizes) -> Iterator[Meaning]:
     for name, width in sides.items():
         if width is None:
             continue
-        for n, how in ((1, "wider"), (-1, "narrower")):
+        for n, word in ((1, "wider"), (-1, "narrower")):
             if width + n >= 0:
-                text = f"The window is one key {how}: {width + n} keys to the {name}, expected {width}."
+                text = f"The window is one key {word}: {width + n} keys to the {name}, expected {width}."
                 hint = "`i - j < window` for `i - j <= window`, `window // 2`"
                 window = Window(**{**sides, name: width + n})
-                yield Meaning(window.dense(s), text, hint, f"{name} {how}")
+                yield Meaning(window.dense(s), text, hint, f"{name} {word}")
         text = f"The window has no bound to the {name}, expected {width} keys."
         hint, key = f"the {name} side is not used", f"no bound to the {name}"
         yield Meaning(Window(**{**sides, name: None}).dense(s), text, hint, key)

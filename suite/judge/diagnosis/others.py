@@ -95,7 +95,7 @@ def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Sympt
     """Yields the symptoms of wrong outputs. The array `output` is skipped if it depends on another output
     that is wrong."""
     inputs, names = reading.inputs, reading.wrong_names
-    if reading.oracle.given(reading.got).inputs is not inputs:
+    if reading.oracle.given_outputs(reading.got).inputs is not inputs:
         names = [name for name in names if name != "output"] or names
     factor = _fitted_factor(tool, reading) if "output" in names else None
     if factor is not None:

@@ -53,8 +53,8 @@ def precision_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
         yield Symptom(text, "scores", "an argument that is not used", key=OPERAND_IGNORED)
     dtype = case.dtype.long_name
     formats = {name: form for name, form in formats_read.items() if name != "ignored"}
-    of_sums = list(sum_symptoms(tool, case)) if declared != "working" else []
-    yield from of_sums
+    sum_symptoms_found = list(sum_symptoms(tool, case)) if declared != "working" else []
+    yield from sum_symptoms_found
     score_symptom = next(score_symptoms(tool, case), None)
     if score_symptom is not None:
         yield score_symptom
@@ -74,7 +74,11 @@ def precision_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
         ("output", "before the output is returned"),
         ("weights", "before the product with the values"),
     ):
-        if name in formats and not of_sums and not (name == "weights" and "output" in formats):
+        if (
+            name in formats
+            and not sum_symptoms_found
+            and not (name == "weights" and "output" in formats)
+        ):
             form = formats[name]
             advice = "; if float64 is not meant, --claim dtypes=f32,bf16,f16"
             hint = f"a cast of the {name}{advice if case.dtype.name == 'f64' else ''}"

@@ -13,7 +13,7 @@ import sys
 from attention_conformance.suite.run.isolation import sandbox
 
 if __name__ == "__main__":  # before NumPy and frameworks are imported, and before there are threads
-    LIMITS = sandbox.Limits.of_words(sys.argv[2:])
+    LIMITS = sandbox.Limits.from_words(sys.argv[2:])
     UNENFORCED = sandbox.enclose(LIMITS)
     gc.disable()  # what is imported stays; see `suite.run.plugin`
 
@@ -69,7 +69,7 @@ class Host:
         self.natives = {i.name: i for i in registry.implementations(self.backend)}
         example = registry.example(self.backend)
         self.beside = None if example is None else example.beside
-        self.description = BackendDescription.of(self.backend, self.natives, example)
+        self.description = BackendDescription.describe(self.backend, self.natives, example)
         self.types = {type(self.backend.array(np.zeros((1,)), fmt)) for fmt in DTYPES.values()}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}

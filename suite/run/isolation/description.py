@@ -37,7 +37,7 @@ class ImplementationDescription:
     declaration: dict[str, Any]
 
     @classmethod
-    def of(cls, native: Implementation) -> ImplementationDescription:
+    def describe(cls, native: Implementation) -> ImplementationDescription:
         """Returns the description of an implementation of the framework. Called in the child."""
         limits = native.declared.limits
         by_dtype = limits if isinstance(limits, Mapping) else {"": limits}
@@ -84,7 +84,7 @@ class BackendDescription:
     beside: ImplementationDescription | None
 
     @classmethod
-    def of(
+    def describe(
         cls, backend: Backend, natives: Mapping[str, Implementation], example: Implementation | None
     ) -> Any:
         """Returns the description as plain data. `example` is an implementation of some user's function,
@@ -105,8 +105,8 @@ class BackendDescription:
                 name: {mode: ambient[1:] for mode, ambient in setting.modes.items()}
                 for name, setting in backend.settings.items()
             },
-            tuple(map(ImplementationDescription.of, natives.values())),
-            None if beside is None else ImplementationDescription.of(beside),
+            tuple(map(ImplementationDescription.describe, natives.values())),
+            None if beside is None else ImplementationDescription.describe(beside),
         )  # fmt: skip
         return msgspec.to_builtins(description, enc_hook=dict)
 

@@ -162,12 +162,12 @@ class Link:
             hello = msgpack.decode(wire.receive(channel)[0], type=Hello)
             self.unenforced = tuple(map(printable, hello.unenforced))
             if hello.backend is not None and not hasattr(self, "description"):
-                self.take_description(hello.backend)
+                self.store_description(hello.backend)
         if hello.unavailable:
             self.kill(True)
             raise BackendUnavailable(printable(hello.unavailable))
 
-    def take_description(self, description: BackendDescription) -> None:
+    def store_description(self, description: BackendDescription) -> None:
         """Store the description of the backend, and create error types for its `validation_errors`."""
         self.description = description
         for name in description.validation_errors:

@@ -92,7 +92,7 @@ class Remote(ChildPart, Backend):
         first request."""
         folder = tempfile.mkdtemp(prefix="attention-child-")
         link = Link(self.link.start, replace(self.link.limits, folder=folder))
-        link.take_description(self.description)
+        link.store_description(self.description)
         atexit.register(link.close)
         return Remote(self.kind, link)
 

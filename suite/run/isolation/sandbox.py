@@ -73,7 +73,7 @@ class Limits:
         return [self.folder, str(self.memory), *self.hidden]
 
     @classmethod
-    def of_words(cls, words: Sequence[str]) -> Limits:
+    def from_words(cls, words: Sequence[str]) -> Limits:
         folder, memory, *hidden = words
         return cls(folder, tuple(hidden), int(memory))
 
