@@ -74,7 +74,7 @@ class Report:
         attention. Different answers are marked."""
         from attention_conformance.suite.report.semantics import BY_QUESTION
 
-        return BY_QUESTION.of(self.table)
+        return BY_QUESTION.make(self.table)
 
     def save(self, path: str | Path) -> Path:
         """Write the records as `pytest suite --results` does, for the commands `report` and `diff`.
@@ -95,7 +95,7 @@ class Report:
         from attention_conformance.suite.report.render import as_html
 
         frames = conformance_frames(self.run)
-        tables = CONFORMANCE.of(frames)
+        tables = CONFORMANCE.make(frames)
         page = as_html(tables, CONFORMANCE.title, overview(frames, tables))
         return f'<iframe srcdoc="{escape(page)}" style="width:100%;height:40rem;border:0"></iframe>'
 

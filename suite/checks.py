@@ -12,7 +12,7 @@ from attention_conformance.suite.spec.modules import defined_in
 
 @lru_cache(maxsize=1)
 def all_checks() -> Mapping[str, Check]:
-    """Every check by name, in the order of modules and of definition. Imports no framework."""
+    """Returns every check by name, in the order of modules and of definition. Imports no framework."""
     checks = (
         CHECKS[value]
         for value in defined_in("attention_conformance.suite", "test_")

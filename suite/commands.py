@@ -43,8 +43,8 @@ CATALOGUE = "attention_conformance.suite.deviations:mutants"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Usage errors, and records that cannot be written, exit
-    with 2."""
+    """Run one command, and return its exit code. `arguments`: the words after the program's name, by
+    default those of this process. Usage errors, and records that cannot be written, give the code 2."""
     with printable_output():
         chosen = parsed(arguments)
         try:
@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse a command line; the attribute `run` of the result is the function that runs the command."""
+    """Parse a command line. The attribute `run` of the result is the function that runs the command.
+    Exits for wrong arguments."""
     parser = argparse.ArgumentParser(
         prog="attention-conformance",
         description="Attention conformance: cases, search, reports, expectations, the kill table. "
@@ -76,7 +77,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_releases_parser(commands)
     add_report_parser(commands)
     add_diff_parser(commands)
-    # Ends the process where a shell asks what a line may go on with.
+    # Ends the process if a shell asks for completions.
     with contextlib.suppress(ImportError):
         importlib.import_module("argcomplete").autocomplete(parser)
     chosen, unknown = parser.parse_known_args(arguments)
@@ -133,7 +134,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _why(wanted: AnyCase) -> str:
-    """The text of `list --why`: the checks of a case, the first level of each, and the reasons."""
+    """Returns the text of `list --why`: the checks of a case, the first level of each, and the
+    reasons."""
     from attention_conformance.suite.checks import all_checks
 
     case_id = wanted.id
@@ -152,7 +154,7 @@ def _why(wanted: AnyCase) -> str:
 
 
 def _unlisted(case: AnyCase) -> str:
-    """A text for a case that no check lists: how it can be judged all the same."""
+    """Returns a text for a case that no check lists: how it can still be judged."""
     from attention_conformance.suite.checks import all_checks
 
     cases = (listed for check in all_checks().values() for listed in check.cases("full"))
@@ -163,7 +165,7 @@ def _unlisted(case: AnyCase) -> str:
 
 
 def _words_text() -> str:
-    """The text of `list --words`: every word of declarations and claims, with its meaning."""
+    """Returns the text of `list --words`: every word of declarations and claims, with its meaning."""
     tables = {
         "features": WORDS,
         "elections": {q.name: f"{q.text}: {' | '.join(q.options)}" for q in QUESTIONS.values()},
@@ -208,7 +210,8 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 
 def _facts_text(case: AnyCase) -> str:
-    """Lines about a case: its checks, the attending pairs of its inputs, the bounds of its oracle."""
+    """Returns lines of text about a case: its checks, the number of attending pairs in its inputs, and
+    the bounds of its oracle by numerics class."""
     import numpy as np
 
     from attention_conformance.suite.checks import all_checks

@@ -15,29 +15,31 @@ LARGEST = 10**18
 
 
 def whole_number(text: str) -> int:
-    """A whole number of an option. Raises ArgumentTypeError."""
+    """Returns the whole number in the text of an option. Raises ArgumentTypeError."""
     return _bounded(int, "a whole number", text)
 
 
 def number(text: str) -> float:
-    """A number of an option. Raises ArgumentTypeError."""
+    """Returns the number in the text of an option. Raises ArgumentTypeError."""
     return _bounded(float, "a number", text)
 
 
 def non_empty(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A converter like `kind` that refuses "", the value of an unset shell variable."""
+    """Returns a converter like `kind` that raises ArgumentTypeError for "", the value of an unset shell
+    variable."""
 
     @wraps(kind)
-    def read(text: str) -> Any:
+    def convert(text: str) -> Any:
         if not text:
             raise argparse.ArgumentTypeError("expected a value, got none; leave the option out")
         return kind(text)
 
-    return read
+    return convert
 
 
 def _bounded(kind: Callable[[str], Any], what: str, text: str) -> Any:
-    """The number in a text, at most `LARGEST` in magnitude. Raises ArgumentTypeError; `what` names it."""
+    """Returns the number in a text, at most `LARGEST` in magnitude. Raises ArgumentTypeError, whose
+    message calls the number `what`."""
     try:
         value = kind(text)
     except ValueError:
@@ -55,8 +57,8 @@ class Flag:
     - `several`: it also takes several values at once
     - `valid`: all valid texts, if they can be listed. `Options.check` checks them; if `checked`, the
       parser does.
-    - `for_rerun`: a command that judges one cell of the run again needs the option
-    - `of_function`: the option is about a --function
+    - `for_rerun`: the option belongs into a command that judges one cell of the run again
+    - `for_function`: the option is about a --function
     - `switch`: the option has no value; if its default is True, its name is --no-NAME
     - `short`: another name, as -v
     """
@@ -72,7 +74,7 @@ class Flag:
     checked: bool = False
     required: bool = False
     for_rerun: bool = True
-    of_function: bool = False
+    for_function: bool = False
     short: str = ""
 
     @property
@@ -84,7 +86,7 @@ class Flag:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The keywords of `add_argument` and of pytest's `addoption`. The help ends with the default,
+        """The keywords for `add_argument` and for pytest's `addoption`. The help ends with the default,
         unless it mentions the default already."""
         if self.switch and self.initial:
             return {"action": argparse.BooleanOptionalAction, "default": True, "help": self.help}
@@ -109,13 +111,13 @@ class Flag:
 
 
 def option(help: str, *details: Any, **named_details: Any) -> Any:
-    """A dataclass field for a class of options, with a `Flag` of these fields."""
+    """Returns a dataclass field for a class of options. The arguments are the fields of its `Flag`."""
     flag = Flag(help, *details, **named_details)
     return field(default=flag.initial, metadata={"flag": flag})
 
 
 def flags(options: type[CommandOptions]) -> dict[str, Flag]:
-    """The flags of a class of options by name, without those that its command does not take."""
+    """Returns the flags of a class of options by name, without those in `fixed`."""
     return {
         dashed(f.name): f.metadata["flag"] for f in fields(options) if f.name not in options.fixed
     }
@@ -129,8 +131,9 @@ class CommandOptions:
     """Fields that keep their defaults: the command has no flag for them."""
 
     @classmethod
-    def of(cls, lookup: Callable[[str], Any]) -> Self:
-        """The options with the values `lookup(name)` of their fields, and defaults in place of None."""
+    def from_lookup(cls, lookup: Callable[[str], Any]) -> Self:
+        """Returns options whose fields have the values `lookup(name)`. A field has its default if the
+        value is None."""
         values: dict[str, Any] = {f.name: lookup(f.name) for f in fields(cls)}
         known: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
@@ -138,9 +141,9 @@ class CommandOptions:
         return cls(**known)
 
     @classmethod
-    def of_arguments(cls, arguments: argparse.Namespace) -> Self:
-        """The options of a parsed command line."""
-        return cls.of(lambda name: getattr(arguments, name, None))
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """Returns the options of a parsed command line."""
+        return cls.from_lookup(lambda name: getattr(arguments, name, None))
 
     @classmethod
     def declare(cls, add: Callable[..., Any]) -> None:
@@ -149,8 +152,8 @@ class CommandOptions:
             add(*filter(None, [flag.short]), f"--{name}", **flag.arguments)
 
     def command_line(self, every: bool = False) -> list[str]:
-        """The flags of all options that are not initial values, if `every`; else of those that a command
-        needs which judges one cell again."""
+        """Returns the words of a command line for the options that are not initial. Without `every` only
+        those that belong into a command that judges one cell again (`Flag.for_rerun`)."""
         repeated, switches, values = [], [], []
         for name, flag in flags(type(self)).items():
             value = self._value(name)
@@ -165,10 +168,10 @@ class CommandOptions:
         return repeated + switches + values
 
     def _value(self, name: str) -> Any:
-        """The value of an option by the name of its flag."""
+        """Returns the value of an option by the name of its flag."""
         return getattr(self, name.replace("-", "_"))
 
 
 def dashed(name: str) -> str:
-    """The command-line name of a field."""
+    """Returns the command-line name of a field."""
     return name.replace("_", "-")

@@ -8,8 +8,8 @@ PACKAGES = ("numpy", "scipy", "torch", "tensorflow", "keras", "jax", "flax", "ms
 
 
 def refuse_shadows(code: int) -> None:
-    """End the process with exit code `code` if a file of the current folder is imported instead of an
-    installed package. One sentence on standard error names both."""
+    """End the process with exit code `code` if a file in the current folder would be imported instead of
+    an installed package of `PACKAGES`. A sentence on standard error names both."""
     current = Path.cwd()
     other_paths = [entry for entry in sys.path if Path(entry or ".").resolve() != current]
     for name in PACKAGES:

@@ -48,8 +48,13 @@ JUDGE_COMMAND = f"pytest -q -n1 -p {SUITE}.plugin -p no:cacheprovider --pyargs {
 
 
 class Kind(NamedTuple):
-    """A table of a plan: the command of its tasks after `python -m`, the command's options and result
-    files, and its exit code if it refuses arguments."""
+    """A kind of task, and of table in a plan.
+
+    - `command`: the words after `python -m`
+    - `options`: the class of the command's options
+    - `schema`: the schema of its result files
+    - `refused`: its exit code for wrong arguments
+    """
 
     command: str
     options: type[Any]
@@ -84,10 +89,11 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a task: exit code, last lines of its output, text of its result file."""
+    """The result of a task: exit code, last lines of its output, text of its result file ("" if there is
+    none)."""
 
     code: int
-    said: str
+    output_lines: str
     records: str
 
 
@@ -99,7 +105,7 @@ class ChildDied(Exception):
 
 
 def load_plan(path: Path) -> list[Task]:
-    """The tasks of a plan file. Raises UsageError."""
+    """Returns the tasks of a plan file. Raises UsageError."""
     try:
         return tasks_of(tomllib.loads(require_regular_file(path).read_text(encoding="utf-8-sig")))
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -107,7 +113,8 @@ def load_plan(path: Path) -> list[Task]:
 
 
 def tasks_of(plan: Mapping[str, Any]) -> list[Task]:
-    """The tasks of a plan: runs, then searches, in its order. Raises UsageError and ValueError."""
+    """Returns the tasks of a plan: runs, then searches, each in the order of the plan. Raises UsageError
+    and ValueError."""
     if not plan or plan.keys() - KINDS:
         got = ", ".join(plan) or "none"
         raise ValueError(f"expected tables [[judge]] and [[search]], got {got}")
@@ -115,7 +122,8 @@ def tasks_of(plan: Mapping[str, Any]) -> list[Task]:
 
 
 def _tasks(kind: str, table: Mapping[str, Any]) -> Iterator[Task]:
-    """The tasks of a table: its fields are options, seeds, releases and, for runs, shards."""
+    """Yields the tasks of one table of a plan: one for each seed, release and shard. The table's other
+    fields are options. Raises UsageError and ValueError."""
     command, options_type, *_ = KINDS[kind]
     fields = {PLURALS.get(name, name): value for name, value in table.items()}
     seeds, releases = seeds_of(fields.pop("seeds", 0)), fields.pop("releases", [INSTALLED])
@@ -127,14 +135,14 @@ def _tasks(kind: str, table: Mapping[str, Any]) -> Iterator[Task]:
             f"[[{kind}]]: unknown field {', '.join(sorted(unknown))}; valid: {', '.join(PLURALS)}, "
             "seeds, releases, shards (of [[judge]]), and the other options of the command"
         )
-    options = options_type.of(fields.get)
+    options = options_type.from_lookup(fields.get)
     options.check()
     options = replace(options, backend=tuple(options.backends))
     title = [kind, *options.backend, options.level if kind == "judge" else "", options.mode]
     shards_of_run = [f"{number}/{shards}" if shards > 1 else "" for number in range(1, shards + 1)]
     for name, seed, shard in product(releases, seeds, shards_of_run):
-        of_one = replace(options, seed=seed, shard=shard)
-        words = *command.split(), *of_one.command_line(every=True)
+        task_options = replace(options, seed=seed, shard=shard)
+        words = *command.split(), *task_options.command_line(every=True)
         title_words = filter(None, [*title, name, f"seed {seed}", shard and f"part {shard}"])
         lock = None if name == INSTALLED else read(name)
         release, pins = (f"{lock.name}-{lock.version}", lock.pins) if lock else (INSTALLED, ())
@@ -151,7 +159,8 @@ def seeds_of(value: int | str) -> range:
 
 
 def run_task(words: Sequence[str]) -> Outcome:
-    """Run the command of a task in a child process, on the machine that Ray chose. Raises ChildDied."""
+    """Run the command of a task in a child process, on the machine that Ray chose. Returns its outcome.
+    Raises ChildDied if a signal killed the child."""
     with tempfile.TemporaryDirectory(prefix="attention-") as folder:
         results = Path(folder, "records.jsonl")
         variables = compilations_in(Path(tempfile.gettempdir(), "attention-conformance-jax"))
@@ -166,8 +175,8 @@ def run_task(words: Sequence[str]) -> Outcome:
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[Submit]:
-    """A context that connects to Ray at an address of --cluster, and gives the function that starts a
-    task there. Raises UsageError without Ray or without a cluster."""
+    """A context that is connected to Ray at an address of --cluster. Its value is a function that starts
+    a task, and returns the future of its outcome. Raises UsageError without Ray or without a cluster."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Without a token a local Ray writes one into the home folder.
     os.environ |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)} if address == "local" else {}
@@ -203,12 +212,13 @@ def ray_cluster(address: str) -> Iterator[Submit]:
             ray.shutdown()  # this ends the tasks that still run
 
 
-def sweep(tasks_of: Sequence[Task], folder: Path, submit: Submit, hours: float = 0.0) -> int:
-    """Run the tasks that have no result file, for at most `hours` (0: no limit); returns the exit code.
-    Raises UsageError if a task refuses its arguments, BlockingIOError for a second driver, OSError."""
+def sweep(tasks: Sequence[Task], folder: Path, submit: Submit, hours: float = 0.0) -> int:
+    """Run the tasks that have no result file in `folder`, for at most `hours` (0: no limit). Returns the
+    exit code. Raises UsageError if a task refuses its arguments, BlockingIOError if another process runs
+    this sweep, and OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        codes = {task: _recorded_code(folder / task.file, task) for task in tasks_of}
+        codes = {task: _recorded_code(folder / task.file, task) for task in tasks}
         unrecorded = [task for task, code in codes.items() if code is None]
         say(f"{len(codes)} tasks, {len(codes) - len(unrecorded)} of them recorded")
         futures = {submit(task): task for task in unrecorded}
@@ -227,7 +237,8 @@ def sweep(tasks_of: Sequence[Task], folder: Path, submit: Submit, hours: float =
 
 
 def _recorded_code(path: Path, task: Task) -> int | None:
-    """The exit code of a task from its result file; None without one. An unreadable file is renamed."""
+    """Returns the exit code of a task, from its result file; None without the file. A damaged file is
+    renamed, and counts as none."""
     try:
         return _code(path, task) if path.is_file() else None
     except lines.RecordError as error:
@@ -237,8 +248,8 @@ def _recorded_code(path: Path, task: Task) -> int | None:
 
 
 def _write_result(path: Path, task: Task, future: Future[Outcome]) -> tuple[int | None, str]:
-    """Write the result file of a task. Returns its exit code, None if the file is not complete, and a
-    text for people."""
+    """Write the result file of a finished task. Returns its exit code, None if it has no complete result
+    file, and a text for people. Raises UsageError if the command refused its arguments."""
     try:
         code, output, records = future.result()
     except Exception as error:  # Ray's own, after its last attempt
@@ -258,7 +269,8 @@ def _write_result(path: Path, task: Task, future: Future[Outcome]) -> tuple[int 
 
 
 def _code(path: Path, task: Task) -> int:
-    """The exit code of a task with this result file. Raises RecordError."""
+    """Returns the exit code that follows from a result file: `FAILED` if a record fails, else `GREEN`.
+    Raises RecordError."""
     records = KINDS[task.kind].schema.load(path).records
     return FAILED if any(record.status in BROKEN for record in records) else GREEN
 
@@ -286,11 +298,11 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `sweep`; returns the exit code."""
+    """Run the command `sweep`, and return its exit code."""
     try:
-        tasks_of = load_plan(arguments.plan)
+        tasks = load_plan(arguments.plan)
         with ray_cluster(arguments.cluster) as submit:
-            return sweep(tasks_of, arguments.results, submit, arguments.hours)
+            return sweep(tasks, arguments.results, submit, arguments.hours)
     except (UsageError, BlockingIOError) as error:
         print(uncoloured(str(error)), file=sys.stderr)
         return USAGE

@@ -46,7 +46,7 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 from attention_conformance.suite.test_stateless import with_other_values
 
 ROUNDS = 8
-"""The least number of calls of a thread that calls beside another one."""
+"""The least number of calls in each of two threads that call at once."""
 
 SECOND_THREAD, TWO_THREADS = "a second thread", "two threads at once"
 """The names of the modes of threads."""
@@ -117,8 +117,9 @@ def test_ambient(cell: Cell) -> None:
 
 
 def expect_in_every_mode(cell: Cell, judges: Judges) -> None:
-    """Call the judge of every mode. Raises a WrongAnswer that names the wrong modes. If a user function
-    is wrong only with two threads at once, the message suggests a claim. A mode may be refused."""
+    """Call the judge of every mode. Raises a WrongAnswer that names all wrong modes. A mode may raise
+    NotApplicable. If a user function is wrong only with two threads at once, the message suggests a
+    claim."""
     wrong: dict[str, WrongAnswer] = {}
     for name, judge in judges.items():
         try:
@@ -191,7 +192,8 @@ def test_ambient_gradients(cell: Cell) -> None:
 
 
 def in_16_bits(inputs: Inputs) -> Inputs:
-    """The inputs with values that bfloat16 and float16 have both: autocast rounds no value."""
+    """Returns the inputs with values rounded to bfloat16 and to float16. Then autocast changes no
+    value."""
     integers = inputs.operator.array_kinds.integers
     rounded = {
         name: round_to(round_to(array, DTYPES["bf16"]), DTYPES["f16"])
@@ -202,6 +204,7 @@ def in_16_bits(inputs: Inputs) -> Inputs:
 
 
 def mode_judges(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> Judges:
+    """Returns a judge for each mode of the framework, each transformation, and each mode of threads."""
     implementation = cell.implementation
     judges: Judges = {}
     changed = with_other_values(inputs)
@@ -219,8 +222,9 @@ def mode_judges(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> Judges:
 
 @contextmanager
 def allowing_refusal(cell: Cell, question: str, dtype: DType) -> Iterator[None]:
-    """A context that turns an error of a call into the answer "raises", by raising NotApplicable. The
-    error stays a WrongAnswer if the mode has no question, or if another answer is promised."""
+    """A context in which an error of a call counts as the elected answer "raises" to `question`: its
+    WrongAnswer becomes NotApplicable. The WrongAnswer is raised unchanged if the mode has no question
+    (""), if another answer is promised, or for a forbidden call."""
     try:
         yield
     except WrongAnswer as deviation:
@@ -231,8 +235,9 @@ def allowing_refusal(cell: Cell, question: str, dtype: DType) -> Iterator[None]:
 
 
 class MixedPrecision(Cell):
-    """A cell under automatic mixed precision to `dtype`. No numerics class is declared for this mode: the
-    bound is that of the widest class, and every stored number may be rounded to both dtypes."""
+    """A cell under automatic mixed precision to `dtype`. `original` is the cell without it. No numerics
+    class is declared for this mode. So the widest class is taken, and every stored number may be rounded
+    to both dtypes."""
 
     def __init__(self, cell: Cell, dtype: DType) -> None:
         case = cell.inputs.replace(dtype=dtype).case
@@ -252,7 +257,7 @@ class MixedPrecision(Cell):
 
 
 def call_in_mode(cell: Cell, mode: Ambient, calls: Sequence[PreparedCall]) -> list[Any]:
-    """The native outputs of calls in a mode, one after the other."""
+    """Makes the calls one after the other in a mode, and returns their native outputs."""
     with mode.within():
         return [cell.call(prepared) for prepared in calls]
 
@@ -266,12 +271,10 @@ def expect_in_mode(cell: Cell, problems: Sequence[Problem], mode: Ambient) -> No
 
 
 def expect_in_mixed_precision(cell: Cell, problems: Sequence[Problem], mode: Ambient) -> None:
-    """Judge the output of the first problem under autocast, in the elected dtype. Variants of
-    layers have no election: either dtype is right.
+    """Judge the output of the first problem under autocast, in the elected dtype. Raises WrongAnswer.
 
-    Float64 must stay unchanged. If the election is "narrow", a float32 bias beside operands of 16 bits is
-    judged, too.
-    """
+    Variants of layers have no election: either dtype is right. Float64 must stay unchanged. If the
+    election is "narrow", a call with operands of 16 bits and a float32 bias is judged, too."""
     inputs, mode_dtype = problems[0][0], DTYPES[mode.dtype]
     if cell.dtype.name != "f64":
         inputs = in_16_bits(inputs)
@@ -296,7 +299,8 @@ def expect_in_mixed_precision(cell: Cell, problems: Sequence[Problem], mode: Amb
 
 
 def autocast_answer(cell: Cell, dtype: DType) -> str:
-    """The elected answer about autocast to a dtype; "" if there is none (the check `election` fails)."""
+    """Returns the elected answer about autocast to a dtype; "" if there is none. The check `election`
+    reports that."""
     try:
         return elections.elected_answer("autocast", cell.implementation, dtype)
     except (WrongAnswer, NotApplicable):
@@ -306,7 +310,8 @@ def autocast_answer(cell: Cell, dtype: DType) -> str:
 def read_as_one_of(
     cell: Cell, native: Any, candidates: Sequence[Inputs], prepared: PreparedCall
 ) -> Answer:
-    """The answer, read as an answer to the first of `candidates` with its dtype. Raises WrongAnswer."""
+    """Returns the answer, read as an answer to the first inputs in `candidates` that have its dtype.
+    Raises WrongAnswer if none has."""
     *first_candidates, last_candidate = candidates
     for inputs in first_candidates:
         with suppress(WrongAnswer):
@@ -315,7 +320,8 @@ def read_as_one_of(
 
 
 def expect_transformed(cell: Cell, inputs: Inputs, prepared: PreparedCall, name: str) -> None:
-    """Judge the output of the call under a transformation of functions (`Engine.ambient`)."""
+    """Judge the output of the call inside the transformation `name` (`Engine.ambient`). Raises
+    WrongAnswer."""
     implementation = cell.implementation
     with allowing_refusal(cell, implementation.backend.ambient[name], cell.dtype):
         call = transformed_calls(implementation, inputs, prepared)[name]()
@@ -324,7 +330,8 @@ def expect_transformed(cell: Cell, inputs: Inputs, prepared: PreparedCall, name:
 
 
 def expect_in_threads(cell: Cell, threads: Sequence[Sequence[Problem]], rounds: int) -> None:
-    """Judge the outputs of threads that call at once; each thread calls its problems in turn."""
+    """Judge the outputs of threads that call at once. `threads`: the problems of each thread, which it
+    calls in turn, at least `rounds` calls. Raises WrongAnswer."""
     # The setting that forces a kernel is one of the process, so it is made around the threads.
     with threads[0][0][1].within():
         outcomes = cell.implementation.backend.at_once(

@@ -50,7 +50,8 @@ APART_CASES = cases_of(
 
 
 def in_chunks(inputs: Inputs, size: int) -> Inputs:
-    """The same tokens, appended in chunks of `size`; the last chunk may be smaller."""
+    """Returns the inputs with a script that appends the same tokens in chunks of `size`. The last chunk
+    may be smaller."""
     starts = range(0, inputs.sizes.Lq, size)
     chunks = tuple(Chunk(min(size, inputs.sizes.Lq - start)) for start in starts)
     return inputs.replace(script=chunks)
@@ -71,7 +72,8 @@ def test_invariant_cutting(cell: Cell) -> None:
 
 
 def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
-    """Groups of tokens: a description, and the tokens as booleans (B, Lk)."""
+    """Yields groups of tokens: a description, and a boolean array (B, Lk), True for tokens of the
+    group."""
     s = inputs.sizes
     sample, token = np.indices((s.B, s.Lk))
     never_attended = np.asarray(~attended_pairs(inputs.case).any((0, 1)))

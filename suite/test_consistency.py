@@ -32,7 +32,7 @@ def is_user_function(declared: Declared) -> bool:
 
 
 def observe(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tuple[str, ...]:
-    """The observed answers of the function to the questions called `names`.
+    """Returns the observed answers of the function to the questions called `names`.
 
     Raises NotApplicable if an answer is declared, if the operator does not have the question, or if the
     call gives no answer: then the question's own cell fails.
@@ -67,8 +67,8 @@ def expect_right(
     what: str,
     advice: str = "correct it",
 ) -> None:
-    """Raise WrongAnswer "election" unless the answers `got` to the questions `names` are `right`, or the
-    framework's own attention gives them. `what` names the fault, `advice` the correction."""
+    """Raise WrongAnswer "election" if the answers `got` to the questions `names` are not `right`, and the
+    framework's own attention gives other answers. `what` names the fault, `advice` the correction."""
     if right or native_agrees(cell, [(name, cell.dtype) for name in names], got):
         return
     observed = ", ".join(f"{n} is {answer}" for n, answer in zip(names, got, strict=True))
@@ -157,7 +157,7 @@ def test_one_answer_in_all_dtypes(cell: Cell) -> None:
 
 
 def question_of(cell: Cell) -> str:
-    """The name of the question in the cell's case."""
+    """Returns the name of the question in the cell's case."""
     if not isinstance(cell.case, ElectionCase):
         raise HarnessError(f"expected an election case, got {cell.case.id}")
     return cell.case.question.name

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.protocol import PreparedCall
-from attention_conformance.suite.judge.answer import Answer, parts
+from attention_conformance.suite.judge.answer import Answer, outputs_by_name
 from attention_conformance.suite.judge.arguments import (
     arrays_of,
     change_detector,
@@ -33,7 +33,7 @@ CALLS_BETWEEN = 8
 
 
 def attached_mask(array: Any) -> Any:
-    """The mask that Keras attaches to a tensor."""
+    """Returns the mask that Keras attaches to a tensor."""
     return getattr(array, "_keras_mask", None)
 
 
@@ -72,8 +72,8 @@ def test_contract(cell: Cell) -> None:
 def expect_unchanged(
     cell: Cell, prepared: PreparedCall, answer: Answer, values_before: np.ndarray, event: str
 ) -> None:
-    """Read an answer of the call again, after `event`. Raises WrongAnswer unless its values are still
-    `values_before`."""
+    """Read an earlier answer of the call again. Raises WrongAnswer "overwritten" if its values differ
+    from `values_before`. The message says that this happened after `event`."""
     reread = cell.read(answer.native, cell.inputs, prepared)
     expect_bitwise(reread.values, values_before, "overwritten", f"an answer after {event}")
 
@@ -91,7 +91,7 @@ def test_kept_answers(cell: Cell) -> None:
     first = cell.read(cell.call(prepared), inputs, prepared)
     values_before = first.values.copy()
     backend, later = cell.implementation.backend, cell.prepare(other_values(inputs))
-    output = parts(cell.call(prepared), prepared)["output"]
+    output = outputs_by_name(cell.call(prepared), prepared)["output"]
     before, alias = backend.to_numpy(output).copy(), backend.alias(output)
     del output  # only the alias holds its memory now
     later_answers = [cell.call(later) for _ in range(CALLS_BETWEEN)]
@@ -138,7 +138,8 @@ def test_own_memory(cell: Cell) -> None:
     changed_arguments = change_detector(backend, arrays)
     with suppress(Exception):  # arrays of inference mode, for example, cannot be written to
         backend.overwrite(
-            parts(written, prepared)["output"], parts(later_answers[0], later)["output"]
+            outputs_by_name(written, prepared)["output"],
+            outputs_by_name(later_answers[0], later)["output"],
         )
     if names := changed_arguments():
         raise WrongAnswer("overwritten", f"a write into an answer changed the argument {names[0]}")
@@ -149,8 +150,8 @@ def test_own_memory(cell: Cell) -> None:
 
 
 def other_values(inputs: Inputs) -> Inputs:
-    """The inputs with the last of query, key and value negated; without these, the first array.
-    In self-attention the operands are one array, so all of them are negated."""
+    """Returns the inputs with the last of query, key and value negated, or with the first array negated
+    if there are no operands. In self-attention the operands are one array, so all of them are negated."""
     operands = [name for name in OPERANDS if name in inputs.arrays]
     operands = operands or list(inputs.arrays)[:1]
     changed = operands if inputs.self_attention else operands[-1:]

@@ -61,8 +61,8 @@ CASES = cases_of(
 
 
 def showing_weights(inputs: Inputs, rate: float) -> Inputs:
-    """Inputs whose output is the weights after dropout, in two copies (`two_copies`). Before dropout the
-    weights of a row are equal."""
+    """Returns inputs whose output shows the weights after dropout at this rate, in two copies (see
+    `two_copies`). Before dropout the weights of a row are equal."""
     s = inputs.sizes
     unit = np.tile(np.eye(s.Lk), 2)
     if "output_kernel" not in inputs.arrays:
@@ -82,7 +82,8 @@ def showing_weights(inputs: Inputs, rate: float) -> Inputs:
 
 
 def two_copies(output: np.ndarray, inputs: Inputs) -> np.ndarray:
-    """An output for the inputs of `showing_weights`, or its bound, as (B, Lq, H, 2, Lk)."""
+    """Returns an output for the inputs of `showing_weights`, or its bound, in the shape (B, Lq, H, 2,
+    Lk): two copies of the weights."""
     s = inputs.sizes
     if not inputs.operator.is_layer:
         output = output.swapaxes(1, 2)
@@ -90,14 +91,15 @@ def two_copies(output: np.ndarray, inputs: Inputs) -> np.ndarray:
 
 
 def two_sided_tail(n: int, p: float, count: int) -> float:
-    """Two-sided tail probability of `count` successes out of `n` with probability `p`."""
+    """Returns the two-sided tail probability of `count` successes in `n` trials with probability `p`."""
     from scipy.special import bdtr, bdtrc
 
     return float(2 * min(bdtr(count, n, p), bdtrc(count - 1, n, p)))
 
 
 def expect_probable(n: int, p: float, count: int, what: str) -> None:
-    """Raise WrongAnswer "dropout" if `count` out of `n` is less likely than `FALSE_ALARM`."""
+    """Raise WrongAnswer "dropout" if `count` successes in `n` trials with probability `p` are less likely
+    than `FALSE_ALARM`."""
     chance = two_sided_tail(n, p, count)
     if chance < FALSE_ALARM:
         message = f"{what}: {count} of {n}, expected {p:.4g} of them"
@@ -109,11 +111,10 @@ def expect_probable(n: int, p: float, count: int, what: str) -> None:
 def kept_weights(
     cell: Cell, inputs: Inputs, path: str = "", call: PreparedCall | None = None
 ) -> np.ndarray:
-    """The attended weights that dropout kept, boolean (B, Lq, H, Lk).
+    """Returns a boolean array (B, Lq, H, Lk): True for attended weights that dropout kept.
 
-    `call` is the call of the code path `path`, by default that of `inputs`. Raises WrongAnswer for wrong
-    weights.
-    """
+    `inputs` as from `showing_weights`. `call` is the call of the code path `path`, by default the call
+    for `inputs`. Raises WrongAnswer "dropout" if a kept weight is wrong."""
     answer = cell.run(inputs) if call is None else cell.read(cell.call(call), inputs, call)
     copies = two_copies(answer.values, inputs)
     prefix = f"{path}: " if path else ""
@@ -124,20 +125,20 @@ def kept_weights(
     # Weight, rescaling and the product with ones add at most three roundings to the bound.
     limit = two_copies(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
     limit = limit / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
-    dropped, kept = got == 0, attended & (np.abs(got - want) <= limit)
+    dropped, is_kept = got == 0, attended & (np.abs(got - want) <= limit)
     _expect_everywhere(
-        dropped | kept,
+        dropped | is_kept,
         lambda at: (
             f"{prefix}a kept weight is {float(got[at]):.6g}, expected 0 or {want[at]:.6g} = weight / "
             "(1 - rate)"
         ),
         lambda: _weight_fault(got, want),
     )
-    return kept
+    return is_kept
 
 
 def _weight_fault(got: np.ndarray, want: np.ndarray) -> str:
-    """The fault of wrong kept weights in a few words, which tell deviations apart."""
+    """Returns the fault of wrong kept weights in a few words, for comparison with other failures."""
     # A row whose keys were all dropped may be NaN.
     sums = got.sum(-1)[got.any(-1) & np.isfinite(got).all(-1)]
     weights = (got != 0) & (want != 0)
@@ -149,7 +150,7 @@ def _weight_fault(got: np.ndarray, want: np.ndarray) -> str:
 
 
 def attended_pairs(inputs: Inputs) -> np.ndarray:
-    """The attended pairs, (B, Lq, H, Lk)."""
+    """Returns the attended pairs as a boolean array (B, Lq, H, Lk)."""
     s = inputs.sizes
     pairs = np.broadcast_to(inputs.attends, (s.B, s.H, s.Lq, s.Lk))
     return pairs.transpose(0, 2, 1, 3)
@@ -160,8 +161,8 @@ def _expect_everywhere(
     message: Callable[[tuple[int, ...]], str],
     fault: Callable[[], str] | None = None,
 ) -> None:
-    """Raise WrongAnswer "dropout" unless every element is `right`. `message` describes the first wrong
-    element, by its index, and `fault` all wrong elements."""
+    """Raise WrongAnswer "dropout" unless all of `right` is True. `message(index)` describes the first
+    wrong element, `fault()` all wrong elements."""
     if not right.all():
         index = tuple(int(i) for i in np.argwhere(~right)[0])
         text = f"{message(index)}; {int((~right).sum())} of {right.size}"
@@ -210,19 +211,19 @@ def test_dropout(cell: Cell) -> None:
 
 
 def expect_dropout_in_paths(cell: Cell, inputs: Inputs) -> None:
-    """Judge every code path of the implementation: it drops and scales the attended weights."""
+    """Judge the dropout of every code path of the implementation. Raises WrongAnswer."""
     attended = attended_pairs(inputs)
     shared = cell.implementation.declared.dropout == "shared"
     # A shared pattern is counted once: for one sample and one head.
-    counted = (slice(1), slice(None), slice(1)) if shared else ...
+    independent = (slice(1), slice(None), slice(1)) if shared else ...
     for name, prepared in cell.implementation.paths(inputs).items():
-        kept = kept_weights(cell, inputs, name, prepared)[counted]
-        total, count = int(attended[counted].sum()), int(kept.sum())
+        is_kept = kept_weights(cell, inputs, name, prepared)[independent]
+        total, count = int(attended[independent].sum()), int(is_kept.sum())
         expect_probable(total, 1 - inputs.rate, count, f"weights kept by {name}")
 
 
 def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
-    """The inputs with a causal and with a padding mask, if the implementation supports these."""
+    """Returns the inputs with a causal and with a padding mask, if the implementation supports these."""
     masks = (parse_mask(token) for token in ("causal", "pad"))
     variations = [
         elections.with_flag_mask(inputs.replace(mask=m), cell.implementation) for m in masks
@@ -296,9 +297,9 @@ def test_dropout_recomputed(cell: Cell) -> None:
     relative = gamma(inputs.sizes.Lk + inputs.sizes.Lq + 16, cell.dtype.unit_roundoff)
     for name, call in calls.items():
         answer, got = vjp(cell, inputs, ("value",), prepared=call)
-        kept = two_copies(answer.values, inputs)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
-        expect_probable(kept.size, 1 - RATE, int(kept.sum()), f"{name}: weights kept")
-        factor = kept / (1.0 - RATE)
+        is_kept = two_copies(answer.values, inputs)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
+        expect_probable(is_kept.size, 1 - RATE, int(is_kept.sum()), f"{name}: weights kept")
+        factor = is_kept / (1.0 - RATE)
         want, limit = (
             _uniform_gradient("value", [array, inputs.value, factor, inputs.key], 1.0, 1)
             for array in (dO, np.abs(dO))
@@ -307,10 +308,11 @@ def test_dropout_recomputed(cell: Cell) -> None:
 
 
 def _uniform_gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np.ndarray:
-    """The gradient of `wrt` for uniform weights times a factor. `arrays` are dO, V, the factor, and the
-    key for the query's gradient or the query for the key's.
+    """Returns the gradient of the operand `wrt` for uniform weights times a factor, with `sign` -1.
+    `arrays` are dO, V, the factor (B, H, Lq, Lk), and the key (for the query's gradient) or the query
+    (for the key's).
 
-    Called with magnitudes and `sign` 1, returns the size that rounding errors are relative to.
+    For absolute values and `sign` 1, returns the magnitudes that rounding errors are relative to.
     """
     dO, V, factor, operand = arrays
     P = 1.0 / factor.shape[-1]
@@ -322,7 +324,8 @@ def _uniform_gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: in
 
 
 def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
-    """Raise WrongAnswer "dropout" if a number exceeds its limit or is NaN."""
+    """Raise WrongAnswer "dropout" if an element of `got` is NaN, or differs from `want` by more than its
+    limit."""
     _expect_everywhere(
         np.abs(got - want) <= limit,
         lambda at: (

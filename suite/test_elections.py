@@ -17,7 +17,7 @@ COMPILED_QUESTIONS = (
 
 
 def cases_of_frameworks(level: str) -> list[ElectionCase]:
-    """The election cases of a level for frameworks' own implementations."""
+    """Returns the election cases of a level for frameworks' own implementations."""
     ordinary = [name for name in QUESTIONS if name not in MODES]
     return of_questions(ordinary, "own")(level) + of_questions(MODES, "own, modes")(level)
 

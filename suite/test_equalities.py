@@ -24,13 +24,15 @@ Undo = Callable[[np.ndarray], np.ndarray]
 """A function that maps an output of the second form to the order of the first."""
 
 
-def as_is(array: np.ndarray) -> np.ndarray:
+def identity(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def expect_equal(cell: Cell, first: Inputs, second: Inputs, what: str, undo: Undo = as_is) -> None:
-    """Compare the outputs for two forms of one problem, within the sum of their bounds; `undo` maps the
-    second output to the order of the first. Raises WrongAnswer.
+def expect_equal(
+    cell: Cell, first: Inputs, second: Inputs, what: str, undo: Undo = identity
+) -> None:
+    """Raise WrongAnswer "unequal" if the outputs for two forms of one problem differ by more than the sum
+    of their bounds. `undo` maps the second output to the order of the first. `what` names the forms.
 
     A layer that makes its own parameters has no bounds, so it is tested in float64 only, to float32's
     roundoff of the largest output. Rounding errors are 2^29 times smaller, and faults are larger.
@@ -51,11 +53,11 @@ def expect_equal(cell: Cell, first: Inputs, second: Inputs, what: str, undo: Und
 
 
 def undo_order(inputs: Inputs, letter: str, order: np.ndarray) -> Undo:
-    """A function that undoes a new order of the axis `letter` in an output; it changes nothing if the
-    output does not have this axis."""
+    """Returns a function that undoes the new order of the axis `letter` in an output for `inputs`. It
+    changes nothing if the output does not have this axis."""
     axes = inputs.operator.outputs(inputs.case)["output"]
     inverse = np.argsort(order)
-    return (lambda a: np.take(a, inverse, axes.index(letter))) if letter in axes else as_is
+    return (lambda a: np.take(a, inverse, axes.index(letter))) if letter in axes else identity
 
 
 @check(

@@ -14,7 +14,8 @@ from attention_conformance.suite.spec.recipes import generator
 
 
 def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """Raise WrongAnswer unless every element equals the expected one; a zero may have either sign."""
+    """Raise WrongAnswer "value" unless every element of `got` equals that of `want`. A zero may have
+    either sign."""
     wrong = ~(got == want)
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])

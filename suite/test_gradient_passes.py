@@ -69,12 +69,12 @@ def test_gradient_passes(cell: Cell) -> None:
     cotangents = cell.cotangent, -2.0 * np.flip(cell.cotangent, 0)
 
     def in_framework(cotangent: np.ndarray) -> Any:
-        """The cotangent as an array of the framework."""
+        """Returns the cotangent as an array of the framework."""
         values = native_cotangent(cotangent, inputs, first)
         return backend.arranged(values, cell.dtype, "contiguous")
 
     def gradients_of_passes() -> list[Any]:
-        """The gradients of each backward pass, in the order of `expectations`."""
+        """Returns the gradients of each backward pass, in the order of `expectations`."""
         (output, pullback), (other_output, other_pullback) = (
             backend.pullback(call, names) for call in (first, second)
         )
@@ -108,10 +108,10 @@ def test_gradient_passes(cell: Cell) -> None:
 
 
 def expect_after_one_sample(cell: Cell, names: Sequence[str], cotangent: np.ndarray) -> None:
-    """Judge gradients of one sample, then of all samples: a workspace of another shape must have no
-    influence. Raises WrongAnswer.
+    """Judge gradients of one sample, then of all samples: a kernel's workspace of another shape must have
+    no influence. Raises WrongAnswer.
 
-    Arrays without strides are immutable, so their kernels have no workspace.
+    Does nothing for frameworks without strides: their arrays are immutable, so kernels have no workspace.
     """
     implementation, sample = cell.implementation, cell.inputs.select("b", [0])
     if not implementation.backend.has_strides or implementation.refuses(sample) is not None:
@@ -130,10 +130,11 @@ STEP = 2.0**-17
 
 
 def expect_second_derivative(cell: Cell, prepared: PreparedCall, cotangent: Any) -> None:
-    """Compare the VJP of the query's gradient, for a tangent of the query, with central differences of
-    the reference. Raises WrongAnswer.
+    """Compare the gradients of the query's gradient, for a cotangent drawn for it, with central
+    differences of the reference. Raises WrongAnswer.
 
-    A framework may raise an error instead. No bound is derived: half of the digits must agree.
+    An error that the framework raises is accepted. There is no derived bound: half of the digits must
+    agree.
     """
     backend, inputs = cell.implementation.backend, cell.inputs
     tangent = draw_tangents(inputs.case, ("query",), cell.seed)["query"]

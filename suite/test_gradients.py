@@ -183,7 +183,7 @@ def test_gradient_contract(cell: Cell) -> None:
 
 
 def hides_ordinary_values(case: Case) -> bool:
-    """True for attention with a mask over several keys, whose values are ordinary."""
+    """True for a case of attention with a mask, several keys, and a recipe of ordinary values."""
     return (
         case.mask is not None
         and not case.operator.is_layer
@@ -221,10 +221,10 @@ def test_gradient_hidden(cell: Cell) -> None:
 
 
 def hidden_values(cell: Cell, unattended: bool) -> dict[str, tuple[float, float]]:
-    """New keys and values for hidden slots: (key, value) by a description.
+    """Returns new numbers for hidden slots: (key, value) by a description.
 
-    NaN is included only if no row attends the slots (`unattended`), and the election was declared, or
-    observed for boolean masks.
+    NaN is included only if no row attends the slots (`unattended`), and if the implementation elects that
+    gradients block NaN. Without a declaration the election counts only for masks as arrays.
     """
     values = {"other values": (50.0, -80.0)}
     implementation, inputs = cell.implementation, cell.inputs
@@ -246,11 +246,11 @@ def expect_gradients_unmoved(
     cell: Cell, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray],
     slots: np.ndarray, unattended: bool, poison: str,
 ) -> None:  # fmt: skip
-    """Raise WrongAnswer "leak" if the hidden slots (B, Hkv, Lk) changed a gradient on which they have no
-    influence.
+    """Raise WrongAnswer "leak" if new values in hidden slots (B, Hkv, Lk) changed a gradient that must
+    not depend on them. `before` and `after`: the gradients by name.
 
     If no row attends the slots (`unattended`), their own gradients must be zero. `poison` names the new
-    values.
+    values in messages.
     """
     judged = ~rows_touching(cell, cell.inputs, slots)[..., None]
     expect_bitwise(

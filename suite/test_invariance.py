@@ -62,18 +62,18 @@ CHUNK = 8
 
 
 def at_full(pattern: str) -> Ask:
-    """Ask for a longer case, at the level full only."""
+    """Returns the request for a longer case, at the level full only."""
     return Ask(pattern, since="full")
 
 
 def expect_within(
     cell: Cell, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str
 ) -> None:
-    """Compare two outputs of one problem, and record the worst grade of all comparisons of the cell.
+    """Compare two outputs of one problem, and store the worst grade of the cell in
+    `cell.measured.observed`.
 
-    Raises WrongAnswer "unequal" beyond the sum of their bounds (`limit`), and for other bits if equal
-    bits are promised ("not-deterministic" for a second call).
-    """
+    `limit`: the sum of their bounds. Raises WrongAnswer "unequal" beyond the limit, and for different
+    bits if equal bits are promised; for a second call this is "not-deterministic"."""
     other_work = cell.check.name.removeprefix("invariant_")
     before = cell.measured.observed or "bitwise"
     cell.measured.observed = "broken"
@@ -86,15 +86,15 @@ def expect_within(
 
 
 def rows_of(array: np.ndarray, inputs: Inputs, rows: slice | np.ndarray) -> np.ndarray:
-    """Some rows of an output of `inputs`."""
+    """Returns the given rows of an output for `inputs`, along its axis "q"."""
     axis = inputs.operator.outputs(inputs.case)["output"].index("q")
     return array[(slice(None),) * axis + (rows,)]
 
 
 def with_negated_values(inputs: Inputs, unchanged: np.ndarray, axis: str) -> Inputs:
-    """The inputs with values negated along `axis`, except at its indices `unchanged` (boolean).
+    """Returns the inputs with negated values, except at the indices of `axis` where `unchanged` is True.
 
-    Applies to every array with this axis, except positions and lengths.
+    Arrays without this axis stay, and so do positions and lengths.
     """
     arrays = {}
     for name in inputs.arrays:
@@ -141,7 +141,7 @@ def test_invariant_batch(cell: Cell) -> None:
 
 
 def row_counts(Lq: int) -> list[int]:
-    """The numbers of rows to compute alone: around the sizes at which kernels switch.
+    """Returns the numbers of rows to compute alone: around the sizes at which kernels switch.
 
     At most two numbers if `Lq` is small, because JAX compiles a program for each.
     """
@@ -184,7 +184,8 @@ def test_invariant_threads(cell: Cell) -> None:
 
 
 def count_attended_keys(inputs: Inputs, row: int) -> int:
-    """Number of keys that a row of a causal problem attends. Keys before the first row are a cache."""
+    """Returns the number of keys that a row of a causal problem attends. With a bottom-right mask the
+    first Lk - Lq keys are a cache, which every row attends."""
     s = inputs.sizes
     bottom_right = isinstance(inputs.mask, Causal) and inputs.mask.bottom_right
     return row + 1 + (s.Lk - s.Lq if bottom_right else 0)

@@ -40,7 +40,7 @@ MASK_ARRANGEMENTS = ("negative", "expanded-rows")
 show."""
 
 NOT_OUTER = ("contiguous", "scalar", *INNER, *MASK_ARRANGEMENTS)
-OUTER = tuple(how for how in ARRANGEMENTS if how not in NOT_OUTER)
+OUTER = tuple(layout for layout in ARRANGEMENTS if layout not in NOT_OUTER)
 """Arrangements with adjacent components: windows, and strides of 0 or of axes of size 1."""
 
 HEAD_ARRANGEMENTS = ("expanded-heads", "more-heads", "fused", "fused-heads")
@@ -76,14 +76,14 @@ DIFFERENTIATED = with_plain_cases(
 )
 
 
-def with_equal_slices(inputs: Inputs, operand: str, how: str) -> Inputs:
-    """The inputs with equal slices of the operand along the axis that has stride 0 in the layout
-    `how`."""
-    if how not in EXPANDED:
+def with_equal_slices(inputs: Inputs, operand: str, layout: str) -> Inputs:
+    """Returns the inputs with values of the operand that fit the layout `layout`: if an axis has stride
+    0, all slices along this axis are equal."""
+    if layout not in EXPANDED:
         return inputs
     array = inputs.dense_mask if operand == "mask" else inputs.arrays[operand]
     assert array is not None
-    (axis,) = EXPANDED[how]
+    (axis,) = EXPANDED[layout]
     equal_slices = np.broadcast_to(array.take([0], axis), array.shape)
     if operand == "mask":
         return inputs.with_dense(mask_array=equal_slices)
@@ -91,9 +91,10 @@ def with_equal_slices(inputs: Inputs, operand: str, how: str) -> Inputs:
     return inputs.replace(**dict.fromkeys(names, equal_slices))
 
 
-def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
-    """The names of operands, and of codes of keys, values and latents. In self-attention only the first
-    operand: query, key and value are one tensor."""
+def operands_to_arrange(inputs: Inputs) -> tuple[str, ...]:
+    """Returns the names of the arrays that are tested in other layouts: operands, and codes of keys,
+    values and latents. In self-attention only the first operand, because query, key and value are one
+    tensor."""
     if inputs.self_attention:
         return inputs.operands[:1]
     codes = [name for name in inputs.arrays if name.endswith("_codes")]
@@ -101,14 +102,16 @@ def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
 
 
 def index_operands(cell: Cell) -> tuple[str, ...]:
-    """The names in `INDEX_ARRANGEMENTS` that the call takes."""
+    """Returns the names in `INDEX_ARRANGEMENTS` that the call takes."""
     prepared = cell.prepare(cell.inputs)
     return tuple(n for n in INDEX_ARRANGEMENTS if prepared.argument(n) in prepared.arguments)
 
 
-def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[PreparedCall, Any]:
-    """The call for `inputs` with one operand in the memory layout `how`, and the larger array that
-    contains the operand and the gaps.
+def arranged_call(
+    cell: Cell, inputs: Inputs, operand: str, layout: str
+) -> tuple[PreparedCall, Any]:
+    """Returns two values: the call for `inputs` with one operand in the memory layout `layout`, and the
+    larger array that contains the operand and the gaps.
 
     Raises NotApplicable if the call does not take the operand as an array.
     """
@@ -122,7 +125,7 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[Prepar
     dtype = None if is_discrete else inputs.case.dtype_of(operand)
     swaps_axes = prepared.axis_order == "blhd" and operand in OPERANDS
     array, storage = backend.arranged_and_base(
-        swap_heads_and_length(values, prepared) if swaps_axes else values, dtype, how
+        swap_heads_and_length(values, prepared) if swaps_axes else values, dtype, layout
     )
     array = backend.transpose(array, 0, 2, 1, 3) if swaps_axes else array
     return replace(prepared, arguments=prepared.with_operands({operand: array})), storage
@@ -132,7 +135,7 @@ class ArrangedCall(NamedTuple):
     """A call with one operand in an arrangement; the array `storage` contains operand and gaps."""
 
     operand: str
-    how: str
+    layout: str
     inputs: Inputs
     prepared: PreparedCall
     storage: Any
@@ -141,36 +144,39 @@ class ArrangedCall(NamedTuple):
 def arrangements(
     cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]
 ) -> Iterator[ArrangedCall]:
-    """The calls with each operand in each arrangement of `kinds`."""
+    """Yields the calls with each operand in each arrangement of `kinds`."""
     for operand in operands:
-        for how in kinds:
-            if how in HEAD_ARRANGEMENTS and cell.inputs.operator.is_layer:
+        for layout in kinds:
+            if layout in HEAD_ARRANGEMENTS and cell.inputs.operator.is_layer:
                 continue
-            if how not in INDEX_ARRANGEMENTS.get(operand, kinds):
+            if layout not in INDEX_ARRANGEMENTS.get(operand, kinds):
                 continue
-            inputs = with_equal_slices(cell.inputs, operand, how)
-            yield ArrangedCall(operand, how, inputs, *laid_out(cell, inputs, operand, how))
+            inputs = with_equal_slices(cell.inputs, operand, layout)
+            yield ArrangedCall(
+                operand, layout, inputs, *arranged_call(cell, inputs, operand, layout)
+            )
 
 
 @contextmanager
-def expect_gaps_unchanged(cell: Cell, operand: str, how: str, storage: Any) -> Iterator[None]:
-    """A context whose deviations name operand and layout. The call must not change the array
-    `storage`."""
+def expect_gaps_unchanged(cell: Cell, operand: str, layout: str, storage: Any) -> Iterator[None]:
+    """A context for a call with an operand in the layout `layout`. Raises WrongAnswer "mutated-input" if
+    the array `storage` has changed. Every WrongAnswer names operand and layout."""
     try:
         with require_unchanged(
             cell.implementation.backend, {"the memory around it": storage}, "the call"
         ):
             yield
     except WrongAnswer as deviation:
-        message = f"{operand} laid out {how}: {deviation.message}"
-        raise WrongAnswer(deviation.kind, message, where=(operand, how)) from deviation
+        message = f"{operand} laid out {layout}: {deviation.message}"
+        raise WrongAnswer(deviation.kind, message, where=(operand, layout)) from deviation
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
-    """Judge the output of every arrangement; equal bits are judged once. Raises WrongAnswer."""
+    """Judge the outputs for each operand in each arrangement of `kinds`. Outputs with the same bits are
+    judged once. Raises WrongAnswer."""
     right_arrays: Mapping[str, np.ndarray] = {}
-    for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
-        with expect_gaps_unchanged(cell, operand, how, storage):
+    for operand, layout, inputs, prepared, storage in arrangements(cell, operands, kinds):
+        with expect_gaps_unchanged(cell, operand, layout, storage):
             answer = cell.read(cell.call(prepared), inputs, prepared)
             if inputs is cell.inputs and have_same_bits(answer.arrays, right_arrays):
                 continue
@@ -190,24 +196,24 @@ def have_same_bits(got: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray
 def test_layouts(cell: Cell) -> None:
     """Query, key and value from larger arrays, with stride 0 along samples or heads (pytorch#191937), and
     with odd strides of axes of size 1 (pytorch#116333); page tables from larger arrays."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + index_operands(cell), OUTER)
+    expect_in_every_layout(cell, operands_to_arrange(cell.inputs) + index_operands(cell), OUTER)
 
 
 @check(CASES, needs=("strides", "strided-operands", "inner-stride"))
 def test_inner_layouts(cell: Cell) -> None:
     """Query, key and value with components that are not adjacent (pytorch#187506, ROCm#3230), and
     lengths, slots and page tables whose numbers are not."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + index_operands(cell), INNER)
+    expect_in_every_layout(cell, operands_to_arrange(cell.inputs) + index_operands(cell), INNER)
 
 
 @check(CASES, needs=("strides", "strided-operands", "negative-views"))
 def test_negative_layouts(cell: Cell) -> None:
     """Query, key and value by negative strides, or by a view that exchanges signs (PyTorch)."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs), ("negative",))
+    expect_in_every_layout(cell, operands_to_arrange(cell.inputs), ("negative",))
 
 
 def mask_or_bias(cell: Cell) -> tuple[str]:
-    """The name of the operand that is added to the scores or masks them."""
+    """Returns ("bias",) if the case has a bias, else ("mask",)."""
     return ("mask",) if cell.inputs.bias is None else ("bias",)
 
 
@@ -227,11 +233,12 @@ def test_inner_mask_layouts(cell: Cell) -> None:
 
 
 def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None:
-    """Judge the gradients of all operands, for every arrangement of each operand."""
+    """Judge the gradients of all operands for each operand in each arrangement of `kinds`. Raises
+    WrongAnswer."""
     _, names = differentiable_call(cell)
-    operands = tuple(n for n in (*laid_out_operands(cell.inputs), "bias") if n in names)
-    for operand, how, inputs, prepared, storage in arrangements(cell, operands, kinds):
-        with expect_gaps_unchanged(cell, operand, how, storage):
+    operands = tuple(n for n in (*operands_to_arrange(cell.inputs), "bias") if n in names)
+    for operand, layout, inputs, prepared, storage in arrangements(cell, operands, kinds):
+        with expect_gaps_unchanged(cell, operand, layout, storage):
             _, gradients = vjp(cell, inputs, operands, prepared=prepared)
             judge_gradients(cell, gradients, inputs)
 
@@ -261,11 +268,11 @@ EQUAL_LENGTH_CASES = (
 
 
 def operands_in_one_array(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, list[np.ndarray]]]:
-    """Layouts of query, key and value in one array: the name of the layout, the array, and the three
-    views (B, L, H, D). The first two layouts need as many keys as queries."""
+    """Yields layouts of query, key and value in one array: the name of the layout, the array, and the
+    three views (B, L, H, D). The first two layouts need as many keys as queries."""
 
     def with_heads(array: np.ndarray) -> np.ndarray:
-        """The operand as (B, L, H, D)."""
+        """Returns the operand as (B, L, H, D)."""
         if inputs.operator.packing is not None:
             return array[None]
         return array[:, :, None] if array.ndim == 3 else array.swapaxes(1, 2)
@@ -296,7 +303,8 @@ def operands_in_one_array(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, lis
 def call_on_one_array(
     cell: Cell, prepared: PreparedCall, array: np.ndarray, views: list[np.ndarray]
 ) -> tuple[PreparedCall, Any]:
-    """The call with `views` of `array` as query, key and value, and the array in the framework."""
+    """Returns two values: the call whose query, key and value are `views` (B, L, H, D) of `array`, and
+    this array in the framework."""
     inputs, backend = cell.inputs, cell.implementation.backend
     storage = backend.array(array.ravel(), inputs.dtype)
     windows = []
@@ -319,9 +327,9 @@ ONE_ARRAY_CASES = cases_of(
 def test_fused_operands(cell: Cell) -> None:
     """Query, key and value as views of one array, as a fused projection gives them."""
     original = cell.prepare(cell.inputs)
-    for how, array, views in operands_in_one_array(cell.inputs):
+    for layout, array, views in operands_in_one_array(cell.inputs):
         prepared, storage = call_on_one_array(cell, original, array, views)
-        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {how}", storage):
+        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {layout}", storage):
             cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared))
 
 
@@ -329,8 +337,8 @@ def test_fused_operands(cell: Cell) -> None:
 def test_fused_gradients(cell: Cell) -> None:
     """Gradients of query, key and value that are views of one array."""
     original, _ = differentiable_call(cell)
-    for how, array, views in operands_in_one_array(cell.inputs):
+    for layout, array, views in operands_in_one_array(cell.inputs):
         prepared, storage = call_on_one_array(cell, original, array, views)
-        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {how}", storage):
+        with expect_gaps_unchanged(cell, "query, key and value", f"in one array {layout}", storage):
             _, gradients = vjp(cell, wrt=OPERANDS, prepared=prepared)
             judge_gradients(cell, gradients)

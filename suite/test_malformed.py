@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.suite.judge.answer import parts
+from attention_conformance.suite.judge.answer import outputs_by_name
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
 from attention_conformance.suite.judge.comparison import expect_bitwise
@@ -83,11 +83,11 @@ def test_bad_argument(cell: Cell) -> None:
 
 
 def describe_answer(implementation: Implementation, inputs: Inputs) -> str:
-    """A description of the answer to a malformed problem; "" if the implementation raises.
+    """Returns a description of the answer to a malformed problem; "" if the implementation raises.
 
-    Raises NotApplicable if the adapter cannot pass the problem to the framework. The framework builds a
-    layer when the call is prepared.
-    """
+    An error while a layer is built counts, too: that happens when the call is prepared. For other
+    operators such an error comes from the adapter, which cannot pass the problem, and NotApplicable is
+    raised."""
     backend = implementation.backend
     try:
         prepared = implementation.prepare(inputs)
@@ -97,7 +97,7 @@ def describe_answer(implementation: Implementation, inputs: Inputs) -> str:
         reason = f"the adapter cannot pass the problem: {first_line(error)}"
         raise NotApplicable(reason) from error
     try:
-        output = parts(prepared(), prepared)["output"]
+        output = outputs_by_name(prepared(), prepared)["output"]
         if not backend.is_array(output):
             return "an object that is not an array"
         # Lazy frameworks may raise only when the answer is read.

@@ -31,10 +31,10 @@ def has_hidden_keys(case: Case) -> bool:
 
 
 def count_attending_rows(inputs: Inputs, rows: slice = slice(None)) -> np.ndarray:
-    """The number of rows that attend each slot, over all heads that share it: (B, Hkv, Lk). Only `rows`
-    are counted.
+    """Returns an integer array (B, Hkv, Lk): the number of rows that attend each slot, summed over the
+    query heads that share it. Only the rows `rows` are counted.
 
-    If keys have no head axis: the number of rows that attend the slot in some head, (B, 1, Lk).
+    If keys have no head axis, the shape is (B, 1, Lk), and rows count that attend the slot in some head.
     """
     s, attends = inputs.sizes, inputs.attends[:, :, rows]
     if "g" not in inputs.axes(inputs.key_operands[0]):
@@ -43,21 +43,22 @@ def count_attending_rows(inputs: Inputs, rows: slice = slice(None)) -> np.ndarra
 
 
 def never_attended(inputs: Inputs) -> np.ndarray:
-    """Slots that no row attends, boolean, in the shape of `count_attending_rows`."""
+    """Returns a boolean array in the shape of `count_attending_rows`: True for slots that no row
+    attends."""
     return count_attending_rows(inputs) == 0
 
 
 def least_attended(inputs: Inputs) -> np.ndarray:
-    """Per sample and head, the slot that the fewest rows attend, but at least one: boolean, in the shape
-    of `count_attending_rows`."""
+    """Returns a boolean array in the shape of `count_attending_rows`. In each sample and head it is True
+    for one slot: among the attended slots the one with the fewest attending rows."""
     counts = count_attending_rows(inputs)
     slot = np.argmin(np.where(counts > 0, counts, np.iinfo(np.int64).max), axis=-1)
     return np.arange(inputs.sizes.Lk) == slot[..., None]
 
 
 def slot_mask(inputs: Inputs, name: str, slots: np.ndarray) -> np.ndarray:
-    """The slots (B, Hkv, Lk) as a mask that broadcasts to the array `name`, of keys or values. Latents
-    have no heads."""
+    """Returns the slots (B, Hkv, Lk) as a boolean array that broadcasts to the array called `name`: keys,
+    values, or latents, which have no heads."""
     return (slots if "g" in inputs.axes(name) else slots[:, 0])[..., None]
 
 
@@ -65,8 +66,8 @@ def with_slots(
     inputs: Inputs, slots: np.ndarray, key: Callable | float | np.ndarray,
     value: Callable | float | np.ndarray,
 ) -> Inputs:  # fmt: skip
-    """The inputs with other keys and values in `slots`: `key` and `value` are numbers, or functions of
-    the old values. Latents are keys.
+    """Returns the inputs with other keys and values in `slots`, boolean (B, Hkv, Lk). `key` and `value`
+    are the new numbers, or functions of the old ones. Latents count as keys.
 
     If query, key and value are one tensor, the query changes, too.
     """
@@ -80,10 +81,9 @@ def with_slots(
 
 
 def influence_roundings(cell: Cell, slots: np.ndarray) -> bool:
-    """True if the slots influence all roundings: a constant is subtracted from the keys
-    (`DeclaredRounding.centred_keys`), and depends on the slots.
-
-    It may depend on all slots that some row attends; on hidden slots it depends if NaN in them leaks.
+    """True if keys in `slots` may change the roundings of all rows. This is so if the implementation
+    subtracts a constant from all keys (`DeclaredRounding.centred_keys`) that depends on these slots. It
+    may depend on attended slots; it depends on hidden slots if NaN in them leaks.
     """
     if cell.dtype.name not in cell.implementation.declared.rounding.centred_keys:
         return False
@@ -92,8 +92,9 @@ def influence_roundings(cell: Cell, slots: np.ndarray) -> bool:
 
 
 def rows_touching(cell: Cell, inputs: Inputs, slots: np.ndarray) -> np.ndarray:
-    """Rows (B, H, Lq) that may depend on one of the slots: they attend it, or the election lets fully
-    masked rows see it. With self-attention also the rows of the slots."""
+    """Returns a boolean array (B, H, Lq): True for rows that may depend on one of the `slots`. These rows
+    attend a slot, or are fully masked and may see all keys by their election. In self-attention the rows
+    of the slots count, too."""
     s = inputs.sizes
     heads = np.repeat(slots, s.H // max(slots.shape[1], 1), axis=1)
     rows = (cell.visible_keys(inputs) & heads[:, :, None]).any(-1)
@@ -104,8 +105,8 @@ def expect_same(
     cell: Cell, after: np.ndarray, before: np.ndarray, where: np.ndarray, what: str,
     name: str = "output",
 ) -> None:  # fmt: skip
-    """Raise WrongAnswer "leak" unless two outputs called `name` have the same bits in the elements that
-    `where` selects; WrongAnswer "unequal" beyond the bounds if calls may give other bits."""
+    """Raise WrongAnswer "leak" if two outputs called `name` have different bits where `where` is True. If
+    the implementation is not deterministic, raise WrongAnswer "unequal" beyond the bounds instead."""
     got, want = (np.where(where, array, 0.0) for array in (after, before))
     if cell.implementation.declared.deterministic:
         expect_bitwise(got, want, "leak", what)
@@ -114,8 +115,10 @@ def expect_same(
 
 
 def expect_rows_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> bool:
-    """Raise WrongAnswer unless rows that attend none of the slots keep their bits; if the slots influence
-    roundings, judge the answer instead. Returns True if any bit of the answer changed."""
+    """Compare the answer for `changed`, whose `slots` differ, with the answer for the cell's inputs.
+    Raises WrongAnswer if rows change that attend none of the slots. If the slots influence roundings, the
+    answer for `changed` is judged by its oracle instead. Returns True if any bit of the answer changed.
+    Raises NotApplicable if every row attends a changed slot."""
     inputs = cell.inputs
     rows = rows_touching(cell, inputs, slots)
     outputs = inputs.operator.outputs(inputs.case)

@@ -26,17 +26,17 @@ class Part:
 
 
 def parts_of(inputs: Inputs) -> list[Part]:
-    """The parts of a case, which are exact: their error bounds are 0."""
+    """Returns the parts of a case. Their error bounds are 0, because they are inputs."""
     arrays = zip(inputs.arrays["partial_output"], inputs.arrays["partial_lse"], strict=True)
     return [Part(o, lse, np.zeros(o.shape), np.zeros(lse.shape)) for o, lse in arrays]
 
 
 def merged(cell: Cell, parts: list[Part]) -> Part:
-    """The implementation's merge of parts, with its error relative to a merge of exact parts.
+    """Returns the implementation's merge of parts, with bounds of its errors relative to a merge of exact
+    parts.
 
-    The error is the bound of the implementation plus the propagated errors of the two parts
-    (`references.merge`).
-    """
+    Each bound is that of the call plus the propagated errors of the parts (`references.merge`). Parts
+    with errors are merged two at a time."""
     inputs = with_parts(cell.inputs, parts)
     answer = cell.run(inputs)
     bound = {name: cell.oracle(inputs).bound(name) for name in ("output", "lse")}
@@ -56,7 +56,7 @@ def merged(cell: Cell, parts: list[Part]) -> Part:
 
 
 def with_parts(inputs: Inputs, parts: list[Part]) -> Inputs:
-    """The case with other parts, rounded to its dtypes."""
+    """Returns the case with other parts, rounded to its dtypes."""
     output = np.stack([round_to(part.output, inputs.dtype) for part in parts])
     lse = np.stack([round_to(part.lse, inputs.dtype.widened) for part in parts])
     return inputs.replace(partial_output=output, partial_lse=lse)

@@ -35,8 +35,8 @@ CASES = cases_of(
 
 
 def with_other_values(inputs: Inputs) -> Inputs:
-    """The inputs with other values of the same shapes: operands reversed along rows and scaled, and a
-    negated bias."""
+    """Returns the inputs with other values of the same shapes: operands reversed along rows and scaled,
+    and a negated bias."""
     factors = (2.0, 2.0, 2.0) if inputs.self_attention else (2.0, -1.0, 0.5)
     changed: dict[str, Any] = {
         name: round_to(factor * getattr(inputs, name)[..., ::-1, :], inputs.dtype)
@@ -48,13 +48,14 @@ def with_other_values(inputs: Inputs) -> Inputs:
 
 
 def with_other_mask(inputs: Inputs) -> Inputs:
-    """The inputs with another mask of the same shape; every row attends its first key."""
+    """Returns the inputs with another mask of the same shape; every row attends its first key."""
     mask = np.roll(np.asarray(inputs.dense_mask), 1, -1) | (np.arange(inputs.sizes.Lk) == 0)
     return inputs.replace(mask=None, mask_array=mask, form="dense")
 
 
 def arguments_for(cell: Cell, inputs: Inputs) -> dict[str, Any]:
-    """The arguments of the call for `inputs`, prepared without the compiler."""
+    """Returns the arguments of the call for `inputs` by name. The call is prepared without the
+    compiler."""
     inner = getattr(cell.implementation, "inner", cell.implementation)
     return inner.prepare(inputs).arguments
 
@@ -97,8 +98,8 @@ def test_compiled_lengths(cell: Cell) -> None:
 
 
 def _mask_differs(cell: Cell, a: dict, b: dict) -> bool:
-    """True if an argument that is an array and no operand differs: the call takes the mask as an
-    argument."""
+    """True if the arguments `a` and `b` of two calls differ in an array that is no operand. Then the call
+    takes the mask as an argument."""
     backend = cell.implementation.backend
     names = [n for n in a if backend.is_array(a[n]) and n not in OPERANDS]
     return any(

@@ -32,14 +32,16 @@ weight, and its value would show."""
 
 
 def read_pages(inputs: Inputs) -> list[int]:
-    """The pages that hold keys of a sample, in the order of the table."""
+    """Returns the numbers of the pages that hold keys of a sample, each once, in the order of the page
+    table."""
     return list(
         dict.fromkeys(inputs.arrays["page_table"].astype(int)[read_entries(inputs)].tolist())
     )
 
 
 def permuted_pool(inputs: Inputs, order: np.ndarray) -> Inputs:
-    """The same problem with a pool in which page n is the former page `order[n]`."""
+    """Returns the same problem with a permuted pool and page table. Page n of the new pool is page
+    `order[n]` of the old one."""
     table = np.argsort(order)[inputs.arrays["page_table"].astype(int)]
     arrays = {name: inputs.arrays[name][order] for name in pools(inputs)}
     return inputs.replace(**arrays, page_table=table.astype(float))

@@ -24,7 +24,8 @@ SHIFT = 1000
 
 
 def products(cell: Cell, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """The products of every two rows of the output, (B, H, Lq, Lq), and the bound of their errors."""
+    """Returns the products of every two rows of the output, (B, H, Lq, Lq), and the bounds of their
+    errors, in extended precision."""
     # Extended precision, because float64 bounds are near the roundoff of float64 sums.
     y, e = (x.astype(np.longdouble) for x in (cell.run(inputs).values, cell.bound(inputs)))
     y_transposed, e_transposed = y.swapaxes(-1, -2), e.swapaxes(-1, -2)

@@ -140,14 +140,15 @@ def require_rounding_model(cell: Cell) -> None:
 
 
 def draws(cell: Cell) -> Iterator[tuple[Inputs, int]]:
-    """The inputs of the case for several seeds, with the seeds."""
+    """Yields pairs of inputs of the case and the seed that they are drawn with, for `DRAWS` seeds."""
     case = cell.inputs.case
     for seed in range(cell.seed * DRAWS, (cell.seed + 1) * DRAWS):
         yield elections.with_flag_mask(draw(case, seed), cell.implementation), seed
 
 
 def judge(cell: Cell, spreads: list[ErrorStatistics]) -> None:
-    """Record the largest RMS error, and judge the errors of every array. Raises WrongAnswer."""
+    """Set `cell.measured.rms` to the largest RMS error, and judge the errors of every array. Raises
+    WrongAnswer."""
     cell.measured.rms = max(spread.rms for spread in spreads)
     for spread in spreads:
         spread.judge()

@@ -51,7 +51,8 @@ TURNS = 3
 
 
 def with_other_values(inputs: Inputs) -> Inputs:
-    """The same problem with other values; rows attend as many keys as before, but other ones.
+    """Returns the problem with other values in the same shapes. Rows attend as many keys as before, but
+    other ones.
 
     A rotation has another base, because instances must not share tables; at far positions it has a
     shorter sequence. Packed samples are reversed.
@@ -82,8 +83,8 @@ def with_other_values(inputs: Inputs) -> Inputs:
 
 @contextmanager
 def as_stale(what: str) -> Iterator[None]:
-    """A context that makes a WrongAnswer "stale", with `what` before its message: for an answer that was
-    right before."""
+    """A context in which every WrongAnswer becomes one of the kind "stale", with `what` before its
+    message. It is for answers that were right before."""
     try:
         yield
     except WrongAnswer as error:
@@ -110,7 +111,7 @@ def overwrite_arguments(cell: Cell, call: PreparedCall, other: PreparedCall) -> 
 
 
 def with_other_parameters(inputs: Inputs) -> Inputs:
-    """The same problem with other parameters."""
+    """Returns the same problem with other parameters."""
     return inputs.replace(**{name: np.flip(array) for name, array in inputs.parameters.items()})
 
 
@@ -178,7 +179,8 @@ VARIED = (
 
 
 def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Descriptions and inputs that differ by scalars, by a mask, by both, or by one size or the dtype."""
+    """Yields descriptions and inputs that differ by scalars, by a mask, by both, or by one size or the
+    dtype."""
     masks: list[dict[str, Any]] = [
         {"mask": parse_mask(token), "form": "dense" if token.startswith("bool") else "native"}
         for token in MASKS
@@ -217,7 +219,8 @@ def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
 
 
 def with_earlier_arrays(cell: Cell, call: PreparedCall, first: PreparedCall) -> PreparedCall:
-    """The call with the arrays of the call `first` for query, key and value whose values are equal.
+    """Returns the call with the arrays of the call `first` for query, key and value whose values are
+    equal.
 
     A user's layer is the instance of the call `first`.
     """

@@ -12,9 +12,9 @@ import numpy as np
 
 from attention_conformance.backends.masks import rank4
 from attention_conformance.backends.protocol import ForwardOnly, Implementation
-from attention_conformance.suite.judge.answer import parts, swap_heads_and_length
+from attention_conformance.suite.judge.answer import outputs_by_name, swap_heads_and_length
 from attention_conformance.suite.judge.derivative import native_cotangent
-from attention_conformance.suite.vectors.asked import StoredProblem, problems_of
+from attention_conformance.suite.vectors.asked import StoredCase, stored_cases
 from attention_conformance.suite.vectors.export import export
 from attention_conformance.suite.vectors.files import RUNTIME, encoded, read_index, typed
 from attention_conformance.suite.vectors.options import Selection
@@ -42,7 +42,7 @@ def answer(
     """A folder with the answers of implementations, one an operator, and with what `runtime` declares."""
     folder.mkdir()
     by_operator = {one.operator.name: one for one in implementations}
-    for one in problems_of(read_index(vectors).selection):
+    for one in stored_cases(read_index(vectors).selection):
         implementation = by_operator.get(one.case.operator.name)
         if implementation is None or implementation.unsupported(one.case) is not None:
             continue
@@ -59,12 +59,12 @@ def declare(folder: Path, **runtime: Any) -> None:
     (folder / RUNTIME).write_text(text, encoding="utf-8")
 
 
-def answered(one: StoredProblem, implementation: Implementation) -> dict[str, np.ndarray]:
+def answered(one: StoredCase, implementation: Implementation) -> dict[str, np.ndarray]:
     """The tensors with which an implementation answers; none where it raises."""
     inputs, backend, asked = one.inputs(), implementation.backend, one.answers()
     prepared = implementation.prepare(inputs)
     try:
-        native = parts(prepared(), prepared)
+        native = outputs_by_name(prepared(), prepared)
     except Exception:
         return {}
     arrays = {
@@ -76,7 +76,7 @@ def answered(one: StoredProblem, implementation: Implementation) -> dict[str, np
     return {n: typed(x.reshape(asked[n].shape), asked[n].type) for n, x in arrays.items()}
 
 
-def _gradients(one: StoredProblem, implementation: Implementation) -> dict[str, np.ndarray]:
+def _gradients(one: StoredCase, implementation: Implementation) -> dict[str, np.ndarray]:
     inputs, backend, cotangent = one.inputs(), implementation.backend, one.cotangent()
     if cotangent is None or implementation.missing(["gradient"]) is not None:
         return {}

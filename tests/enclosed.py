@@ -57,7 +57,7 @@ def enclosed(program: str) -> subprocess.CompletedProcess[str]:
     before = (
         "import os, subprocess, sys; "
         "from attention_conformance.suite.run.isolation.sandbox import Limits, enclose; "
-        "left = enclose(Limits.of_words(sys.argv[1:])); "
+        "left = enclose(Limits.from_words(sys.argv[1:])); "
     )
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", before + program, folder, "0", folder]

@@ -103,7 +103,7 @@ def test_result_files_keep_diagnoses(tmp_path: Path) -> None:
     read = records.load(replace(loaded, diagnoses=(ONE,)).save(tmp_path / "r.jsonl"))
     assert read.diagnoses == (ONE,)
     assert read.cells == loaded.cells
-    table = CONFORMANCE.of(conformance_frames(read), ["diagnoses"])["diagnoses"]
+    table = CONFORMANCE.make(conformance_frames(read), ["diagnoses"])["diagnoses"]
     assert table["sentence"].tolist() == ["It is wrong."]
     assert frames.diagnoses(loaded).empty
     assert "the run says: It is wrong." in draft(read.cells, {"torch": "2.13"}, read.diagnoses)

@@ -193,7 +193,8 @@ def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:
             True if option.switch else (other,) if option.many else other
         )
     names = {
-        word.removeprefix("--").partition("=")[0] for word in Options.of(values.get).command_line()
+        word.removeprefix("--").partition("=")[0]
+        for word in Options.from_lookup(values.get).command_line()
     }
     chosen_by = {"implementation", "dtype", "shard"}
     assert names == flags(Options).keys() - chosen_by - {"allow-refusals", "start-timeout"}

@@ -78,7 +78,7 @@ def test_a_wrong_function_is_read(kernels: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_failed_regression_is_no_fact(kernels: Path) -> None:
-    read = facts.read(user_function(f"{kernels}:unlike"), 60)
+    read = facts.read_facts(user_function(f"{kernels}:unlike"), 60)
     assert read["scale"] == "not read: scores are no linear function of q.k"
     assert read["bias"] == "not read: scores are no linear function of q.k and the bias"
     assert read["softmax"] == "over the keys, rows sum to 1"
@@ -129,6 +129,6 @@ def test_facts_are_written_for_reports(
 def test_a_slow_function_ends_in_time(kernels: Path) -> None:
     slow = user_function(f"{kernels}:sleeps")
     start = time.monotonic()
-    found = facts.read(slow, 1)
+    found = facts.read_facts(slow, 1)
     assert time.monotonic() - start < 5
     assert "not measured in time" in found.values()

@@ -253,7 +253,7 @@ def trials_until_verdict(rng: np.random.Generator, jitter: float, lazy: float, l
     readings = protocol.Readings()
     try:
         while not readings.plain or not readings.accepted([1.2e-3]):
-            readings.take(read(lazy + late), read(lazy), [read() for _ in range(protocol.COPIES)])
+            readings.add(read(lazy + late), read(lazy), [read() for _ in range(protocol.COPIES)])
     except RefusedTime as refused:
         return refused.kind
     return ""

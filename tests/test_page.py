@@ -129,7 +129,7 @@ def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
              (("torch", "mine", 8e-3), ("jax", "jax-nn", 4e-3))]  # fmt: skip
     more = {"facts": facts_of(read), "measurements": measurements([timings(*times)])}
     frames = conformance_frames(runs()[1]) | more
-    render(CONFORMANCE.of(frames), "html", tmp_path / "p.html", overview=overview(frames))
+    render(CONFORMANCE.make(frames), "html", tmp_path / "p.html", overview=overview(frames))
     with watched(browser, width=1280, height=900) as opened:
         opened.goto((tmp_path / "p.html").as_uri())
         yield opened
@@ -273,7 +273,7 @@ def test_hostile_text_in_every_field_stays_text(browser: Any, tmp_path: Path) ->
     read = facts(f"{made.cells[0].backend}:{made.cells[0].implementation}", **{HOSTILE: HOSTILE})
     frames = conformance_frames(made) | {"facts": facts_of([read])}
     write_site(frames, HOSTILE, tmp_path / "site")
-    every = CONFORMANCE.of(frames, [*CONFORMANCE.tables])
+    every = CONFORMANCE.make(frames, [*CONFORMANCE.tables])
     render(every, "html", tmp_path / "p.html", HOSTILE, overview(frames))
     (of_one,) = (tmp_path / "site" / "implementations").iterdir()
     with watched(browser) as opened:

@@ -38,7 +38,7 @@ def report() -> dict[str, pd.DataFrame]:
         ("pad", "pass"),
     ):
         cells.append(cell(f"sdpa/{len(cells)}", "tf:eager", status, group=group, message=NASTY))
-    return CONFORMANCE.of(conformance_frames(run(*cells)), CONFORMANCE.tables)
+    return CONFORMANCE.make(conformance_frames(run(*cells)), CONFORMANCE.tables)
 
 
 def test_a_page_stands_alone_and_colours_what_matters(

@@ -126,7 +126,7 @@ def test_results_of_asv_become_a_frame(tmp_path: Path, capsys: pytest.CaptureFix
     later = ASV | {"commit_hash": "b" * 40, "date": ASV["date"] + 86_400_000}
     later["results"] = {"bench_jax.Conformance.track_cells": [[13], [["'pass'"]], "protocol-1"]}
     (folder / "box" / "aaa-env.json").write_text(json.dumps(later))
-    wide = ASV_HISTORY.of(asv_results(folder))
+    wide = ASV_HISTORY.make(asv_results(folder))
     assert list(wide) == ["2023-11-14 aaaaaaaa", "2023-11-15 bbbbbbbb"]
     assert list(wide.xs("bench_jax.Conformance.track_cells").iloc[0]) == [12, 13]
     assert main(["report", str(folder)]) == 0

@@ -68,7 +68,7 @@ def options_of_pytest(words: list[str]) -> Options:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         config = pytest.Config.fromdictargs({}, [*ours, *words])
-    return Options.of(lambda name: config.getoption(NAMES.destination(name)))
+    return Options.from_lookup(lambda name: config.getoption(NAMES.destination(name)))
 
 
 def hold_names(options: Options) -> None:
@@ -99,7 +99,7 @@ def hold_suite(words: list[str]) -> None:
     if words[0] == "bench":
         hold_bench(arguments)
     elif words[0] == "search":
-        hold_names(Options.of_arguments(arguments))
+        hold_names(Options.from_arguments(arguments))
     for case in getattr(arguments, "case", None) or ():
         find(case)
     assert set(getattr(arguments, "table", None) or ()) <= TABLES.keys()

@@ -50,7 +50,7 @@ def swept(
 
 def table(name: str, *folders: Path) -> pd.DataFrame:
     """A table of sweeps."""
-    return SWEEPS.of(read_sweeps(folders), [name])[name]
+    return SWEEPS.make(read_sweeps(folders), [name])[name]
 
 
 def test_a_folder_is_a_sweep_and_every_table_is_made(
@@ -187,7 +187,7 @@ def test_the_array_for_slurm(tmp_path: Path, variables: dict[str, str]) -> None:
     results = flags["results"]
     assert results == "there/torch-smoke-7-3.jsonl"
     words = {**flags, "backend": (flags["backend"],), "seed": int(flags["seed"])}
-    options = Options.of(lambda name: words.get(name))
+    options = Options.from_lookup(lambda name: words.get(name))
     assert options.part() == (3, 40)
     assert (options.backend, options.level, options.seed) == (("torch",), "smoke", 7)
 

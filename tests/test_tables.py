@@ -122,7 +122,7 @@ def test_cells_as_recorded_have_a_column_for_every_ratio_and_fact(tmp_path: Path
 
 @pytest.mark.parametrize("cells", [[], [cell(status="unsupported")], [cell()]])
 def test_every_table_of_almost_nothing(cells: list[CellRecord]) -> None:
-    report = CONFORMANCE.of(conformance_frames(run(*cells)), CONFORMANCE.tables)
+    report = CONFORMANCE.make(conformance_frames(run(*cells)), CONFORMANCE.tables)
     assert list(report) == list(CONFORMANCE.tables)
     assert (len(report["statuses"]), len(report["failures"])) == (len(cells), 0)
 
@@ -130,5 +130,5 @@ def test_every_table_of_almost_nothing(cells: list[CellRecord]) -> None:
 def test_tables_are_chosen_by_name() -> None:
     of = conformance_frames(run(cell()))
     rare = {"cells", "changed", "distribution", "history", "largest", "operators", "together"}
-    assert list(CONFORMANCE.of(of)) == [name for name in CONFORMANCE.tables if name not in rare]
-    assert list(CONFORMANCE.of(of, ["failures", "statuses"])) == ["statuses", "failures"]
+    assert list(CONFORMANCE.make(of)) == [name for name in CONFORMANCE.tables if name not in rare]
+    assert list(CONFORMANCE.make(of, ["failures", "statuses"])) == ["statuses", "failures"]

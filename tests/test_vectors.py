@@ -21,7 +21,7 @@ from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 pytest.importorskip("safetensors")
 
-from attention_conformance.suite.vectors.asked import Output, StoredProblem, problems_of
+from attention_conformance.suite.vectors.asked import Output, StoredCase, stored_cases
 from attention_conformance.suite.vectors.export import export
 from attention_conformance.suite.vectors.files import Runtime, decoded, encoded, read_index
 from attention_conformance.suite.vectors.options import Selection
@@ -53,8 +53,8 @@ def files(folder: Path, index: dict[str, Any]) -> dict[str, Tensors]:
 
 
 @pytest.fixture(scope="module")
-def problems() -> dict[str, StoredProblem]:
-    return {one.case.id: one for one in problems_of(SELECTION)}
+def problems() -> dict[str, StoredCase]:
+    return {one.case.id: one for one in stored_cases(SELECTION)}
 
 
 def bound_of(tensors: Tensors, name: str, numerics: str) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_a_folder_has_a_file_for_each_case(folder: Path, index: dict[str, Any]) 
 
 
 def test_inputs_are_those_that_frameworks_get(
-    problems: dict[str, StoredProblem], files: dict[str, Tensors]
+    problems: dict[str, StoredCase], files: dict[str, Tensors]
 ) -> None:
     for name, one in problems.items():
         inputs, tensors = one.inputs(), files[name]
@@ -102,7 +102,7 @@ def test_inputs_are_those_that_frameworks_get(
 
 
 def test_expected_values_and_bounds_are_those_of_the_judge(
-    problems: dict[str, StoredProblem], files: dict[str, Tensors]
+    problems: dict[str, StoredCase], files: dict[str, Tensors]
 ) -> None:
     """No bound is smaller than the judge's, and none larger by more than a rounding."""
     for case, one in problems.items():
@@ -123,7 +123,7 @@ def test_expected_values_and_bounds_are_those_of_the_judge(
                 assert (stored <= limit * (1 + 2.0**-22) + 2.0**-148).all()
 
 
-def test_digests(folder: Path, index: dict[str, Any], problems: dict[str, StoredProblem]) -> None:
+def test_digests(folder: Path, index: dict[str, Any], problems: dict[str, StoredCase]) -> None:
     lines = []
     for entry in sorted(index["cases"], key=lambda e: e["file"]):
         digest = hashlib.sha256((folder / entry["file"]).read_bytes()).hexdigest()
@@ -156,7 +156,7 @@ def test_the_page_says_what_the_files_hold(index: dict[str, Any]) -> None:
     section = text[text.index("## What is judged") : text.index("Not tested")]
     stored = {check.name for check in all_checks().values() if check.single_answer}
     asked = {name for name in stored if f"`{name}`" in section}
-    assert asked == {name for one in problems_of(Selection("full")) for name in one.checks}
+    assert asked == {name for one in stored_cases(Selection("full")) for name in one.checks}
 
 
 @pytest.mark.parametrize(

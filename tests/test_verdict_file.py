@@ -20,7 +20,7 @@ from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.report import frames
 from attention_conformance.suite.run.options import SECRET, SECRET_SEEDS, Options, seed
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.run.process import ONE_KEY
+from attention_conformance.suite.run.process import SAME_INTERRUPT_SECONDS
 from attention_conformance.suite.run.varied import cells_in_drawn_sizes
 from attention_conformance.suite.spec.case import Case
 from tests.processes import ROOT, python, run
@@ -298,6 +298,6 @@ def ended(path: Path, words: Sequence[str], sent: Iterable[tuple[Any, int]]) -> 
             time.sleep(0.1)
         for send, number in sent:
             send(child.pid, number)
-            time.sleep(2 * ONE_KEY)
+            time.sleep(2 * SAME_INTERRUPT_SECONDS)
         code = child.wait(timeout=60)
     return code, said.read_text()

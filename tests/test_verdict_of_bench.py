@@ -13,7 +13,7 @@ from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.measure import gate, protocol
 from attention_conformance.suite.measure.gate import GateOutcome
 from attention_conformance.suite.measure.options import BenchOptions
-from attention_conformance.suite.measure.verdict import of_bench
+from attention_conformance.suite.measure.verdict import bench_verdict
 
 pytestmark = pytest.mark.clock
 
@@ -64,7 +64,7 @@ def test_a_gate_says_the_ratio() -> None:
     outcome = GateOutcome(
         "w", CASE, "forward", gate.REGRESSION, "slower", 1.1, 1.05, 1.2, 2.0, 1.8, pairs=pairs
     )
-    verdict = of_bench(gate.REGRESSION, BenchOptions(), outcomes=[outcome])
+    verdict = bench_verdict(gate.REGRESSION, BenchOptions(), outcomes=[outcome])
     assert (verdict.verdict, verdict.reasons) == ("slower", ("slower",))
     (time,) = verdict.times
     assert (time["seconds"], time["baseline"], time["ratio"]) == (2.0, 1.8, 1.1)

@@ -17,8 +17,8 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 @dataclass(frozen=True)
 class Answer:
-    """The outputs of a call as float64 arrays by name, with all axes of the operator's outputs. `native`
-    is the framework's own return value."""
+    """The outputs of a call. `arrays`: float64 arrays by name, with all axes of the operator's outputs.
+    `native`: the framework's own return value."""
 
     arrays: Mapping[str, np.ndarray]
     native: Any
@@ -35,7 +35,8 @@ def swap_heads_and_length(array: np.ndarray, prepared: PreparedCall) -> np.ndarr
 
 
 def differentiable_arrays(prepared: PreparedCall, inputs: Inputs) -> list[str]:
-    """The arrays by which a call can be differentiated: its operands and its parameters.
+    """Returns the names of the arrays by which a call can be differentiated: its operands and its
+    parameters.
 
     Statistics of batch norm are left out. If query, key and value are one tensor, its name is "query".
     """
@@ -53,8 +54,8 @@ def differentiable_arrays(prepared: PreparedCall, inputs: Inputs) -> list[str]:
 def vjp_of_lse(
     implementation: Implementation, inputs: Inputs, cotangent: np.ndarray
 ) -> tuple[PreparedCall, dict[str, Any]]:
-    """The call, and the framework's gradients of the log-sum-exp with respect to query and key, for a
-    cotangent (B, H, Lq). Raises the framework's errors."""
+    """Returns the call, and by name the framework's gradients of the log-sum-exp with respect to query
+    and key, for a cotangent (B, H, Lq). Raises the framework's errors."""
     backend = implementation.backend
     # `vjp` differentiates the array called `output`: here the second one, the log-sum-exp.
     prepared = replace(implementation.differentiable(inputs), outputs=("first", "output"))
@@ -63,8 +64,9 @@ def vjp_of_lse(
     return prepared, backend.vjp(prepared, ("query", "key"), native_cotangent)[1]
 
 
-def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:
-    """The framework's outputs by name. Raises WrongAnswer "type" if their number is wrong."""
+def outputs_by_name(native: Any, prepared: PreparedCall) -> dict[str, Any]:
+    """Returns the framework's outputs by name, from its return value `native`. Raises WrongAnswer "type"
+    if the number of outputs is wrong."""
     names = prepared.outputs
     if len(names) == 1:
         return {names[0]: native}
@@ -75,12 +77,12 @@ def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:
     return dict(zip(names, native, strict=True))
 
 
-def read(
+def read_answer(
     backend: Backend, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
 ) -> Answer:
     """Read the outputs called `names`, by default all. Raises WrongAnswer for a wrong type, device, dtype
     or shape."""
-    native_by_name = parts(native, prepared)
+    native_by_name = outputs_by_name(native, prepared)
     arrays = {}
     for name in names or inputs.operator.outputs(inputs.case):
         if native_by_name.get(name) is None and name != "output":
@@ -116,7 +118,7 @@ def read_array(
 
 
 def values_of(backend: Backend, native: Any, suffix: str = "") -> np.ndarray:
-    """The values of an array of the framework. `suffix` follows the expected type in messages.
+    """Returns the values of an array of the framework. `suffix` follows the expected type in messages.
 
     Raises WrongAnswer "type" for another type, and for an array without dense values: a sparse, nested,
     meta, fake or traced one.

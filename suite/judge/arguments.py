@@ -11,12 +11,13 @@ from attention_conformance.suite.judge.verdict import WrongAnswer
 
 
 def arrays_of(backend: Backend, prepared: PreparedCall) -> dict[str, Any]:
-    """The arguments of a call that are arrays of the framework, by name."""
+    """Returns the arguments of a call that are arrays of the framework, by name."""
     return {name: a for name, a in prepared.arguments.items() if backend.is_array(a)}
 
 
 def change_detector(backend: Backend, arrays: Mapping[str, Any]) -> Callable[[], list[str]]:
-    """A function that returns the names of the arrays that have changed since `watched` was called."""
+    """Returns a function. Called later, this function returns the names of the arrays whose bytes have
+    changed since now."""
     before = {name: backend.to_numpy(array).tobytes() for name, array in arrays.items()}
 
     def changed_names() -> list[str]:

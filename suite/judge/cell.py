@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 class Cell:
     """One check x case x implementation. `changed_settings` and `background_errors` are the leaks of its
-    last run."""
+    last run. `answered` holds the digests of problems that a user function has answered in this cell."""
 
     def __init__(
         self, check: Check, case: AnyCase, implementation: Implementation, seed: int = 0
@@ -56,8 +56,9 @@ class Cell:
 
     @property
     def asks_optimized(self) -> bool:
-        """True if the cell is compiled with all optimisations at once: of each check a share of the cells
-        (`OPTIMIZED`; of a user function's float32 cells also `AS_CALLED`), but no textbook code."""
+        """True if the first run of the cell is compiled with all optimisations. In each check one of so
+        many cells is: see `OPTIMIZED`, and for float32 cells of user functions `AS_CALLED`, too. Never
+        for textbook code."""
         is_user_code = self.implementation.declared.is_user_code
         if is_user_code and self.dtype.name != "f32":
             return False
@@ -67,7 +68,8 @@ class Cell:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """The values that are drawn for the case. Raises HarnessError if the case has none."""
+        """The inputs that are drawn for the case, in the form that the implementation's causal flag
+        means. Raises HarnessError if the case has no inputs."""
         if not isinstance(self.case, Case):
             raise HarnessError(f"{self.case.id} has no values of its own")
         return elections.with_flag_mask(draw(self.case, self.seed), self.implementation)
@@ -84,17 +86,15 @@ class Cell:
             self.__dict__.pop(name, None)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        """The implementation's call for these inputs.
-
-        Raises NotApplicable if a variation of the case needs a feature that the implementation lacks.
-        """
+        """Returns the implementation's call for these inputs. Raises as `require`."""
         self.require(inputs)
         prepared = self.implementation.prepare(inputs)
         return replace(prepared, problem=prepared.problem or inputs)
 
     def require(self, inputs: Inputs) -> None:
-        """Raise NotApplicable if a variation of the case needs a feature that the implementation lacks,
-        exceeds its declared limits, or is elected to raise."""
+        """Raise NotApplicable if `inputs` are a variation of the cell's own inputs that the
+        implementation cannot answer: a feature is lacking, a declared limit is exceeded, or a user
+        function elects to raise."""
         if isinstance(self.case, Case) and inputs is not self.inputs:
             case_needs, implementation = {*self.case.needs}, self.implementation
             if inputs.mask_array is not None:
@@ -116,8 +116,9 @@ class Cell:
             raise self.refused(question, f"raises, and is observed to do so always ({question})")
 
     def call(self, prepared: PreparedCall) -> Any:
-        """The return value of the framework. Raises what `attempt` raises, and WrongAnswer "stale" if a
-        problem is refused that was answered before in this cell."""
+        """Calls the implementation, and returns the framework's return value. Raises the errors of
+        `attempt`, and WrongAnswer "stale" if a user function refuses a problem that it answered before in
+        this cell. Adds the problem's digest to `answered`."""
         is_user_code = self.implementation.declared.is_user_code
         digest = prepared.problem.digest if is_user_code and prepared.problem is not None else b""
         try:
@@ -129,11 +130,11 @@ class Cell:
         return native
 
     def attempt(self, call: Callable[[], Any]) -> Any:
-        """The return value of a call. Raises:
+        """Calls `call`, and returns its return value. Raises:
 
         - NotApplicable if a derivative is refused, and the implementation may be forward only.
-        - Refused if a user function refuses the case (see `suite.judge.refusal`), twice.
-        - WrongAnswer "stale" if the user function answers the second time.
+        - Refused if a user function refuses the case (see `suite.judge.refusal`), in a second call, too.
+        - WrongAnswer "stale" if the user function answers the second call.
         - WrongAnswer "forbidden" if the user function makes a forbidden call.
         - WrongAnswer "raised" for any other error.
         """
@@ -157,12 +158,12 @@ class Cell:
     def read(
         self, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
     ) -> Answer:
-        """Check the type, device, dtype and shape of a return value, and read the outputs called
-        `names`, by default all. Raises WrongAnswer."""
-        return answer.read(self.implementation.backend, native, inputs, prepared, names)
+        """Check the type, device, dtype and shape of the return value `native`. Returns the outputs
+        called `names`, by default all. Raises WrongAnswer."""
+        return answer.read_answer(self.implementation.backend, native, inputs, prepared, names)
 
     def run(self, inputs: Inputs | None = None) -> Answer:
-        """Prepare, call and read in one step; `inputs` defaults to the case's own."""
+        """Prepare the call, call, and read the outputs. `inputs` are by default those of the cell."""
         inputs = self.inputs if inputs is None else inputs
         prepared = self.prepare(inputs)
         return self.read(self.call(prepared), inputs, prepared)
@@ -174,9 +175,9 @@ class Cell:
 
     @property
     def flushes(self) -> bool:
-        """True if the implementation elects to flush subnormals to zero. Layers have no such election:
-        only weights in float16 depend on it, so layers count as flushing in every dtype but float16.
-        False if the question has no valid answer, which the check `election` reports."""
+        """True if the implementation elects to flush subnormals to zero. False if the question has no
+        valid answer: the check `election` reports that. Operators without this question, such as layers,
+        count as flushing in every dtype but float16."""
         if "subnormal-output" not in self.case.operator.questions.elections:
             return self.dtype.name != "f16"
         try:
@@ -194,12 +195,12 @@ class Cell:
         return Rounding(self.numerics, self.flushes, declared)
 
     def elected_answer(self, question: str) -> str:
-        """The answer to an election question: the declared one, or else the observed one."""
+        """Returns the answer to an election question: the declared answer, or else the observed one."""
         return elections.elected_answer(question, self.implementation, self.dtype)
 
     def elected_rows(self, inputs: Inputs) -> str:
-        """The elected value of the fully masked rows of `inputs`: "zeros" if there are none, "unread"
-        (not judged) if the operator packs samples.
+        """Returns the elected value of the fully masked rows of `inputs`, such as "uniform". "zeros" if
+        there are no such rows, "unread" (not judged) if the operator packs samples.
 
         Raises NotApplicable if the implementation elects to raise, or if two kinds of such rows have
         different values.
@@ -221,15 +222,16 @@ class Cell:
         return answer
 
     def refused(self, question: str, message: str) -> NotApplicable:
-        """The exception for a cell in which the implementation elects to raise: Refused for a user
-        function that does not promise this election, else NotApplicable."""
+        """Returns the exception for a cell in which the implementation elects to raise: Refused for a
+        user function that does not promise this election, else NotApplicable."""
         is_promised = self.implementation.declared_answer(question, self.dtype) is not None
         is_refusal = self.implementation.declared.is_user_code and not is_promised
         return (Refused if is_refusal else NotApplicable)(message)
 
     def visible_keys(self, inputs: Inputs) -> np.ndarray:
-        """True for the pairs (B, H, Lq, Lk) in which the key may influence the row: the attended pairs,
-        and all pairs of a fully masked row, unless zeros or NaN are elected for such rows."""
+        """Returns a boolean array (B, H, Lq, Lk), True if the key may influence the row. These are the
+        attended pairs. In fully masked rows all pairs are True, unless zeros or NaN are elected for such
+        rows."""
         if not inputs.has_empty_rows:
             return inputs.attends
         try:
@@ -239,10 +241,10 @@ class Cell:
         return inputs.attends if constant else inputs.attends | inputs.fully_masked_rows[..., None]
 
     def oracle(self, inputs: Inputs | None = None, numerics: str | None = None) -> Oracle:
-        """The oracle of `inputs` under the implementation's elections, in its numerics class or another
-        one.
+        """Returns the oracle of `inputs` (by default the cell's) under the implementation's elections.
+        `numerics` is the class of the bounds, by default the declared one.
 
-        Raises NotApplicable if the layer cannot take parameters: no oracle knows its parameters.
+        Raises NotApplicable if a layer cannot take parameters: no oracle knows its own parameters.
         """
         if not self.implementation.declared.takes_parameters:
             raise NotApplicable("the layer takes no parameters: only what needs none is judged")
@@ -255,15 +257,14 @@ class Cell:
         return oracle if numerics is None else oracle.in_class(numerics)
 
     def bound(self, inputs: Inputs) -> np.ndarray:
-        """The bound of the output for `inputs` in the implementation's numerics class."""
+        """Returns the bounds of the output's elements for `inputs`, in the declared numerics class."""
         return self.oracle(inputs).bound()
 
     def judge(
         self, answer: Answer, inputs: Inputs | None = None, numerics: str | None = None
     ) -> None:
-        """Compare an answer with the oracle. Raises WrongAnswer "value" or "non-finite".
-
-        `numerics` is the class of the bound, by default the declared class.
+        """Compare an answer with the oracle of `inputs`, and record the figures in `measured`. Raises
+        WrongAnswer "value" or "non-finite". Arguments as in `oracle`.
         """
         oracle = self.oracle(inputs, numerics)
         try:
@@ -276,8 +277,8 @@ class Cell:
             self.judge_lse_of_empty_rows(answer.arrays["lse"], oracle)
 
     def judge_lse_of_empty_rows(self, got: np.ndarray, oracle: Oracle) -> None:
-        """Raise WrongAnswer "election" unless the log-sum-exp of fully masked rows is as elected for
-        masks, or agrees with the output."""
+        """Raise WrongAnswer "election" if the log-sum-exp `got` (B, H, Lq) of a fully masked row is
+        wrong. Right are the elected value, and values that agree with the output of such rows."""
         inputs = oracle.inputs
         names = {*lse.AGREES[oracle.rows], self.elected_answer("lse-of-empty-row")}
         right = np.logical_or.reduce([lse.VALUES[n](got) for n in names & lse.VALUES.keys()])
@@ -291,7 +292,7 @@ class Cell:
             )
 
     def require_elected_answer(self) -> None:
-        """Raise NotApplicable if the implementation elects to give no answer to the case."""
+        """Raise NotApplicable if the implementation elects to give no answer to the cell's case."""
         case = self.case
         overflows = isinstance(case, Case) and case.recipe == "overflow"
         if overflows and self.elected_answer("score-overflow") != "finite":

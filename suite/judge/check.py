@@ -17,7 +17,7 @@ from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.levels import postponement_reason
 
 CasesOf = Callable[[str], Iterable[AnyCase]]
-"""The cases of a level."""
+"""Returns the cases of a level, by the level's name."""
 
 
 def every_implementation(declared: Declared) -> bool:
@@ -53,7 +53,7 @@ class Check:
     def cells(
         self, level: str, implementations: Sequence[Implementation], seed: int = 0
     ) -> Iterator[Cell]:
-        """The cells of the level, case by case, for the implementations of the case's operator.
+        """Yields the cells of a level, case by case, for the implementations of the case's operator.
 
         If a case is beyond the declared limits of an implementation, the nearest supported case has a
         cell, too. `suite.spec.levels.postponement_reason` says which cells wait for a later level.
@@ -68,7 +68,7 @@ class Check:
     def _cells_of(
         self, cases: CasesOf, level: str, implementations: Sequence[Implementation], seed: int
     ) -> Iterator[Cell]:
-        """The cells of a level for implementations of one mode; see `cells`."""
+        """Yields the cells of a level for implementations of one mode; see `cells`."""
         level_cases = tuple(cases(level))
         ids = {case.id for case in level_cases}
         builtin_ids = {case.id for case in self.builtin_cases(level)} if self.builtin_cases else ids
@@ -97,14 +97,14 @@ class Check:
                 yield Cell(self, nearest, implementation, seed)
 
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
-        """The reason why the implementation does not support this check on the case, or None. Runs
-        nothing."""
+        """Returns the reason why the implementation does not support this check on the case; None if it
+        does. Calls nothing."""
         return implementation.unsupported(case) or implementation.missing(self.needs)
 
 
 def shared_needs(cases: Iterable[AnyCase]) -> dict[str, frozenset[str]]:
-    """The features that all cases of an operator need, by the operator's name. The check is about these
-    features, so a nearest supported case must have them, too."""
+    """Returns the features that all cases of an operator need, by the operator's name. The check is about
+    these features, so a nearest supported case must have them, too."""
     features: dict[str, frozenset[str]] = {}
     for case in cases:
         needs = frozenset(case.needs)
@@ -115,7 +115,8 @@ def shared_needs(cases: Iterable[AnyCase]) -> dict[str, frozenset[str]]:
 def check(
     cases: CasesOf, needs: tuple[str, ...] = (), compiled: CasesOf | None = None, **fields: Any
 ) -> Callable[[Callable[[Cell], None]], Callable[[Cell], None]]:
-    """A decorator that registers a test function in `CHECKS`, as a check on the cases `cases(level)`.
+    """Returns a decorator that registers a test function in `CHECKS`, as a check on the cases
+    `cases(level)`.
 
     The name of the check is the function's name without `test_`. The arguments are fields of `Check`.
     """

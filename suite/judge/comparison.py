@@ -10,7 +10,7 @@ from attention_conformance.suite.spec.dtypes import DType
 
 
 def first_index(flags: np.ndarray) -> tuple[int, ...]:
-    """The index of the first element of a boolean array that is True."""
+    """Returns the index of the first element of a boolean array that is True."""
     return tuple(int(i) for i in np.argwhere(flags)[0])
 
 
@@ -18,12 +18,12 @@ def against_oracle(
     got: np.ndarray, want: np.ndarray, limit: np.ndarray, judged: np.ndarray, fmt: DType,
     numerics: str, label: str = "", axes: str = "",
 ) -> tuple[np.ndarray, Measured, WrongAnswer | None]:  # fmt: skip
-    """The error of an answer (0 where `judged` is False), its figures, and the WrongAnswer "value" with
-    the worst element if an element exceeds its limit.
+    """Compare `got` with `want`, with a `limit` of the error of every element. All arrays have one shape.
 
-    `label` names the answer in messages, `axes` are the letters of its axes. Raises WrongAnswer
-    "non-finite", and HarnessError if a judged element of `want` is NaN.
-    """
+    Returns the errors (0 where `judged` is False), the figures of the comparison, and a WrongAnswer
+    "value" with the worst element; None in its place if every element is within its limit. `label` names
+    the answer in messages, `axes` are the letters of its axes. Raises WrongAnswer "non-finite", and
+    HarnessError if a judged element of `want` is NaN."""
     unknown = np.isnan(want) & judged
     if unknown.any():
         raise HarnessError(f"the oracle is NaN at {first_index(unknown)}: the case is ill-posed")

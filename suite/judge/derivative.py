@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def differentiable_call(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, list[str]]:
-    """The cell's call in a differentiable form, and the names of all arrays by which it can be
-    differentiated."""
+    """Returns the cell's call in a differentiable form, and the names of all arrays by which it can be
+    differentiated. `inputs` are by default those of the cell. Raises NotApplicable as `Cell.require`."""
     inputs = cell.inputs if inputs is None else inputs
     cell.require(inputs)
     prepared = cell.implementation.differentiable(inputs)
@@ -40,7 +40,7 @@ def differentiable_call(cell: Cell, inputs: Inputs | None = None) -> tuple[Prepa
 def differentiable_names(
     implementation: Implementation, prepared: PreparedCall, inputs: Inputs
 ) -> list[str]:
-    """The names of all arrays by which a call of the implementation can be differentiated."""
+    """Returns the names of all arrays by which a call of the implementation can be differentiated."""
     excluded = {"bias"} if implementation.missing(["gradient-of-bias"]) is not None else set()
     return [name for name in differentiable_arrays(prepared, inputs) if name not in excluded]
 
@@ -53,13 +53,13 @@ def vjp(
     arranged: str = "reversed",
     prepared: PreparedCall | None = None,
 ) -> tuple[Answer, dict[str, np.ndarray]]:
-    """The answer, and the gradients with respect to the arrays `wrt`, by default all. Gradients of
-    query, key and value have the shape (B, H, L, D) or (B, L, width), all others that of the argument.
+    """Differentiates the cell's call. Returns the answer, and the gradients by name, in float64.
 
-    `cotangent` is by default the cell's; `arranged` is its layout in memory (`Engine.arranged`).
-    `prepared` is the call, by default that of `inputs`. Type, device, dtype and shape are checked. Raises
-    WrongAnswer, "raised" and "no-gradient" included.
-    """
+    Gradients of query, key and value have the shape (B, H, L, D) or (B, L, width), all others the shape
+    of the argument. `wrt`: the names of the arrays, by default all. `cotangent`: by default the cell's.
+    `arranged`: the cotangent's layout in memory (`Engine.arranged`). `prepared`: the call, by default
+    that of `inputs`. Type, device, dtype and shape are checked. Raises WrongAnswer, "raised" and
+    "no-gradient" included."""
     inputs = cell.inputs if inputs is None else inputs
     backend = cell.implementation.backend
     if prepared is None:
@@ -74,13 +74,14 @@ def vjp(
 
 
 def native_cotangent(values: np.ndarray, inputs: Inputs, prepared: PreparedCall) -> np.ndarray:
-    """A cotangent in the shape and the axis order of the call's output."""
+    """Returns a cotangent in the shape and the axis order of the call's output."""
     shaped = swap_heads_and_length(values, prepared)
     return shaped.reshape(inputs.output_shape("output")) if inputs.squeezed else shaped
 
 
 def read_output(cell: Cell, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
-    """The array `output` of a call, without its other outputs."""
+    """Returns the answer with the array `output` alone, from the return value `native` of a VJP or JVP.
+    Raises WrongAnswer as `Cell.read`."""
     return cell.read(native, inputs, replace(prepared, outputs=("output",)), ("output",))
 
 
@@ -91,9 +92,10 @@ def read_gradients(
     prepared: PreparedCall,
     wrt: Sequence[str],
 ) -> dict[str, np.ndarray]:
-    """Check the type, device, dtype and shape of gradients, and return their values by array.
+    """Check the type, device, dtype and shape of the framework's gradients `native`. Returns their values
+    by name, in float64.
 
-    Raises WrongAnswer, "no-gradient" if one is missing.
+    Raises WrongAnswer; "no-gradient" if the gradient of an array in `wrt` is missing.
     """
     gradients = {}
     for name in wrt:
@@ -109,8 +111,8 @@ def read_gradients(
 
 
 def elected_gradient(cell: Cell, inputs: Inputs) -> str:
-    """The part of the call that the cotangent of a fully masked row reaches: "nothing", "values",
-    "scores" or "nan".
+    """Returns the part of the call that the cotangent of a fully masked row reaches: "nothing", "values",
+    "scores" or "nan". "nothing" without such rows.
 
     Raises NotApplicable for any other election, and if NaN would reach every parameter of a layer.
     """
@@ -118,11 +120,13 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
         return "nothing"
     questions = elections.questions_of_rows(inputs, cell.implementation)
     gradient_questions = (elections.question_of_gradients(name, inputs) for name in questions)
-    answer, *others = dict.fromkeys(
+    answer, *further_answers = dict.fromkeys(
         cell.elected_answer(question) for question in gradient_questions
     )
-    if others:
-        raise NotApplicable(f"elects {answer} and {others[0]} for cotangents of two kinds of rows")
+    if further_answers:
+        raise NotApplicable(
+            f"elects {answer} and {further_answers[0]} for cotangents of two kinds of rows"
+        )
     rows = cell.elected_rows(inputs)
     if inputs.operator.is_layer and "nan" in (answer, rows):
         raise NotApplicable("elects NaN for rows without keys, which reaches every parameter")
@@ -131,7 +135,8 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
 
 
 def _row_mode(cell: Cell, inputs: Inputs) -> str:
-    """The mode of fully masked rows in the reference's backward pass."""
+    """Returns the mode of fully masked rows in the reference's backward pass: "zeros", "uniform" or
+    "scores"."""
     if not inputs.has_empty_rows:
         return "zeros"
     return elections.backward_mode(elected_gradient(cell, inputs), cell.elected_rows(inputs))
@@ -144,8 +149,8 @@ def judge_gradients(
     cotangent: np.ndarray | None = None,
     output: str = "output",
 ) -> None:
-    """Compare gradients of the output called `output` with the oracle. Raises WrongAnswer "value" or
-    "non-finite".
+    """Compare the gradients of the output called `output` with the oracle, and record the figures in
+    `cell.measured`. Raises WrongAnswer "value" or "non-finite".
 
     If NaN is elected for fully masked rows, the gradients that such NaN reaches are left out: those of
     the rows themselves, and the sums that contain their cotangents.
@@ -203,7 +208,7 @@ def judge_tangent(cell: Cell, got: np.ndarray, tangents: Mapping[str, np.ndarray
 
 
 def jvp(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The JVP of the output for `tangents`."""
+    """Returns the JVP of the output for `tangents` by name, in float64 and the output's full shape."""
     inputs, backend = cell.inputs, cell.implementation.backend
     prepared, _ = differentiable_call(cell, inputs)
     native = {
@@ -215,14 +220,15 @@ def jvp(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _as_argument(name: str, values: np.ndarray, prepared: PreparedCall) -> np.ndarray:
-    """An array of the case in the axis order and shape of the call's argument."""
+    """Returns an array of the case in the axis order and shape of the call's argument called `name`."""
     shape = tuple(prepared.arguments[prepared.argument(name)].shape)
     return (swap_heads_and_length(values, prepared) if values.ndim == 4 else values).reshape(shape)
 
 
 def _minus_inf_elements(cell: Cell, inputs: Inputs) -> np.ndarray:
-    """True for elements of the bias that are -inf in fully masked rows: these have no derivative to
-    judge."""
+    """Returns a boolean array in the shape of the bias: True for elements that are -inf in fully masked
+    rows. Their derivatives are not judged. If the adapter merges the mask into the bias, masked elements
+    count as -inf."""
     assert inputs.bias is not None
     merges_mask = cell.implementation.declared.merges_mask_into_bias
     hidden = np.broadcast_to(np.isneginf(inputs.bias), inputs.attends.shape)
@@ -235,7 +241,8 @@ def _minus_inf_elements(cell: Cell, inputs: Inputs) -> np.ndarray:
 
 
 def _touched_elements(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """True for the elements of an array's gradient to which a fully masked row contributes."""
+    """Returns a boolean array of this shape: True for the elements of an array's gradient to which a
+    fully masked row contributes."""
     sizes, axes = inputs.letters, inputs.axes(name)
     letters = "".join("." if n == 1 != sizes[x] else x for x, n in zip(axes, shape, strict=True))
     return np.broadcast_to(inputs.rows_along(inputs.fully_masked_rows, letters), shape)

@@ -61,8 +61,8 @@ MASK_KINDS = {
 
 
 def fit(function: Implementation, call_context: CallContext = lambda case: nullcontext()) -> None:
-    """Bind a user's function of plain attention as trial calls show; a function that makes a forbidden
-    call stays as it is. Raises what `call_context` raises."""
+    """Bind a user's function of plain attention by trial calls, and set `function.advice`. A function
+    that makes a forbidden call keeps its binding. Raises the errors of `call_context`."""
     if hasattr(function, "rebind"):
         with suppress(ForbiddenCall):
             function.advice = Fitting(function, call_context).fit()
@@ -78,8 +78,8 @@ class Fitting:
         self.probe = Probe(function, self.dtype)
 
     def fit(self) -> tuple[str, tuple[str, ...]]:
-        """Bind one property after the other, each by calls with those bound before. Returns advice: a
-        text, and the features that it is about."""
+        """Bind axes, heads, the causal flag, the window and the log-sum-exp, in this order. Returns
+        advice: a text, and the features that it is about; `NO_ADVICE` for none."""
         has_right_axes = self.fit_axes()
         if not has_right_axes and self.output(self.plain_inputs()) is None:
             return NO_ADVICE
@@ -102,7 +102,8 @@ class Fitting:
         return not self.function.binder.bound and self.binding.but(causal="") == Binding()
 
     def call(self, inputs: Inputs) -> tuple[Any, PreparedCall] | None:
-        """The return value for the inputs, and the prepared call; None if it raises."""
+        """Calls the function. Returns its return value and the prepared call; None if the call raises.
+        Raises ForbiddenCall, and the errors of the context."""
         prepared = self.function.prepare(inputs)
         try:
             with self.call_context(inputs.case):
@@ -113,7 +114,8 @@ class Fitting:
             return None
 
     def values(self, array: Any, prepared: PreparedCall) -> np.ndarray | None:
-        """The values of an output of four axes as (B, H, L, D); None for anything else."""
+        """Returns the values of an output as (B, H, L, D), in float64; None if `array` is no array of the
+        framework with four axes."""
         try:
             values = values_of(self.function.backend, array)
         except WrongAnswer:
@@ -121,7 +123,8 @@ class Fitting:
         return swap_heads_and_length(values, prepared) if values.ndim == 4 else None
 
     def output(self, inputs: Inputs) -> np.ndarray | None:
-        """The output (B, H, L, D) for the inputs; None if the call raises or returns no four axes."""
+        """Returns the output (B, H, L, D) for the inputs; None if the call raises, or the output has not
+        four axes. Of a tuple or list the first element is the output."""
         answer = self.call(inputs)
         if answer is None:
             return None
@@ -136,7 +139,8 @@ class Fitting:
         return self.probe.matches(got, inputs)
 
     def is_right_with(self, inputs: Inputs, **changes: str) -> bool:
-        """True if the function would be right with a changed binding; it keeps its own."""
+        """True if the function is right with `changes` of its binding. The binding is restored
+        afterwards."""
         before = self.binding
         self.function.rebind(before.but(**changes))
         right = self.is_right(inputs)
@@ -149,7 +153,8 @@ class Fitting:
     # Axes, and returned arrays.
 
     def candidate_axes(self) -> Iterator[str]:
-        """The axes to try, the most probable first; "" for the axes of the framework's own attention."""
+        """Yields the axis orders to try, the most probable first. "" is the order of the framework's own
+        attention. Only the claimed or bound order, if there is one."""
         if self.binding.axes:
             yield self.binding.axes
             return
@@ -158,8 +163,9 @@ class Fitting:
         yield from ("" if axes == native_axes else axes for axes in candidates)
 
     def fit_axes(self) -> bool:
-        """Bind axes, and the kind of a returned pair; True if an answer was right. If none was, the first
-        binding with an output of the right shape is bound, or else the first with any output."""
+        """Bind the axis order, and the kind of a second output. Returns True if an answer was right.
+        Without a right answer the first order with an output of the right shape is bound, or else the
+        first order with any output."""
         before, first_shaped, first_answered = self.binding, None, None
         four_axes_answered: bool | None = None
         for axes in self.candidate_axes():
@@ -178,10 +184,10 @@ class Fitting:
             values = self.values(native[0] if is_pair else native, prepared)
             if values is None:
                 continue
-            kind = self.kind_of_second(native[1], inputs) if is_pair else ""
+            kind = self.second_output_kind(native[1], inputs) if is_pair else ""
             binding = before.but(axes=axes, returns=kind)
-            if self.transposes and not before.output_axes:
-                binding = binding.but(output_axes=self.other_order(axes))
+            if self.swaps_output_axes and not before.output_axes:
+                binding = binding.but(output_axes=self.opposite_order(axes))
                 values = values.swapaxes(1, 2)
             first_answered = first_answered or binding
             if values.shape != inputs.full_shape("output"):
@@ -194,7 +200,8 @@ class Fitting:
         return False
 
     def answers_four_axes(self, binding: Binding) -> bool:
-        """True if the function answers operands with four axes in other sizes."""
+        """True if the function answers operands with four axes in the sizes of `COMMON`, in some axis
+        order. Changes the binding."""
         if binding.axes:
             return False
         self.function.rebind(binding)
@@ -210,19 +217,19 @@ class Fitting:
         return bool(AXES[axes or self.function.native.axis_order].index)
 
     @property
-    def transposes(self) -> bool:
-        """True if the signature is that of transformers, which begins with the module: its functions
-        exchange heads and rows of the output. In any other function this may be a fault."""
+    def swaps_output_axes(self) -> bool:
+        """True if the signature is that of transformers, which has a parameter for the module. Such
+        functions swap heads and rows of the output. In any other function this may be a fault."""
         return bool(self.function.binder.name_of("module"))
 
-    def other_order(self, axes: str) -> str:
-        """The axis order, "bhld" or "blhd", that `axes` do not have."""
+    def opposite_order(self, axes: str) -> str:
+        """Returns "blhd" if `axes` are in the order "bhld", else "bhld"."""
         order = AXES[axes or self.function.native.axis_order].order
         return "blhd" if order == "bhld" else "bhld"
 
-    def kind_of_second(self, array: Any, inputs: Inputs) -> str:
-        """The kind of the array returned beside the output: "weights", "lse", "None"; "" for other
-        shapes."""
+    def second_output_kind(self, array: Any, inputs: Inputs) -> str:
+        """Returns the kind of the second output by its shape: "weights" or "lse"; "None" if it is None,
+        "" for other shapes."""
         if array is None:
             return "None"
         sizes, shape = inputs.sizes, tuple(getattr(array, "shape", ()))
@@ -232,20 +239,21 @@ class Fitting:
         return "lse" if shape and int(np.prod(shape)) == rows else ""
 
     def fit_lse(self) -> None:
-        """Bind the axes of the log-sum-exp, which its shape tells, and for the signature of FlashInfer
-        the base 2, if it is nearer. In any other function another base may be a fault."""
+        """Bind the axes of the log-sum-exp, by its shape. For signatures with a known layout (FlashInfer)
+        the base 2 is bound, too, if it fits better. In any other function another base may be a
+        fault."""
         inputs = self.plain_inputs().replace(lse=True)
         if self.function.refuses(inputs):
             return
         before = self.binding
-        for axes in ("", self.other_order(before.axes)[:3]):
+        for axes in ("", self.opposite_order(before.axes)[:3]):
             binding = before.but(lse_axes=axes)
             self.function.rebind(binding)
             outputs = self.output_and_lse(inputs)
             if outputs is None:
                 continue
             may_have_base_2 = self.function.binder.layout in LAYOUTS and not before.lse_base
-            if may_have_base_2 and not self.are_right(outputs, inputs):
+            if may_have_base_2 and not self.outputs_are_right(outputs, inputs):
                 self.function.rebind(binding.but(lse_base="2"))
                 spread = self.lse_spread(outputs, inputs)
                 if self.lse_spread(self.output_and_lse(inputs), inputs) > spread:
@@ -254,7 +262,8 @@ class Fitting:
         self.function.rebind(before)
 
     def output_and_lse(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
-        """Output and log-sum-exp by name; None unless both have the right shape."""
+        """Returns output and log-sum-exp by name, in float64; None if the call raises, or one of them has
+        a wrong shape."""
         returned = self.call(inputs)
         if returned is None or not isinstance(returned[0], tuple | list) or len(returned[0]) < 2:
             return None
@@ -270,14 +279,15 @@ class Fitting:
         return arrays if has_shapes else None
 
     def lse_spread(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> float:
-        """The standard deviation, over rows, of the error of the log-sum-exp; infinite without arrays."""
+        """Returns the standard deviation, over all rows, of the log-sum-exp's error; infinity if `arrays`
+        is None."""
         if arrays is None:
             return np.inf
         want = Oracle.forward(inputs, self.probe.rounding).expected["lse"].value
         return float(np.std(arrays["lse"] - np.asarray(want, float)))
 
-    def are_right(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> bool:
-        """True if the arrays are right outputs."""
+    def outputs_are_right(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> bool:
+        """True if the arrays are right outputs for the inputs; False for None."""
         try:
             Oracle.forward(inputs, self.probe.rounding, "zeros").judge(arrays or {})
         except WrongAnswer:
@@ -285,9 +295,9 @@ class Fitting:
         return arrays is not None
 
     def fit_heads(self, is_native: bool) -> None:
-        """Bind grouped heads by their shapes if a call with grouped heads answers, right or wrong, and
-        equal heads if it raises. If `is_native`, and the framework's parameter for grouped heads is
-        missing, grouped heads are bound only for a right answer."""
+        """Bind `heads`: "shapes" if a call with grouped heads answers, right or wrong; "equal" if it
+        raises. If the function is called as the framework's own attention (`is_native`), but lacks the
+        parameter for grouped heads, "shapes" is bound only for a right answer."""
         lacks_grouped_heads = self.function.missing(["grouped-heads"]) is not None
         if self.function.axes.heads or self.function.binder.serving("grouped-heads"):
             return
@@ -303,7 +313,8 @@ class Fitting:
             self.function.rebind(before)
 
     def has_pattern(self, inputs: Inputs, dense: np.ndarray) -> bool:
-        """True if exactly the keys of a mask (Lq, Lk) have weights above 0, whatever the scale."""
+        """True if the function gives weights above 0 to exactly the pairs of the mask `dense` (Lq, Lk).
+        The size of the weights, which depends on the scale, is ignored. Fully masked rows are skipped."""
         rows, calls = dense.any(-1), one_hot_inputs(inputs, MOST_CALLS)
         for keys, one_hots in calls:
             got = self.output(one_hots)
@@ -315,9 +326,9 @@ class Fitting:
         return bool(calls)
 
     def fit_window(self) -> None:
-        """Bind the key from which a window counts: the key at the query's index, or as if the last query
-        stood at the last key (`window="last"`). If neither fits, the alignment of the causal flag
-        decides."""
+        """Bind the alignment of windows. By default the window of query i is around key i. It is around
+        key i + Lk - Lq (`window="last"`) if that fits the weights, or else if the causal flag is
+        bottom-right."""
         names = [word for word in WINDOWS if self.function.binder.name_of(word)]
         right = None if names == ["window_left"] else RIGHT
         window = Window(LEFT, right)
@@ -334,7 +345,7 @@ class Fitting:
             self.function.rebind(self.binding.but(window="last"))
 
     def fit_causal(self) -> None:
-        """Bind the alignment of the causal flag, which is shown to people."""
+        """Bind the alignment of the causal flag, for reports: "top-left" or "bottom-right"."""
         inputs = self.plain_inputs().replace(mask=Causal(), form="flag")
         if not self.function.binder.name_of("is_causal") or self.function.refuses(inputs):
             return
@@ -344,9 +355,10 @@ class Fitting:
                 return
 
     def advice_on_masks(self, is_native: bool) -> tuple[str, tuple[str, ...]]:
-        """The claim to advise if a parameter for a mask takes another kind of mask, and the features that
-        fail without the claim. Nothing is bound: the other kind may be a fault. If the function is called
-        as the framework's own attention (`is_native`), the only advice is that numbers have no effect."""
+        """Returns a sentence that advises a claim, and the features that fail without the claim;
+        `NO_ADVICE` if no claim helps. A claim helps if the mask parameter is wrong with booleans and
+        right with another kind of mask (`MASK_KINDS`). The claim is only advised, because the other kind
+        may be a fault. If `is_native`, the only advice is that numbers have no effect."""
         names = [n for n in map(self.function.binder.name_of, MASK_WORDS) if n]
         inputs = self.plain_inputs("bool.qk")
         if not names or self.binding.masks or self.function.refuses(inputs):
@@ -361,13 +373,14 @@ class Fitting:
         return NO_ADVICE
 
     def takes_biases(self, name: str) -> bool:
-        """False if the parameter of this name is given biases, and the answers are wrong."""
+        """True if the function is right with a bias in the parameter of this name, or gets no biases in
+        this parameter."""
         inputs = self.probe.draw(BIASED.format(dt=self.dtype.name))
         return name not in self.function.binder.serving("bias") or self.is_right(inputs)
 
     def advice_on_biases(self, name: str, is_native: bool) -> tuple[str, tuple[str, ...]]:
-        """The advice if the parameter of this name is right with booleans and wrong with biases, and the
-        features that fail without it; `is_native` as in `advice_on_masks`."""
+        """Returns advice if the parameter of this name is right with booleans and wrong with biases; else
+        `NO_ADVICE`. `is_native` as in `advice_on_masks`."""
         if self.takes_biases(name):
             return NO_ADVICE
         inputs = self.probe.draw(BIASED.format(dt=self.dtype.name))

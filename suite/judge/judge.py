@@ -45,21 +45,19 @@ class Policy:
 
 
 def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
-    """The verdict of a cell.
+    """Judges a cell, and returns its verdict.
 
     1. The declaration: a cell that the implementation declares unsupported is not run. An audited cell
-       runs, and a right answer is the failure "stale-claim". An audit leaves out what a backend lacks for
-       all its implementations.
+       runs, and a right answer is the failure "stale-claim". Features that the backend lacks for all its
+       implementations are not audited.
     2. The check: the implementation is called within the time limit. Beyond the limit the verdict is the
        crash "timeout".
     3. Leaks: a changed setting, a dead thread or a destructor that raised fails the cell.
-    4. The steps of the policy read the verdict, one after another.
-    5. Quick programs: if programs were compiled with few optimisations and the verdict fails a run, 1 to
-       4 are done again with all optimisations. Leaks of both runs count. Kinds of failures that depend on
-       no compiler (`OF_CALLS`) are final. Of a user function only a pass and a lacking feature are final:
-       otherwise it is called operation by operation. Cells of `Cell.asks_optimized` have all
-       optimisations at once.
-    """
+    4. The steps of the policy replace the verdict, one after another.
+    5. Second run: if programs were compiled with few optimisations and the verdict fails a run, 1 to 4
+       are repeated with all optimisations. Leaks of both runs count. Kinds of failures that no compiler
+       causes (`OF_CALLS`) are final. Of a user function only a pass and a lacking feature are final.
+       Cells of `Cell.asks_optimized` have all optimisations in the first run."""
     optimized = cell.implementation.optimized
     full_cell = cell if optimized is None else Cell(cell.check, cell.case, optimized, cell.seed)
     first_cell = full_cell if cell.asks_optimized else cell
@@ -73,14 +71,15 @@ def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
 
 
 def _is_final(cell: Cell, verdict: Verdict) -> bool:
-    """True if a verdict of quick programs does not need a second run."""
+    """True if the verdict of a run with few optimisations needs no second run."""
     if cell.implementation.declared.is_user_code:
         return (verdict.status, verdict.kind) in (("pass", ""), ("unsupported", ""))
     return verdict.status not in BROKEN or verdict.kind in OF_CALLS
 
 
 def _timed_verdict(cell: Cell, policy: Policy) -> Verdict:
-    """The verdict of points 1 to 4 of `judge`, with its seconds."""
+    """Returns the verdict of points 1 to 4 of `judge`, with its seconds. Sets the cell's
+    `changed_settings` and `background_errors`."""
     start = time.perf_counter()
     cell.changed_settings, cell.background_errors = [], []
     cell.implementation.begin_cell()
@@ -96,7 +95,7 @@ def _timed_verdict(cell: Cell, policy: Policy) -> Verdict:
 
 
 def _guarded_verdict(cell: Cell, policy: Policy) -> Verdict:
-    """The verdict of points 1 to 3 of `judge`. Raises TimeOver."""
+    """Returns the verdict of points 1 to 3 of `judge`. Raises TimeOver beyond the time limit."""
     cell.measured = Measured()
     backend = cell.implementation.backend
     try:
@@ -119,7 +118,7 @@ def _guarded_verdict(cell: Cell, policy: Policy) -> Verdict:
 
 
 def _check_verdict(cell: Cell) -> Verdict:
-    """The verdict of the check: point 2 of `judge`."""
+    """Runs the check, and returns its verdict: point 2 of `judge`."""
 
     def verdict(status: str, kind: str = "", message: str = "") -> Verdict:
         return Verdict(status, kind, message, replace(cell.measured))
@@ -146,14 +145,16 @@ def _check_verdict(cell: Cell) -> Verdict:
 
 
 def _failed_lines(error: WrongAnswer) -> tuple[str, ...]:
-    """The lines of the check through which a deviation was raised, and the deviation's `where`."""
+    """Returns the lines of the check ("file:line") through which a deviation was raised, and the
+    deviation's `where`."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = (f"{f.filename}:{f.lineno}" for f in frames if "/suite/test_" in f.filename)
     return (*lines, *error.where)
 
 
 def _audit_verdict(verdict: Verdict, reason: str) -> Verdict:
-    """The verdict of a cell that is declared unsupported for a `reason`, by the verdict of its check."""
+    """Returns the verdict of an audited cell, from the verdict of its check: the failure "stale-claim"
+    for a right answer, else "unsupported" with the declared `reason`."""
     measured = verdict.measured
     if verdict.status == "unsupported":
         return verdict
@@ -165,7 +166,7 @@ def _audit_verdict(verdict: Verdict, reason: str) -> Verdict:
 
 
 def _harness_verdict(cell: Cell, error: Exception) -> Verdict:
-    """The verdict "error" for an exception of the adapter or the suite itself."""
+    """Returns the verdict "error" for an exception of the adapter or the suite itself."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
     message = f"{type(error).__name__}: {text_of(error)} ({where})"

@@ -32,8 +32,8 @@ LEAKED, DIED = "leaked-state", "raised"
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """A context without warnings: whether a warning is an error is no property of a kernel. Filters of
-    warnings that are changed inside are restored."""
+    """A context in which warnings are ignored. A kernel's verdict must not depend on whether warnings are
+    errors. Filters of warnings that are changed inside are restored."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -54,21 +54,21 @@ class Settings:
         backend.reseed()
 
     def restore(self) -> list[str]:
-        """Restore all settings, and return the changes since the cell began as text."""
+        """Restore all settings. Returns the changes since the cell began, as texts; [] for none."""
         changes = self._restore_child() if self._restore_child else []
         for name, setting in self._settings.items():
             before, now = self._before[name], setting.read()
-            if of_setting := _changes(name, before, now):
+            if setting_changes := _changes(name, before, now):
                 setting.write(before)
-                changes += of_setting
+                changes += setting_changes
         await_forks()
         return changes
 
 
 @contextlib.contextmanager
 def restored_settings(backend: Backend) -> Iterator[None]:
-    """A context without warnings. Afterwards settings are restored, and recorded deaths are dropped:
-    calls inside belong to no cell."""
+    """A context without warnings, for calls that belong to no cell. At its end settings are restored, and
+    recorded deaths are dropped."""
     with without_warnings():
         settings = Settings(backend)
         try:
@@ -79,7 +79,8 @@ def restored_settings(backend: Backend) -> Iterator[None]:
 
 
 def _changes(name: str, before: Any, now: Any) -> list[str]:
-    """The changes of a setting as text. Of a mapping only the entries of `before` are compared."""
+    """Returns the changes of a setting as texts; [] for none. Of a mapping only the entries of `before`
+    are compared."""
     if now == before:
         return []
     if not isinstance(before, Mapping):
@@ -92,13 +93,13 @@ def _changes(name: str, before: Any, now: Any) -> list[str]:
 
 
 def value_text(value: Any) -> str:
-    """The text of a value, without the address of an object."""
+    """Returns the text of a value, without the address of an object."""
     return re.sub(r" at 0x[0-9a-f]+", "", text_of(value))[:100]
 
 
 def await_forks() -> None:
-    """If the process has forked, wait shortly for a fork that returns from its call. Other forks never
-    return."""
+    """If the process has forked, wait up to `FORK_SECONDS` for a fork that returns from its call. Clears
+    `FORKS`."""
     end = time.monotonic() + FORK_SECONDS
     while FORKS and not FORK_RETURNED[0] and time.monotonic() < end:
         time.sleep(0.001)
@@ -106,7 +107,7 @@ def await_forks() -> None:
 
 
 _DIED: deque[str] = deque(maxlen=100)
-"""The deaths (threads that died, destructors that raised) since `died` was last called, as text."""
+"""The deaths (threads that died, destructors that raised) since the last call of `background_errors`."""
 
 
 def record_deaths() -> Callable[[], None]:
@@ -124,10 +125,10 @@ def record_deaths() -> Callable[[], None]:
 
     threading.excepthook, sys.unraisablehook = record_thread, record_unraisable
 
-    def end() -> None:
+    def stop_recording() -> None:
         threading.excepthook, sys.unraisablehook = hooks
 
-    return end
+    return stop_recording
 
 
 def record_death(event: str) -> None:
@@ -136,8 +137,8 @@ def record_death(event: str) -> None:
 
 
 def background_errors() -> list[str]:
-    """Remove and return the recorded deaths as text, each once, and a fork that returned from its call.
-    Unless `watch` records, only such forks are found."""
+    """Remove and return the recorded deaths as texts, each once, and a fork that returned from its call.
+    Without `record_deaths` only such forks are found."""
     events = [_DIED.popleft() for _ in range(len(_DIED))]
     if FORK_RETURNED[0]:
         FORK_RETURNED[0] = 0
@@ -148,8 +149,8 @@ def background_errors() -> list[str]:
 def fail_for_leaks(
     verdict: Verdict, changed_settings: list[str], background_errors: list[str]
 ) -> Verdict:
-    """The verdict with the leaks of its cell. A pass or an unsupported cell becomes a failure; any other
-    verdict stays, and its message names the leaks."""
+    """Returns the verdict with the leaks of its cell. With leaks a pass or an unsupported cell becomes a
+    failure. Any other verdict keeps its status, and its message names the leaks."""
     if not changed_settings and not background_errors:
         return verdict
     changes = [f"the call left {'; '.join(changed_settings)}"] if changed_settings else []

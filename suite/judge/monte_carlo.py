@@ -44,7 +44,11 @@ PASSES = 6
 
 @dataclass(frozen=True)
 class RoundingSamples:
-    """The expected values of one array, and its errors (PASSES, n) with random roundings."""
+    """Samples of rounding errors of one array with n elements.
+
+    - `exact`: its values without rounding, in its own shape
+    - `errors`: float64 (PASSES, n), one row per random rounding
+    """
 
     exact: np.ndarray
     errors: np.ndarray
@@ -55,7 +59,7 @@ _DIRECTIONS: Cache[dict[str, np.ndarray]] = Cache(128)
 
 
 def forward_samples(inputs: Inputs, u: Roundoffs) -> RoundingSamples:
-    """Samples of the output with random roundings of size `u`."""
+    """Returns samples of the output's errors, with random roundings of the sizes `u`."""
     reference = references.find(inputs.operator).forward
     return _samples(inputs, "forward", lambda u: reference(inputs, u), u, ("output",))["output"]
 
@@ -63,15 +67,16 @@ def forward_samples(inputs: Inputs, u: Roundoffs) -> RoundingSamples:
 def gradient_samples(
     inputs: Inputs, cotangent: np.ndarray, u: Roundoffs
 ) -> dict[str, RoundingSamples]:
-    """Samples of the gradients for a cotangent of the output, with random roundings of size `u`."""
+    """Returns samples of the errors of the gradients, by array, for a cotangent of the output. Random
+    roundings have the sizes `u`."""
     reference = references.find(inputs.operator).vjp
     reference_key = ("vjp", cotangent.tobytes())
     return _samples(inputs, reference_key, lambda u: reference(inputs, cotangent, u), u)
 
 
 def scaling_directions(inputs: Inputs) -> dict[str, np.ndarray]:
-    """The JVP of the output with each array as its own tangent, by array: the change of the output if
-    the whole array is scaled."""
+    """Returns, by array, the JVP of the output with the array itself as the tangent. This is the change
+    of the output if the whole array is scaled."""
     reference = references.find(inputs.operator)
     names = [name for name in inputs.arrays if name not in inputs.operator.array_kinds.constants]
 
@@ -86,8 +91,8 @@ def _samples(
     inputs: Inputs, reference_key: Hashable, reference: Callable[[Roundoffs], Outputs], u: Roundoffs,
     names: tuple[str, ...] = (),
 ) -> dict[str, RoundingSamples]:  # fmt: skip
-    """Samples of `reference(u)`, by array, for the arrays `names`, by default all. `reference_key` is the
-    key of the reference in the cache, beside the inputs."""
+    """Returns samples of the errors of `reference(u)`, by array, for the arrays `names`, by default all.
+    Results are cached by inputs, `reference_key` and `u`."""
 
     def compute() -> dict[str, RoundingSamples]:
         exact = reference(NO_ROUNDING).arrays
@@ -110,8 +115,12 @@ def _samples(
 
 @dataclass
 class ErrorAlong:
-    """Sums over draws of the inputs: error . direction (`projection`) and direction . direction
-    (`squared_length`); and for each draw the variance of random errors . direction."""
+    """Errors along one direction, over draws of the inputs.
+
+    - `projection`: the sum of error . direction
+    - `squared_length`: the sum of direction . direction
+    - `variances`: for each draw the variance of random errors . direction
+    """
 
     projection: float = 0.0
     squared_length: float = 0.0
@@ -152,8 +161,9 @@ class ErrorStatistics:
     def add(
         self, got: np.ndarray, samples: RoundingSamples, along: Mapping[str, np.ndarray]
     ) -> None:
-        """Add the answer to one draw of the inputs. `along` are directions by name, in its shape.
-        Errors are scaled so that the random errors of every draw have size 1."""
+        """Add `got`, the answer for one draw of the inputs. `along`: directions by name, in its shape.
+        Errors are scaled so that the random errors of every draw have size 1. Raises WrongAnswer
+        "non-finite", and HarnessError if a sample is not finite."""
         if not np.isfinite(samples.errors).all():
             raise HarnessError(f"what is drawn of {self.name} is not finite: the case is ill-posed")
         if not np.isfinite(got).all():

@@ -38,8 +38,10 @@ UNJUDGED = ("nan", "unmasked", "unread")
 
 @dataclass(frozen=True)
 class Rounding:
-    """The roundings of an implementation: its numerics class, and its other declarations. `beside` is the
-    other dtype of automatic mixed precision, and True if the implementation flushes subnormals in it."""
+    """The roundings of an implementation: its numerics class, and its other declarations.
+
+    `beside`: under automatic mixed precision the second dtype, and True if the implementation flushes
+    subnormals in that dtype; otherwise None."""
 
     numerics: str
     flushes: bool = False
@@ -47,7 +49,8 @@ class Rounding:
     beside: tuple[DType, bool] | None = None
 
     def roundoffs(self, inputs: Inputs, backward: bool = False) -> Roundoffs:
-        """The unit roundoffs in the dtype of the inputs, for the answer or for a derivative."""
+        """Returns the unit roundoffs in the dtype of the inputs, for the answer, or for a derivative if
+        `backward`."""
         dtypes = [(inputs.dtype, self.flushes), *([self.beside] if self.beside else [])]
         first, *second = (
             declared_roundoffs(self.declared, self.numerics, dtype, flushes, backward)
@@ -60,8 +63,8 @@ class Rounding:
 class Oracle:
     """Expected arrays by name, each with its bound.
 
-    `rows` are the expected fully masked rows: "zeros", "uniform", "nan", "unmasked" (the answer to
-    another problem, which is not judged), or "unread" (not judged, because nobody reads them).
+    `rows` are the expected fully masked rows: "zeros", "uniform", "nan", "unmasked" (as if the mask were
+    absent; not judged), or "unread" (not judged, because nobody reads them).
     """
 
     outputs: Outputs
@@ -71,7 +74,8 @@ class Oracle:
 
     @classmethod
     def forward(cls, inputs: Inputs, rounding: Rounding, rows: str = "zeros") -> Oracle:
-        """The oracle of the outputs. Raises HarnessError if the machine cannot judge float64."""
+        """Returns the oracle of the outputs for `inputs`. Raises HarnessError if the machine cannot judge
+        float64."""
         mode = "uniform" if rows == "uniform" else "zeros"
         u = rounding.roundoffs(inputs)
         reference = references.find(inputs.operator).forward
@@ -83,8 +87,8 @@ class Oracle:
         cls, inputs: Inputs, cotangent: np.ndarray, rounding: Rounding, mode: str = "zeros",
         output: str = "output",
     ) -> Oracle:  # fmt: skip
-        """The oracle of gradients for a cotangent of the output called `output`. `mode` is the mode of
-        fully masked rows in the backward pass (see the reference)."""
+        """Returns the oracle of the gradients for a cotangent of the output called `output`. `mode`: how
+        the reference's backward pass treats fully masked rows ("zeros", "uniform" or "scores")."""
         u = rounding.roundoffs(inputs, backward=True)
         reference = references.find(inputs.operator).vjp
         options = {} if output == "output" else {"output": output}
@@ -100,7 +104,7 @@ class Oracle:
         rounding: Rounding,
         mode: str = "zeros",
     ) -> Oracle:
-        """The oracle of the JVP of the output for `tangents`."""
+        """Returns the oracle of the JVP of the output for `tangents` by name. `mode` as in `vjp`."""
         u = rounding.roundoffs(inputs, backward=True)
         reference = references.find(inputs.operator).jvp
         key = ("jvp", inputs.digest, *((n, t.tobytes()) for n, t in tangents.items()), u, mode)
@@ -111,33 +115,35 @@ class Oracle:
         return self.outputs.arrays
 
     def bound(self, name: str = "output") -> np.ndarray:
-        """The bound of the rounding error of the array called `name`."""
+        """Returns the bounds of the rounding errors of the array called `name`, element by element."""
         return self.expected[name].error
 
     def in_class(self, numerics: str) -> Oracle:
-        """The oracle of the outputs in another class."""
+        """Returns the oracle of the outputs in another class."""
         return Oracle.forward(self.inputs, replace(self.rounding, numerics=numerics), self.rows)
 
-    def given(self, arrays: Mapping[str, np.ndarray]) -> Oracle:
-        """The oracle of the output that follows from the other outputs of an answer, such as codes that a
-        call writes and attends; this oracle if the output depends on no other output."""
+    def given_outputs(self, arrays: Mapping[str, np.ndarray]) -> Oracle:
+        """Returns an oracle whose `output` is computed from the other outputs in `arrays`. This matters
+        if a call writes codes and then attends them. Returns this oracle if `output` depends on no other
+        output."""
         inputs = references.find(self.inputs.operator).inputs_given(self.inputs, arrays)
         if inputs is self.inputs:
             return self
         return Oracle.forward(inputs, self.rounding, self.rows)
 
     def expected_given(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Bounded]:
-        """The expected arrays by name; `output` follows from the answer's other outputs."""
-        return {**self.expected, "output": self.given(arrays).expected["output"]}
+        """Returns the expected arrays by name. `output` is computed from the other outputs in `arrays`,
+        see `given_outputs`."""
+        return {**self.expected, "output": self.given_outputs(arrays).expected["output"]}
 
     def judge(self, arrays: Mapping[str, np.ndarray]) -> Measured:
-        """Compare outputs by name with the expected arrays; returns the worst figures.
+        """Compare outputs by name with the expected arrays. Returns the figures of the worst output, with
+        the grade and root mean square of the array `output`.
 
-        Grade and root mean square are those of the array `output`. Outputs that `output` depends on are
-        judged first. Raises WrongAnswer "value" or "non-finite" with the worst element, and HarnessError
-        if a judged element of the oracle is NaN.
+        If `output` depends on other outputs, these are judged first. Raises WrongAnswer "value" or
+        "non-finite" with the worst element, and HarnessError if a judged element of the oracle is NaN.
         """
-        output_oracle = self.given(arrays)
+        output_oracle = self.given_outputs(arrays)
         other_names = [name for name in arrays if name != "output"]
         order = ["output", *other_names] if output_oracle is self else [*other_names, "output"]
         measured_by_name = {
@@ -154,8 +160,8 @@ class Oracle:
         return worst
 
     def _judge_output(self, got: np.ndarray) -> Measured:
-        """The figures of the array `output`. Raises WrongAnswer, HarnessError, and NotApplicable without
-        a bound."""
+        """Judge the array `output`, and return its figures. Raises WrongAnswer, HarnessError, and
+        NotApplicable if no judged element has a bound."""
         want, inputs = self.expected["output"], self.inputs
         axes = inputs.operator.outputs(inputs.case)["output"]
         fully_masked_rows = np.broadcast_to(
@@ -187,7 +193,7 @@ class Oracle:
         return measured
 
     def _independent_count(self, judged: np.ndarray) -> float:
-        """A lower limit of the number of independent errors in the variance model.
+        """Returns a lower limit of the number of independent errors in the variance model.
 
         Elements with common roundings are a group: a row if scores or weights are stored, else one
         element. Groups of equal values have equal errors, and count as one error. The limit is the number
@@ -201,7 +207,8 @@ class Oracle:
         return modelled.sum() / sizes.max()
 
     def _modelled_elements(self, judged: np.ndarray) -> np.ndarray:
-        """True for the elements that the variance model, which has no underflow, covers: large ones."""
+        """Returns a boolean array: True for the elements that the variance model covers. The model has no
+        underflow, so elements near underflow are left out."""
         deviation, want = self.outputs.deviation, self.expected["output"].value
         assert deviation is not None
         fmt = self.inputs.dtype
@@ -220,8 +227,8 @@ class Oracle:
             measured.rms = float(np.sqrt(np.mean(np.square(scaled))))
 
     def _judge_other(self, name: str, got: np.ndarray) -> Measured:
-        """Judge an output other than `output`, without fully masked rows: there the weights follow from
-        the output, and the log-sum-exp is elected."""
+        """Judge an output other than `output`, and return its figures. Fully masked rows are left out:
+        there the weights follow from the output, and the log-sum-exp is elected."""
         want, inputs = self.expected[name], self.inputs
         axes = inputs.operator.outputs(inputs.case)[name]
         judged = np.broadcast_to(~inputs.rows_along(inputs.fully_masked_rows, axes), got.shape)
@@ -241,12 +248,10 @@ class Oracle:
 
 
 def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -> np.ndarray:
-    """A boolean array: True for the elements of an answer that are judged.
+    """Returns a boolean array: True for the elements of an answer that are judged.
 
-    The elements of fully masked rows are left out if the implementation elects NaN for such rows, if it
-    answers another problem there ("unmasked"), or if nobody reads them.
-
-    Raises WrongAnswer "non-finite" where an element elected to be NaN is not.
+    The elements of fully masked rows are left out if `rows` is in `UNJUDGED`. Raises WrongAnswer
+    "non-finite" if such an element is elected to be NaN and is a number.
     """
     if rows == "nan":
         wrong = fully_masked_rows & ~np.isnan(got)
@@ -259,7 +264,8 @@ def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -
 
 
 def _cached(key: tuple, compute: object) -> Outputs:
-    """The cached outputs of a reference. Raises HarnessError if the machine cannot judge float64."""
+    """Returns the outputs of a reference from the cache, or else those of `compute()`. Raises
+    HarnessError if the machine cannot judge float64."""
     try:
         with np.errstate(all="ignore"):
             return _CACHE.get(key, compute)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _folder() -> str:
-    """The current folder; "" if it was deleted."""
+    """Returns the current folder; "" if it was deleted."""
     try:
         return os.getcwd()
     except OSError:
@@ -70,7 +70,8 @@ def _attribute_setting(owner: Any, name: str) -> Setting:
 
 
 def _handlers() -> dict[str, Any]:
-    """The handlers that Python has set or can restore, by the names of signals."""
+    """Returns the signal handlers by the names of signals, without handlers that Python cannot
+    restore."""
     all_handlers = ((name, signal.getsignal(number)) for name, number in SIGNALS)
     return {name: handler for name, handler in all_handlers if handler is not None}
 
@@ -84,8 +85,8 @@ def _set_handlers(handlers: Mapping[str, Any]) -> None:
 
 
 def _timers() -> dict[str, str]:
-    """The timers' states by name, without ITIMER_REAL while a handler of its signal ends cells in time:
-    the next cell sets this timer again."""
+    """Returns "set" or "not set" by the name of a timer. ITIMER_REAL is left out while its signal has a
+    handler, because the suite's own time limit uses this timer."""
     ends_cells = TIMERS and signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
     return {
         name: "set" if signal.getitimer(timer)[0] else "not set"
@@ -95,19 +96,20 @@ def _timers() -> dict[str, str]:
 
 
 def _stop_timers(timers: Mapping[str, str]) -> None:
-    """Stop the timers that were not set."""
+    """Stop the timers whose state in `timers` is "not set"."""
     for name, timer in TIMERS:
         if timers.get(name) == "not set":
             signal.setitimer(timer, 0)
 
 
 def _descriptors() -> dict[int, str]:
-    """Device and inode of standard output and standard error."""
+    """Returns the device and inode of standard output (1) and standard error (2), as text."""
     return {descriptor: _file_identity(descriptor) for descriptor in (1, 2)}
 
 
 def _file_identity(number: int) -> str:
-    """Device and inode of a descriptor's file, of which a copy is kept, or `CLOSED`."""
+    """Returns the device and inode of a descriptor's file as text, or `CLOSED`. Also duplicates the
+    descriptor, so that it can be restored."""
     try:
         status = os.fstat(number)
     except OSError:
@@ -119,7 +121,8 @@ def _file_identity(number: int) -> str:
 
 @lru_cache(maxsize=64)
 def _descriptor_copy(number: int, identity: str) -> int:
-    """A copy of a descriptor, from which the descriptor can be restored."""
+    """Returns a duplicate of a descriptor, from which the descriptor can be restored. One duplicate is
+    cached for each number and `identity`."""
     return os.dup(number)
 
 
@@ -132,12 +135,14 @@ def _restore_descriptors(descriptors: Mapping[int, str]) -> None:
 
 
 def _recursion_limit() -> int:
-    """The recursion limit, at most `RECURSION`: a higher limit, as compilers set, counts as no change."""
+    """Returns the recursion limit, at most `RECURSION`. Compilers raise the limit, which counts as no
+    change."""
     return min(sys.getrecursionlimit(), RECURSION)
 
 
 def _put_first(folders: Mapping[str, str]) -> None:
-    """Put the former folders of the import path before those that were added."""
+    """Put the former folders of the import path before the added ones. Only the keys of `folders` are
+    used."""
     sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
 
 

@@ -19,9 +19,9 @@ REFUSAL_RULE = "only NotImplementedError, or a {} that names an argument ({}), r
 
 
 def refuses(implementation: Implementation, error: BaseException) -> bool:
-    """True if an error refuses the call: NotImplementedError, or a validation error. The validation
-    error of a user function must name an argument of more than one letter; single letters are names of
-    axes."""
+    """True if an error refuses the call: NotImplementedError, or a validation error. A user function's
+    validation error must name an argument. Arguments of one letter do not count, because messages name
+    axes so."""
     error = implementation.backend.raised_inside(error)
     if isinstance(error, NotImplementedError):
         return True
@@ -35,9 +35,12 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
 
 
 def outcome(implementation: Implementation, error: BaseException) -> WrongAnswer | Refused:
-    """The exception that a check raises for a call that raised `error`: Refused if a user function
-    refuses by it, or if a forced kernel cannot answer; else WrongAnswer, of the kind "forbidden" if the
-    function made a forbidden call."""
+    """Returns the exception that a check raises for a call that raised `error`:
+
+    - WrongAnswer "forbidden" if the function made a forbidden call
+    - Refused if a forced kernel cannot answer, or a user function refuses by this error
+    - WrongAnswer "raised" for any other error
+    """
     inside = implementation.backend.raised_inside(error)
     if isinstance(inside, ForbiddenCall):
         return WrongAnswer("forbidden", str(inside))
@@ -49,7 +52,7 @@ def outcome(implementation: Implementation, error: BaseException) -> WrongAnswer
 
 
 def call_returns(call: Callable[[], Any]) -> bool:
-    """True if the call returns."""
+    """Calls `call`. True if it returns, False if it raises."""
     try:
         call()
     except ENDS:

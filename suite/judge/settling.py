@@ -1,7 +1,7 @@
-"""The choice of how the variables of a user's layer are read, if they fit the canonical parameters in
-several ways.
+"""Choose which variable of a user's layer is which canonical parameter, if several assignments fit.
 
-Only the reference distinguishes the ways: each is tried on one case, and the first right one is chosen.
+Only the reference distinguishes the assignments: each is tried on one case, and the first right one is
+chosen.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from attention_conformance.suite.spec.inputs import draw
 def settle(
     layer: Any, cases: Sequence[Case], call_context: Callable[[Case], AbstractContextManager[None]]
 ) -> None:
-    """Choose the way in which the variables of a layer are read: the first way that gives a right answer
-    to the first of the cases, or else the way whose answer is closest (`choose(way, False)`). Does
-    nothing if there are fewer than two ways. `call_context` makes the context of the calls on a case. May
-    raise TimeOver."""
-    ways = getattr(layer, "choices", 0)
-    if ways < 2 or not cases:
+    """Choose the assignment of a layer's variables to parameters: the first one with a right answer to
+    `cases[0]`, or else the one with the closest answer (`layer.choose(number, False)`). Does nothing for
+    fewer than two assignments, or without cases. `call_context` makes the context of the calls on a
+    case. Raises TimeOver if the context does."""
+    assignment_count = getattr(layer, "choices", 0)
+    if assignment_count < 2 or not cases:
         return
     errors = []
-    for way in range(ways):
-        layer.choose(way)
+    for number in range(assignment_count):
+        layer.choose(number)
         with call_context(cases[0]):
             errors.append(mean_error(layer, cases[0]))
         if not errors[-1]:
@@ -40,8 +40,8 @@ def settle(
 
 
 def mean_error(layer: Any, case: Case) -> float:
-    """The mean error of the output for a case: 0.0 if the output is right, infinite if a call raises.
-    Raises TimeOver."""
+    """Returns the mean absolute error of the output for a case: 0.0 if the output is right, infinity if
+    the call raises or the error is not finite. Raises TimeOver."""
     inputs, probe = draw(case), Probe(layer, case.dtype)
     try:
         got = probe.values(inputs)

@@ -67,13 +67,12 @@ in the checks of drawn roundings it has one for the size and one for each direct
 def roundoffs(
     numerics: str, fmt: DType, flushes: bool = False, backward: bool = False
 ) -> Roundoffs:
-    """The unit roundoffs of a class in a dtype. Raises ValueError for an unknown class.
+    """Returns the unit roundoffs of a class in a dtype. Raises ValueError for an unknown class.
 
-    `flushes`: subnormals count as zero when stored and as operands of products. `backward`: the
-    roundoffs of a derivative. Derivatives in bfloat16 are taken to flush: the election is observed of
-    the answer alone, and their products use other kernels. Instructions for dot products of bfloat16
-    flush operands and results in every mode of the processor (Intel, VDPBF16PS).
-    """
+    `flushes`: subnormals count as zero when stored and as operands of products. `backward`: the roundoffs
+    of a derivative. Derivatives in bfloat16 always count as flushing. The election is observed in answers
+    only, and derivatives use other kernels: dot products of bfloat16 flush operands and results in every
+    mode of the processor (Intel, VDPBF16PS)."""
     flushes = flushes or (backward and fmt.name == "bf16")
     if numerics not in NUMERICS:
         raise ValueError(f"unknown numerics class {numerics!r}; valid: {', '.join(NUMERICS)}")
@@ -103,8 +102,8 @@ def roundoffs(
 def declared_roundoffs(
     declared: DeclaredRounding, numerics: str, fmt: DType, flushes: bool, backward: bool = False
 ) -> Roundoffs:
-    """The unit roundoffs of a class, changed by the implementation's other declarations. The error of a
-    truncated product is up to one ulp."""
+    """Returns the unit roundoffs of a class, changed by the implementation's other declarations. The
+    error of a truncated product is up to one ulp. Arguments as in `roundoffs`."""
     base, declaration = roundoffs(numerics, fmt, flushes, backward), declared.in_dtype(fmt.name)
     if declaration["truncates_matmul"]:
         stored = base.score >= base.output
@@ -118,12 +117,12 @@ def declared_roundoffs(
 
 
 def in_both_dtypes(first: Roundoffs, second: Roundoffs) -> Roundoffs:
-    """The unit roundoffs of a call whose steps run in two dtypes (automatic mixed precision), from those
-    of each dtype.
+    """Returns the unit roundoffs of a call whose steps run in two dtypes (automatic mixed precision),
+    from the unit roundoffs in each dtype.
 
-    A number that one step stores may be rounded to the other dtype at the border to the next step. So a
-    stored number has the relative error (1 + u) (1 + u') - 1, and loses both underflows. Of other
-    numbers the larger one is taken. Declarations that are no numbers are those of the first dtype.
+    A number that one step stores may be rounded to the other dtype before the next step. So a stored
+    number has the relative error (1 + u) (1 + u') - 1, and the sum of both underflows. Other roundoffs
+    are the larger of the two. Declarations that are no numbers are those of the first dtype.
     """
 
     def combined(name: str) -> float:
@@ -138,8 +137,8 @@ def in_both_dtypes(first: Roundoffs, second: Roundoffs) -> Roundoffs:
 
 
 def chance_limit(independent: float, probability: float = RMS_FALSE_ALARM) -> float:
-    """The largest root mean square of z, error / standard deviation, by chance: random roundings exceed
-    it with at most this probability. `independent` is the number n of independent errors.
+    """Returns a limit of the root mean square of z = error / standard deviation. Random roundings exceed
+    the limit with at most this probability. `independent` is the number n of independent errors.
 
     A rounding is uniform, at most as wide as the model has it. Sums of such roundings are strictly
     subgaussian (Arbel, Marchal, Nguyen, ESAIM: Probability and Statistics 24, 2020), with a kurtosis from
@@ -158,8 +157,8 @@ def chance_limit(independent: float, probability: float = RMS_FALSE_ALARM) -> fl
 
 
 def rms_limit(independent: float) -> float:
-    """The largest root mean square of error / standard deviation over elements of which `independent`
-    are independent: `chance_limit` times `MODEL_ERROR`.
+    """Returns the largest allowed root mean square of error / standard deviation: `chance_limit` times
+    `MODEL_ERROR`. `independent` is the number of independent errors.
 
     A right answer exceeds the limit with probability `RMS_FALSE_ALARM`, if its standard deviation is at
     most `MODEL_ERROR` times that of the model.
@@ -168,7 +167,7 @@ def rms_limit(independent: float) -> float:
 
 
 def shift_limit(freedom: float) -> float:
-    """The largest sum of random errors in standard deviations, if the deviation is an estimate with
+    """Returns the largest allowed sum of random errors, in standard deviations that are estimated with
     `freedom` degrees of freedom. A right answer exceeds the limit with probability `RMS_FALSE_ALARM`.
 
     The limit is Student's t. Sums of roundings have lighter tails than the normal distribution (see
@@ -180,14 +179,16 @@ def shift_limit(freedom: float) -> float:
 
 
 def ratios(error: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """|error| / limit with 0 / 0 = 0; anything above a limit of 0 is infinite."""
+    """Returns |error| / limit, element by element. 0 / 0 is 0; other errors over a limit of 0 give
+    infinity."""
     magnitude = np.abs(error).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(magnitude == 0, 0.0, magnitude / limit)
 
 
 def grade(error: np.ndarray, limit: Callable[[str], np.ndarray]) -> str:
-    """The narrowest class whose bound, `limit(class)`, holds for every element; "none" if no class does.
+    """Returns the narrowest class whose bound, `limit(class)`, holds for every element; "none" if no
+    class does.
 
     For float32 and float64 the classes coincide, so that the grade is `exact` or `none`.
     """

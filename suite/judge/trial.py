@@ -39,15 +39,16 @@ def trial(
     call_context: CallContext = lambda case: nullcontext(),
     suggestion: Callable[[str, Case], str] = lambda error, case: "",
 ) -> str | None:
-    """The reason why a user function cannot be judged at all, in one sentence, or None. The reasons:
+    """Binds a user function by trial calls (`settle`, `fit`). Returns the reason why it cannot be judged
+    at all, in one sentence, or None. The reasons:
 
     - every call raises, other than by a refusal
     - a call takes too long
     - the return value is no dense array of the framework, or has another shape
     - the answer is right only if operands have the other axis order
 
-    `call_context` makes the context of the calls on a case. `suggestion` gives the end of the sentence
-    about an error on a case. Settings that a call changed are restored, and reported by cells alone.
+    `call_context` makes the context of the calls on a case. `suggestion(error, case)` returns the end of
+    the sentence about an error. Settings that a call changed are restored, and not reported here.
     """
     with leaks.restored_settings(implementation.backend):
         try:
@@ -68,7 +69,7 @@ def _reason(
     call_context: CallContext,
     suggestion: Callable[[str, Case], str],
 ) -> str | None:
-    """The reason why a user function cannot be judged, from calls on some cases; see `trial`."""
+    """Returns the reason why a user function cannot be judged, from calls on some cases; see `trial`."""
     first_reason: str | None = None
     for case in _cases(implementation):
         try:
@@ -85,8 +86,8 @@ def _reason(
 def _attempt(
     implementation: Implementation, inputs: Inputs, suggestion: Callable[[str, Case], str]
 ) -> tuple[bool, str | None]:
-    """Call once. Returns True if no other case needs a call, and the reason why the function cannot be
-    judged, or None."""
+    """Call once. Returns two values: True if no further case needs a call; and the reason why the
+    function cannot be judged, or None."""
     prepared = implementation.prepare(inputs)
     try:
         native = prepared()
@@ -111,7 +112,8 @@ def _attempt(
 
 
 def _cases(implementation: Implementation) -> list[Case]:
-    """The supported cases to try: in float32, then in the other dtypes."""
+    """Returns the supported cases to try: in float32, then in the other dtypes. An unsupported case is
+    replaced by the nearest supported one."""
     asks, questions = implementation.operator.asks, implementation.operator.questions
     templates = [(questions.probe or asks.plain).replace("{mask}", "none"), *questions.trials]
     ids = [text.format(dt="f32") for text in templates]
@@ -132,7 +134,8 @@ def has_two_orders(case: Case) -> bool:
 def _answer_reason(
     implementation: Implementation, native: Any, inputs: Inputs, prepared: PreparedCall
 ) -> str | None:
-    """The reason why no answer of the function can be judged, from one answer; None if there is none."""
+    """Returns the reason why no answer of the function can be judged, from the return value `native` of
+    one call; None if answers can be judged."""
     backend = implementation.backend
     has_parts = len(prepared.outputs) > 1 and isinstance(native, tuple) and len(native) > 0
     output = native[0] if has_parts else native
@@ -164,7 +167,7 @@ PAIR_TEXT = (
 
 
 def _parts_text(parts: Sequence[Any]) -> str:
-    """The shapes or types of the parts of a returned tuple or list, as text."""
+    """Returns the shapes or types of the elements of a returned tuple or list, as text."""
     shapes = [str(tuple(x.shape)) if hasattr(x, "shape") else type(x).__name__ for x in parts]
     return f"a {type(parts).__name__} of {len(parts)}: {', '.join(shapes)}"
 
@@ -172,7 +175,7 @@ def _parts_text(parts: Sequence[Any]) -> str:
 def _shape_reason(
     implementation: Implementation, got: tuple[int, ...], inputs: Inputs, prepared: PreparedCall
 ) -> str | None:
-    """The reason why an output's shape cannot be judged; None if the shape is right."""
+    """Returns the reason why an output's shape cannot be judged; None if the shape is right."""
     want = inputs.output_shape("output")
     want = (want[0], want[2], want[1], *want[3:]) if prepared.axis_order == "blhd" else want
     if got == want:
@@ -188,7 +191,7 @@ def _shape_reason(
 
 
 def _shape_text(name: str, shape: Iterable[int], prepared: PreparedCall, inputs: Inputs) -> str:
-    """A shape with the names of its sizes, as "(B, H, Lq, D) = (2, 4, 5, 8)"."""
+    """Returns a shape with the names of its sizes, as "(B, H, Lq, D) = (2, 4, 5, 8)"."""
     axes = inputs.operator.outputs(inputs.case).get(name) or inputs.axes(name)
     names = [SIZES.get(letter, letter) for letter in axes]
     if prepared.axis_order == "blhd":
@@ -209,7 +212,7 @@ def _is_right(
 
 
 def _is_right_swapped(implementation: Implementation, inputs: Inputs) -> bool:
-    """True if the function is right for operands whose heads and rows are swapped."""
+    """True if the function is right for operands whose heads and rows are swapped; False if it raises."""
     backend = implementation.backend
     prepared = implementation.prepare(inputs)
     arrays = {}
@@ -227,7 +230,7 @@ def _is_right_swapped(implementation: Implementation, inputs: Inputs) -> bool:
 
 
 def _order_reason(implementation: Implementation, order: str) -> str:
-    """The reason that the function takes the axis order other than `order`, and how to say so."""
+    """Returns a sentence: the function takes the axis order other than `order`, and how to claim that."""
     orders = {"bhld": "(B, H, L, D)", "blhd": "(B, L, H, D)"}
     native = orders.pop(order)
     (axes,) = orders.values()

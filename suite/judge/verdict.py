@@ -15,7 +15,7 @@ class WrongAnswer(Exception):
 
     - `kind`: one of `KINDS`
     - `measured`: the figures of the comparison that failed, if there was one
-    - `where`: the parts that are wrong, if a check asks several things
+    - `where`: the names of the wrong parts, if a check tests several parts
     - `what`, `advice`: the fault, and how to correct it, if the message has both
     """
 
@@ -51,7 +51,7 @@ class Refused(NotApplicable):
 
 
 def text_of(value: object) -> str:
-    """The text of an exception or of another object, even if its `__str__` raises."""
+    """Returns `str(value)`, or a replacement if `__str__` raises."""
     try:
         return str(value)
     except ENDS:
@@ -61,8 +61,9 @@ def text_of(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line, for people who compare runs. JAX adds notes and tracebacks; the errors
-    of TensorFlow's functions begin with the place and end with the cause."""
+    """Returns an exception in one line: its type, and up to 300 characters of its first line. Further
+    lines are notes and tracebacks. Errors of TensorFlow's functions end with the cause, so of these the
+    last line is taken."""
     lines = text_of(error).strip().splitlines() or [""]
     text = lines[-1].strip() if lines[0].endswith("in user code:") else lines[0]
     return f"{type(error).__name__}: {text[:300]}"
@@ -70,7 +71,7 @@ def first_line(error: BaseException) -> str:
 
 @dataclass
 class Measured:
-    """Figures of a cell, filled in while it is judged; None if nothing was measured.
+    """Figures of a cell, filled in while it is judged; None or "" for figures that were not measured.
 
     - `ratios`: error ratios of gradients, by operand
     - `kernels`: the kernels that ran, in the framework's own words
@@ -87,7 +88,8 @@ class Measured:
     ratios: dict[str, float] = field(default_factory=dict)
 
     def worst_of(self, other: Measured) -> None:
-        """Take over the larger figures of another comparison of the same cell."""
+        """Replace the figures by those of another comparison of the same cell if its error ratio is
+        larger."""
         if other.error_ratio is not None and (
             self.error_ratio is None or not other.error_ratio <= self.error_ratio
         ):
@@ -96,7 +98,8 @@ class Measured:
             self.rms, self.grade = other.rms, other.grade
 
     def worst_of_operand(self, operand: str, other: Measured) -> None:
-        """Take over the larger figures of another comparison of one operand's gradient."""
+        """As `worst_of`, for the gradient of one operand. Also sets `ratios[operand]` to the larger error
+        ratio."""
         self.worst_of(other)
         ratio = other.error_ratio
         if ratio is not None and not ratio <= self.ratios.get(operand, -math.inf):
@@ -105,9 +108,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Status, kind ("" for pass), message for people (made `printable`), and figures. `inherited` is the
-    finding that makes a failure of a user function known. `where` are the lines of the check that
-    failed, and then those of the `WrongAnswer`, from which `what` and `advice` are, too."""
+    """The result of judging a cell.
+
+    - `status`, and `kind` of a failure ("" for a pass)
+    - `message`: for people, made `printable`
+    - `measured`: the figures; `seconds`: the time
+    - `inherited`: the finding that makes a failure of a user function known; "" for none
+    - `where`: the lines of the check that failed, and then `WrongAnswer.where`
+    - `what`, `advice`: as in `WrongAnswer`
+    """
 
     status: str
     kind: str = ""

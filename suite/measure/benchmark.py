@@ -36,13 +36,13 @@ THREADS = "ATTENTION_THREADS"
 
 
 def ids(*workloads: str) -> list[str]:
-    """The case ids of workloads in float32, as an asv parameter."""
+    """Returns the case ids of workloads in float32, as an asv parameter."""
     return [workload.case().id for name in workloads for workload in find_workloads(name)]
 
 
 def version_of(cases: Sequence[str]) -> str:
-    """asv's version of a benchmark: a digest of protocol and case ids. asv compares only results of
-    equal versions."""
+    """Returns asv's version of a benchmark: the protocol's version and a digest of the case ids. asv
+    compares only results of equal versions."""
     digest = hashlib.sha256("\n".join(cases).encode()).hexdigest()[:8]
     return f"protocol-{protocol.VERSION}-{digest}"
 
@@ -51,7 +51,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def unit(label: str) -> Callable[[F], F]:
-    """Set asv's axis label for benchmarks that do not return a time."""
+    """Returns a decorator that sets asv's axis label of a benchmark. Needed for benchmarks that return no
+    time."""
 
     def set_unit(function: F) -> F:
         function.__dict__["unit"] = label
@@ -62,7 +63,8 @@ def unit(label: str) -> Callable[[F], F]:
 
 class Benchmark:
     """Base class of benchmarks. A framework's base class sets `backend`, and defaults of `cases` and
-    `implementations`. It is the second base of a class, so that values of the benchmark come first."""
+    `implementations`. It is the second base of a benchmark, so that the values of its first base have
+    precedence."""
 
     backend = ""
     direction = "forward"
@@ -92,17 +94,18 @@ class Benchmark:
         self.timed.backend.sync(self.last_output)
 
     def _median(self) -> float:
-        """The median of five samples."""
+        """Returns the median of five samples, in seconds per call."""
         return statistics.median(self.timed.sample() for _ in range(5))
 
     def _work(self, case: str) -> Work:
-        """Operations and bytes of the call. Raises NotImplementedError if the operator counts none."""
+        """Returns the operations and bytes of the call. Raises NotImplementedError if the operator does
+        not count them."""
         if self.timed.work is None:
             raise NotImplementedError(f"the operator of {case} counts no operations")
         return self.timed.work
 
     def teardown(self, case: str, implementation: str) -> None:
-        """Judge the last answer. Raises RefusedTime."""
+        """Judge the last answer. Raises RefusedTime for a wrong answer."""
         if self.last_output is not None:
             self.timed.record(self.last_output)
             self.timed.judge_recorded()
@@ -233,7 +236,8 @@ class Conformance:
 
 
 def count_cells(backend: str) -> dict[str, int]:
-    """Number of cells of the check `values` at level smoke by status, with manifests, without layers."""
+    """Returns the numbers of cells of the check `values` at level smoke, by status. Layers are left out.
+    Failures that manifests expect count as known."""
     from collections import Counter
 
     from attention_conformance.suite.checks import all_checks
@@ -248,7 +252,8 @@ def count_cells(backend: str) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def load_cell_calls(backend: str) -> dict[str, Any]:
-    """The implementations of a backend by name. Threads and CPUs are fixed before the import."""
+    """Returns the implementations of a backend by name. Fixes threads and CPUs of this process, and then
+    imports the framework."""
     pin(int(os.environ.get(THREADS, "1")))
     return implementations(backend, Options())[1]
 
@@ -257,9 +262,9 @@ def load_cell_calls(backend: str) -> dict[str, Any]:
 def timed_call(
     backend: str, case: str, implementation: str, direction: str
 ) -> tuple[TimedCall, float | None]:
-    """A warm call whose answer is right, and the error ratio of the answer.
+    """Returns a warm call whose answer is right, and the error ratio of the answer.
 
-    Raises the errors of `resolved`, and RefusedTime if the answer is wrong or its time cannot be true.
+    Raises the errors of `find_call`, and RefusedTime if the answer is wrong or its time cannot be true.
     """
     call = find_call(backend, case, implementation, direction)
     call.prepare()
@@ -268,7 +273,7 @@ def timed_call(
 
 
 def find_call(backend: str, case: str, implementation: str, direction: str) -> TimedCall:
-    """The call with these names, not yet prepared.
+    """Returns the call with these names, not yet prepared.
 
     Raises NotImplementedError (asv: "no value") if the implementation declares the case unsupported,
     UsageError with the valid names for an unknown implementation, ValueError for an unknown case.

@@ -61,8 +61,8 @@ class Preparation:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The NumPy values that a call returned, before judging; `failure` if they cannot be read."""
+class ReturnedValues:
+    """The NumPy values that a call returned, before judging; `failure` if they are invalid."""
 
     output: Answer | None = None
     gradients: dict[str, np.ndarray] | None = None
@@ -72,8 +72,8 @@ class Reading:
 class TimedCall:
     """One implementation's call of a case in one of `suite.spec.vocabulary.DIRECTIONS`.
 
-    A backward pass computes the gradients of the arrays `wrt`. `own` has facts about a user's function.
-    Raises UnsupportedCall if the implementation declares the case unsupported.
+    A backward pass computes the gradients of the arrays `wrt`. `own`: facts about a user's function.
+    The constructor raises UnsupportedCall if the implementation declares the case unsupported.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class TimedCall:
         return None if count is None else count(self.cell.inputs, self.direction)
 
     def prepare(self) -> Preparation:
-        """Make the arrays, call once, and warm up. Raises RefusedTime if the call raises."""
+        """Create the arrays, call once, and warm up. Returns what was measured. Raises RefusedTime if the
+        call raises."""
         self.prepared = self._prepare(self.implementation, self.cell.inputs)
         self.backend.sync(list(self.prepared.arguments.values()))
         with leaks.without_warnings():
@@ -128,14 +129,14 @@ class TimedCall:
             calls = [call, *(self.step(arguments, cotangent) for arguments in new_arguments)]
             self.calls = Rotation(calls)
             self.recorded = [
-                RecordedAnswers[Reading](self.cell.seed + n) for n in range(len(calls))
+                RecordedAnswers[ReturnedValues](self.cell.seed + n) for n in range(len(calls))
             ]
             seconds, _ = self._timed(self.calls)
             self.inner, settled, _ = protocol.warm(self._sample_seconds, seconds)
         return Preparation(first_call, self.inner, settled, self.work)
 
     def sample(self, inner: int | None = None) -> float:
-        """Time one sample: seconds of one call, averaged over `inner` calls."""
+        """Time and store a sample. Returns the seconds of one call, averaged over `inner` calls."""
         before = self.backend.compilations(self.prepared)
         with leaks.without_warnings():
             seconds = self._sample_seconds(inner or self.inner)
@@ -144,8 +145,8 @@ class TimedCall:
         return seconds
 
     def judge(self) -> float | None:
-        """The error ratio of the timed answer. Judges the answers of a part of the sets, every answer
-        that differs from another one to the same inputs, and an answer to new inputs.
+        """Judges recorded answers (`judge_recorded`) and an answer to new inputs. Returns the error ratio
+        of the timed answer.
 
         Raises RefusedTime with one of these kinds:
 
@@ -168,10 +169,10 @@ class TimedCall:
             return measured.error_ratio
 
     def judge_recorded(self) -> Measured:
-        """Judge recorded answers: those to the first set of inputs, to a random part of the other sets,
-        and to sets with several different answers. Raises RefusedTime.
+        """Judge recorded answers: to the first set of inputs, to a random part of the other sets, and to
+        sets with several different answers. Raises RefusedTime.
 
-        The figures are those of the first set: they do not depend on chance.
+        Returns the figures of the first set, which do not depend on chance.
         """
         called = [number for number, answers in enumerate(self.recorded) if answers.counts]
         sample = SystemRandom().sample(called, math.ceil(len(called) * protocol.JUDGED_SHARE))
@@ -184,25 +185,26 @@ class TimedCall:
                 for count, reading in answers.answers():
                     suffix = f" (in {count} of {answers.counts.total()} recorded calls)"
                     suffix = suffix if len(answers.counts) > 1 else ""
-                    self._judge_reading(reading, self._inputs(number), 0, suffix)
+                    self._judge_values(reading, self._inputs(number), 0, suffix)
                 measured = measured or self.cell.measured
         return measured or Measured()
 
     def record(self, out: Any) -> None:
-        """Record the answer of the last call for `judge_recorded`. Raises RefusedTime if the answer
+        """Record `out`, the answer of the last call, for `judge_recorded`. Raises RefusedTime if it
         cannot be read."""
-        self.recorded[self.calls.turn].take(
+        self.recorded[self.calls.turn].add(
             self._attempt(lambda: digest_of(out, self.backend)),
             lambda: self._read(out, self.cell.inputs, self.prepared),
         )
 
     def peak_bytes(self) -> int | None:
-        """Peak bytes of a call as the framework counts them; None if the framework does not count."""
+        """Returns the peak bytes of a call as the framework counts them; None if it does not."""
         with leaks.without_warnings():
             return self.backend.peak_bytes(self.calls, self.prepared)
 
     def kernels(self) -> str:
-        """The framework's names of the kernels that ran; "" if the framework does not name them."""
+        """Returns the framework's names of the kernels that ran; "" if the framework does not name
+        them."""
         try:
             with leaks.without_warnings():
                 return self.backend.kernels(self.prepared)
@@ -215,24 +217,24 @@ class TimedCall:
         return implementation.differentiable(inputs)
 
     def _sample_seconds(self, inner: int) -> float:
-        """Seconds of one call, averaged over `inner` calls; records the answer of the last one."""
+        """Returns the seconds of one call, averaged over `inner` calls. Records the last answer."""
         seconds, out = self._timed(self.calls, inner, self.slowdown)
         self.record(out)
         return seconds
 
     def _timed(self, call: Any, inner: int = 1, slow: float = 0.0) -> tuple[float, Any]:
-        """The seconds and the output of `Clock.timed`. Raises RefusedTime if a call raises."""
+        """Returns the seconds and the output of `Clock.timed`. Raises RefusedTime if a call raises."""
         return self._attempt(lambda: self.clock.timed(call, inner, slow))
 
     def _set_count(self) -> int:
-        """The number of sets of inputs."""
+        """Returns the number of sets of inputs."""
         size = (
             sum(array.size for array in self.cell.inputs.arrays.values()) * self.case.dtype.itemsize
         )
         return max(2, min(protocol.SETS, protocol.SETS_BYTES // max(size, 1)))
 
     def _record_extra_calls(self) -> None:
-        """Record the answers of more calls: an error in one call of twenty would often be missed."""
+        """Record the answers of more calls: without them an error in one of 20 calls is often missed."""
         end = protocol.now() + protocol.EXTRA_SECONDS
         for _ in range(protocol.EXTRA_CALLS):
             self.record(self._timed(self.calls)[1])
@@ -240,7 +242,7 @@ class TimedCall:
                 break
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
-        """The result of `call()`. Raises RefusedTime and UnsupportedCall in place of its errors."""
+        """Returns the result of `call()`. Its errors become RefusedTime or UnsupportedCall."""
         try:
             return self.cell.attempt(call)
         except NotApplicable as error:
@@ -249,7 +251,8 @@ class TimedCall:
             raise RefusedTime(error.kind, error.message) from error
 
     def _cotangent(self, number: int) -> Any:
-        """The cotangent for the inputs of set `number`, as a native array; None for a forward call."""
+        """Returns the cotangent for the inputs of set `number`, as a native array; None for a forward
+        call."""
         if self.direction == "forward":
             return None
         values = native_cotangent(self._cotangent_values(number), self.cell.inputs, self.prepared)
@@ -259,15 +262,16 @@ class TimedCall:
         return draw_cotangent(self.case, self.cell.seed + FRESH_SEED * number)
 
     def _inputs(self, number: int) -> Inputs:
-        """The inputs of set `number`: of set 0 the case's, of other sets with new operands."""
+        """Returns the inputs of set `number`. Set 0 is the case's, other sets have new operands."""
         if not number:
             return self.cell.inputs
         drawn = draw(self.case, self.cell.seed + FRESH_SEED * number)
         return self.cell.inputs.replace(**{name: drawn.arrays[name] for name in drawn.operands})
 
     def _judge_readings(self) -> Any:
-        """The answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished when the
-        clock stops, and "lazy" if an answer is read more slowly than a plain array."""
+        """Times readings of answers, and returns the answer of the last call. Raises RefusedTime
+        "not-synced" if a call is unfinished when the clock stops, and "lazy" if reading an answer is
+        slower than reading a plain array."""
         readings = protocol.Readings(self.clock.uncertainty)
         samples = self.samples or [self._timed(self.calls)[0]]
 
@@ -283,7 +287,7 @@ class TimedCall:
             later_seconds = read_later(last := call())
             copies, last = self.clock.plain_copies(last), call()
             repeated = (self.clock.reading(copies) for _ in range(1, protocol.COPIES))
-            readings.take(seconds_at_once, later_seconds, [read_later(copies), *repeated])
+            readings.add(seconds_at_once, later_seconds, [read_later(copies), *repeated])
             return last
 
         last = self._attempt(read_trial)
@@ -292,7 +296,7 @@ class TimedCall:
         return last
 
     def _arguments(self, inputs: Inputs) -> Any:
-        """The native arguments of other inputs of the case."""
+        """Returns the native arguments of other inputs of the case."""
         implementation = self.implementation
         if isinstance(implementation, Compiled):
             # Only the arguments are new: the compiled program must be the one that is timed.
@@ -303,7 +307,7 @@ class TimedCall:
         """Compare the times of calls with new and old inputs, and judge the answer of the fastest call to
         new inputs. Raises RefusedTime.
 
-        A machine that is busy slows some calls and trials; reused results show in every one.
+        A busy machine slows some trials. A call that reuses results is slow in every trial.
         """
         median, first = statistics.median(self.samples or [math.inf]), protocol.SETS
         margin = protocol.STALE_SECONDS + self.clock.uncertainty
@@ -328,8 +332,8 @@ class TimedCall:
         )
 
     def _time_inputs(self, number: int) -> tuple[float, float, Callable[[], None]]:
-        """Seconds of a call with old inputs and of one with new inputs, and a function that judges the
-        answer to the new inputs."""
+        """Returns the seconds of a call with old inputs, the seconds of a call with the inputs of set
+        `number`, and a function that judges the latter's answer."""
         drawn = self._inputs(number)
         arguments, cotangent = self._arguments(drawn), self._cotangent(number)
         warm_up, _ = self._call_with(drawn, arguments, cotangent)
@@ -348,21 +352,21 @@ class TimedCall:
             prepared = replace(self.prepared, arguments=arguments)
             self.cell.measured = Measured()
             reading = self._read(output, inputs, prepared)
-            self._judge_reading(reading, inputs, number, " (fresh inputs)")
+            self._judge_values(reading, inputs, number, " (fresh inputs)")
 
         return old_time, new_time, judge
 
     def _call_with(self, inputs: Inputs, arguments: Any, cotangent: Any) -> tuple[Any, Inputs]:
-        """A call with these arguments, and the inputs that it answers: they have other signs, drawn by
-        `Clock.signed_call`, unless the call is a backward pass or its operand is no array argument."""
+        """Returns a call with these arguments, and the inputs that it answers: if possible the first
+        operand has new signs (`Clock.signed_call`)."""
         name, prepared = inputs.operands[0], replace(self.prepared, arguments=arguments)
         is_integer = name in inputs.operator.array_kinds.integers
         if self.direction == "backward" or is_integer or prepared.argument(name) not in arguments:
             return self._attempt(lambda: self.step(arguments, cotangent)), inputs
         return self.clock.signed_call(inputs, name, self.step, prepared, cotangent)
 
-    def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> Reading:
-        """Copies of the values that a call returned."""
+    def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> ReturnedValues:
+        """Returns copies of the values in `out`, the return value of a call."""
         cell, gradients = self.cell, None
         answer: Answer | None
         try:
@@ -374,21 +378,21 @@ class TimedCall:
                 values = read_gradients(cell, native, inputs, prepared, self.wrt)
                 gradients = {name: array.copy() for name, array in values.items()}
         except (WrongAnswer, NotApplicable) as error:
-            return Reading(failure=error)
+            return ReturnedValues(failure=error)
         if answer is not None:
             answer = Answer({n: array.copy() for n, array in answer.arrays.items()}, None)
-        return Reading(answer, gradients)
+        return ReturnedValues(answer, gradients)
 
-    def _judge_reading(self, reading: Reading, inputs: Inputs, number: int, suffix: str) -> None:
-        """Judge a reading by the oracle. Raises RefusedTime, whose message ends with `suffix`."""
+    def _judge_values(self, got: ReturnedValues, inputs: Inputs, number: int, suffix: str) -> None:
+        """Judge the values by the oracle. Raises RefusedTime, whose message ends with `suffix`."""
         cell = self.cell
         try:
-            if reading.failure is not None:
-                raise reading.failure
-            if reading.output is not None:
-                cell.judge(reading.output, inputs)
-            if reading.gradients is not None:
-                judge_gradients(cell, reading.gradients, inputs, self._cotangent_values(number))
+            if got.failure is not None:
+                raise got.failure
+            if got.output is not None:
+                cell.judge(got.output, inputs)
+            if got.gradients is not None:
+                judge_gradients(cell, got.gradients, inputs, self._cotangent_values(number))
         except NotApplicable as error:
             raise UnsupportedCall(str(error)) from error
         except WrongAnswer as error:

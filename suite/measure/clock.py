@@ -1,10 +1,9 @@
 """Clocks: time calls in this process, or in the child that runs a user's function (`--isolate`).
 
-A child measures its calls itself, because a message takes longer than many calls. The code that it runs
-can stop the child's clock. So the parent measures how long the child takes to answer, and no time is
-shorter than that, less an empty sample. Of the attacks in `tests/exploits/on_clock.py`, `patches_clock`
-and `skips_calls` need it.
-"""
+A child measures its calls itself, because a message takes longer than many calls. But the user's code can
+stop the child's clock. So the parent also measures the time until the child answers, less that of an
+empty sample. The longer of both times counts. Of the attacks in `tests/exploits/on_clock.py`,
+`patches_clock` and `skips_calls` need it."""
 
 from __future__ import annotations
 
@@ -36,10 +35,11 @@ TRIPS = 9
 
 @dataclass
 class Rotation:
-    """Calls in turn: a call of this object is a call of the next one. `turn` is the number of the last.
+    """Makes the calls in `calls` in turn: a call of this object is a call of the next one. `turn` is the
+    index of the last one.
 
-    A child gets a copy with the calls that it holds. The turns of the process that judges count: only
-    then it knows which inputs an answer is to.
+    A child gets a copy of this object. The judging process counts turns, too, so that it knows to which
+    inputs an answer belongs.
     """
 
     calls: Sequence[Callable[[], Any]]
@@ -56,9 +56,9 @@ class Rotation:
 
 @dataclass
 class SignedCall:
-    """A call whose operand `name`, numbers of `dtype`, is multiplied by signs (D,).
+    """A call whose operand `name`, of the dtype `dtype`, is multiplied by signs (D,).
 
-    A process that gets to know the signs as it makes the call cannot have computed the answer before.
+    The signs are passed when the call is made. So its answer cannot have been computed before.
     """
 
     backend: Backend
@@ -75,8 +75,8 @@ class SignedCall:
 
 
 class Clock:
-    """Times calls of a backend in this process. `round_trip` is 0, or for calls in another process the
-    seconds of an empty sample; `uncertainty` are seconds by which the time of one call may be off."""
+    """Times calls of a backend in this process. `round_trip`: 0, or for calls in another process the
+    seconds of an empty sample. `uncertainty`: the seconds by which the time of one call may be off."""
 
     round_trip = 0.0
 
@@ -88,10 +88,10 @@ class Clock:
         return 2 * self.round_trip
 
     def signed_call(self, inputs: Inputs, name: str, *call: Any) -> tuple[Any, Inputs]:
-        """A call whose operand `name` is multiplied by signs, and the inputs that it answers.
+        """Returns a call whose operand `name` is multiplied by signs, and the inputs that it answers.
 
-        The signs are drawn now, by the system's random numbers, and passed as the call is made. `call`
-        are the fields `step`, `prepared` and `cotangent` of `SignedCall`.
+        The signs are drawn by the system's random numbers, which no seed predicts. `call`: the fields
+        `step`, `prepared` and `cotangent` of `SignedCall`.
         """
         array = inputs.arrays[name]
         signs = SystemRandom().choices((-1.0, 1.0), k=array.shape[-1])
@@ -99,20 +99,21 @@ class Clock:
         return partial(signed_call, signs), inputs.replace(**{name: array * signs})
 
     def _make_signed(self, *fields: Any) -> Any:
-        """A `SignedCall` in the process that makes calls; `fields` are those after `backend`."""
+        """Returns a `SignedCall` in the process that makes calls. `fields`: its fields after
+        `backend`."""
         return SignedCall(self.backend, *fields)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
-        """The result of `protocol.timed`."""
+        """Returns the seconds of one call and the last output, by `protocol.timed`."""
         return protocol.timed(call, self.backend.sync, inner, slow)
 
     def plain_copies(self, out: Any) -> Any:
-        """New arrays with the values of an output, made in the output's process: a copy through another
-        process changes that one's memory, and with it the seconds of the next reading."""
+        """Returns new arrays with the values of an output, made in the output's process. A copy through
+        another process would change that process's memory, and so the time of the next reading."""
         return plain_copies(out, self.backend)
 
     def reading(self, out: Any) -> float:
-        """Seconds of reading all arrays of an output."""
+        """Returns the seconds in which all arrays of an output are read."""
         start = protocol.now()
         for array in arrays_of(out, self.backend):
             self.backend.to_numpy(array)
@@ -133,8 +134,8 @@ class RemoteClock(Clock):
         return self.link.ask(plain_copies, out, CHILD_BACKEND)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
-        """The result of `protocol.timed` in the child, with at least the seconds of the request less
-        those of an empty sample."""
+        """Returns the seconds of one call and the last output, by `protocol.timed` in the child. The time
+        is at least that of the request, less that of an empty sample."""
         start = protocol.now()
         seconds, out = self.link.ask(protocol.timed, call, CHILD_SYNC, inner, slow)
         parent_seconds = protocol.now() - start
@@ -147,12 +148,12 @@ class RemoteClock(Clock):
 
 
 def clock_of(backend: Backend, round_trip: float) -> Clock:
-    """The clock of calls of a backend; `round_trip` is the result of `measure_round_trip`."""
+    """Returns the clock of calls of a backend; `round_trip` is the result of `measure_round_trip`."""
     return RemoteClock(backend, round_trip) if isinstance(backend, Remote) else Clock(backend)
 
 
 def measure_round_trip(backend: Remote) -> float:
-    """Seconds of an empty sample in the child. Call this before the child imports the user's file, which
-    may slow empty samples."""
+    """Returns the seconds of an empty sample in the child. Must be called before the child imports the
+    user's file, which may slow empty samples."""
     clock, empty = RemoteClock(backend, 0.0), HostPath(("begin",))
     return statistics.median(clock.timed(empty, 0)[0] for _ in range(TRIPS))

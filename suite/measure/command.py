@@ -63,11 +63,11 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `bench`; returns the exit code."""
+    """Run the command `bench`, and return its exit code."""
     from attention_conformance.backends.registry import UsageError
     from attention_conformance.suite.measure.gate import NOTHING, GateError
     from attention_conformance.suite.measure.pool import NothingToMeasure
-    from attention_conformance.suite.measure.verdict import of_bench
+    from attention_conformance.suite.measure.verdict import bench_verdict
     from attention_conformance.suite.run.verdict import VerdictOutput
 
     try:
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         error_text = f"{arguments.results} exists, and nothing is overwritten; name a new file"
     if error_text:
         print(error_text, file=sys.stderr)
-        verdict = of_bench(NOTHING, reasons=(error_text,))
+        verdict = bench_verdict(NOTHING, reasons=(error_text,))
     if write_error := output.write(verdict):
         print(write_error, file=sys.stderr)
         return NOTHING
@@ -95,11 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def options_of(arguments: argparse.Namespace) -> BenchOptions:
-    """The options of the command line; without --workload the options of a quick run.
+    """Returns the options of the command line; without --workload the options of a quick run.
 
     Raises UsageError for invalid options, FileExistsError if the results file exists.
     """
-    options = BenchOptions.of_arguments(arguments)
+    options = BenchOptions.from_arguments(arguments)
     if not options.workload:
         direction = options.direction or ("forward",)
         options = replace(options, workload=QUICK, quick=True, direction=direction)
@@ -111,7 +111,7 @@ def _measure(options: BenchOptions) -> RunVerdict:
     from attention_conformance.suite.measure.gate import NOTHING, OK, WRONG
     from attention_conformance.suite.measure.pool import Pool
     from attention_conformance.suite.measure.run import header, measure
-    from attention_conformance.suite.measure.verdict import of_bench
+    from attention_conformance.suite.measure.verdict import bench_verdict
     from attention_conformance.suite.records import speed
 
     records: list[SpeedRecord] = []
@@ -143,7 +143,7 @@ def _measure(options: BenchOptions) -> RunVerdict:
     )
     timed = set(speed.TIMED) & set(statuses) and "error" not in statuses
     code = WRONG if "refused" in statuses else OK if timed else NOTHING
-    return of_bench(code, options, records)
+    return bench_verdict(code, options, records)
 
 
 def _say(text: str) -> None:
@@ -152,8 +152,8 @@ def _say(text: str) -> None:
 
 
 def record_line(record: SpeedRecord) -> str:
-    """One record as a line: implementation, time, share of the limits, tokens per second, error ratio,
-    memory."""
+    """Returns one record as a line: implementation, time, share of the limits, tokens per second, error
+    ratio, memory."""
     implementation = f"{record.backend}:{record.implementation}"
     begin = f"{record.workload:24} {implementation:28} {record.direction:16} {record.dtype:4}"
     seconds = record.seconds
@@ -173,7 +173,7 @@ def record_line(record: SpeedRecord) -> str:
 
 
 def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
-    """Lines of the tables of median times, one table per direction and dtype.
+    """Yields lines of the tables of median times, one table per direction and dtype.
 
     Rows are implementations, columns workloads. A cell without a time shows its status; "~" marks an
     unsettled time.
@@ -181,12 +181,12 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
     from attention_conformance.suite.report.render import aligned
 
     for direction, dtype in dict.fromkeys((r.direction, r.dtype) for r in records):
-        of_table = [r for r in records if (r.direction, r.dtype) == (direction, dtype)]
+        table_records = [r for r in records if (r.direction, r.dtype) == (direction, dtype)]
         cells = {
             (f"{r.backend}:{r.implementation}", r.workload): r.status
             if r.seconds is None
             else f"{'~' if r.status == 'unsettled' else ''}{r.seconds * 1e3:.3f}"
-            for r in of_table
+            for r in table_records
         }
         workloads = list(dict.fromkeys(workload for _, workload in cells))
         for first in range(0, len(workloads), TABLE_COLUMNS):
@@ -202,7 +202,7 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
 
 def _gate(options: BenchOptions) -> RunVerdict:
     from attention_conformance.suite.measure.gate import Gate, GateError, exit_code_of, sides
-    from attention_conformance.suite.measure.verdict import of_bench
+    from attention_conformance.suite.measure.verdict import bench_verdict
     from attention_conformance.suite.records.files import new_file
 
     names = options.implementation or options.function_names
@@ -230,11 +230,12 @@ def _gate(options: BenchOptions) -> RunVerdict:
     if options.results:
         with new_file(options.results) as file:
             json.dump([asdict(outcome) for outcome in outcomes], file, indent=1)
-    return of_bench(exit_code_of(outcomes), options, outcomes=outcomes)
+    return bench_verdict(exit_code_of(outcomes), options, outcomes=outcomes)
 
 
 def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:
-    """The text of an outcome, with the gate's error rates; `mine` and `other` are labels of the sides."""
+    """Returns the text of an outcome, with the gate's error rates. `mine` and `other`: the labels of
+    candidate and baseline."""
     from attention_conformance.suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
 
     word = {

@@ -90,7 +90,7 @@ class GateOutcome:
 def sides(
     options: Options, backend: str, implementation: str, against: str, folder: Path
 ) -> tuple[Side, Side]:
-    """The candidate, and the baseline that `against` names. Raises GateError.
+    """Returns the candidate, and the baseline that `against` names. Raises GateError.
 
     `against` is one of:
 
@@ -120,7 +120,8 @@ def sides(
 
 
 def _function_at_commit(revision: str, function: str, folder: Path) -> str:
-    """Extract a commit into `folder`; returns PATH.py:NAME of a function there. Raises GateError."""
+    """Extract the commit `revision` into `folder`. Returns PATH.py:NAME of the function there. Raises
+    GateError."""
     place, _, name = function.rpartition(":")
     path = Path(place)
     if path.suffix != ".py" or not path.is_file():
@@ -146,7 +147,7 @@ def _function_at_commit(revision: str, function: str, folder: Path) -> str:
 
 
 class Gate:
-    """Takes the pairs of a case, with workers started in both orders."""
+    """Compares candidate and baseline on cases, with workers started in both orders (`ORDERS`)."""
 
     def __init__(
         self,
@@ -161,42 +162,43 @@ class Gate:
         self.seconds = seconds
 
     def run(self, workload: str, case: str, direction: str, seed: int) -> GateOutcome:
-        """The outcome of one case; wrong answers and failed workers have exit codes."""
+        """Compare both sides on one case, and return the outcome. Wrong answers and failed workers give
+        an outcome with their exit code."""
         outcome = GateOutcome(workload, case, direction, OK)
         pairs: dict[str, list[float]] = {"verdict": [], "twin": [], "injected": []}
         times: dict[str, list[float]] = {"candidate": [], "baseline": []}
-        who = ""
+        role = ""
         try:
             for half, order in enumerate(ORDERS, 1):
                 workers: dict[str, Worker] = {}
                 where = f"  half {half} of {len(ORDERS)}"
                 try:
                     self.say(f"{where}: starting {', '.join(order)}")
-                    for who in order:
-                        side = self.sides[who]
-                        workers[who] = Worker(side.options, side.backend, side.python)
-                    for who in order:
-                        self._open(workers[who], self.sides[who], case, direction, seed)
-                    who = "pair"
+                    for role in order:
+                        side = self.sides[role]
+                        workers[role] = Worker(side.options, side.backend, side.python)
+                    for role in order:
+                        self._open(workers[role], self.sides[role], case, direction, seed)
+                    role = "pair"
                     self.say(f"{where}: pairs for {self.seconds / len(ORDERS):.3g} s")
                     self._take_pairs(workers, pairs, times)
                     self.say(f"{where}: judging the timed answers")
-                    for who in order:
-                        workers[who].ask(do="judge", key="it")
+                    for role in order:
+                        workers[role].ask(do="judge", key="it")
                 finally:
                     for worker in workers.values():
                         worker.end()
         except WorkerFailure as error:
             outcome.code = WRONG if error.status == "refused" else NOTHING
             outcome.broken = error.status == "error"
-            label = self.sides[who].label if who in self.sides else who
-            outcome.message = f"{who} ({label}): {error.kind or error.status}: {error.message}"
+            label = self.sides[role].label if role in self.sides else role
+            outcome.message = f"{role} ({label}): {error.kind or error.status}: {error.message}"
             return outcome
         return judge(outcome, pairs, times)
 
     @staticmethod
     def _open(worker: Worker, side: Side, case: str, direction: str, seed: int) -> None:
-        """Have a worker prepare the call of a side. Raises WorkerFailure."""
+        """Let a worker prepare the call of a side. Raises WorkerFailure."""
         names = [offer.name for offer in worker.offers]
         if side.implementation not in names:
             valid = ", ".join(names)
@@ -214,7 +216,8 @@ class Gate:
         pairs: dict[str, list[float]],
         times: dict[str, list[float]],
     ) -> None:
-        """Add log-ratios of pairs to `pairs`, by kind, and seconds to `times`, for the time of a half."""
+        """Time pairs for half of `seconds`. Adds their log-ratios to `pairs`, by kind, and the seconds of
+        calls to `times`."""
 
         def take(kind: str, other: str, slowdown: float = 0.0) -> None:
             for mine, theirs in ping_pong(workers, other, slowdown):
@@ -236,14 +239,14 @@ class Gate:
 def ping_pong(
     workers: Mapping[str, Worker], other: str, slow: float = 0.0
 ) -> list[tuple[float, float]]:
-    """Two pairs of seconds, of the candidate and of another worker, whose calls are slowed by the
-    fraction `slow`.
+    """Takes samples alternately. Returns two pairs: the seconds of a call of the candidate, and of the
+    worker `other`, whose calls are slowed by the fraction `slow`.
 
-    Every sample follows a sample of another process: two in a row would make the second faster.
+    Every sample follows a sample of the other process: a second sample in a row would be faster.
     """
 
-    def sample(who: str, slow: float = 0.0) -> float:
-        answer = workers[who].ask(do="sample", key="it", inner=None, slow=slow)
+    def sample(role: str, slow: float = 0.0) -> float:
+        answer = workers[role].ask(do="sample", key="it", inner=None, slow=slow)
         return answer["seconds"]
 
     sample("candidate")
@@ -256,7 +259,8 @@ def ping_pong(
 def judge(
     outcome: GateOutcome, pairs: dict[str, list[float]], times: dict[str, list[float]]
 ) -> GateOutcome:
-    """Set an outcome's figures and exit code from paired log-ratios and times."""
+    """Set an outcome's figures, exit code and message from log-ratios of pairs (by kind) and seconds (by
+    side). Returns the outcome."""
     low, high = protocol.interval(pairs["verdict"])
     outcome.pairs = pairs
     outcome.ratio = math.exp(float(np.median(pairs["verdict"])))
@@ -290,13 +294,15 @@ def is_regression(log_ratios: Sequence[float]) -> bool:
 
 
 def regression_share(log_ratios: Sequence[float]) -> float:
-    """The share of bootstrap resamples of the pairs that `is_regression` would call a regression."""
+    """Returns the share, 0 to 1, of bootstrap resamples of the pairs for which `is_regression` is
+    True."""
     return float((lower_limits(log_ratios, len(log_ratios)) > math.log1p(MARGIN)).mean())
 
 
 def lower_limits(log_ratios: Sequence[float], count: int, draws: int = RESAMPLES) -> np.ndarray:
-    """The lower limits of the intervals of bootstrap resamples (Efron 1979), each of `count` pairs; -inf
-    if an interval of so few pairs has no limits. A fixed seed makes the limits reproducible."""
+    """Returns the lower limits (draws,) of the intervals of bootstrap resamples (Efron 1979), each of
+    `count` pairs; -inf if there are too few pairs for an interval. The seed is fixed, so that the limits
+    are reproducible."""
     low, _ = protocol.interval(range(count))
     if math.isinf(low):
         return np.full(draws, low)
@@ -305,8 +311,8 @@ def lower_limits(log_ratios: Sequence[float], count: int, draws: int = RESAMPLES
 
 
 def exit_code_of(outcomes: Sequence[GateOutcome]) -> int:
-    """The exit code of several outcomes, the first that applies: WRONG, REGRESSION, NOISY if one outcome
-    has the code; NOTHING if one is broken or none is OK; else OK."""
+    """Returns the exit code for several outcomes: WRONG, REGRESSION or NOISY, in this order, if an
+    outcome has the code; else NOTHING if an outcome is broken, or none is OK; else OK."""
     codes = {outcome.code for outcome in outcomes}
     for code in (WRONG, REGRESSION, NOISY):
         if code in codes:

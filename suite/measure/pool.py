@@ -57,12 +57,14 @@ class Worker:
         self._start()
 
     def restart(self) -> None:
-        """Replace a dead process by a new one, without its prepared calls. Raises WorkerFailure."""
+        """End the process and start a new one. Prepared calls are lost. Raises WorkerFailure if the new
+        process does not start."""
         self.end()
         self._start()
 
     def _start(self) -> None:
-        """Start the process, in which `suite.measure.worker` answers requests, one line of JSON each."""
+        """Start the process of `suite.measure.worker`, and store its first answer in `hello`. Raises
+        WorkerFailure."""
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -93,12 +95,13 @@ class Worker:
         return self._process.poll() is not None
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The worker's answer. Raises WorkerFailure with the status that the worker reports, or "error"
-        if the worker died or exceeded the time limit."""
+        """Send a request to the worker, and return the answer. Raises WorkerFailure with the status that
+        the worker reports, or "error" if the worker died or exceeded the time limit."""
         return self._request(request, self.options.cell_timeout, request["do"])
 
     def _request(self, request: dict[str, Any], seconds: float, method: str) -> dict[str, Any]:
-        """`ask` with a time limit, 0 for none; `method` names the request in the error of the limit."""
+        """Send a request as `ask`, with a time limit in seconds (0: none). `method` names the request in
+        the error of the limit."""
         stdin, stdout, exceeded = self._process.stdin, self._process.stdout, list[float]()
         assert stdin is not None
         assert stdout is not None
@@ -132,7 +135,8 @@ class Worker:
         raise WorkerFailure("error", "crash", message)
 
     def end(self) -> None:
-        """Close the process's standard input, and kill the process if it does not exit."""
+        """End the process: close its standard input, and kill it if it does not exit within 10
+        seconds."""
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -176,9 +180,10 @@ class Pool:
             worker.end()
 
     def offers(self) -> list[tuple[str, Offer]]:
-        """The backend and the offer of each selected implementation: those of `options.implementation`
-        ("sdpa", "torch:sdpa"), else user functions of the mode, else all of the mode. Raises
-        NothingToMeasure for an unknown name, or if nothing is selected."""
+        """Returns pairs of a backend and an offer, for the selected implementations: those named by
+        `options.implementation` ("sdpa", "torch:sdpa"); else user functions in the selected mode; else
+        all implementations in this mode. Raises NothingToMeasure for an unknown name, or if nothing is
+        selected."""
         names, mode = self.options.implementation, self.options.mode
         offers = [(b, offer) for b, worker in self.workers.items() for offer in worker.offers]
         names_of = {(b, o.name): {o.name, f"{b}:{o.name}"} for b, o in offers}
@@ -197,9 +202,8 @@ class Pool:
 
 
 def interpreter(place: str) -> str:
-    """The Python of a virtual environment, given as its folder or as the interpreter itself.
-
-    Raises ValueError if the file does not exist.
+    """Returns the path of a Python interpreter. `place` is this path, or the folder of a virtual
+    environment. Raises ValueError if the file does not exist.
     """
     path = Path(place).expanduser()
     python = path / "bin" / "python" if path.is_dir() else path

@@ -93,7 +93,7 @@ now, pause = time.perf_counter, time.sleep
 
 
 def wait(seconds: float) -> None:
-    """Wait in a loop, so that no other process gets the CPU."""
+    """Wait in a busy loop, so that no other process gets the CPU."""
     end = now() + seconds
     while now() < end:
         pass
@@ -102,8 +102,9 @@ def wait(seconds: float) -> None:
 def timed(
     call: Callable[[], Any], sync: Callable[[Any], None], inner: int, slow: float = 0.0
 ) -> tuple[float, Any]:
-    """Seconds of one call, averaged over `inner` calls, and the output of the last call; 0 and None
-    without calls. The time includes a wait of the fraction `slow` of the calls' time."""
+    """Returns the seconds of one call, averaged over `inner` calls, and the output of the last call, or
+    None if `inner` is 0. `sync(out)` waits until an output is computed. A wait of the fraction `slow` of
+    the calls' time is added, and counts."""
     out = None
     start = now()
     for _ in range(inner):
@@ -114,7 +115,8 @@ def timed(
 
 
 def allowed_extra(sample: float) -> float:
-    """The greatest extra seconds of a reading that are accepted, if a sample takes `sample` seconds."""
+    """Returns the greatest accepted extra time of a reading, in seconds. `sample`: the seconds of a
+    sample."""
     return max(READING_SHARE * sample, STALE_SECONDS)
 
 
@@ -127,8 +129,8 @@ READING_REFUSALS = {
 
 @dataclass
 class Readings:
-    """Seconds of readings: of an output at once, of an output after a wait, and of a plain array with the
-    values of an output, several times.
+    """Seconds in which outputs are read: at once, after a wait, and several times as a plain array with
+    the same values.
 
     - `uncertainty`: the seconds by which one reading may be off
     - `completing`: of each trial, the seconds in which an output was completed after the clock stopped
@@ -148,14 +150,14 @@ class Readings:
     computing: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
 
-    def take(self, at_once: float, later: float, plain: Sequence[float]) -> None:
-        """Add the readings of a trial: of an output at once, of one after a wait, and of plain arrays."""
+    def add(self, at_once: float, later: float, plain: Sequence[float]) -> None:
+        """Add the seconds of a trial: of reading an output at once, after a wait, and as plain arrays."""
         self.completing.append(at_once - later)
         self.computing.append(later - plain[0])
         self.plain += plain
 
     def accepted(self, samples: Sequence[float]) -> bool:
-        """True if the seconds of `samples` are accepted, False if more trials decide. Raises RefusedTime
+        """True if the times `samples` are accepted, False if another trial is needed. Raises RefusedTime
         "not-synced" or "lazy"."""
         median, slowest = statistics.median(samples), max(samples)
         exceeds = False
@@ -173,14 +175,16 @@ class Readings:
 
 
 def calls_per_sample(seconds: float) -> int:
-    """The number of calls of `seconds` each that fill a sample."""
+    """Returns the number of calls of `seconds` each that fill a sample."""
     return max(1, math.ceil(SAMPLE_SECONDS / max(seconds, LEAST_SECONDS)))
 
 
 def warm(sample: Callable[[int], float], first: float) -> tuple[int, bool, int]:
-    """Call until times settle. Returns calls per sample, whether times settled, and the number of calls.
+    """Call until times settle, or for `WARM_LIMIT` seconds. Returns the calls per sample, True if times
+    settled, and the number of calls.
 
-    `sample(inner)` returns the seconds of one call; `first` is the time of one call without compilation.
+    `sample(inner)` returns the seconds of one call, averaged over `inner` calls. `first`: the seconds of
+    one call without compilation.
     """
     inner, calls, batches = calls_per_sample(first), 0, []
     start = now()
@@ -198,12 +202,12 @@ def warm(sample: Callable[[int], float], first: float) -> tuple[int, bool, int]:
 
 
 def interval(values: Sequence[float], confidence: float = 0.99) -> tuple[float, float]:
-    """An interval that holds the median with at least `confidence`, from order statistics.
+    """Returns an interval (low, high) that contains the median with a probability of at least
+    `confidence`, from order statistics.
 
-    The k-th smallest and k-th largest value, where k is the largest number with
-    P(Binomial(n, 1/2) < k) <= (1 - confidence) / 2 (David and Nagaraja 2003, section 7.1). Infinite if
-    there are too few values.
-    """
+    The limits are the k-th smallest and k-th largest value, where k is the largest number with
+    P(Binomial(n, 1/2) < k) <= (1 - confidence) / 2 (David and Nagaraja 2003, section 7.1). The interval
+    is infinite if there are too few values."""
     from scipy.special import bdtr
 
     n = len(values)

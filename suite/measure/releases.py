@@ -27,9 +27,10 @@ class Release(NamedTuple):
 
 
 def read(lock: str | Path) -> Release:
-    """The release in the lock file NAME-VERSION.txt, by its path or, for the project's own, NAME-VERSION.
+    """Returns the release in a lock file. `lock`: the path NAME-VERSION.txt, or NAME-VERSION for the
+    project's own file.
 
-    Its lines are requirements, one of them NAME==VERSION. Raises OSError and ValueError.
+    Lines of the file are requirements; one of them is NAME==VERSION. Raises OSError and ValueError.
     """
     path = Path(lock) if str(lock).endswith(".txt") else LOCKS / f"{lock}.txt"
     if not path.is_file():
@@ -43,10 +44,10 @@ def read(lock: str | Path) -> Release:
 
 
 def configuration(name: str, releases: Sequence[Release]) -> dict[str, Any]:
-    """asv's configuration with an environment for each release of the framework `name`.
+    """Returns asv's configuration, with an environment for each release of the framework `name`.
 
-    Each environment also has the pins that all locks share; pip chooses the rest, as jaxlib for jax.
-    Raises ValueError without releases, for other frameworks, and without a checkout.
+    Each environment also has the pins that all lock files share. pip chooses other versions, such as
+    jaxlib's for jax. Raises ValueError without releases, for other frameworks, and without a checkout.
     """
     if {release.name for release in releases} != {name}:
         got = ", ".join(f"{release.name}-{release.version}" for release in releases)
@@ -87,7 +88,7 @@ def add_releases_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `releases`; returns the exit code."""
+    """Run the command `releases`, and return its exit code."""
     name, path = arguments.framework, arguments.folder / "asv.conf.json"
     try:
         locks = arguments.lock or sorted(LOCKS.glob(f"{name}-*.txt"))

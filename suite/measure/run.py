@@ -19,7 +19,7 @@ from attention_conformance.suite.spec.catalogue.workloads import Workload
 
 
 def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
-    """The header of a run's records."""
+    """Returns the header of a run's records."""
     versions = {"numpy": metadata.version("numpy")}
     for worker in pool.workers.values():
         versions |= worker.hello["versions"]
@@ -35,8 +35,10 @@ def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
 class Measurement:
     """The measurement of one implementation on one case, from the first sample to the record.
 
-    `identity` has the record's fields that are known before timing, `preparation` the fields of
-    `suite.measure.call.Preparation`.
+    - `key`: the key of the call in the worker
+    - `identity`: the fields of the record that are known before timing
+    - `preparation`: the fields of `suite.measure.call.Preparation`; {} before the call is prepared
+    - `worker_seconds`, `seconds_here`: the time of samples by the worker's clock, and by this process's
     """
 
     worker: Worker
@@ -51,7 +53,8 @@ class Measurement:
     announced: bool = False
 
     def ask(self, do: str, **fields: Any) -> dict[str, Any]:
-        """The worker's answer; {} after a failure, which is stored in `failure`."""
+        """Send the request `do` to the worker, and return the answer. A WorkerFailure is stored in
+        `failure`, and {} returned."""
         try:
             return self.worker.ask(do=do, key=self.key, **fields)
         except WorkerFailure as error:
@@ -59,7 +62,8 @@ class Measurement:
             return {}
 
     def open(self) -> None:
-        """Have the worker prepare the call, after restarting a dead worker."""
+        """Let the worker prepare the call, and store the answer in `preparation`. A dead worker is
+        restarted before. Errors are stored in `failure`."""
         self.samples, self.worker_seconds, self.seconds_here = [], 0.0, 0.0
         case, direction = self.identity["case"], self.identity["direction"]
         name, seed = self.identity["implementation"], self.seed
@@ -74,7 +78,7 @@ class Measurement:
         )
 
     def sample(self) -> None:
-        """Take one sample. `worker_seconds` adds up the worker's clock, `seconds_here` the clock here."""
+        """Take one sample, and add its times to `samples`, `worker_seconds` and `seconds_here`."""
         start = protocol.now()
         answer = self.ask("sample", inner=None, slow=0.0)
         if answer:
@@ -83,7 +87,8 @@ class Measurement:
             self.samples.append(answer["seconds"])
 
     def finish(self) -> SpeedRecord:
-        """Judge the timed answers, measure the machine's limits, and make the record."""
+        """Judge the timed answers, measure the machine's limits, and close the call. Returns the record;
+        of a failure without a time."""
         fields: dict[str, Any] = dict(self.preparation.get("work") or {})
         if self.seconds_here > protocol.CLOCK_RATIO * self.worker_seconds + protocol.CLOCK_SECONDS:
             claimed = f"the worker says {self.worker_seconds:.3g} s"
@@ -125,22 +130,23 @@ class Measurement:
 
 
 def decoded_tokens(case: Case) -> int:
-    """The number of tokens (batch size x queries) of a decoding step, which has fewer queries than keys;
-    0 for other cases."""
+    """Returns the number of tokens (batch size x queries) of a decoding step, which has fewer queries
+    than keys; 0 for other cases."""
     if case.sizes.Lq >= case.sizes.Lk:
         return 0
     return math.prod(case.letters[axis] for axis in case.axes.get("query", "") if axis in "bq")
 
 
 def _exceeds_limit(record: SpeedRecord) -> bool:
-    """True if the call is faster than the machine can be, by its share of the fastest matrix product."""
+    """True if the call computes faster than the machine's fastest matrix product, which is impossible."""
     return (record.share_of_gemm or 0.0) > protocol.MOST_OF_LIMIT
 
 
 def measure(
     options: BenchOptions, pool: Pool, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[SpeedRecord]:
-    """The records of a run, by workload. `say` receives progress messages. Raises NothingToMeasure."""
+    """Times all selected workloads, and yields their records, workload by workload. `say` gets messages
+    on the progress. Raises NothingToMeasure."""
     offers = pool.offers()
     groups = [
         (workload, workload.case(name), direction)
@@ -159,7 +165,8 @@ def _time_group(
     options: BenchOptions, pool: Pool, workload: Workload, case: Case, direction: str,
     offers: Sequence[tuple[str, Offer]], steps: Steps,
 ) -> Iterator[SpeedRecord]:  # fmt: skip
-    """The records of a case in one direction, one for each offered implementation of a backend."""
+    """Times a case in one direction in the implementations `offers`, pairs of a backend and an offer.
+    Yields a record for each."""
     measurements = []
     for backend, offer in offers:
         worker = pool.workers[backend]
@@ -188,7 +195,8 @@ def _time_group(
 
 
 def _sample(measurements: Sequence[Measurement], count: int, steps: Steps) -> None:
-    """Open the measurements, and take `count` samples of each in turn; `steps` announces each once."""
+    """Prepare the calls, and take `count` samples of each measurement in turn. `steps` announces each
+    measurement once."""
     turn = 0
     while pending := [m for m in measurements if m.failure is None and len(m.samples) < count]:
         # Alternate directions, so that no measurement always follows the slowest one.
@@ -209,7 +217,7 @@ def _sample(measurements: Sequence[Measurement], count: int, steps: Steps) -> No
 
 
 def _reset_lost(worker: Worker, measurements: Sequence[Measurement]) -> None:
-    """Reset the other measurements of a dead worker, so that they are opened again."""
+    """If the worker is dead, reset its measurements, so that their calls are prepared again."""
     if worker.died:
         for measurement in measurements:
             if measurement.worker is worker and measurement.failure is None:

@@ -20,38 +20,39 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 
 T = TypeVar("T")
 
-KEPT = 16
+MOST_STORED = 16
 """Greatest number of different answers whose values are kept. Of more answers a random sample is kept."""
 
 
 class RecordedAnswers(Generic[T]):
-    """The recorded answers to one set of inputs: counts by digest, and the values of up to `KEPT`."""
+    """The recorded answers to one set of inputs. `counts`: numbers of answers by digest. The values of up
+    to `MOST_STORED` different answers are stored."""
 
     def __init__(self, seed: int) -> None:
         self.counts: Counter[int] = Counter()
-        self._kept: dict[int, T] = {}
+        self._stored: dict[int, T] = {}
         self._random = random.Random(seed)
 
-    def take(self, digest: int, read: Callable[[], T]) -> None:
-        """Count an answer; `read` returns its values, and is called only if they are kept."""
+    def add(self, digest: int, read: Callable[[], T]) -> None:
+        """Count an answer. `read()` returns its values, and is called only if they are stored."""
         self.counts[digest] += 1
         if self.counts[digest] > 1:
             return
-        if len(self._kept) == KEPT:
+        if len(self._stored) == MOST_STORED:
             # Each of n different answers is kept with the same probability (Vitter 1985, algorithm R).
             index = self._random.randrange(len(self.counts))
-            if index >= KEPT:
+            if index >= MOST_STORED:
                 return
-            del self._kept[list(self._kept)[index]]
-        self._kept[digest] = read()
+            del self._stored[list(self._stored)[index]]
+        self._stored[digest] = read()
 
     def answers(self) -> list[tuple[int, T]]:
-        """The count and the values of each kept answer."""
-        return [(self.counts[digest], values) for digest, values in self._kept.items()]
+        """Returns pairs of the count and the values of each stored answer."""
+        return [(self.counts[digest], values) for digest, values in self._stored.items()]
 
 
 def digest_of(out: Any, backend: Backend) -> int:
-    """A checksum of all arrays of an output."""
+    """Returns a checksum (CRC-32) of the values of all arrays of an output."""
     checksum = 0
     for array in arrays_of(out, backend):
         checksum = zlib.crc32(np.ascontiguousarray(backend.to_numpy(array)).tobytes(), checksum)
@@ -59,7 +60,7 @@ def digest_of(out: Any, backend: Backend) -> int:
 
 
 def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:
-    """The arrays of an output: an array, or nested sequences and dictionaries of arrays."""
+    """Yields the arrays of an output: an array, or nested sequences and dictionaries of arrays."""
     if isinstance(out, Mapping):
         out = list(out.values())
     if isinstance(out, Sequence):
@@ -70,7 +71,8 @@ def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:
 
 
 def plain_copies(out: Any, backend: Backend) -> list[Any]:
-    """New arrays with the values and dtypes of an output's arrays. Raises the errors of reading them."""
+    """Returns new arrays of the framework with the values and dtypes of an output's arrays. Raises the
+    framework's errors."""
     formats = {fmt.long_name: fmt for fmt in DTYPES.values()}
     copies = [
         backend.array(backend.to_numpy(array), formats.get(backend.dtype_name(array)))

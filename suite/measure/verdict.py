@@ -29,15 +29,16 @@ TIME_FIELDS = (
 """Fields of a record that the verdict shows with its time."""
 
 
-def of_bench(
+def bench_verdict(
     exit_code: int,
     options: BenchOptions | None = None,
     records: Sequence[SpeedRecord] = (),
     outcomes: Sequence[GateOutcome] = (),
     reasons: tuple[str, ...] = (),
 ) -> RunVerdict:
-    """The verdict of a run that timed `records`, or compared `outcomes`. `reasons` say why it did not end
-    green, by default what the outcomes say; `options` are None if they could not be read."""
+    """Returns the verdict of a run with the measured `records`, or with the `outcomes` of a gate.
+    `reasons`: sentences that explain the exit code, by default the messages of outcomes that are not OK.
+    `options`: None if they are invalid."""
     failure = next((one for one in records if one.status in ("refused", "error")), None)
     statuses = [one.status for one in records]
     refusals = [one.message for one in records if one.status == "unsupported"]
@@ -53,7 +54,8 @@ def of_bench(
 
 
 def _time(record: SpeedRecord) -> dict[str, Any]:
-    """The median seconds of a call, their 99 % interval, and the number of samples."""
+    """Returns `TIME_FIELDS` of a record, with the median seconds of a call, the 99 % interval of the
+    median, and the number of samples."""
     low, high = (_finite(limit) for limit in protocol.interval(record.samples))
     seconds = statistics.median(record.samples)
     fields = {name: getattr(record, name) for name in TIME_FIELDS}
@@ -61,7 +63,8 @@ def _time(record: SpeedRecord) -> dict[str, Any]:
 
 
 def _ratio(outcome: GateOutcome) -> dict[str, Any]:
-    """The times of candidate and baseline, and their ratio with its 99 % interval."""
+    """Returns the fields of an outcome for the verdict: the seconds of candidate and baseline, their
+    ratio with its 99 % interval, and the number of pairs."""
     names = ("workload", "case", "direction", "message", "ratio", "low", "high")
     fields = {name: getattr(outcome, name) for name in names}
     return fields | {
@@ -71,5 +74,5 @@ def _ratio(outcome: GateOutcome) -> dict[str, Any]:
 
 
 def _finite(limit: float) -> float | None:
-    """A limit of an interval; None if there are too few samples for one."""
+    """Returns the limit of an interval, or None if it is infinite: there are too few samples."""
     return limit if math.isfinite(limit) else None

@@ -30,8 +30,8 @@ GEMM_SECONDS = 0.5
 
 
 class Server:
-    """Timed calls by key, and the machine's limits: rates by ("gemm" or "copy", dtype, bytes). A
-    request's field `do` names the method to call."""
+    """Holds timed calls by key, and answers requests. The field `do` of a request names the method.
+    `limits`: measured rates of the machine, by ("gemm" or "copy", dtype, bytes)."""
 
     def __init__(self, request: Fields) -> None:
         if request["cpus"]:
@@ -43,7 +43,7 @@ class Server:
         self.limits: dict[tuple[str, str, int], float] = {}
 
     def hello(self) -> Fields:
-        """The implementations, the versions, and notes for people."""
+        """Returns the answer to the first request: implementations, versions, and notes for people."""
         offers = [
             {"name": i.name, "mode": i.mode, "operator": i.operator.name}
             for i in self.implementations.values()
@@ -73,8 +73,8 @@ class Server:
         return asdict(preparation)
 
     def sample(self, request: Fields) -> Fields:
-        """Time one sample of `inner` calls, slowed down by the fraction `slow` (a gate's injected
-        slowdown)."""
+        """Time one sample of `inner` calls, slowed by the fraction `slow` (a gate's injected slowdown).
+        Returns the seconds of one call."""
         call = self.calls[request["key"]]
         # Another process used the CPU and its caches: the first call is not part of the sample.
         call.slowdown = 0.0
@@ -83,23 +83,24 @@ class Server:
         return {"seconds": call.sample(request["inner"])}
 
     def judge(self, request: Fields) -> Fields:
-        """Judge the answers of a timed call."""
+        """Judge the answers of a timed call. Returns the error ratio. Raises RefusedTime."""
         return {"error_ratio": self.calls[request["key"]].judge()}
 
     def facts(self, request: Fields) -> Fields:
-        """The peak bytes and the kernels of a call."""
+        """Returns the peak bytes and the kernels of a call."""
         call = self.calls[request["key"]]
         return {"peak_bytes": call.peak_bytes(), "kernel": call.kernels()}
 
     def close(self, request: Fields) -> Fields:
-        """Forget a call."""
+        """Delete a call, and free its memory."""
         self.calls.pop(request["key"], None)
         gc.collect()
         return {}
 
     def limit(self, request: Fields) -> Fields:
-        """The fastest matrix product of a dtype (operations per second), and the fastest copy of `bytes`
-        bytes (bytes per second). With `again` both are measured again, and the faster result counts."""
+        """Returns two limits of the machine: "gemm", the fastest matrix product of a dtype in operations
+        per second, and "copy", the fastest copy of `bytes` bytes in bytes per second. Limits are measured
+        once; with `again` once more, and then the faster result counts."""
         from attention_conformance.suite.spec.dtypes import dtype
 
         fmt, device = dtype(request["dtype"]), self.backend.device
@@ -131,21 +132,21 @@ def rate_of(backend: Any, kind: str, size: int, fmt: Any) -> tuple[float, float]
 
 
 def rate_of_copy(backend: Any, moved: int, fmt: Any) -> float:
-    """Bytes per second of a copy that moves `moved` bytes: half are read, half are written."""
+    """Returns the bytes per second of a copy that moves `moved` bytes: half are read, half written."""
     return rate_of(backend, "copy", max(1, moved // 2 // fmt.itemsize), fmt)[0]
 
 
 def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
-    """A backend and its implementations by name: the framework's, user functions, and compiled forms of
-    both. Raises UsageError and BackendUnavailable.
+    """Returns a backend and its implementations by name: the framework's, user functions, and compiled
+    forms of both. Raises UsageError and BackendUnavailable.
     """
     backend, by_name, _ = load_implementations(name, options)
     return backend, by_name
 
 
 def load_implementations(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """A backend, its implementations by name (see `implementations`), and the facts of user functions by
-    name."""
+    """Returns a backend, its implementations by name (see `implementations`), and `FunctionFacts` by the
+    names of user functions."""
     from attention_conformance.backends import registry
     from attention_conformance.backends.compilers import compiled_forms
 
@@ -165,7 +166,8 @@ def load_implementations(name: str, options: Options) -> tuple[Any, dict[str, An
 
 
 def _load_user_function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
-    """The user function named by `text`, in a child if the options say so, and its facts. Raises
+    """Returns the user function that the options call `text`, as an implementation, and its
+    `FunctionFacts`. If the options isolate functions, a child process makes its calls. Raises
     UsageError."""
     from attention_conformance.suite.judge.fitting import fit
     from attention_conformance.suite.measure.clock import measure_round_trip
@@ -189,8 +191,8 @@ def _load_user_function(backend: Any, options: Options, text: str) -> tuple[Any,
 
 
 def cpus_for(threads: int) -> list[int]:
-    """The last `threads` CPUs of this process, or all for 0. Workers of one thread thus share a CPU, and
-    no worker has a faster CPU."""
+    """Returns the numbers of the last `threads` CPUs of this process; all for 0; [] if the system does
+    not say. Workers of one thread thus share a CPU, and no worker has a faster CPU."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     cpus = sorted(os.sched_getaffinity(0))
@@ -198,7 +200,7 @@ def cpus_for(threads: int) -> list[int]:
 
 
 def pin(threads: int) -> None:
-    """Set threads and CPUs of this process. Call before a framework is imported."""
+    """Set threads and CPUs of this process. Must be called before a framework is imported."""
     os.environ.update(thread_variables(threads))
     if cpus := cpus_for(threads):
         os.sched_setaffinity(0, cpus)
@@ -225,7 +227,8 @@ def main() -> None:
 
 
 def _failure(error: Exception) -> Fields:
-    """The answer to a request that raised; `failed` is a status of speed records, or "usage"."""
+    """Returns the answer to a request that raised `error`. Its field `failed` is a status of speed
+    records, or "usage"."""
     from attention_conformance.backends.protocol import BackendUnavailable
     from attention_conformance.backends.registry import UsageError
     from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall

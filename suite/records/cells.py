@@ -34,7 +34,7 @@ KEY = ("check", "case", "backend", "implementation", "mode", "device", "seed")
 
 
 class DifferentCaseLists(RecordError):
-    """Two files that are to be merged were run on different lists of cases."""
+    """Two files cannot be merged: their runs had different lists of cells."""
 
 
 class IncompleteShards(RecordError):
@@ -155,7 +155,8 @@ class Run:
         return Counter(cell.status for cell in self.cells)
 
     def save(self, path: str | Path, file: TextIO | None = None) -> Path:
-        """Write the run to a new file; `file` is the open file, if it is open. Raises FileExistsError."""
+        """Write the run to a new file, and return its path. `file`: the file, if it is open already.
+        Raises FileExistsError."""
         content = Content(self.header, self.cells, str(path), self.complete, self.diagnoses)
         return FILE_SCHEMA.save(path, content, file)
 
@@ -164,8 +165,8 @@ writer = FILE_SCHEMA.writer
 
 
 def load(path: str | Path, partial: bool = False) -> Run:
-    """Read a result file; with `partial` also the file of an unfinished run. Raises the errors of
-    `FileSchema.load`."""
+    """Read a result file, and return its run. With `partial` the file of an unfinished run is read, too.
+    Raises the errors of `FileSchema.load`."""
     content = FILE_SCHEMA.load(path, partial)
     header = content.header
     if content.complete and not header.shard and len(content.records) < header.cells:
@@ -175,13 +176,13 @@ def load(path: str | Path, partial: bool = False) -> Run:
 
 
 def digest(keys: Iterable[tuple]) -> str:
-    """A short digest of a list of cell keys, independent of their order."""
+    """Returns a short digest of a list of cell keys, independent of their order."""
     joined = "\n".join(sorted("|".join(map(str, key)) for key in keys))
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
 def merge(runs: list[Run]) -> Run:
-    """Merge the shards of one run.
+    """Merge the shards of one run, and return the whole run.
 
     Raises DifferentCaseLists, DuplicateCell, and IncompleteShards if cells are missing.
     """

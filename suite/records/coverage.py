@@ -19,20 +19,25 @@ NOT_JUDGED_ENOUGH = 6
 
 
 def verdict_word(totals: Counter[str], shortfalls: Sequence[str] = ()) -> str:
-    """The verdict: WRONG if a cell fails, BROKEN if only the suite or an adapter broke, NOT JUDGED ENOUGH
-    if there are `shortfalls`, or no cell passed, else RIGHT. `totals` counts cells by status."""
+    """Returns the verdict of a run. `totals`: the numbers of cells by status.
+
+    - WRONG if a cell fails
+    - BROKEN if only the suite or an adapter broke
+    - NOT JUDGED ENOUGH if there are `shortfalls`, or no cell passed
+    - RIGHT otherwise
+    """
     if any(totals[status] for status in BROKEN):
         return "WRONG" if totals["fail"] or totals["crash"] else "BROKEN"
     return "RIGHT" if totals["pass"] and not shortfalls else "NOT JUDGED ENOUGH"
 
 
 def percent(share: float) -> str:
-    """A share in percent, rounded down: only a share of 1 gives 100 %."""
+    """Returns a share, 0 to 1, in percent as text, rounded down: only a share of 1 gives 100.00%."""
     return f"{math.floor(share * 10000) / 100:.2f}%"
 
 
 def score_text(passed: int, judged: int, cells: int) -> str:
-    """A score with its coverage: "98.50% of the 200 of 483 cells that were judged"."""
+    """Returns a score with its coverage: "98.50% of the 200 of 483 cells that were judged"."""
     if not judged:
         return f"none of the {cells} cells was judged"
     return f"{percent(passed / judged)} of the {judged} of {cells} cells that were judged"
@@ -63,7 +68,7 @@ class Coverage:
         return score_text(passed, len(self.judged), len(self.cells))
 
     def values_shortfall(self, is_shard: bool) -> str:
-        """A sentence if no cell of the check `values` was judged, else "".
+        """Returns a sentence if no cell of the check `values` was judged, else "".
 
         For a shard there is a sentence only if values were refused: another shard may have judged values.
         """
@@ -79,7 +84,8 @@ class Coverage:
         )
 
     def refusal_shortfall(self) -> str:
-        """Sentences if refusals leave less than the share `ENOUGH` of the cells judged, else ""."""
+        """Returns sentences if a user function refused so many cells that less than `MIN_JUDGED_SHARE` of
+        them were judged, else ""."""
         judged, refused = len(self.judged), len(self.refused)
         if not refused or judged >= MIN_JUDGED_SHARE * (judged + refused):
             return ""
@@ -90,7 +96,8 @@ class Coverage:
         )
 
     def claim_advice(self) -> str:
-        """The claim that would explain the refusals, as the beginning of a sentence."""
+        """Returns the claim that would explain the refusals, as the beginning of a sentence that ends
+        with "or"."""
         judged_lengths, refused_lengths = (
             {cell.facts["Lq"] for cell in cells if "Lq" in cell.facts}
             for cells in (self.judged, self.refused)
@@ -104,7 +111,8 @@ class Coverage:
 
 
 def coverages(cells: Iterable[CellRecord], functions: Collection[str]) -> Iterator[Coverage]:
-    """The coverage of each user function in `functions`, and of each backend's other implementations."""
+    """Yields the coverage of each user function in `functions`, and of each backend's other
+    implementations."""
     groups: dict[tuple[str, bool], list[CellRecord]] = {}
     for cell in cells:
         is_function = cell.implementation in functions
@@ -122,12 +130,13 @@ def shortfalls(
     filtered: bool = False,
     allow_refusals: bool = False,
 ) -> list[str]:
-    """Why a run judged too little: a text for each function or backend, none if enough was judged.
+    """Returns the reasons why a run judged too little, a text for each function or backend; [] if it
+    judged enough.
 
-    Too little means one of two things:
+    It judged too little in two cases:
 
     - No cell of the check `values` was judged. For a backend this counts only if nothing is `filtered`.
-    - A user function refused too many cells (`ENOUGH`), and `allow_refusals` is False.
+    - A user function refused too many cells (`MIN_JUDGED_SHARE`), and `allow_refusals` is False.
 
     `part` is True if the cells are a shard of a run.
     """

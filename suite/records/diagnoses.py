@@ -64,6 +64,6 @@ NO_REPORT = FailureReport()
 
 
 def group_order(check: str, kind: str, count: int) -> tuple[bool, int, int]:
-    """The sort key of a group of `count` failures: first the kinds `OF_ANSWERS`; then the checks of
-    values, of gradients, and all others; then the largest group."""
+    """Returns the sort key of a group of `count` failures: first the kinds `OF_ANSWERS`; then the checks
+    of values, of gradients, and all others; then the largest group."""
     return kind not in OF_ANSWERS, (*EXPLAINING_CHECKS, check).index(check), -count

@@ -113,12 +113,12 @@ class Expectation(ManifestEntry, frozen=True):
         return _matches_any(self.case, case) and not _matches_any(self.except_, case)
 
     def matches_failure(self, verdict: VerdictLike) -> bool:
-        """True if a failure has the entry's kind, and a message that the entry's pattern finds."""
+        """True if a failure has the entry's kind, and the entry's pattern matches in its message."""
         return verdict.kind == self.kind and bool(re.search(self.message, verdict.message))
 
     def holds_for(self, versions: Mapping[str, str], device: str) -> bool:
-        """True if the entry applies to these versions (by distribution name), this device and this
-        CPU."""
+        """True if the entry applies to these versions (by distribution name), this device, and the CPU of
+        this machine."""
         if (self.device and device not in self.device) or not cpu_has_flags(self.cpu):
             return False
         for text in self.versions:
@@ -133,7 +133,7 @@ class Expectation(ManifestEntry, frozen=True):
 
 
 def load(path: Path) -> list[Expectation]:
-    """The entries of a manifest; an empty list if there is no file.
+    """Returns the entries of a manifest; an empty list if there is no file.
 
     Raises ExpectationError for an unknown, missing, empty or wrongly typed field, an unknown kind, an
     invalid pattern or version, and an issue that is neither a link nor begins with "none found".
@@ -147,7 +147,7 @@ def load(path: Path) -> list[Expectation]:
 
 
 def _fields_by_finding(findings: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """The fields that an entry takes from the finding that it cites, by the finding's name."""
+    """Returns the fields that an entry takes from the finding that it cites, by the finding's name."""
     return {
         finding["name"]: {"cause": finding["title"], "issue": NONE_FOUND}
         | {name: finding[name] for name in ("issue", "versions", "cpu") if name in finding}
@@ -158,14 +158,15 @@ def _fields_by_finding(findings: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 @cache
 def _fields_of_committed_findings() -> dict[str, dict[str, Any]]:
-    """`_fields_by_finding` for all manifests of this project."""
+    """Returns `_fields_by_finding` for all manifests of this project."""
     findings = (tables(path).get("finding", []) for path in sorted(MANIFESTS.glob("*/*.toml")))
     return _fields_by_finding(chain.from_iterable(findings))
 
 
 def _with_cited(values: Any, fields: Mapping[str, Mapping[str, Any]]) -> Any:
-    """An entry with the fields of the finding that it cites: of its own manifest (`fields`, by the
-    finding's name), or else of one of this project. Fields of the entry itself win."""
+    """Returns the values of an entry, completed by the fields of the finding that it cites. `fields`:
+    those of its own manifest, by the finding's name. Otherwise findings of this project are looked up.
+    The entry's own values have precedence."""
     if not isinstance(values, dict) or "finding" not in values:
         return values
     name = str(values["finding"])
@@ -173,7 +174,8 @@ def _with_cited(values: Any, fields: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def load_named(path: str | Path) -> list[Expectation]:
-    """The entries of a manifest that a user named. Raises ExpectationError if there is no file."""
+    """Returns the entries of a manifest that a user named. Raises ExpectationError if there is no
+    file."""
     if not Path(path).is_file():
         raise ExpectationError(
             f"there is no manifest {path}; `attention-conformance expect --write RESULTS` drafts one"
@@ -182,7 +184,7 @@ def load_named(path: str | Path) -> list[Expectation]:
 
 
 def tables(path: Path) -> dict[str, list[Any]]:
-    """The tables `expect` and `finding` of a manifest; empty if there is no file.
+    """Returns the tables `expect` and `finding` of a manifest; empty if there is no file.
 
     Raises ExpectationError if the file is not TOML or has other tables.
     """
@@ -206,7 +208,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def to_struct(values: Any, kind: type[S], where: str) -> S:
-    """Convert values to a struct. Raises ExpectationError."""
+    """Returns the values as a struct of the type `kind`. `where`: the place in messages. Raises
+    ExpectationError."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -222,7 +225,7 @@ def check_issue(issue: str, where: str) -> None:
 
 
 def _expectation(values: Any, where: str, committed: bool) -> Expectation:
-    """The entry with these values; `where` is its place in messages. Raises ExpectationError."""
+    """Returns the entry with these values; `where` is its place in messages. Raises ExpectationError."""
     entry = to_struct(values, ManifestEntry, where)
     if entry.kind not in KINDS:
         raise ExpectationError(f"{where}: unknown kind {entry.kind!r}; valid: {', '.join(KINDS)}")
@@ -259,7 +262,7 @@ V = TypeVar("V", bound=VerdictLike)
 
 
 class Manifest:
-    """The entries that hold for one backend's versions and device."""
+    """The entries that apply to one backend's versions and device, and to this CPU."""
 
     def __init__(
         self, entries: Iterable[Expectation], versions: Mapping[str, str], device: str
@@ -268,7 +271,8 @@ class Manifest:
         self._by_check: dict[tuple[str, str], list[Expectation]] = {}
 
     def find(self, implementation: str, check: str, case: str) -> Expectation | None:
-        """The entry that matches a cell, or None. Raises ExpectationError if two entries match."""
+        """Returns the entry that matches a cell, or None. Raises ExpectationError if two entries
+        match."""
         key = (implementation, check)
         if key not in self._by_check:
             self._by_check[key] = [e for e in self.entries if not e.drawn and e.matches_check(*key)]
@@ -281,8 +285,8 @@ class Manifest:
         return entries[0] if entries else None
 
     def apply(self, verdict: V, implementation: str, check: str, case: str) -> V:
-        """The verdict after the manifest is applied: `known`, an unexpected pass, another failure than
-        expected, or unchanged."""
+        """Returns the verdict after the manifest is applied. If an entry matches the cell, its failure is
+        `known`. A pass becomes the failure "unexpected-pass", another failure "other-failure"."""
         entry = self.find(implementation, check, case)
         if entry is None or verdict.status in ("unsupported", "error", "crash"):
             return verdict
@@ -308,8 +312,9 @@ class Manifest:
         )
 
     def similar(self, failure: VerdictLike, implementation: str, check: str, case: str) -> str:
-        """The source and cause of an entry that expects this failure in other cases of the operator and
-        dtype, or "". Entries name sizes of the catalogue; a search draws cases of any size."""
+        """Returns the source and cause of an entry that expects this failure in other cases of the
+        operator and dtype, or "". Entries name sizes of the catalogue; a search draws cases of any
+        size."""
         for entry in self.entries:
             if entry.matches_check(implementation, check) and entry.matches_failure(failure):
                 for operator, *parts in (pattern.split("/") for pattern in entry.case):
@@ -319,12 +324,12 @@ class Manifest:
         return ""
 
     def unmatched(
-        self, met: Callable[[Expectation], bool], filtered: bool = False
+        self, matches_a_cell: Callable[[Expectation], bool], filtered: bool = False
     ) -> list[Expectation]:
-        """Entries that match no cell of the catalogue; `met` is True for an entry that matches a cell.
-        `filtered` leaves out committed entries."""
+        """Returns the entries that match no cell of the catalogue. `matches_a_cell(entry)` says whether
+        one does. With `filtered` this project's own entries are left out, and drawn ones always are."""
         strict = (e for e in self.entries if not (e.drawn or (filtered and e.committed)))
-        return [entry for entry in strict if not met(entry)]
+        return [entry for entry in strict if not matches_a_cell(entry)]
 
 
 _LINE_ENDS = re.compile(r"(?:\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f])+")
@@ -345,11 +350,11 @@ def draft(
     versions: Mapping[str, str],
     diagnoses: Iterable[DiagnosisRecord] = (),
 ) -> str:
-    """Draft a manifest in TOML from failing cells.
+    """Returns the draft of a manifest in TOML, from failing cells; "" without failures.
 
     Failures share an entry if implementation, check and kind are equal and messages differ only in
-    numbers. Each cause is TODO, which `load` refuses until a person has verified the cause; the cause
-    quotes the first of the `diagnoses` of its implementation.
+    numbers. Each cause begins with TODO, which `load` refuses until a person has verified the cause. The
+    cause quotes the first of the `diagnoses` of its implementation.
     """
     sentences: dict[str, str] = {}
     for diagnosis in diagnoses:
@@ -376,7 +381,7 @@ def draft(
 
 
 def _pattern(message: str) -> str:
-    """A regular expression for the first line of a message, with `.*` for numbers."""
+    """Returns a regular expression for the first line of a message, with `.*` for numbers."""
     line = next((part.strip() for part in _LINE_ENDS.split(message) if part.strip()), "")
     parts = _VARYING_PARTS.split(line)
     words = [_LOST_CHARACTERS.sub(".*", re.escape(part).replace("\\ ", " ")) for part in parts]

@@ -11,7 +11,7 @@ from typing import TextIO
 
 
 def new_file(path: str | Path) -> TextIO:
-    """Create a file and open it for UTF-8 text; create its folder if it is missing.
+    """Create a file, and its folder if that is missing. Returns the file, open for UTF-8 text.
 
     Raises FileExistsError if the file exists.
     """
@@ -34,8 +34,8 @@ def write_new(path: str | Path, text: str) -> None:
 
 @contextmanager
 def remove_on_error(path: str | Path) -> Iterator[None]:
-    """A context that fills a new file or folder, and removes it on an error. An OSError names the
-    path."""
+    """A context in which a new file or folder is filled. It is removed if an exception is raised inside.
+    An OSError is raised again with the path in its message."""
     try:
         yield
     except BaseException as error:
@@ -49,7 +49,7 @@ def remove_on_error(path: str | Path) -> Iterator[None]:
 
 
 def require_regular_file(path: Path) -> Path:
-    """Return the path. Raises OSError for a device or a pipe, which may never end."""
+    """Returns the path unchanged. Raises OSError for a device or a pipe: reading may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError("expected a regular file or standard input, got a device or a pipe")
     return path
@@ -63,7 +63,8 @@ def remove_empty(path: str | Path) -> None:
 
 
 def new_folder(folder: str | Path) -> Path:
-    """Create a folder. Raises FileExistsError if it exists and is not empty."""
+    """Create a folder, and return its path. An empty folder may exist. Raises FileExistsError for
+    anything else at this path."""
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(

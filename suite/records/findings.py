@@ -112,7 +112,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def asks_nothing(self) -> bool:
-        """True if a user whose calls are valid has nothing to do about it."""
+        """True if the finding does not concern users whose calls are valid."""
         return self.state == "by design" or self.severity == "accepted"
 
     @property
@@ -131,7 +131,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_findings(path: Path) -> list[Finding]:
-    """The findings of a manifest; an empty list if there is no file.
+    """Returns the findings of a manifest; an empty list if there is no file.
 
     Raises ExpectationError for an unknown, missing, empty or wrongly typed field, for a state of a report
     that was not found, and for a name that occurs twice.
@@ -149,7 +149,7 @@ def load_findings(path: Path) -> list[Finding]:
 
 
 def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[Expectation]]]:
-    """Findings and entries by manifest name: a backend, or "keras" for Keras on every engine.
+    """Returns findings and entries by manifest name: a backend, or "keras" for Keras on every engine.
 
     Raises ExpectationError if a cited finding is missing or two findings have one name.
     """
@@ -168,8 +168,8 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
 def find_fulfilled(
     contents: Contents, backend: str, implementation: str, check: str, case: str, message: str
 ) -> Expectation | None:
-    """The entry that a known cell fulfils: it matches, and the message has its cause. None without
-    any."""
+    """Returns the manifest entry by which a cell is `known`: the entry matches the cell, and the cell's
+    message contains its cause. None without such an entry."""
     for name in (backend, KERAS):
         for entry in contents.get(name, ((), ()))[1]:
             if entry.cause in message and entry.matches(implementation, check, case):
@@ -178,7 +178,7 @@ def find_fulfilled(
 
 
 def pages(contents: Contents, runs: Iterable[Run] = ()) -> dict[str, str]:
-    """Pages in Markdown by name: "index", and a page for each owner of findings.
+    """Returns pages in Markdown by name: "index", and a page for each owner of findings.
 
     A page shows the cells of `runs` that fail because of each finding.
     """
@@ -208,8 +208,9 @@ def pages(contents: Contents, runs: Iterable[Run] = ()) -> dict[str, str]:
 
 
 def describe_sightings(finding: Finding, contents: Contents, cells: Iterable[CellRecord]) -> str:
-    """Where the suite sees a finding, in words: implementations with the number of their known `cells`,
-    checks and cases of the entries that cite the finding."""
+    """Returns a text that says where the suite sees a finding: the implementations, with the numbers of
+    their known `cells`, and the checks and cases of the entries that cite the finding. Without such
+    entries `Finding.seen`."""
     citing = {
         manifest: [entry for entry in entries if entry.finding == finding.name]
         for manifest, (_, entries) in contents.items()
@@ -237,7 +238,8 @@ def describe_sightings(finding: Finding, contents: Contents, cells: Iterable[Cel
 
 
 def report(finding: Finding) -> str:
-    """A report to post upstream, with the script's output; "" if the script shows no deviation here."""
+    """Runs the script of a finding. Returns a report in Markdown to post upstream, with the script's
+    output; "" if the script shows no deviation on this machine."""
     command = [sys.executable, "-c", finding.reproduction]
     result = subprocess.run(command, capture_output=True, text=True)
     died = result.returncode < 0
@@ -250,7 +252,8 @@ def report(finding: Finding) -> str:
 
 
 def reports(contents: Contents) -> dict[str, str]:
-    """Reports by name for wrong answers and wrong reads of memory that nobody reported."""
+    """Returns reports by the finding's name, for unreported findings of wrong answers and of wrong
+    accesses to memory (see `report`)."""
     findings = [finding for listed, _ in contents.values() for finding in listed]
     grave = [f for f in findings if f.severity in ("memory", "wrong") and f.state == "not reported"]
     return {finding.name: text for finding in grave if (text := report(finding))}

@@ -104,20 +104,22 @@ class FileSchema(Generic[H, R]):
 
     @property
     def schema(self) -> str:
-        """The schema that a header states."""
+        """The schema in headers of such files: a prefix and a number. It is the default of the header's
+        field `schema`."""
         return str(self.header.__dataclass_fields__["schema"].default)
 
     def is_kind(self, schema: Any) -> bool:
-        """True for the schema of a header of this kind of file, with any number."""
+        """True if `schema` is that of such files in any version: the same prefix, and any number."""
         prefix = self.schema.rstrip("0123456789")
         return re.fullmatch(prefix + r"\d{1,9}", str(schema)) is not None
 
     def writer(self, path: str | Path, header: H, file: TextIO | None = None) -> Writer[H, R]:
-        """A writer of a new file; `file` is the open file, if it is open. Raises FileExistsError."""
+        """Returns a writer of a new file. `file`: the file, if it is open already. Raises
+        FileExistsError, and RecordError if the header cannot be written."""
         return Writer(path, self, header, file)
 
     def save(self, path: str | Path, content: Content[H, R], file: TextIO | None = None) -> Path:
-        """Write a new file, with a footer if `content` is complete; returns the path. Raises as
+        """Write a new file, with a footer if `content` is complete. Returns the path. Raises as
         `Writer`."""
         writer = self.writer(path, content.header, file)
         for record in content.records:
@@ -129,7 +131,7 @@ class FileSchema(Generic[H, R]):
         return writer.path
 
     def load(self, path: str | Path, partial: bool = False) -> Content[H, R]:
-        """Read a result file; with `partial` also a file without footer.
+        """Read a result file, and return its content. With `partial` a file without footer is read, too.
 
         Raises NotARecordFile, OtherSchema, BrokenLine, DuplicateCell and TruncatedRun.
         """
@@ -178,7 +180,7 @@ class FileSchema(Generic[H, R]):
         return Content(header, tuple(records), str(path), complete, tuple(remarks))
 
     def read_header(self, path: str | Path) -> H:
-        """Read only the header of a result file. Raises NotARecordFile and OtherSchema."""
+        """Read and return only the header of a result file. Raises NotARecordFile and OtherSchema."""
         path = Path(path)
         return self._header(path, _lines(path, first=True)[0])
 
@@ -191,7 +193,7 @@ class FileSchema(Generic[H, R]):
         return line_kind.record == "header" and self.is_kind(line_kind.schema)
 
     def _header(self, path: Path, line: str) -> H:
-        """The header in line 1. Raises NotARecordFile and OtherSchema."""
+        """Returns the header in line 1. Raises NotARecordFile and OtherSchema."""
         expected = f"{path}: expected a result file written by {self.origin}"
         try:
             line_kind = _LINE_KIND.decode(line)
@@ -224,7 +226,8 @@ class FileSchema(Generic[H, R]):
 
 @dataclass(frozen=True)
 class Content(Generic[H, R]):
-    """The content of the file `source`; `complete` if the file has its footer."""
+    """The content of the file `source`. `complete`: True if the file has its footer. `remarks`: the lines
+    that count in no total."""
 
     header: H
     records: tuple[R, ...]
@@ -250,7 +253,9 @@ _LINE_KIND = msgspec.json.Decoder(_LineKind)
 
 
 class Writer(Generic[H, R]):
-    """Writes a run to a new file and flushes every line. `file` is the open file, if it is open.
+    """Writes the lines of a new result file, and flushes each. The constructor creates the file, unless
+    it is open already (`file`), and writes the header. `totals`: the numbers of written records by
+    status.
 
     Raises FileExistsError if the file exists, and RecordError if a line cannot be written.
     """
@@ -274,7 +279,7 @@ class Writer(Generic[H, R]):
         self._line(name, asdict(remark))
 
     def close(self, finished: bool = True) -> None:
-        """Close the file; write the footer first if the run is finished."""
+        """Close the file. If the run is `finished`, the footer is written before."""
         if finished:
             self._line("footer", {"totals": dict(self.totals)})
         self._file.close()
@@ -297,7 +302,8 @@ class Writer(Generic[H, R]):
 
 
 def _lines(path: Path, first: bool = False) -> list[str]:
-    """The lines of a file, or only the first."""
+    """Returns the lines of a file, or a list of only the first. Raises NotARecordFile if the file cannot
+    be read."""
     try:
         if _is_standard_input(path):
             text = _standard_input()
@@ -311,13 +317,13 @@ def _lines(path: Path, first: bool = False) -> list[str]:
 
 
 def _is_standard_input(path: Path) -> bool:
-    """True for "-", and for a pipe to this process, as /dev/stdin."""
+    """True if the path is "-", or names the pipe of standard input, such as /dev/stdin."""
     return str(path) == "-" or (path.is_fifo() and os.path.samestat(path.stat(), os.fstat(0)))
 
 
 @cache
 def _standard_input() -> str:
-    """The text of standard input, which can be read only once."""
+    """Returns the text of standard input, which can be read only once."""
     return sys.stdin.buffer.read().decode("utf-8-sig", errors="replace")
 
 
@@ -325,7 +331,8 @@ T = TypeVar("T")
 
 
 def _decode(where: str, line: str, kind: type[T]) -> T:
-    """The line as an instance of `kind`; texts may stand for numbers. Raises BrokenLine."""
+    """Returns a line as an instance of `kind`. Numbers may be written as texts ("nan"). Raises
+    BrokenLine."""
     try:
         return msgspec.json.decode(line, type=kind, strict=False)
     except (ValueError, RecursionError) as error:
@@ -333,17 +340,18 @@ def _decode(where: str, line: str, kind: type[T]) -> T:
 
 
 def _check_totals(where: str, totals: dict[str, int], records: list[R]) -> None:
-    """Raise BrokenLine unless the footer's `totals` count the records by status."""
-    counted = Counter(record.status for record in records)
-    if totals != counted:
+    """Raise BrokenLine if the footer's `totals` are not the numbers of records by status."""
+    counts = Counter(record.status for record in records)
+    if totals != counts:
         raise BrokenLine(
-            f"{where}: the footer counts {totals}, the file holds {dict(counted)}: lines were lost or "
+            f"{where}: the footer counts {totals}, the file holds {dict(counts)}: lines were lost or "
             f"added; {CHANGED_FILE}"
         )
 
 
 def _without_nonfinite(value: Any) -> Any:
-    """The value with strings in place of NaN and infinity."""
+    """Returns the value with NaN and infinity replaced by texts, also inside dictionaries, lists and
+    tuples."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, dict):

@@ -21,8 +21,8 @@ MATMUL_CPU_FLAGS = (
     "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16",
     "asimdhp", "sve", "i8mm", "bf16",
 )  # fmt: skip
-"""The CPU flags, by Linux' names, by which frameworks choose their matrix products. The expectations and
-findings of this project depend on no other flags, and every run records those of its CPU."""
+"""The CPU flags, by Linux' names, by which frameworks choose their matrix products. Expectations and
+findings of this project depend on no other flags. Every run records which of these its CPU has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,9 @@ class Origin:
 
 
 def facts() -> dict[str, Any]:
-    """The machine as recorded: operating system, architecture, model, flags and number of CPUs,
-    OMP_NUM_THREADS, and ONEDNN_MAX_CPU_ISA, which makes oneDNN ignore flags."""
+    """Returns the facts about the machine that records contain, by name: operating system, architecture,
+    model, flags and number of CPUs, OMP_NUM_THREADS, and ONEDNN_MAX_CPU_ISA, which makes oneDNN ignore
+    flags."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -59,7 +60,8 @@ def facts() -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """The fields of an `Origin` that describe this checkout and machine, and the present time."""
+    """Returns, by name, the fields of an `Origin` that describe this checkout and machine, and the
+    present time."""
     revision, dirty = commit()
     return {
         "commit": revision,
@@ -72,7 +74,7 @@ def origin() -> dict[str, Any]:
 
 
 def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
-    """The model name of the CPU; "" if it is unknown."""
+    """Returns the model name of the CPU; "" if it is unknown."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -82,7 +84,7 @@ def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def commit() -> tuple[str, bool]:
-    """The commit of the checkout, and True if files differ from it; "" and False without git."""
+    """Returns the commit of the checkout, and True if files differ from it; ("", False) without git."""
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -97,7 +99,7 @@ def commit() -> tuple[str, bool]:
 
 @lru_cache(maxsize=1)
 def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The CPU flags by Linux' names ("amx_bf16"); empty if they are unknown."""
+    """Returns the CPU flags by Linux' names ("amx_bf16"); empty if they are unknown."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:

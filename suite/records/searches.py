@@ -13,8 +13,8 @@ from attention_conformance.suite.records.machine import Origin
 from attention_conformance.suite.spec.vocabulary import BROKEN
 
 Cause = tuple[str, str, str, str, str]
-"""Failures with equal causes are one record: implementation, check, kind, dtype, and the message without
-its numbers."""
+"""The cause of a failure: implementation, check, kind, dtype, and the message without its numbers.
+Failures with equal causes are one record."""
 
 
 @dataclass(frozen=True)

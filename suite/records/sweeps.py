@@ -35,8 +35,9 @@ class Shards:
         return title_of(self.header), release_of(self.header), seed_of(self.header)
 
     def load(self, partial: bool = False, allow_missing: bool = True) -> Run:
-        """Read the run; with `partial` also files without a footer. If `allow_missing`, shards may be
-        missing; the run is then not `complete`. Raises RecordError."""
+        """Read and merge the files, and return the run. With `partial` files without a footer are read,
+        too. If shards are missing, the run is not `complete`; without `allow_missing` RecordError is
+        raised. Raises RecordError."""
         shard_runs = [load(path, partial) for path in self.paths]
         if not self.header.shard:
             return shard_runs[0]
@@ -52,8 +53,8 @@ class Shards:
 
 
 def shards(paths: Iterable[Path]) -> list[Shards]:
-    """The result files grouped by run; only their headers are read. Shards belong to one run if case
-    lists, commits, versions, release and seed are equal. Raises RecordError."""
+    """Returns the result files grouped by run. Only headers are read. Shards belong to one run if case
+    lists, commits, versions, title, release and seed are equal. Raises RecordError."""
     files_by_run: dict[object, list[tuple[Header, Path]]] = {}
     for path in paths:
         header = cells.FILE_SCHEMA.read_header(path)
@@ -71,22 +72,24 @@ def is_sweep(path: Path) -> bool:
 
 
 def files(folder: Path) -> list[Path]:
-    """The result files below a folder, by name."""
+    """Returns the result files below a folder, by name."""
     return sorted(folder.rglob("*.jsonl"))
 
 
 def runs_below(folder: Path) -> list[Shards]:
-    """The runs below a folder. Raises RecordError for a file that belongs to no run and no search."""
+    """Returns the runs below a folder. Raises RecordError for a file that belongs to no run and no
+    search."""
     return shards(path for path in files(folder) if not searches.FILE_SCHEMA.accepts(path))
 
 
 def load_searches(folder: Path) -> list[SearchRun]:
-    """The searches below a folder. Raises RecordError."""
+    """Returns the searches below a folder. Raises RecordError."""
     return [searches.load(path) for path in files(folder) if searches.FILE_SCHEMA.accepts(path)]
 
 
 def title_of(header: Header) -> str:
-    """The title of a run: its options without release and seed, as in "torch tf standard"."""
+    """Returns the title of a run: backends, level and other options, without release and seed, such as
+    "torch tf standard"."""
     options = header.options
     words = [*options.get("backend", ()), options.get("level", "")]
     mode = options.get("mode", "")
@@ -97,12 +100,13 @@ def title_of(header: Header) -> str:
 
 
 def release_of(header: Header) -> str:
-    """The release that a run judged, or `INSTALLED`."""
+    """Returns the release that a run judged, or `INSTALLED`."""
     return str(header.options.get("release") or INSTALLED)
 
 
 def with_release(text: str, release: str) -> str:
-    """The text of a result file, after the release that its run judged was written into the header."""
+    """Returns the text of a result file with the release added to the options in its header. Unchanged
+    for `INSTALLED`, or without a header."""
     header, _, lines = text.partition("\n")
     if release == INSTALLED or not header:
         return text
@@ -112,5 +116,5 @@ def with_release(text: str, release: str) -> str:
 
 
 def seed_of(header: Origin) -> int:
-    """The seed of a run or a search."""
+    """Returns the seed of a run or a search."""
     return int(header.options.get("seed", 0))

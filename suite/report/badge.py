@@ -30,8 +30,8 @@ LETTER, MARGIN = 7, 10
 
 
 def badges(runs: Sequence[Run]) -> dict[str, str]:
-    """The SVG of every badge of all runs together: verdict with numbers ("attention"), verdict ("right"),
-    precision, and coverage.
+    """Returns the SVG texts of badges by name, of all runs together: "attention" (verdict with numbers),
+    "right" (verdict), "precision" and "coverage".
 
     Raises RecordError if a filter left cells of a run out, or a run did not finish.
     """
@@ -53,14 +53,15 @@ def badges(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _shortfalls(run: Run) -> list[str]:
-    """The reasons why the run judged too little; [] if it judged enough."""
+    """Returns the reasons why the run judged too little; [] if it judged enough."""
     options = run.header.options
     functions = {cell.implementation for cell in run.cells} if options.get("function") else set()
     return shortfalls(run.cells, functions, allow_refusals=bool(options.get("allow_refusals")))
 
 
 def precision(runs: Sequence[Run]) -> str:
-    """The widest grade of the right answers to the check `VALUES`, by dtype: "f32 exact, bf16 fused"."""
+    """Returns the widest grade of the right answers to the check `VALUES`, by dtype: "f32 exact, bf16
+    fused"."""
     grades: dict[str, list[str]] = {}
     for cell in (cell for run in runs for cell in run.cells):
         if cell.check == VALUES and cell.status == "pass" and cell.grade in GRADES:
@@ -87,7 +88,7 @@ def write_badges(runs: Sequence[Run], path: Path | None, folder: Path | None) ->
 
 
 def badge_svg(label: str, text: str, colour: str = FACT) -> str:
-    """The SVG of a badge: `label` in the left half, `text` in the right half."""
+    """Returns the SVG of a badge: `label` in the left half, `text` in the right half."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(

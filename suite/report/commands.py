@@ -132,7 +132,8 @@ def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command that prints RecordError and the like to standard error and returns 2."""
+    """Returns the command with errors handled: it prints RecordError and OSError to standard error, and
+    returns 2."""
 
     def guarded(args: argparse.Namespace) -> int:
         try:
@@ -148,25 +149,27 @@ def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse
 
 @_guarded
 def report(args: argparse.Namespace) -> int:
-    """Run `report`; returns the exit code."""
+    """Run the command `report`, and return its exit code."""
     from attention_conformance.suite.report.render import render
 
-    paths_of = _paths_by_kind(args.results)
+    paths_by_kind = _paths_by_kind(args.results)
     for kind in KINDS:
         names = [name for name in kind.tables if name in (args.table or ())]
-        if kind not in paths_of and names:
+        if kind not in paths_by_kind and names:
             raise RecordError(
                 f"{', '.join(names)}: these tables need {kind.name}, and none is given"
             )
-    if args.plots and not {SPEED, CONFORMANCE} & {*paths_of}:
+    if args.plots and not {SPEED, CONFORMANCE} & {*paths_by_kind}:
         raise RecordError(f"--plots needs {SPEED.name} or {CONFORMANCE.name}, and none is given")
     if args.badge or args.badges:
         from attention_conformance.suite.report import badge
 
-        if CONFORMANCE not in paths_of:
+        if CONFORMANCE not in paths_by_kind:
             raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
-        badge.write_badges(load_runs(paths_of[CONFORMANCE], args.partial), args.badge, args.badges)
-    if args.format == SITE and CONFORMANCE not in paths_of:
+        badge.write_badges(
+            load_runs(paths_by_kind[CONFORMANCE], args.partial), args.badge, args.badges
+        )
+    if args.format == SITE and CONFORMANCE not in paths_by_kind:
         raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
     if args.format == SITE and args.table:
         raise RecordError("--format=site chooses its tables itself: leave --table out")
@@ -175,10 +178,10 @@ def report(args: argparse.Namespace) -> int:
     names_of_tables = args.table or tables_of_format.get(args.format)
     tables: dict[str, Any] = {}
     all_frames: dict[str, Any] = {}
-    for kind, paths in paths_of.items():
+    for kind, paths in paths_by_kind.items():
         frames = kind.read(paths, args.partial, args.baseline)
         all_frames |= frames
-        tables |= kind.of(frames, names_of_tables)
+        tables |= kind.make(frames, names_of_tables)
     if args.plots:
         from attention_conformance.suite.report.plots import draw
 
@@ -193,12 +196,13 @@ def report(args: argparse.Namespace) -> int:
         from attention_conformance.suite.report.overview import overview
 
         first_screen = overview(all_frames, tables)
-    render(tables, args.format, args.output, next(iter(paths_of)).title, first_screen)
+    render(tables, args.format, args.output, next(iter(paths_by_kind)).title, first_screen)
     return 0
 
 
 def _paths_by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
-    """The paths by kind, in the order of a report. Raises RecordError if a path is named twice."""
+    """Returns the paths by the kind of their results, in the order of a report. Raises RecordError if a
+    path is named twice."""
     listed: dict[Path, Path] = {}
     for path in paths:
         if path.resolve() in listed:
@@ -214,7 +218,7 @@ def _paths_by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
 
 @_guarded
 def diff(args: argparse.Namespace) -> int:
-    """Run `diff`; returns the exit code."""
+    """Run the command `diff`, and return its exit code."""
     from attention_conformance.suite.report.diff import compare_paths, new_failures
     from attention_conformance.suite.report.render import render
 

@@ -37,7 +37,8 @@ BY_DTYPE = {"implementation": "label", "dtype": "dtype"}
 
 
 def _counts(groups: Groups) -> pd.DataFrame:
-    """Score, coverage, and cells per status; NaN for the score if no cell was judged."""
+    """Returns score, coverage, number of cells, and cells per status, a row per group. The score is NaN
+    if no cell was judged."""
     numbers = value_counts("status", STATUSES)(groups)
     cells = groups.size()
     judged = cells - numbers[UNSUPPORTED]
@@ -50,7 +51,8 @@ COUNTS: dict[str, Entries] = {"counts": _counts}
 
 
 def _tallies(groups: Groups) -> pd.Series:
-    """Cells passed / judged, with the counts of other statuses in brackets, the gravest first."""
+    """Returns a text for each group: cells passed / judged, with the counts of other statuses in
+    brackets, the gravest first."""
     import pandas as pd
 
     counts = _counts(groups)
@@ -58,7 +60,7 @@ def _tallies(groups: Groups) -> pd.Series:
 
 
 def _tally_text(counts: dict[Any, Any]) -> str:
-    """The tally of one group: "17/20 (3 fail, 2 unsupported)"."""
+    """Returns the tally of one group: "17/20 (3 fail, 2 unsupported)"."""
     other_counts = ", ".join(f"{counts[s]} {s}" for s in (*FAILING, UNSUPPORTED) if counts[s])
     share = f"{counts['pass']}/{counts['cells'] - counts[UNSUPPORTED]}"
     return f"{share} ({other_counts})" if other_counts else share
@@ -84,10 +86,13 @@ OF_OPERATORS = Table(
 
 
 def _shortened_list(labels: Iterable[str]) -> str:
-    """The labels of a few implementations; of many the first label, and the number of others."""
-    first_label, *others = labels
-    all_fit = len(others) < REASONS_NAMED
-    return ", ".join([first_label, *others]) if all_fit else f"{first_label} and {len(others)} more"
+    """Returns the labels as one text. For more than `REASONS_NAMED` labels only the first is named, with
+    the number of further ones."""
+    first_label, *further = labels
+    all_fit = len(further) < REASONS_NAMED
+    return (
+        ", ".join([first_label, *further]) if all_fit else f"{first_label} and {len(further)} more"
+    )
 
 
 OF_UNSUPPORTED = Table(
@@ -113,7 +118,8 @@ CONFORMANCE = Table(
 
 
 def widest_grade(grades: Iterable[str]) -> str:
-    """The widest grade. An unknown grade, of another version, counts as wider than all except "none"."""
+    """Returns the widest grade; "" if there is none. A grade that this version does not know counts as
+    wider than all except "none"."""
     width = {"none": len(GRADES)} | {grade: n for n, grade in enumerate(GRADES) if grade != "none"}
     unknown = len(GRADES) - 0.5
     return max(filter(None, grades), key=lambda grade: width.get(grade, unknown), default="")
@@ -127,11 +133,10 @@ CLASSES: dict[str, Column] = {
 
 
 def _value_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells of the check `VALUES`.
+    """Returns the judged cells of the check `VALUES`, with the flags `beyond` and `unmeasured`.
 
-    A wrong answer without a grade, as one that is not finite, has an infinite error ratio and the grade
-    "none".
-    """
+    An answer that is not finite gets an infinite error ratio. A wrong answer without a grade gets the
+    grade "none"."""
     rows = cells.query(f"check == '{VALUES}' and status != '{UNSUPPORTED}'")
     wrong = (rows["status"] != "pass") & rows["kind"].isin(["non-finite", "value"])
     ratio = rows["error_ratio"].where(rows["kind"] != "non-finite", math.inf)
@@ -187,7 +192,8 @@ INTERVALS = (*(f"≤ {high:g}" for high in EDGES[1:-1]), f"> {EDGES[-2]:g}")
 
 
 def _with_intervals(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells of the check `VALUES`, each with its interval."""
+    """Returns the judged cells of the check `VALUES`, with the column `interval`, a name of
+    `INTERVALS`."""
     import pandas as pd
 
     rows = _value_cells(cells)
@@ -211,7 +217,7 @@ _RATIO = "ratio of "
 
 
 def _gradient_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells of the checks `GRADIENTS`, with a column for every error ratio."""
+    """Returns the judged cells of the checks `GRADIENTS`, with a column for every error ratio."""
     from attention_conformance.suite.report.frames import dict_columns
 
     rows = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != UNSUPPORTED)]
@@ -276,14 +282,14 @@ DIAGNOSES = Table(
 
 
 def failing_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The failing cells, the gravest status first."""
+    """Returns the failing cells, the gravest status first."""
     failing = cells[cells["status"].isin(FAILING)]
     return failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
 
 
 def _with_failing_counts(cells: pd.DataFrame) -> pd.DataFrame:
-    """The failing cells, with two numbers of implementations for the same check and case: those that fail
-    with any seed, and those that were asked."""
+    """Returns the failing cells with two columns that count implementations with the same check and case:
+    `failing` (with any seed), and `asked` (judged with any seed)."""
     failing = failing_cells(cells)
     cells = cells[cells["case"].isin(failing["case"])]
     flags = {"asked": cells["status"] != UNSUPPORTED, "failing": cells["status"].isin(FAILING)}
@@ -315,7 +321,7 @@ HISTORY = Table(
 
 
 def _changed_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells whose oldest and newest records have different statuses, new failures first."""
+    """Returns the cells whose oldest and newest records have different statuses, new failures first."""
     from attention_conformance.suite.report.frames import repeated_cells
 
     repeated = repeated_cells(cells)

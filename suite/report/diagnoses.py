@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 
 Rerun = Callable[[DiagnosisRecord], str]
-"""The command that judges the smallest cell of a diagnosis; "" without one."""
+"""Returns the command that judges the smallest cell of a diagnosis; "" without one."""
 
 
 def lines(diagnoses: Sequence[DiagnosisRecord], rerun: Rerun = lambda _: "") -> Iterator[str]:
-    """The lines of a text about diagnoses: evidence, hint, smallest case and command of each; below the
-    first diagnosis with a picture, its picture. No lines without a diagnosis."""
+    """Yields the lines of a text about diagnoses: sentence, evidence, smallest case, hint and command of
+    each. The first diagnosis with a picture is followed by the picture. Nothing without diagnoses."""
     pictured = next((one for one in diagnoses if one.picture), None)
     names = dict.fromkeys((one.backend, one.implementation) for one in diagnoses)
     if diagnoses:
@@ -30,10 +30,8 @@ def lines(diagnoses: Sequence[DiagnosisRecord], rerun: Rerun = lambda _: "") -> 
 
 
 def evidence(diagnosis: DiagnosisRecord) -> str:
-    """How much a diagnosis explains: "measured: explains 3 of 6 failures tried, contradicts 2 passes".
-
-    A measured sentence without a formula is compared with no passing cell.
-    """
+    """Returns a text on how much a diagnosis explains: "measured: explains 3 of 6 failures tried,
+    contradicts 2 passes"."""
     noun = "failure" if diagnosis.tried == 1 else "failures"
     explains = f"explains {diagnosis.explains} of {diagnosis.tried} {noun} tried"
     if count := diagnosis.contradicts:

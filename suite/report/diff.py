@@ -29,8 +29,7 @@ class Change:
     """One kind of change: its meaning, and a condition on pairs of cells (`_pairs`).
 
     `observed` is the changed field, or "" for the status. A pair has at most one change of the status
-    (the first whose condition holds), and any number of the others.
-    """
+    (the first whose condition holds), and any number of changes of fields."""
 
     meaning: str
     condition: Condition
@@ -38,7 +37,7 @@ class Change:
 
 
 def _field_differs(field: str) -> Condition:
-    """The condition that both cells have the field, with different values."""
+    """Returns a condition: True if both cells have a value of the field, and the values differ."""
 
     def differ(pairs: pd.DataFrame) -> pd.Series[bool]:
         old, new = pairs[f"old_{field}"], pairs[f"new_{field}"]
@@ -48,7 +47,8 @@ def _field_differs(field: str) -> Condition:
 
 
 def _field_worsened(field: str, order: tuple[str, ...]) -> Condition:
-    """The condition that the field's value moved towards the end of `order`, its worst value."""
+    """Returns a condition: True if the new value of the field is later in `order` than the old value. The
+    last entry of `order` is the worst."""
     positions = {entry: float(position) for position, entry in enumerate(order)}
     return lambda pairs: pairs[f"new_{field}"].map(positions) > pairs[f"old_{field}"].map(positions)
 
@@ -102,7 +102,7 @@ COLUMNS = [
 
 
 class UnknownImplementation(RecordError):
-    """A mapped name is in no cell of the run, or is mapped twice."""
+    """An implementation that --map names has no cell in the run, or is named twice."""
 
 
 class NothingInCommon(RecordError):
@@ -112,11 +112,11 @@ class NothingInCommon(RecordError):
 def compare_paths(
     old: Path, new: Path, renames: Mapping[str, str], partial: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """The tables of a comparison: `summary`, `changes`, `headers`, and `alone` if a sweep has runs
-    that the other one lacks.
+    """Returns the tables of a comparison: `summary`, `changes`, `headers`, and `alone` if a sweep has
+    runs that the other one lacks.
 
-    `renames` maps implementations (`mapped`); runs of sweeps without these are skipped. Raises
-    RecordError if a path cannot be read, UnknownImplementation and NothingInCommon.
+    `renames` as in `with_renamed_implementations`; runs of sweeps without these implementations are
+    skipped. Raises RecordError if a path cannot be read, UnknownImplementation and NothingInCommon.
     """
     before, after = _with_common_keys(_runs_by_key(old, partial), _runs_by_key(new, partial))
     common_keys = [key for key in after if key in before]
@@ -146,8 +146,8 @@ def compare_paths(
     fields = pd.concat(headers).groupby(["field", "old", "new"], sort=False)["runs"]
     headers_once = fields.agg(["size", "first"]).rename(columns={"size": "runs", "first": "one"})
     several = len(common_keys) > 1
-    shown = (headers_once if several else headers_once[[]]).reset_index()
-    return {"summary": summary(table), "changes": table, "headers": shown, **extra}
+    header_table = (headers_once if several else headers_once[[]]).reset_index()
+    return {"summary": summary(table), "changes": table, "headers": header_table, **extra}
 
 
 RunsByKey = dict[Key, Callable[[], Run]]
@@ -155,7 +155,7 @@ RunsByKey = dict[Key, Callable[[], Run]]
 
 
 def _runs_by_key(path: Path, partial: bool) -> RunsByKey:
-    """The runs of a sweep, or the run of a file."""
+    """Returns the runs of a sweep, or the one run of a file, by key, as functions that read them."""
     if is_sweep(path):
         return {run.key: run.load for run in runs_below(path)}
     run = load(path, partial)
@@ -163,7 +163,8 @@ def _runs_by_key(path: Path, partial: bool) -> RunsByKey:
 
 
 def _with_common_keys(before: RunsByKey, after: RunsByKey) -> tuple[RunsByKey, RunsByKey]:
-    """The runs, with equal keys for two single runs, and for sweeps that have one release each."""
+    """Returns the old and the new runs with keys made equal: of two single runs, and of runs of sweeps
+    that have one release each and so may be compared across releases."""
     if len(before) == len(after) == 1:
         return dict(zip(after, before.values(), strict=True)), after
     release_names = [{release for _, release, _ in runs_below} for runs_below in (before, after)]
@@ -181,7 +182,7 @@ def _key_text(key: Key) -> str:
 
 
 def compare_runs(old: Run, new: Run) -> pd.DataFrame:
-    """A row for every change of a cell, in the order of `CHANGES`; columns `COLUMNS`.
+    """Returns a row for every change of a cell, in the order of `CHANGES`; columns `COLUMNS`.
 
     Cells are matched by `key`. `message` is that of the new run, or of the old run if the cell is gone.
     `old_observed` and `new_observed` hold the answers, grades or kernels that changed. If a run is
@@ -207,7 +208,8 @@ def compare_runs(old: Run, new: Run) -> pd.DataFrame:
 
 
 def _pairs(old: Run, new: Run) -> pd.DataFrame:
-    """A row for every cell of the new run, then for cells of only the old run.
+    """Returns a row for every cell of the new run, then for cells of only the old run. If a run is not
+    whole, only cells in both runs have rows. Raises NothingInCommon.
 
     Columns are `KEY`, and those of `suite.report.frames.cells` for both runs ("old_status", "new_status";
     the error ratio is "old_ratio"). Missing values are "" or NaN.
@@ -231,23 +233,26 @@ def _pairs(old: Run, new: Run) -> pd.DataFrame:
 
 
 def with_renamed_implementations(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run]:
-    """The two runs, with implementations of the old run renamed to those of the new run.
+    """Returns the two runs, with implementations of the old run renamed to those of the new run.
 
-    `renames` maps "backend:name" or "name" of the old run to the same of the new run. Left out are cells
-    of the old run that had the new name before, and implementations of only one run.
+    `renames` maps names of the old run to names of the new run, each "name" or "backend:name". Cells of
+    the old run that have a new name already are left out, and so are implementations of only one run.
 
     Raises UnknownImplementation if a name is in no cell or in several backends, or if a new name is given
     twice.
     """
-    pairs = {_implementation(a, old): _implementation(b, new) for a, b in renames.items()}
-    if len(set(pairs.values())) < len(renames) or len(pairs) < len(renames):
+    renamed_to = {_implementation(a, old): _implementation(b, new) for a, b in renames.items()}
+    if len(set(renamed_to.values())) < len(renames) or len(renamed_to) < len(renames):
         raise UnknownImplementation("an implementation can be mapped once; name each of them once")
-    replaced = set(pairs.values()) - set(pairs)
+
+    def renamed_cell(cell: CellRecord) -> CellRecord:
+        identity = _backend_and_name(cell)
+        backend, name = renamed_to.get(identity, identity)
+        return replace(cell, backend=backend, implementation=name)
+
+    replaced = set(renamed_to.values()) - set(renamed_to)
     renamed = tuple(
-        replace(cell, backend=backend, implementation=name)
-        for cell in old.cells
-        if _backend_and_name(cell) not in replaced
-        for backend, name in [pairs.get(_backend_and_name(cell), _backend_and_name(cell))]
+        renamed_cell(cell) for cell in old.cells if _backend_and_name(cell) not in replaced
     )
     common = set(map(_backend_and_name, renamed)) & set(map(_backend_and_name, new.cells))
     return (
@@ -261,7 +266,8 @@ def _backend_and_name(cell: CellRecord) -> tuple[str, str]:
 
 
 def _implementation(text: str, run: Run) -> tuple[str, str]:
-    """Backend and name of the implementation `text` ("backend:name" or "name") in a run."""
+    """Returns backend and name of the implementation that `text` names ("backend:name" or "name") in a
+    run. Raises UnknownImplementation unless exactly one matches."""
     names = list(dict.fromkeys(map(_backend_and_name, run.cells)))
     matches = [name for name in names if text in (name[1], ":".join(name))]
     if len(matches) != 1:
@@ -277,16 +283,18 @@ def new_failures(frame: pd.DataFrame) -> bool:
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per kind of change, in the order of `CHANGES`: the number of cells, and the meaning."""
+    """Returns a row per kind of change, in the order of `CHANGES`: the number of cells, and the
+    meaning."""
     counts = frame["change"].value_counts().reindex([*CHANGES], fill_value=0).rename("cells")
     return counts.to_frame().assign(meaning=[change.meaning for change in CHANGES.values()])
 
 
 def header_changes(old: Run, new: Run) -> pd.DataFrame:
-    """A row per differing header field, without the start time: columns field, old, new.
+    """Returns a row per header field that differs, without the start time. Columns: field, old, new, all
+    text.
 
-    Fields of versions, machine and options are named "versions.torch" and so on; "" is an absent field.
-    """
+    Fields of versions, machine and options have names such as "versions.torch". The text of an absent
+    field is ""."""
     headers = [pd.json_normalize(asdict(run.header)).iloc[0].map(str) for run in (old, new)]
     table = pd.DataFrame(dict(zip(("old", "new"), headers, strict=True))).fillna("")
     order = dict.fromkeys(name for header in headers for name in header.index if name != "started")

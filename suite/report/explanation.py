@@ -22,9 +22,11 @@ _EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
 
 @dataclass(frozen=True)
 class Group:
-    """Cells of one check and implementation that fail in the same way.
+    """Cells of one check and implementation that fail with the same kind.
 
-    `cells` are the labels of their rows, the smallest case first; `separation` is a sentence, or "".
+    - `cells`: the index labels of their rows, the smallest case first
+    - `passes`: the number of passing cells of the same check and implementation
+    - `separation`: a sentence on the difference to these, or ""
     """
 
     check: str
@@ -36,7 +38,8 @@ class Group:
 
 
 def failure_groups(cells: pd.DataFrame) -> list[Group]:
-    """The groups of failing cells, in the order of `group_order`: groups that explain most come first."""
+    """Returns the groups of failing cells, in the order of `group_order`; [] for none. Groups that
+    explain others come first."""
     broken = cells[cells["status"].isin(BROKEN)]
     if broken.empty:
         return []
@@ -54,8 +57,8 @@ def failure_groups(cells: pd.DataFrame) -> list[Group]:
 
 
 def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells, smallest case first: by the product of sizes, then the number of features, then the
-    length of the id."""
+    """Returns the cells, smallest case first: by the product of sizes, then the number of features, then
+    the length of the id."""
     facts = dict_columns(cells["facts"])
     sizes = facts.filter(_EXTENT).astype("float64")
     keys = pd.DataFrame(
@@ -70,8 +73,8 @@ def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def failure_table(cells: pd.DataFrame) -> pd.DataFrame:
-    """A row per group: check, kind, implementation, failures, passes, separation, and the smallest case
-    with its error ratio and message."""
+    """Returns a row per group: check, kind, implementation, failures, passes, separation, and the
+    smallest case with its error ratio and message."""
     table = pd.DataFrame(map(vars, failure_groups(cells)), columns=[f.name for f in fields(Group)])
     smallest = cells.loc[[rows[0] for rows in table["cells"]], ["case", "error_ratio", "message"]]
     table["cells"] = [len(rows) for rows in table["cells"]]

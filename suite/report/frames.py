@@ -45,7 +45,8 @@ COMPARED = ("workload", "direction", "dtype", "device", "threads")
 
 
 def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
-    """A row for every cell of one run, or of several, with the columns that this module describes."""
+    """Returns a row for every cell of one run, or of several, with the columns that this module
+    describes."""
     names = [f.name for f in fields(CellRecord)]
     records = [cell for run in _as_list(loaded) for cell in run.cells]
     columns: dict[str, list[Any]] = {name: [*map(attrgetter(name), records)] for name in names}
@@ -73,7 +74,7 @@ _RUN_COLUMNS: dict[str, Callable[[Run], str]] = {
 
 
 def provenance(headers: Iterable[Origin]) -> str:
-    """Versions, machine and date of runs."""
+    """Returns the versions, the machines and the newest date of runs, as one text."""
     headers = list(headers)
     versions = {name: text for header in headers for name, text in header.versions.items()}
     machines = {str(header.machine.get("cpu", "")) for header in headers} - {""}
@@ -84,7 +85,7 @@ def provenance(headers: Iterable[Origin]) -> str:
 
 
 def newest_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the newest run of each implementation, with labels without sources.
+    """Returns the cells of the newest run of each implementation, with labels without sources.
 
     Runs of one list of cells, such as shards, count as one run: the newest record of each cell is taken.
     """
@@ -95,15 +96,16 @@ def newest_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def repeated_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The newest record of each cell that several runs of the frame `cells` have; the column `before` is
-    the status in the oldest record."""
+    """Returns the newest record of each cell that has several records. The column `before` is the status
+    in its oldest record."""
     order = cells[cells.duplicated([*KEY], keep=False)].sort_values("started", kind="stable")
     statuses = order.groupby([*KEY])["status"]
     return order.assign(before=statuses.transform("first")).drop_duplicates([*KEY], keep="last")
 
 
 def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
-    """The newest of equal measurements of an implementation, with labels without sources."""
+    """Returns the newest record of each measurement, with labels without sources. Records are of the same
+    measurement if case, implementation and the fields `COMPARED` are equal."""
     order = measurements.sort_values("started", kind="stable")
     identity = [*COMPARED, "case", "backend", "implementation"]
     newest = order.drop_duplicates(identity, keep="last").sort_index()
@@ -111,12 +113,13 @@ def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
 
 
 def _no_nan(ratio: float | None) -> float | None:
-    """The ratio, with infinity in place of NaN."""
+    """Returns the ratio, with infinity in place of NaN."""
     return math.inf if ratio is not None and math.isnan(ratio) else ratio
 
 
 def _labels(cells: pd.DataFrame) -> pd.Series:
-    """The label of each cell: the name, and what varies of mode, device and source in brackets."""
+    """Returns the label of each cell: the name, and in brackets the mode, device or source if the name
+    occurs with several."""
     name = cells["name"]
     details = cells[["mode", "device"]].assign(source=_short_sources(cells["source"]))
     label = name
@@ -127,7 +130,7 @@ def _labels(cells: pd.DataFrame) -> pd.Series:
 
 
 def _short_sources(sources: pd.Series) -> pd.Series:
-    """Sources without folder and suffix; unchanged if two short names would be equal."""
+    """Returns the sources without folder and suffix; unchanged if two would become equal."""
     names = {
         source: "+".join(Path(part).stem for part in source.split("+"))
         for source in sources.unique()
@@ -136,7 +139,7 @@ def _short_sources(sources: pd.Series) -> pd.Series:
 
 
 def dict_columns(entries: pd.Series) -> pd.DataFrame:
-    """A column of dicts (`ratios`, `facts`) as columns by name, in the order of occurrence.
+    """Returns a column of dicts (`ratios`, `facts`) as columns by name, in the order of occurrence.
 
     Dtypes are Int64 for integers, float64 for other numbers, else object. Missing values are NA, NaN or
     None.
@@ -151,7 +154,8 @@ def dict_columns(entries: pd.Series) -> pd.DataFrame:
 
 
 def file_columns(cells: pd.DataFrame) -> pd.DataFrame:
-    """The frame of `cells` for files: a column for every ratio and every fact, features as one text."""
+    """Returns the frame of `cells` in plain columns, for files: one for every ratio and every fact, and
+    features as one text."""
     ratios, facts = (dict_columns(cells[name]) for name in ("ratios", "facts"))
     texts = facts.select_dtypes("object")
     facts[[*texts]] = texts.map(lambda value: "" if value is None else str(value))
@@ -162,7 +166,7 @@ def file_columns(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def runs(loaded: Run | Sequence[Run]) -> pd.DataFrame:
-    """A row per header field, a column per run, all text."""
+    """Returns a row per header field, a column per run, all text."""
     columns = {run.source: _run_fields(run) for run in _as_list(loaded)}
     order = dict.fromkeys(name for column in columns.values() for name in column)
     frame = pd.DataFrame(columns, index=pd.Index(list(order), name="field"), dtype=object)
@@ -170,7 +174,7 @@ def runs(loaded: Run | Sequence[Run]) -> pd.DataFrame:
 
 
 def _run_fields(run: Run) -> dict[str, str]:
-    """The texts of a run's header, by field."""
+    """Returns the texts of a run's header, by field."""
     h = run.header
     extent = [f"shard {h.shard}"] if h.shard else []
     extent += ["partial: cells were left out by a filter"] if h.partial else []
@@ -189,15 +193,15 @@ def _run_fields(run: Run) -> dict[str, str]:
 
 
 def diagnoses(loaded: Run | Sequence[Run]) -> pd.DataFrame:
-    """A row for every diagnosis: the fields of `suite.records.diagnoses.DiagnosisRecord`, source and
-    label ("backend:name")."""
+    """Returns a row for every diagnosis: the fields of `suite.records.diagnoses.DiagnosisRecord`, source
+    and label ("backend:name")."""
     rows = [vars(one) | {"source": run.source} for run in _as_list(loaded) for one in run.diagnoses]
     frame = pd.DataFrame(rows, columns=[*(f.name for f in fields(DiagnosisRecord)), "source"])
     return frame.assign(label=frame["backend"] + ":" + frame["implementation"])
 
 
 def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.DataFrame:
-    """A row for every speed record: the fields of `suite.records.speed.SpeedRecord`, and
+    """Returns a row for every speed record: the fields of `suite.records.speed.SpeedRecord`, and
 
     seconds, low, high            float64: the median of the samples and their quartiles; NaN: no time
     share_of_gemm, share_of_copy  float64: parts of the machine's best matrix product and copy
@@ -237,8 +241,8 @@ def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.Da
 
 
 def facts_of(runs: Iterable[FactsRun]) -> pd.DataFrame:
-    """A row for every fact of every implementation, all text: backend, implementation, device, fact,
-    answer, started and label ("backend:name"), of the newest reading of the implementation.
+    """Returns a row for every fact of every implementation, all text: backend, implementation, device,
+    fact, answer, started and label ("backend:name"), of the newest reading of the implementation.
 
     Raises RecordError if there is no record.
     """
@@ -268,7 +272,7 @@ def _measurement_row(record: SpeedRecord) -> dict[str, Any]:
 
 
 def asv_results(folder: str | Path) -> pd.DataFrame:
-    """asv's results: a row per commit, machine, environment, benchmark and parameters.
+    """Returns asv's results: a row per commit, machine, environment, benchmark and parameters.
 
     `value` is in asv's unit (seconds, bytes, or that of a track_ benchmark), NaN if a benchmark failed or
     has no value; `low` and `high` are asv's 99 % interval if there is one. `folder` is asv's results_dir.
@@ -284,17 +288,17 @@ def asv_results(folder: str | Path) -> pd.DataFrame:
 
 
 def _asv_file(path: Path) -> list[dict[str, Any]]:
-    """The rows of a result file of asv. Raises RecordError."""
+    """Returns the rows of a result file of asv. Raises RecordError."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        of_file = {
+        file_fields = {
             "commit": stored["commit_hash"],
             "date": pd.to_datetime(stored["date"], unit="ms", utc=True),
             "machine": stored["params"].get("machine", path.parent.name),
             "environment": stored["env_name"],
         }
         return [
-            of_file | {"benchmark": name} | row
+            file_fields | {"benchmark": name} | row
             for name, values in stored["results"].items()
             for row in _asv_rows(dict(zip(stored["result_columns"], values, strict=False)))
         ]
@@ -303,7 +307,8 @@ def _asv_file(path: Path) -> list[dict[str, Any]]:
 
 
 def _asv_rows(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row per combination of a benchmark's parameters."""
+    """Yields a row per combination of a benchmark's parameters. `entry`: the fields of the benchmark in
+    asv's file, by asv's names."""
     combinations = list(itertools.product(*(entry.get("params") or [])))
     figures = (entry["result"], entry.get("stats_ci_99_a"), entry.get("stats_ci_99_b"))
     columns = [values or [None] * len(combinations) for values in figures]

@@ -26,9 +26,10 @@ Frames = Mapping[str, Any]
 class Kind:
     """One kind of results.
 
-    `accepts` is True for a path that holds such results. `read` reads several paths, also of unfinished
-    runs if `partial`; it gets the baseline of speed, and raises RecordError for an invalid path. `tables`
-    are the tables by name, in order.
+    - `accepts`: True for a path with such results
+    - `read(paths, partial, baseline)`: returns the frames of several paths, with `partial` also of
+      unfinished runs. `baseline` is that of speedups. Raises RecordError for an invalid path.
+    - `tables`: the tables by name, in order
     """
 
     name: str
@@ -37,11 +38,12 @@ class Kind:
     read: Callable[[list[Path], bool, str], Frames]
     tables: Mapping[str, Table]
 
-    def of(self, frames: Frames, names: Collection[str] | None = None) -> dict[str, pd.DataFrame]:
-        """The named tables in order, made from the frames; by default all except the rare tables."""
+    def make(self, frames: Frames, names: Collection[str] | None = None) -> dict[str, pd.DataFrame]:
+        """Makes tables from the frames. Returns them by name, in order. `names` selects tables; by
+        default all except the rare ones are made."""
         tables = self.tables.values()
         chosen = [t for t in tables if (not t.rare if names is None else t.name in names)]
-        return {table.name: table.of(frames[table.over]) for table in chosen}
+        return {table.name: table.make(frames[table.over]) for table in chosen}
 
 
 def _by_name(*tables: Table) -> dict[str, Table]:
@@ -49,16 +51,16 @@ def _by_name(*tables: Table) -> dict[str, Table]:
 
 
 def load_runs(paths: Iterable[Path], partial: bool = False) -> list[Run]:
-    """The runs of these files, with the shards of a run merged (`suite.records.sweeps.shards`).
+    """Returns the runs of these files. Shards of one run are merged (`suite.records.sweeps.shards`).
 
-    With `partial`, also files without a footer and runs that lack shards. Raises RecordError if a file is
-    invalid or shards are missing.
-    """
+    With `partial`, files without a footer are read, and shards may be missing. Raises RecordError if a
+    file is invalid, or if shards are missing without `partial`."""
     return [run.load(partial, partial) for run in shards(paths)]
 
 
 def conformance_frames(runs: Run | list[Run]) -> Frames:
-    """The frames for tables of judged cells, and the headers of the runs by source."""
+    """Returns the frames for tables of judged cells by name: "cells", "runs" and "diagnoses". "headers"
+    are the headers of the runs by source."""
     from attention_conformance.suite.report import frames
 
     headers = {run.source: run.header for run in ([runs] if isinstance(runs, Run) else runs)}
@@ -177,5 +179,6 @@ CAPTIONS = {name: table.text for name, table in TABLES.items()} | DIFFERENCES
 
 
 def kind_of(path: Path) -> Kind:
-    """The kind of a path; conformance for an unknown one, since its loader explains the error."""
+    """Returns the kind of a path's results. An unknown path counts as conformance, whose loader explains
+    the error."""
     return next((kind for kind in KINDS if kind.accepts(path)), CONFORMANCE)

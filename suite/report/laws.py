@@ -19,10 +19,9 @@ _UNITS_PER_SECOND = {"a_us": 1e6, "b_us": 1e6, "c_ns": 1e9}
 
 
 def fit_law(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Non-negative coefficients (a, b, c) by least relative squares (Lawson and Hanson 1974).
-
-    Relative errors make short lengths count as much as long ones.
-    """
+    """Returns the non-negative coefficients (a, b, c) of the law, in seconds, by least squares of
+    relative errors (Lawson and Hanson 1974). So short lengths count as much as long ones. Both arrays are
+    (n,)."""
     terms = np.stack([np.ones_like(lengths), lengths, lengths**2], 1) / seconds[:, None]
     scales = np.linalg.norm(terms, axis=0)
     coefficients, _ = nnls(terms / scales, np.ones(len(lengths)))
@@ -30,13 +29,13 @@ def fit_law(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def predicted_seconds(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The seconds that the law T(L) gives for these lengths."""
+    """Returns the seconds that the law T(L) gives for these lengths."""
     a, b, c = coefficients
     return a + b * lengths + c * lengths**2
 
 
 def cost_law(swept: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """A row per implementation, direction and dtype with at least `LENGTHS` lengths.
+    """Returns a row per implementation, direction and dtype with at least `LENGTHS` lengths.
 
     Columns are the coefficients of T(L) = a + b L + c L^2 with 95 % intervals (a bootstrap over raw
     samples), and the largest relative misfit. `swept` are rows of `suite.report.frames.measurements`.

@@ -47,8 +47,9 @@ def overview(
     tables: Mapping[str, pd.DataFrame] = MappingProxyType({}),
     newest: pd.DataFrame | None = None,
 ) -> dict[str, Any]:
-    """The first screen as plain values; {} if there are no judged cells. `tables` are those of
-    the frames that are made already, `newest` are the cells that `latest` takes from the runs.
+    """Returns the first screen as plain values by name; {} without judged cells. `tables`: tables of the
+    frames that are made already, by name. `newest`: the cells to show, by default all cells of the
+    frames.
 
     - topics       names of topics
     - columns      the text of each column of the matrix by its name: topics, dtypes, speed
@@ -72,7 +73,7 @@ def overview(
     verdicts = _verdicts_by_label(cells, topics)
     items = _items_by_heading(cells, topics, headers)
     accuracy, gradients, elections = (
-        tables[t.name] if t.name in tables else t.of(cells)
+        tables[t.name] if t.name in tables else t.make(cells)
         for t in (ACCURACY, OF_GRADIENTS, ELECTIONS)
     )
     tables_of = _small_tables(accuracy, gradients, elections, frames.get("facts")) | {TIMES: times}
@@ -85,7 +86,7 @@ def overview(
         answers = [f"{question}={answer}" for question, (answer,) in its_tables[ANSWERS].items()]
         medians = {workload: quartiles[1] for workload, quartiles in its_tables[TIMES].items()}
         ratios = [median / best[workload] for workload, median in medians.items()]
-        shown = {
+        script_values = {
             "label": label,
             "text": " ".join([label, operators[label], *answers]).lower(),
             "backend": first_cell["backend"],
@@ -101,17 +102,17 @@ def overview(
             {
                 "label": label, "name": name, "operator": operators[label], "page": "",
                 "grades": {dtype: figures[0] for dtype, figures in its_tables[PRECISION].items()},
-                "shown": shown,
+                "shown": script_values,
                 "tables": {caption: texts for caption, texts in all_tables.items() if texts},
                 "items": {heading: by[label] for heading, by in items.items() if label in by},
             }
         )  # fmt: skip
     labels = [row["label"] for row in rows]
-    of_topic = {t.name: t.text for t in (ALL, *TOPICS) if t.name in topics}
-    columns = of_topic | {dtype: f"precision grade in {dtype}" for dtype in dtypes}
+    topic_texts = {t.name: t.text for t in (ALL, *TOPICS) if t.name in topics}
+    columns = topic_texts | {dtype: f"precision grade in {dtype}" for dtype in dtypes}
     columns |= {"speed": "time of a call, or the median of time / best time"} if best else {}
     return {
-        "topics": [*of_topic],
+        "topics": [*topic_texts],
         "columns": columns,
         "choices": [
             ("framework", "framework", "every framework", [*cells["backend"].unique()]),
@@ -134,7 +135,8 @@ def overview(
 
 
 def _first_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """The first cell of each implementation, by operator and backend; unknown operators come last."""
+    """Returns the first cell of each implementation, sorted by operator and backend. Unknown operators
+    come last."""
     order = {name: position for position, name in enumerate(OPERATORS)}
     return (
         cells.assign(
@@ -147,7 +149,8 @@ def _first_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _verdicts_by_label(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
-    """The verdicts in words, by label, topic and dtype; the dtype "" stands for every dtype."""
+    """Returns the verdicts as texts by label, topic and dtype. The dtype "" means all dtypes together.
+    `topics`: see `topic_members`."""
     topic, row = np.nonzero(topics.to_numpy().T)
     rows = cells[["label", "dtype", "status"]].iloc[row].assign(topic=topics.columns[topic])
     counts = value_counts("status", STATUSES)(group_rows(rows, ["label", "topic", "dtype"]))
@@ -160,7 +163,8 @@ def _verdicts_by_label(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
 
 
 def verdict(counts: Mapping[Any, int]) -> str:
-    """The verdict of the numbers of cells by status, as "right: 12 of 12 judged cells pass"."""
+    """Returns the verdict for numbers of cells by status, as text: "right: 12 of 12 judged cells
+    pass"."""
     refused = counts[UNSUPPORTED]
     judged = sum(counts[status] for status in STATUSES) - refused
     if not judged:
@@ -183,7 +187,8 @@ def _small_tables(
     elections: pd.DataFrame,
     facts: pd.DataFrame | None,
 ) -> dict[str, ByLabel]:
-    """The small tables of implementations by caption: texts by label and name."""
+    """Returns the small tables of implementations by caption. Each maps label and name to a list of
+    texts. `derived` is the table of gradients."""
     answers: ByLabel = {}
     for question in [] if facts is None else facts.to_dict("records"):
         answers.setdefault(question["label"], {})[question["fact"]] = (question["answer"],)
@@ -210,7 +215,7 @@ def _three_digits(number: float | None) -> str:
 
 
 def _call_times(measurements: pd.DataFrame | None) -> ByLabel:
-    """Quartiles of the time of a call in ms, [low, median, high], by label and workload."""
+    """Returns quartiles of the time of a call in ms, [low, median, high], by label and workload."""
     times: ByLabel = {}
     if measurements is not None:
         rows = measurements[
@@ -230,8 +235,9 @@ LARGEST, REFUSED = "the largest error of a right cell, by dtype", "refused, by r
 def _items_by_heading(
     cells: pd.DataFrame, topics: pd.DataFrame, headers: Mapping[str, Header]
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Cells and findings by heading and label: the text of a mark and its `status`, a summary, further
-    texts, a script or command, and the topics and the dtype that show the item ("": every dtype)."""
+    """Returns items by heading and label: cells, and findings behind them. An item has a `mark` (text)
+    and its `status`, a `summary`, further `texts`, a `script` or command, and the `topics` and `dtype`
+    for which the page shows it ("": every dtype)."""
     items: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
     def add(heading: str, row: int, topics_shown: Iterable[str], **fields: Any) -> None:
@@ -281,8 +287,8 @@ def _items_by_heading(
 
 
 def _largest_errors(cells: pd.DataFrame, topics: pd.DataFrame) -> dict[int, list[str]]:
-    """The rows of passing cells whose error is the largest of their implementation and dtype in some
-    topic, each with these topics."""
+    """Returns, by row number, the topics in which a passing cell has the largest error of its
+    implementation and dtype. Cells without such a topic are left out."""
     topic, row = np.nonzero(topics.to_numpy().T)
     rows = cells[["label", "dtype", "status", "error_ratio"]].iloc[row]
     rows = rows.assign(topic=topics.columns[topic], row=row)[rows["status"].to_numpy() == "pass"]
@@ -295,8 +301,8 @@ def _largest_errors(cells: pd.DataFrame, topics: pd.DataFrame) -> dict[int, list
 
 
 def _refused_cells(cells: pd.DataFrame, topics: pd.DataFrame) -> list[tuple[int, int, list[str]]]:
-    """A refused cell for every implementation and reason, the most frequent reason first: its row, the
-    number of such cells, and the topics that have such cells."""
+    """Returns an entry for every implementation and reason of refusal, the most frequent first: the row
+    number of one refused cell, the number of such cells, and their topics."""
     refused = cells[cells["status"] == UNSUPPORTED]
     groups = refused.groupby(["label", "message"], sort=False).indices.values()
     rows, names = refused.index.to_numpy(), topics.columns
@@ -306,7 +312,8 @@ def _refused_cells(cells: pd.DataFrame, topics: pd.DataFrame) -> list[tuple[int,
 
 
 def _cell_text(cell: Mapping[Any, Any]) -> str:
-    """Check and case of a cell, and its largest error: as a multiple of the bound, and absolute."""
+    """Returns check and case of a cell, and its largest error, as a multiple of the bound and absolute,
+    as one text."""
     ratio, error = (_three_digits(cell[name]) for name in ("error_ratio", "max_abs_error"))
     errors = (f" {ratio} times its bound" if ratio else "") + (
         f", |error| {error}" if error else ""
@@ -315,7 +322,7 @@ def _cell_text(cell: Mapping[Any, Any]) -> str:
 
 
 def _rerun_command(cell: Mapping[Any, Any], header: Header | None) -> str:
-    """The command that judges a cell again."""
+    """Returns the command that judges a cell again."""
     options = () if header is None else header.again
     modes = () if cell["mode"] == "eager" else (f"--mode={cell['mode']}",)
     test = f"{cell['check']}[{cell['name']}/{cell['case']}]"
@@ -325,8 +332,8 @@ def _rerun_command(cell: Mapping[Any, Any], header: Header | None) -> str:
 
 
 def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFrame) -> list[str]:
-    """Sentences on what is right, what is wrong and why, and what changed since the oldest record.
-    `cells` are the newest of `all_cells`, the cells of all runs."""
+    """Returns sentences on what is right, what is wrong and why, and what changed since the oldest
+    record. `cells` are the newest of `all_cells`, the cells of all runs."""
     broken, known_labels = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
     labels, wrong = list(dict.fromkeys(cells["label"])), list(dict.fromkeys(cells["label"][broken]))
     right = len(labels) - len({*wrong, *known_labels})
@@ -354,7 +361,8 @@ def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFr
 
 
 def _changes_sentence(cells: pd.DataFrame) -> list[str]:
-    """A sentence on cells that changed since their oldest record; [] if no cell was judged twice."""
+    """Returns a list of one sentence on cells that changed since their oldest record; [] if no cell was
+    judged twice."""
     cells_again = repeated_cells(cells)
     if cells_again.empty:
         return []

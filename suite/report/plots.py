@@ -24,7 +24,8 @@ RATIO = "max |error| / bound"
 
 
 def draw(frames: Mapping[str, Any], folder: str | Path) -> None:
-    """Draw `pictures` into a new or empty folder. Raises RecordError and FileExistsError."""
+    """Save `pictures` as png, svg and pdf files in a new or empty folder. Raises RecordError without
+    matplotlib, and FileExistsError."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -37,7 +38,8 @@ def draw(frames: Mapping[str, Any], folder: str | Path) -> None:
 
 
 def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The figures that `draw` saves, by name: time, exact, cost and precision (docs/speed.md)."""
+    """Yields pairs of name and matplotlib figure: of time, exactness, cost and precision
+    (docs/speed.md)."""
     if "measurements" in frames:
         timed = frames["measurements"][frames["measurements"]["status"].isin(TIMED)]
         swept, footer = timed["swept"].astype(bool), provenance(frames["timed"].values())
@@ -61,7 +63,8 @@ def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _figure(title: str, x: str, y: str, footer: str, height: float) -> tuple[Any, Any]:
-    """A figure with a panel of a height in inches, and a caption: versions, machine and date."""
+    """Returns a figure and its one panel. `x` and `y` are labels, `footer` is the caption below, `height`
+    the height of the panel in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.4, height + 0.8), layout="constrained")
@@ -77,12 +80,13 @@ def _figure(title: str, x: str, y: str, footer: str, height: float) -> tuple[Any
 
 
 def _mark(number: int) -> dict[str, Any]:
-    """The colour and marker of the implementation with this number."""
+    """Returns the colour and marker of the implementation with this number."""
     return {"color": f"C{number % 10}", "marker": "osD^v<>PX*"[number // 10 % 10], "markersize": 3}
 
 
 def _lines(points: pd.DataFrame, title: str, unit: str, footer: str) -> Any:
-    """Three numbers of every implementation as a line; the last implementation is at the top."""
+    """Returns a figure in which every row of `points`, three numbers, is a horizontal line. The last row
+    is at the top."""
     figure, axis = _figure(title, unit, "", footer, 0.15 * len(points))
     for height, (_, values) in enumerate(points.iterrows()):
         axis.plot(values, [height] * 3, **_mark(height), markevery=[1])
@@ -91,7 +95,8 @@ def _lines(points: pd.DataFrame, title: str, unit: str, footer: str) -> Any:
 
 
 def _exactness(rows: pd.DataFrame, title: str, footer: str) -> Any:
-    """Time against error ratio, with a line through the rows that no row beats in both."""
+    """Returns a figure of time against error ratio, with a line through the rows that no other row beats
+    in both."""
     rows = rows.sort_values(["seconds", "error_ratio"])
     front = rows[rows["error_ratio"] < rows["error_ratio"].cummin().shift(fill_value=np.inf)]
     note = "none is faster and nearer: " + ", ".join(front["label"])
@@ -107,7 +112,7 @@ def _exactness(rows: pd.DataFrame, title: str, footer: str) -> Any:
 
 
 def _costs(block: pd.DataFrame, title: str, footer: str) -> Any:
-    """Time against length, with the fitted law a + b L + c L²."""
+    """Returns a figure of time against length, with the fitted law a + b L + c L²."""
     kernels = block.sort_values("keys", kind="stable").groupby("label", sort=False)
     figure, axis = _figure(title, "queries and keys", "ms a call", footer, 2.6 + 0.1 * len(kernels))
     for number, (label, rows) in enumerate(kernels):

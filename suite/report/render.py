@@ -36,10 +36,10 @@ def render(
     title: str = "Attention conformance",
     overview: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write tables to `out` in one of `FORMATS`, html below the first screen `overview`.
+    """Write tables to `out` in the format `fmt`, one of `FORMATS`.
 
-    text, markdown and html go to a file, or to stdout if `out` is None; csv and parquet to one file per
-    table in the folder `out`.
+    text, markdown and html go to the new file `out`, or to stdout if it is None; csv and parquet to one
+    file per table in the folder `out`. An html page begins with the first screen `overview`.
 
     Raises ValueError for an unknown format or a missing folder, FileExistsError if the file exists or the
     folder is not empty.
@@ -62,7 +62,8 @@ def render(
 
 @dataclass(frozen=True)
 class Section:
-    """A table for display: `rows` are the texts of its entries, `values` the entries."""
+    """A table for display. `values` are its entries by row, `rows` their texts. `numeric` is True for
+    columns of numbers."""
 
     name: str
     heading: str
@@ -74,8 +75,8 @@ class Section:
 
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
-    """The tables as sections for display; a score has the numbers of judged and of all cells beside
-    it."""
+    """Yields the tables as sections for display. The text of a score ends with the numbers of judged and
+    of all cells."""
     for name, frame in tables.items():
         flat = _flat(frame)
         values = [list(row) for row in zip(*(flat[column] for column in flat), strict=True)]
@@ -100,7 +101,7 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
 
 
 def _flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with a named index as its first columns, and names of columns as texts."""
+    """Returns the frame with its named index as first columns, and with texts as names of columns."""
     has_names = any(name is not None for name in frame.index.names)
     flat = frame.reset_index() if has_names else frame.copy()
     return flat.set_axis([str(column) for column in flat.columns], axis=1)
@@ -114,7 +115,7 @@ _LIMITS = {"max": 1, "error_ratio": 1, "old_ratio": 1, "new_ratio": 1, "beyond":
 
 
 def _text(value: Any, column: str) -> str:
-    """The text of an entry of a column."""
+    """Returns the text of an entry of a column."""
     if value is None or value is pd.NA:
         return ""
     if isinstance(value, bool):
@@ -130,7 +131,7 @@ def _text(value: Any, column: str) -> str:
 
 
 def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """The tables as text: aligned columns, numbers to the right."""
+    """Returns the tables as text: aligned columns, numbers to the right."""
     blocks = [f"{title}\n{'=' * len(title)}"]
     for section in sections(tables):
         head = f"{section.heading}\n{'-' * len(section.heading)}\n{section.caption}".rstrip()
@@ -140,8 +141,8 @@ def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:
 
 
 def aligned(rows: list[list[str]], right: list[bool], rule: bool = False) -> list[str]:
-    """The lines of a table whose first row is the heads of columns. `right` is True for columns that are
-    aligned to the right; `rule` adds a line below the heads."""
+    """Returns the lines of a table. The first of `rows` has the heads of columns. `right` is True for
+    columns that are aligned to the right. `rule` adds a line below the heads."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[-1:] = [min(width, 40) for width in widths[-1:]]  # the last column may overhang
     if rule:
@@ -156,7 +157,7 @@ def aligned(rows: list[list[str]], right: list[bool], rule: bool = False) -> lis
 
 
 def as_markdown(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """The tables in GitHub-flavoured Markdown, each in a section."""
+    """Returns the tables in GitHub-flavoured Markdown, each in a section."""
     blocks = [f"# {_escaped(title)}"]
     for section in sections(tables):
         blocks += [f"## {section.heading}", _escaped(section.caption)]
@@ -179,8 +180,9 @@ def as_html(
     overview: Mapping[str, Any] = MappingProxyType({}),
     home: str = "",
 ) -> str:
-    """One self-contained page: the first screen (`suite.report.overview`), and all tables, with coloured
-    statuses and counts. `home` is the address of the page of all implementations, for a link."""
+    """Returns one self-contained page: the first screen (see `suite.report.overview`), and all tables,
+    with coloured statuses and counts. `home`: the address of the page of all implementations, for a link;
+    "" for no link."""
     script = Path(__file__).with_name("page.js").read_text("utf-8")
     listed = list(sections(tables))
     return (
@@ -208,7 +210,7 @@ _CHANGES = {"new failure": "fail", "fixed": "pass", "gone": "known"}
 
 
 def _classes(column: str, value: Any, text: str) -> str:
-    """The style classes of one entry; the template defines the styles."""
+    """Returns the style classes of one entry, separated by spaces. The template defines the styles."""
     classes = ["number"] if isinstance(value, (int, float)) else []
     if len(text) > 40:
         classes.append("text")
@@ -226,7 +228,7 @@ def _classes(column: str, value: Any, text: str) -> str:
 
 
 def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
-    """The rows of a table, each entry with its style classes.
+    """Yields the rows of a table as lists of pairs: the text of an entry, and its style classes.
 
     A tally has the colour of its gravest status. An election that differs from the most frequent one of
     its column is marked.
@@ -260,13 +262,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def _without_formulas(flat: pd.DataFrame) -> pd.DataFrame:
-    """The frame with an apostrophe before every text that a spreadsheet program may read as a formula.
+    """Returns the frame with an apostrophe before every text that a spreadsheet program may read as a
+    formula.
 
     Numbers and the sign for "not asked" stay unchanged.
     """
 
     def quoted(value: Any) -> Any:
-        """The value; a text that may be read as a formula begins with an apostrophe."""
+        """Returns the value, with an apostrophe before a text that may be read as a formula."""
         if not isinstance(value, str) or not value.startswith(_FORMULA) or value == "-":
             return value
         try:

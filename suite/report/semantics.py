@@ -38,21 +38,22 @@ NOT_ASKED = "-"
 
 
 def by_dtype(answers: Mapping[str, str]) -> str:
-    """The most frequent answer, with other answers by dtype: "zeros (f16: unmasked)".
+    """Returns the most frequent answer, with other answers by dtype: "zeros (f16: unmasked)".
 
     Dtypes without the question are left out.
     """
-    asked = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
-    if not asked:
+    supported = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
+    if not supported:
         return NOT_ASKED
-    usual = max(asked.values(), key=list(asked.values()).count)
-    others = [f"{dtype}: {answer}" for dtype, answer in asked.items() if answer != usual]
-    return f"{usual} ({', '.join(others)})" if others else usual
+    usual = max(supported.values(), key=list(supported.values()).count)
+    exceptions = [f"{dtype}: {answer}" for dtype, answer in supported.items() if answer != usual]
+    return f"{usual} ({', '.join(exceptions)})" if exceptions else usual
 
 
 def _with_answers(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """A function that selects rows by a condition, and adds their `answer`: the observed answer, or the
-    status if there is none; `differs` compares it with the framework's own attention."""
+    """Returns a function that selects the rows of a frame by a condition, and adds two columns: `answer`,
+    the observed answer or else the status; and `differs`, True if the framework's own attention gives
+    another answer."""
 
     def rows(frame: pd.DataFrame) -> pd.DataFrame:
         rows = frame.query(condition)
@@ -69,7 +70,8 @@ def _with_answers(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
 def _answers(
     groups: Groups, column: str = "answer", choose: Callable[[str, str], str] = lambda old, new: new
 ) -> pd.Series:
-    """The answers of each group by dtype as one text; `choose` gets two answers of one dtype."""
+    """Returns a text for each group: its answers by dtype (see `by_dtype`), from a column of the frame.
+    If a dtype has several answers, `choose(old, new)` returns the one that counts."""
     import pandas as pd
 
     index = groups.size().index
@@ -93,12 +95,13 @@ ELECTIONS = Table(
 
 
 def _marked_answers(groups: Groups) -> pd.Series:
-    """The answers, with `DIFFERS` if the framework's own attention gives another one in any dtype."""
+    """Returns a text for each group: its answers, with the mark `DIFFERS` if the framework's own
+    attention gives another answer in some dtype."""
     return _answers(groups) + groups["differs"].any().map({True: DIFFERS, False: ""})
 
 
 def _native_answers(groups: Groups) -> pd.DataFrame:
-    """The answers of the framework's own attention; no column if there is none."""
+    """Returns a column with the answers of the framework's own attention; no column if there are none."""
     native = _answers(groups, "native").to_frame("the framework's own")
     return native if (groups.obj["native"] != "").any() else native[[]]
 
@@ -129,8 +132,8 @@ _SEVERITY = {grade: n for n, grade in enumerate((UNSUPPORTED, *INVARIANCE_GRADES
 
 
 def _worse(first: str, second: str) -> str:
-    """The worse of two grades. A cell without a grade counts as its status, which is worse than every
-    grade, except "unsupported", which is best."""
+    """Returns the worse of two grades of invariance. A text that is no grade is a status: "unsupported"
+    counts as best, every other status as worst."""
     return max(first, second, key=lambda grade: _SEVERITY.get(grade, len(_SEVERITY)))
 
 
@@ -147,7 +150,8 @@ INVARIANCE = Table(
 
 
 def _with_feature_pairs(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the check `VALUES`, repeated for each feature and each two features of the case."""
+    """Returns the cells of the check `VALUES`, each repeated for every feature and every pair of features
+    of its case. The column `together` names them."""
     rows = cells[cells["check"] == VALUES]
     together = rows["features"].map(
         lambda needed: [
@@ -158,8 +162,8 @@ def _with_feature_pairs(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _verdicts(groups: Groups) -> pd.Series:
-    """The verdicts of groups: refused if no cell was judged, right if all pass, else wrong with
-    numbers."""
+    """Returns a text for each group: "refused" if no cell was judged, "right" if all judged cells pass,
+    else "wrong (2 of 7)"."""
     numbers = value_counts("status", STATUSES)(groups)
     judged = numbers.drop(columns=UNSUPPORTED).sum(axis=1)
     wrong = judged - numbers["pass"]

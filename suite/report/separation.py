@@ -18,7 +18,7 @@ import pandas as pd
 from attention_conformance.suite.report.frames import dict_columns
 
 COMPARED = (("Lq", "Lk"), ("Hkv", "H"), ("Dv", "D"))
-"""Pairs of sizes that kernels confuse. Which one is larger is an axis."""
+"""Pairs of sizes that kernels confuse. The comparison of each pair is an axis."""
 
 BLOCKED = ("Lq", "Lk", "D")
 BLOCKS = (16, 64)
@@ -81,8 +81,8 @@ class Condition:
 
 
 def axes(cells: pd.DataFrame) -> Axes:
-    """The facts of every case as axes, in the order of occurrence: first axes of words (mask, features,
-    dtype, other facts, `SIZE_AXES`), then axes of numbers."""
+    """Returns the facts of every case as axes. Cases are in the order of occurrence. Axes of words come
+    first (mask, features, dtype, other facts, `SIZE_AXES`), then axes of numbers."""
     cases = cells.drop_duplicates("case")
     facts = dict_columns(cases["facts"])
     numbers = facts.select_dtypes("Int64")
@@ -110,7 +110,7 @@ def axes(cells: pd.DataFrame) -> Axes:
 
 
 def _words_of_sizes(numbers: pd.DataFrame) -> dict[str, pd.Series]:
-    """The axes `SIZE_AXES` in words, for a row of numbers per case."""
+    """Returns the axes `SIZE_AXES` by name, with a text for each case. `numbers` has a row per case."""
     words = {}
     for one, other in COMPARED:
         if {one, other} <= set(numbers):
@@ -129,7 +129,7 @@ def _words_of_sizes(numbers: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def _fact_in_words(name: str, value: Any) -> str:
-    """A fact in words: "mask causal", "lse on", "no bias"."""
+    """Returns a fact in words: "mask causal", "lse on", "no bias"."""
     if pd.isna(value):
         return f"no {name}"
     if isinstance(value, bool):
@@ -138,12 +138,11 @@ def _fact_in_words(name: str, value: Any) -> str:
 
 
 def separation(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> str:
-    """One sentence on the difference between failing and passing cells, given as rows of `axes`; "" if no
-    axis separates them.
+    """Returns one sentence on the difference between failing and passing cells; "" if no axis separates
+    them. `failing` and `passing` are row numbers of `axes.table`.
 
-    `failing` must not be empty. Passing cells without elements are left out if every failing cell has
-    elements: they pass whatever the function computes.
-    """
+    `failing` must not be empty. If every failing case has elements, passing cases without elements are
+    left out, because they always pass."""
     has_elements = axes.full[passing]
     if axes.full[failing].all() and not has_elements.all():
         passing = passing[has_elements]
@@ -159,9 +158,9 @@ def separation(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> str:
     conditions = sorted(conditions_found, key=lambda c: (c.rank, -c.values))
     separating = [condition for condition in conditions if not condition.common]
     if separating:
-        first, *others = separating
+        first, *further = separating
         equivalent = [
-            c.text for c in others if c.sizes and (c.rank, c.values) == (first.rank, first.values)
+            c.text for c in further if c.sizes and (c.rank, c.values) == (first.rank, first.values)
         ]
         suffix = f"; so with {equivalent[0]}" if first.sizes and equivalent else ""
         return f"{all_have} {first.text}, {none_has}{suffix}"
@@ -175,10 +174,10 @@ def separation(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> str:
 
 
 def _conditions(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> Iterator[Condition]:
-    """The conditions that hold for every failing cell, axis by axis: a threshold of numbers or one
-    number, or a few words.
+    """Yields the conditions that hold for every failing cell, axis by axis: a threshold, one number, or a
+    few words. `failing` and `passing` are the rows of these cells in `axes.table`.
 
-    A single number lies beyond all others by chance more often than several numbers do.
+    Conditions of one or two different numbers have a worse rank: they separate by chance more often.
     """
     ordered = np.sort(failing, axis=0)
     smallest, largest = ordered[0], ordered[-1]
@@ -208,7 +207,7 @@ def _conditions(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> Iterato
 
 
 def _pair(conditions: list[Condition]) -> tuple[Condition, Condition] | None:
-    """The first two conditions that hold together for no passing cell."""
+    """Returns the first two conditions that hold together for no passing cell."""
     shared = np.array([condition.shared for condition in conditions], dtype=np.float32)
     separating_pairs = np.argwhere(np.triu(shared @ shared.T == 0, 1))
     if not len(separating_pairs):

@@ -47,12 +47,14 @@ def write_site(frames: Mapping[str, Any], title: str, folder: Path) -> None:
 
 
 def site_pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
-    """The pages, each with its path in the folder."""
+    """Yields pairs of a page's path in the folder and its HTML text."""
     newest = {**frames, "cells": newest_cells(frames["cells"])}
     if "measurements" in frames:
         newest["measurements"] = newest_times(frames["measurements"])
     tables = {
-        name: TABLES[name].of((frames if name in TABLES_OF_ALL_RUNS else newest)[TABLES[name].over])
+        name: TABLES[name].make(
+            (frames if name in TABLES_OF_ALL_RUNS else newest)[TABLES[name].over]
+        )
         for name in dict.fromkeys((*INDEX_TABLES, *PAGE_TABLES))
     }
     matrix = overview({**newest, "cells": frames["cells"]}, newest=newest["cells"])
@@ -72,15 +74,16 @@ def site_pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str
 
 
 def _rows_of(table: pd.DataFrame, names: set[str]) -> pd.DataFrame:
-    """The rows of a table for the implementation that has one of these names, without the column of
-    names, and without empty columns."""
+    """Returns the rows of a table whose implementation is in `names`, without the column `implementation`
+    and without empty columns."""
     flat = table.reset_index() if "implementation" in table.index.names else table
     rows = flat[flat["implementation"].isin(names)].drop(columns="implementation")
     return rows.loc[:, ~(rows.isna() | (rows == "")).all()]
 
 
 def _paths(labels: Iterable[str]) -> dict[str, str]:
-    """A path for each label, of letters that every file system and address can have."""
+    """Returns a path of a page for each label. Paths differ, and have only characters that are valid in
+    every file system and address."""
     paths: dict[str, str] = {}
     for label in labels:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", label).strip("-.")[:80]

@@ -20,7 +20,7 @@ _IMPLEMENTATION = {"implementation": "label"}
 
 
 def _scaled_column(column: str, factor: float) -> Callable[[pd.DataFrame], pd.Series]:
-    """A function that gives the column times a factor."""
+    """Returns a function of rows that returns this column multiplied by `factor`."""
     return lambda rows: rows[column] * factor
 
 
@@ -109,7 +109,7 @@ SAMPLES = Table(
 
 
 def _history(results: pd.DataFrame) -> pd.DataFrame:
-    """A row per benchmark, parameters, machine and environment; a column per commit, by date.
+    """Returns a row per benchmark, parameters, machine and environment; a column per commit, by date.
 
     Each version of a benchmark has its own row.
     """

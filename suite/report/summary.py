@@ -42,24 +42,25 @@ HIDDEN = (
 
 
 def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
-    """One line: the verdict (`verdict_word`) with the numbers of cells, and the name of the
+    """Returns one line: the verdict (`verdict_word`) with the numbers of cells, and the name of the
     implementation if there is only one."""
     totals, cells = run.totals, len(run.cells)
     names = {cell.name for cell in run.cells}
-    of_name = f" of {names.pop()}" if len(names) == 1 else ""
+    name_text = f" of {names.pop()}" if len(names) == 1 else ""
     judged, broken = cells - totals[UNSUPPORTED], sum(totals[status] for status in BROKEN)
     score = score_text(totals["pass"], judged, cells)
     counts = [f"{totals[status]} {status}" for status in ("known", UNSUPPORTED) if totals[status]]
-    others = f" ({', '.join(counts)})" if counts else ""
+    suffix = f" ({', '.join(counts)})" if counts else ""
     word = verdict_word(totals, shortfalls)
     if broken:
         verb = "fails" if broken == 1 else "fail"
-        return f"{word}: {broken} of {judged} judged cells{of_name} {verb}; score {score}{others}"
-    return f"{word}: {totals['pass']} of {judged} judged cells{of_name} pass; score {score}{others}"
+        return f"{word}: {broken} of {judged} judged cells{name_text} {verb}; score {score}{suffix}"
+    passes = f"{totals['pass']} of {judged} judged cells{name_text} pass"
+    return f"{word}: {passes}; score {score}{suffix}"
 
 
 def summary_lines(cells: Sequence[CellRecord], unavailable: Mapping[str, str]) -> list[str]:
-    """Further lines of a summary: the precision that is reached, elections that differ from the
+    """Returns further lines of a summary: the precision that is reached, elections that differ from the
     framework's own attention, refusals, and known failures by finding. `unavailable` maps backends that
     could not be used to reasons."""
     return [
@@ -75,7 +76,7 @@ def summary_lines(cells: Sequence[CellRecord], unavailable: Mapping[str, str]) -
 def _cells_by(
     name: Callable[[CellRecord], str], cells: Iterable[CellRecord]
 ) -> dict[str, list[CellRecord]]:
-    """The cells grouped by the text that `name` gives, in the order of occurrence."""
+    """Returns the cells grouped by the text that `name` gives, in the order of occurrence."""
     groups: dict[str, list[CellRecord]] = {}
     for cell in cells:
         groups.setdefault(name(cell), []).append(cell)
@@ -83,8 +84,9 @@ def _cells_by(
 
 
 def statuses(run: Run) -> list[str]:
-    """A row of status counts for each implementation, the framework's own first; [] for a single
-    implementation. The textbook implementations without a failing cell share one line."""
+    """Returns the lines of a table with the status counts of each implementation, the framework's own
+    first; [] for a single implementation. Textbook implementations without a failing cell share one
+    line."""
     groups = _cells_by(attrgetter("name"), _framework_first(run).cells)
     if len(groups) <= 1:
         return []
@@ -93,7 +95,7 @@ def statuses(run: Run) -> list[str]:
     rows = {name: cells for name, cells in groups.items() if name not in right}
     if not rows:
         rows, right = groups, []
-    table = OF_STATUSES.of(_cell_frame(replace(run, cells=tuple(chain(*rows.values())))))
+    table = OF_STATUSES.make(_cell_frame(replace(run, cells=tuple(chain(*rows.values())))))
     lines = _lines_of_tables({"statuses": table})
     if right:
         cells = [cell for name in right for cell in groups[name]]
@@ -105,7 +107,7 @@ def statuses(run: Run) -> list[str]:
 
 
 def _framework_first(run: Run) -> Run:
-    """The run with the cells of textbook implementations last."""
+    """Returns the run with the cells of textbook implementations last."""
     return replace(
         run, cells=tuple(sorted(run.cells, key=lambda cell: cell.name in run.header.controls))
     )
@@ -124,17 +126,18 @@ def _lines_of_tables(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def tables(run: Run) -> list[str]:
-    """Statuses, accuracy with the worst case, elections, and reasons for unsupported cells, as text."""
+    """Returns the lines of tables: statuses, accuracy with the worst case, elections, and reasons for
+    unsupported cells."""
     cells = _cell_frame(_framework_first(run))
-    accuracy = ACCURACY.of(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
+    accuracy = ACCURACY.make(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
-    tables = {"statuses": OF_STATUSES.of(cells), "accuracy": accuracy}
+    tables = {"statuses": OF_STATUSES.make(cells), "accuracy": accuracy}
     probes = cells.query(PROBES)
     answered = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
     for operator, answers in answered.groupby("operator", sort=False):
         is_single = answered["operator"].nunique() == 1
-        tables["elections" if is_single else f"elections: {operator}"] = BY_QUESTION.of(answers)
-    reasons = OF_UNSUPPORTED.of(cells).drop(columns=["check", "case"])
+        tables["elections" if is_single else f"elections: {operator}"] = BY_QUESTION.make(answers)
+    reasons = OF_UNSUPPORTED.make(cells).drop(columns=["check", "case"])
     tables["unsupported"] = reasons[:REASONS]
     text = _lines_of_tables(tables)
     if len(reasons) > REASONS:
@@ -144,8 +147,8 @@ def tables(run: Run) -> list[str]:
 
 
 def reached_precision(cells: Sequence[CellRecord]) -> list[str]:
-    """The numerics class that outputs of an implementation reach by dtype, one line; [] if there are
-    several implementations, or if an answer is beyond every class."""
+    """Returns a list of one line: the numerics class that outputs reach, by dtype. [] if there are
+    several implementations, or if an answer exceeds its bound."""
     labels = {cell.name for cell in cells}
     outputs = [cell for cell in cells if cell.check == VALUES and cell.status != UNSUPPORTED]
     errors = [cell.error_ratio for cell in outputs if cell.error_ratio is not None]
@@ -164,18 +167,18 @@ def reached_precision(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def _grade(cell: CellRecord) -> str:
-    """The grade; "none" for a wrong value without a grade."""
+    """Returns the grade of a cell; "none" for a wrong value without a grade, else ""."""
     wrong = cell.status != "pass" and cell.kind == "value"
     return cell.grade or ("none" if wrong else "")
 
 
 def differing_elections(cells: Sequence[CellRecord]) -> list[str]:
-    """The elections in which a user function differs from the framework's own attention, a line for each
-    operator that has any."""
+    """Returns the elections in which a user function differs from the framework's own attention, a line
+    for each operator that has any."""
     probes = [cell for cell in cells if cell.question and cell.check == ELECTION]
     lines = []
-    for of_operator in _cells_by(attrgetter("operator"), probes).values():
-        for label, answers in _cells_by(attrgetter("name"), of_operator).items():
+    for operator_cells in _cells_by(attrgetter("operator"), probes).values():
+        for label, answers in _cells_by(attrgetter("name"), operator_cells).items():
             questions = _cells_by(attrgetter("question"), answers)
             differing = ", ".join(
                 f"{question} {by_dtype({cell.dtype: _answer(cell) for cell in question_cells})}"
@@ -189,12 +192,12 @@ def differing_elections(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def _answer(cell: CellRecord) -> str:
-    """The observed answer, or the status if there is none."""
+    """Returns the observed answer, or the status if there is none."""
     return cell.status if cell.status == UNSUPPORTED else cell.observed or cell.status
 
 
 def refusal_counts(cells: Sequence[CellRecord]) -> list[str]:
-    """The share of cells that were answered, a line for each user function that refused any."""
+    """Returns the share of cells that were answered, a line for each user function that refused any."""
     lines = []
     for label, function_cells in _cells_by(attrgetter("name"), cells).items():
         count = sum(cell.kind == REFUSED for cell in function_cells)
@@ -208,7 +211,8 @@ def refusal_counts(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def inherited_failures(cells: Sequence[CellRecord]) -> list[str]:
-    """The number of inherited failures by finding, a line for each user function that has any."""
+    """Returns the numbers of inherited failures by finding, a line for each user function with such
+    failures."""
     lines = []
     inherited = (cell for cell in cells if cell.inherited)
     for label, failures in _cells_by(attrgetter("name"), inherited).items():
@@ -222,7 +226,8 @@ def inherited_failures(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def known_failures(cells: Sequence[CellRecord]) -> list[str]:
-    """The known failures of backends by finding, the most frequent first; [] if there are none."""
+    """Returns lines with the numbers of known failures by finding, the most frequent first; [] if there
+    are none. Inherited failures are left out."""
     failures = [cell for cell in cells if cell.status == "known" and not cell.inherited]
     if not failures:
         return []
@@ -245,8 +250,8 @@ def known_failures(cells: Sequence[CellRecord]) -> list[str]:
 
 
 def _finding_or_cause(contents: Contents, cell: CellRecord) -> str:
-    """The name of the finding that the entry of a known cell cites; without a finding, the cause at the
-    end of the cell's message."""
+    """Returns the name of the finding by which a cell is known. Without a finding returns the cause at
+    the end of the cell's message."""
     names = cell.backend, cell.implementation, cell.check, cell.case, cell.message
     entry = find_fulfilled(contents, *names)
     if entry and entry.finding:

@@ -51,14 +51,15 @@ OF_SEEDS = Table(
 
 
 def _with_failures(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells, with flags: `failed` and `known`."""
+    """Returns the judged cells, with flags: `failed` and `known`."""
     judged = cells[cells["status"] != UNSUPPORTED]
     status = judged["status"]
     return judged.assign(failed=status.isin(BROKEN), known=status == "known")
 
 
 def _rates(groups: Groups) -> pd.DataFrame:
-    """The rate of failures, and its exact interval (Clopper and Pearson 1934)."""
+    """Returns the rate of failures of each group, with its exact interval (Clopper and Pearson 1934):
+    columns rate, low and high."""
     import pandas as pd
     from scipy.stats import binomtest
 
@@ -88,7 +89,8 @@ RATES = Table(
 
 
 def _ratio_quantiles(groups: Groups) -> pd.DataFrame:
-    """The number of cells, of cells beyond their bound, and quantiles of error ratios."""
+    """Returns, for each group, the numbers of cells and of cells beyond their bound, and `QUANTILES` of
+    error ratios."""
     # "higher", since interpolation with infinity gives NaN.
     shares = [*QUANTILES.values()]
     quantiles = groups["error_ratio"].quantile(shares, interpolation="higher").unstack()
@@ -99,7 +101,7 @@ def _ratio_quantiles(groups: Groups) -> pd.DataFrame:
 
 
 def _with_ratios(cells: pd.DataFrame) -> pd.DataFrame:
-    """The measured cells, with the flag `beyond`."""
+    """Returns the measured cells, with the flag `beyond`."""
     return cells[cells["error_ratio"].notna()].assign(beyond=cells["error_ratio"] > 1)
 
 
@@ -140,11 +142,10 @@ FAILING = Table(
 
 
 def _failing_with_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
-    """Failures (also known ones) of cells that do not fail with every seed.
+    """Returns the failures, known ones included, of cells that do not fail with every seed.
 
-    Cells that fail with few seeds come first, cells with only known failures last; of a cell the worst
-    failure comes first.
-    """
+    Cells that fail with few seeds come first, cells with only known failures last. Within a cell, the
+    worst failure comes first."""
     seeds = cells.groupby(["release", "label"])["seed"].transform("nunique")
     rows = cells.assign(of=seeds)[cells["status"].isin([*BROKEN, "known"])]
     failed = rows["status"].isin(BROKEN)
@@ -173,7 +174,7 @@ SOME_SEEDS = Table(
 
 
 def _status_counts(groups: Groups) -> pd.DataFrame:
-    """The numbers of cells by status, summed over the searches of a group."""
+    """Returns the numbers of cells by status, summed over the searches of a group."""
     import pandas as pd
 
     counts = pd.DataFrame([*groups.obj["statuses"]], groups.obj.index).fillna(0).astype(int)
@@ -195,7 +196,8 @@ SEARCHES = Table(
 
 
 def _by_cause(failures: pd.DataFrame) -> pd.DataFrame:
-    """Failures, smallest case first, each with the smallest case of its cause."""
+    """Returns the failures, the smallest case first. The case of each is replaced by the smallest case
+    with the same cause."""
     smallest_first = failures.assign(size=failures["case"].str.len()).sort_values(
         ["size", "case"], kind="stable"
     )

@@ -37,7 +37,7 @@ FOUND = (*(f.name for f in fields(FoundRecord)), "seed")
 
 
 def read_sweeps(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
-    """The frames of folders of sweeps, by name.
+    """Returns the frames of folders of sweeps, by name.
 
     Raises RecordError if nothing is recorded, a file is invalid, or a run is given twice.
     """
@@ -69,7 +69,7 @@ def read_sweeps(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
 
 
 def _run_rows(run: Shards) -> tuple[tuple[object, ...], pd.DataFrame]:
-    """The row of a run, and the rows of its cells."""
+    """Returns the row of a run, and the rows of its cells."""
     loaded = run.load()
     frame = frames.cells(loaded)
     cells = frame[[*CELLS]].copy()
@@ -84,7 +84,7 @@ def _run_rows(run: Shards) -> tuple[tuple[object, ...], pd.DataFrame]:
 
 
 def _search_row(header: SearchHeader) -> dict[str, object]:
-    """The row of a search; "" for unrestricted options."""
+    """Returns the row of a search; "" for unrestricted options."""
     options = header.options
     return {
         "backends": " ".join(options.get("backend", ())),

@@ -48,8 +48,8 @@ class Table:
     order: str = ""
     rare: bool = False
 
-    def of(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The table of a frame, indexed by the columns `by`."""
+    def make(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Returns the table made from a frame, indexed by the columns `by`."""
         import pandas as pd
 
         rows = self._rows(frame)
@@ -73,29 +73,30 @@ class Table:
 
 
 def group_rows(rows: pd.DataFrame, keys: Iterable[str]) -> Groups:
-    """The rows in groups, in the order of occurrence."""
+    """Returns the rows grouped by the columns `keys`, groups in the order of occurrence."""
     return rows.groupby([*keys], sort=False)
 
 
 def _entries(groups: Groups, column: Column) -> Any:
-    """The entries of a column: a Series, or a DataFrame of several columns."""
+    """Returns the entries of a column: a Series, or a DataFrame of several columns."""
     if isinstance(column, tuple):
         return groups[column[0]].agg(column[1])
     return first_entry(column)(groups) if isinstance(column, str) else column(groups)
 
 
 def same_names(*names: str) -> dict[str, str]:
-    """Columns that have the same names in the table and in the frame."""
+    """Returns columns for `Table` that have the same names in the table and in the frame."""
     return {name: name for name in names}
 
 
 def first_entry(column: str) -> Entries:
-    """The entry of the first row of each group."""
+    """Returns a function of groups: the entry of a column in the first row of each group."""
     return lambda groups: groups.head(1).set_index(groups.keys)[column]
 
 
 def entry_of_largest(column: str, by: str = "error_ratio", absent: Any = "") -> Entries:
-    """The entry of the row with the largest number in `by`; `absent` in groups without a number."""
+    """Returns a function of groups: the entry of a column in the row with the largest number in `by`;
+    `absent` for groups without a number."""
 
     def entries(groups: Groups) -> Any:
         ordered = groups.obj.dropna(subset=by).sort_values(by, ascending=False, kind="stable")
@@ -106,7 +107,8 @@ def entry_of_largest(column: str, by: str = "error_ratio", absent: Any = "") -> 
 
 
 def distinct_texts(column: str, text: Callable[[Iterable[str]], str] = ", ".join) -> Entries:
-    """The different texts of a column in each group, joined by `text`; empty texts do not count."""
+    """Returns a function of groups: the different texts of a column, joined by `text`. Empty texts are
+    left out."""
 
     def entries(groups: Groups) -> Any:
         pairs = groups.obj[[*groups.keys, column]].drop_duplicates()
@@ -117,7 +119,8 @@ def distinct_texts(column: str, text: Callable[[Iterable[str]], str] = ", ".join
 
 
 def value_counts(column: str, values: Collection[Any]) -> Entries:
-    """The number of rows of a group with each of these values of a column: a column for each value."""
+    """Returns a function of groups: the number of rows with each of `values` in a column, as one column
+    per value."""
 
     def entries(groups: Groups) -> Any:
         numbers = group_rows(groups.obj, [*groups.keys, column]).size().unstack(fill_value=0)
@@ -129,10 +132,10 @@ def value_counts(column: str, values: Collection[Any]) -> Entries:
 def per_value(
     column: str, entries: Entries, names: Mapping[str, str] | None = None, absent: Any = ""
 ) -> Entries:
-    """A column for every value of a column of the frame.
+    """Returns a function of groups: a column for every value of `column`.
 
-    It has the `entries` of the rows with this value, or `absent` if a group has no such rows. `names`
-    maps values to names of columns, in order; by default all values in the order of occurrence.
+    The column has the `entries` of the rows with this value; `absent` if a group has no such rows.
+    `names` maps values to names of columns, in order; by default all values, in the order of occurrence.
     """
 
     def columns(groups: Groups) -> Any:

@@ -30,10 +30,11 @@ class Topic:
     mode: str = ""
 
     def contains(self, columns: Mapping[str, tuple[np.ndarray, Any]]) -> np.ndarray:
-        """True for each cell that belongs to the topic; `columns` are factorized (`pd.factorize`)."""
+        """Returns a boolean array, True for cells that belong to the topic. `columns`: the columns of the
+        cells by name, each as codes and values from `pd.factorize`."""
 
         def where(column: str, condition: Callable[[Any], bool]) -> np.ndarray:
-            """True for each cell whose value in the column meets the condition."""
+            """Returns a boolean array, True for cells whose value in the column meets the condition."""
             codes, values = columns[column]
             return np.array([condition(value) for value in values], dtype=bool)[codes]
 
@@ -48,7 +49,8 @@ class Topic:
 
 
 def topic_members(cells: pd.DataFrame) -> pd.DataFrame:
-    """A column for each topic that has cells, `ALL` first: True for each cell of the topic."""
+    """Returns a boolean column for each topic that has cells, `ALL` first: True for the cells of the
+    topic."""
     names = ("features", "check", "operator", "group", "mode")
     columns = {name: pd.factorize(cells[name]) for name in names}
     topics = {ALL.name: np.full(len(cells), True)} | {t.name: t.contains(columns) for t in TOPICS}
@@ -59,7 +61,7 @@ _DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_def
 
 
 def _operators_by_topic() -> dict[tuple[str, str], list[str]]:
-    """The operators that are not plain attention, by topic."""
+    """Returns the names of operators other than plain attention, by topic (name and text)."""
     topics: dict[tuple[str, str], list[str]] = {}
     for name, operator in OPERATORS.items():
         if not operator.is_default:

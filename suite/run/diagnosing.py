@@ -1,8 +1,8 @@
 """Diagnoses of a run: what is wrong with implementations that fail, and the smallest case that shows it.
 
-Failing cells of user functions are diagnosed; without user functions, new failures of a framework. The
-verdicts stand before, and nothing here changes one: an exception is a note. A run with workers has no
-backend in the process that writes records, so a child loads the plan again.
+Failing cells of user functions are diagnosed; without user functions, new failures of a framework. No
+verdict is changed: an exception becomes a note. In a run with workers the process that writes records has
+no backend, so a child process loads the plan again.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ NO_WRONG_ANSWER = ("stale-claim", "unexpected-pass", "no-raise", "forbidden")
 
 
 def diagnose_run(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> FailureReport:
-    """Diagnose the failures among `cells`, the records of a run of the plan, and shrink one of them. The
-    script of the smaller case is written into `folder`. Without a time limit of cells there is none here.
-    Errors become notes of the report; only exceptions that end the process are raised."""
+    """Diagnose the failures among `cells`, the records of a run of the plan, and shrink one of them.
+    Returns the report. The script of the smaller case is written into `folder`, if not None. The
+    diagnosis has a time limit if cells have one. Errors become notes of the report; only exceptions that
+    end the process are raised."""
     try:
         with time_limit(HANG_SECONDS if plan.options.cell_timeout else 0.0, "the diagnosis"):
             return _diagnose(plan, cells, folder)
@@ -87,7 +88,8 @@ def diagnose_run(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -
 def diagnose_in_child(
     options: Options, cells: Sequence[CellRecord], folder: Path | None
 ) -> FailureReport:
-    """Call `diagnose_run` in a child process that loads the plan of these options."""
+    """Call `diagnose_run` in a child process, which loads the plan of these options. Returns its report;
+    `NO_REPORT` if no answer is wrong."""
     if not any(map(_is_wrong_answer, cells)):
         return NO_REPORT
     with TemporaryDirectory(prefix="attention-") as temporary:
@@ -102,7 +104,8 @@ def diagnose_in_child(
 
 
 def _answer_request(path: Path) -> None:
-    """Replace the request in a file, a trusted pickle, by the JSON of the report."""
+    """Read a request, a trusted pickle, from a file. Diagnose, and overwrite the file with the report as
+    JSON."""
     sys.path[:], options, cells, folder = pickle.loads(path.read_bytes())
     path.write_bytes(msgspec.json.encode(diagnose_run(Plan.make(options), cells, folder)))
 
@@ -113,8 +116,9 @@ def _is_wrong_answer(cell: CellRecord) -> bool:
 
 
 def _failing_and_passing(cells: Sequence[CellRecord]) -> list[CellRecord]:
-    """The failing cells, then passing cells of `VALUES`, then those of other checks with failures. Of the
-    passing cells of a check the first ones have all features that the failing cells share."""
+    """Returns the failing cells, then passing cells of the same implementations: first of the check
+    `VALUES`, then of other failing checks. Within a check, cells come first that have all features common
+    to the failing cells."""
     failing = [c for c in cells if _is_wrong_answer(c)]
     checks = {VALUES, *(c.check for c in failing)}
     names = {c.implementation for c in failing}
@@ -127,7 +131,8 @@ def _failing_and_passing(cells: Sequence[CellRecord]) -> list[CellRecord]:
 
 
 def _diagnose(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> FailureReport:
-    """The report of `diagnose_run`, which raises errors of the smaller case."""
+    """Returns the report of `diagnose_run`. Raises the errors of `_with_smaller_case`; errors of
+    diagnoses become notes."""
     implementations = [i.optimized or i for i in plan.functions] or plan.implementations
     by_name = {(i.backend.name, i.name): i for i in implementations}
     cells = [c for c in _failing_and_passing(cells) if (c.backend, c.implementation) in by_name]
@@ -152,7 +157,7 @@ def _diagnose(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> F
 
 
 def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> list[Cell]:
-    """The cells of an implementation among records, to be judged again."""
+    """Returns the cells of an implementation among records, to be judged again."""
     checks = all_checks()
     return [
         Cell(checks[record.check], find(record.case), implementation, record.seed)
@@ -165,7 +170,8 @@ def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> lis
 def _diagnose_implementation(
     plan: Plan, implementation: Implementation, records: Sequence[CellRecord], seconds: float
 ) -> list[DiagnosisRecord]:
-    """The diagnoses of one implementation from its records, within `seconds` of processor time."""
+    """Returns the diagnoses of one implementation from its records, within `seconds` of processor
+    time."""
     failing = _cells(implementation, filter(_is_wrong_answer, records))
     passing = _cells(implementation, [r for r in records if r.status == "pass"][:MOST_PASSING])
     check_of = {
@@ -191,7 +197,8 @@ def _diagnose_implementation(
 
 
 def _advice_diagnoses(implementation: Implementation, failing: Sequence[Cell]) -> list[Diagnosis]:
-    """The advice of the trial calls as a diagnosis; none if no cell fails to which the advice applies."""
+    """Returns the advice of the trial calls as a list of one diagnosis; [] if the advice applies to no
+    failing cell."""
     cells = [cell for cell in failing if _advice_applies(cell, implementation)]
     if not cells:
         return []
@@ -208,8 +215,9 @@ def _advice_applies(cell: Cell, implementation: Implementation) -> bool:
 def _state_diagnosis(
     plan: Plan, implementation: Implementation, failing: Sequence[Cell]
 ) -> list[Diagnosis]:
-    """The diagnosis that answers depend on earlier calls: failing cells of `VALUES` pass if the file of
-    the function is imported anew before each. [] if a cell still fails, or for functions of no file."""
+    """Returns a list of one diagnosis if answers depend on earlier calls: failing cells of `VALUES` pass
+    if the function's file is imported anew before each cell. [] if a cell still fails, or if the function
+    is in no file."""
     named_functions = zip(plan.options.function, plan.functions, strict=False)
     text = next((text for text, f in named_functions if implementation in (f, f.optimized)), "")
     cells = choose_cells([cell for cell in failing if cell.check.name == VALUES], MOST_FIRST_CALLS)
@@ -241,18 +249,19 @@ def _with_smaller_case(
     plan: Plan, implementation: Implementation, records: Sequence[CellRecord], folder: Path | None,
     time_is_over: Any,
 ) -> FailureReport:  # fmt: skip
-    """A report with the smallest failing case that was reached from the first group of failures that the
-    terminal lists, and with the script of that case."""
+    """Shrinks one case of the group of failures that the terminal lists first. Returns a report with the
+    smallest failing case, and the path of its script if `folder` is given. `NO_REPORT` without a case.
+    Shrinking ends when `time_is_over()` is True."""
     failing = [
         r for r in records if _is_wrong_answer(r) and r.implementation == implementation.name
     ]
     groups = Counter((r.check, r.kind) for r in failing if r.check in SEARCHED)
     group = min(groups, key=lambda key: group_order(key[0], key[1], groups[key]), default=None)
-    of_group = [r for r in failing if (r.check, r.kind) == group]
-    chosen_cells = choose_cells(_cells(implementation, of_group), 1)
+    group_records = [r for r in failing if (r.check, r.kind) == group]
+    chosen_cells = choose_cells(_cells(implementation, group_records), 1)
     if not chosen_cells or not isinstance(chosen_cells[0].case, Case):
         return NO_REPORT
-    cell, kind = chosen_cells[0], of_group[0].kind
+    cell, kind = chosen_cells[0], group_records[0].kind
     policy = Policy(limit=partial(time_limit, plan.options.cell_timeout, "the cell"))
     verdicts: dict[str, Verdict] = {}
 

@@ -46,7 +46,8 @@ An implementation that a question does not name leaves its answer to be observed
 
 
 def declared_answers(name: str) -> dict[str, dict[str, dict[str, str]]]:
-    """The answers that a backend's implementations declare. Raises the errors of `registry.load`."""
+    """Returns the declared answers of a backend's implementations (see `DeclaredAnswers`). Raises the
+    errors of `registry.load`."""
     answers: dict[str, dict[str, dict[str, str]]] = {}
     for implementation in registry.implementations(registry.load(name)):
         for case in ELECTION_CASES:
@@ -59,12 +60,13 @@ def declared_answers(name: str) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def page(answers: DeclaredAnswers) -> str:
-    """The page in Markdown, with a section for each question."""
+    """Returns the page in Markdown, with a section for each question."""
     return "\n".join([HEAD, *(section(question, answers) for question in QUESTIONS.values())])
 
 
 def section(question: Question, answers: DeclaredAnswers) -> str:
-    """A question in Markdown: its answers, and a table of the implementations that elect each answer."""
+    """Returns a question in Markdown: its answers, and a table of the implementations that elect each
+    answer."""
     options = ", ".join(f"`{answer}`" for answer in question.options)
     lines = [f"## {question.name}\n", f"{question.text}: {options}.\n"]
     electing = {answer: _electing(question, answer, answers) for answer in question.options}
@@ -82,8 +84,8 @@ def section(question: Question, answers: DeclaredAnswers) -> str:
 def _electing(
     question: Question, answer: str, declared_answers: DeclaredAnswers
 ) -> dict[str, list[str]]:
-    """The names of the implementations that elect an answer, by backend. A name has dtypes if the
-    implementation elects another answer in other dtypes."""
+    """Returns the names of the implementations that elect an answer, by backend. If an implementation
+    elects the answer in some dtypes only, these follow its name."""
     electing: dict[str, list[str]] = {}
     for implementation, questions in declared_answers.items():
         by_dtype = questions.get(question.name, {})
@@ -124,8 +126,8 @@ def _elections(arguments: argparse.Namespace) -> int:
 
 
 def _declared_in_processes(names: Iterable[str]) -> DeclaredAnswers:
-    """The declared answers of several backends, each loaded in its own process. Raises UsageError if a
-    process fails."""
+    """Returns the declared answers of several backends, each loaded in its own process. Raises UsageError
+    if a process fails."""
     answers: dict[str, Any] = {}
     for name in names:
         code, output = run_module(

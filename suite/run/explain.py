@@ -82,7 +82,7 @@ def add_explain_parser(commands: Any) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    options = ExplainOptions.of_arguments(arguments)
+    options = ExplainOptions.from_arguments(arguments)
     try:
         options.check()
         limit_threads(options.threads)
@@ -98,13 +98,15 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _read(implementation: Implementation, name: str, options: Options) -> dict[str, str]:
-    """The facts of an implementation by name. Raises TimeOver, with `name` in its message."""
+    """Returns the facts of an implementation as texts by name. Raises TimeOver, with `name` in its
+    message."""
     with time_limit(options.cell_timeout, f"reading {name}"):
-        return facts.read(implementation, SECONDS)
+        return facts.read_facts(implementation, SECONDS)
 
 
 def _write(options: ExplainOptions) -> None:
-    """Write a new file of facts; the line of an implementation is written as soon as it is read."""
+    """Write a new file of facts, with a line for each implementation, as soon as its facts are measured.
+    Raises UsageError if two implementations have the same name."""
     by_name = dict(named(options, every=True))
     if len({one.name for one in by_name.values()}) < len(by_name):
         raise UsageError("functions of one name have one line in a file: write them to two files")
@@ -124,8 +126,9 @@ def _write(options: ExplainOptions) -> None:
 
 
 def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implementation]]:
-    """The implementations that the options name, with these names. If none is named and `every` is true,
-    all of the backend's implementations of plain attention. Raises UsageError."""
+    """Yields the functions and implementations that the options name, each with its name. If none is
+    named and `every` is True, yields all of the backend's implementations of plain attention. Raises
+    UsageError."""
     if len(options.backends) != 1:
         raise UsageError(f"exactly one --backend is read, got {', '.join(options.backends)}")
     backend = registry.load(options.backends[0], options.device)
@@ -150,20 +153,20 @@ def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implemen
 
 
 def table(columns: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """The lines of a table: a row for each fact, a column for each function, from facts by name. A row is
-    marked if its columns differ."""
-    rows = list(dict.fromkeys(name for facts_of in columns.values() for name in facts_of))
+    """Returns the lines of a table: a row for each fact, a column for each function. `columns` are the
+    facts by the function's name. A row is marked by `DIFFERS` if its columns differ."""
+    rows = list(dict.fromkeys(fact for column in columns.values() for fact in column))
     name_width = max(map(len, rows), default=0)
     width = max((WIDTH - name_width - 2) // max(len(columns), 1) - 2, 24)
     lines = _row(" ", "", list(columns), name_width, width)
     for name in rows:
-        cells = [facts_of.get(name, facts.NOT_TAKEN) for facts_of in columns.values()]
+        cells = [column.get(name, facts.NOT_TAKEN) for column in columns.values()]
         lines += _row(DIFFERS if len(set(cells)) > 1 else " ", name, cells, name_width, width)
     return lines
 
 
 def _row(mark: str, name: str, cells: Sequence[str], name_width: int, width: int) -> list[str]:
-    """The lines of a row: `mark`, `name` padded to `name_width`, and cells wrapped at `width`."""
+    """Returns the lines of a row: `mark`, `name` padded to `name_width`, and cells wrapped at `width`."""
     wrapped = [wrap(cell, width) or [""] for cell in cells]
     lines = []
     for number in range(max(map(len, wrapped), default=0)):

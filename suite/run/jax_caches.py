@@ -10,7 +10,7 @@ FORGET_EVERY = 20
 """The number of cells between two calls of `forget_lowered`."""
 
 COUNT_EVERY = 40
-"""The number of cells after which `forget` counts areas of memory."""
+"""The number of cells between two counts of memory areas in `forget`."""
 
 MOST_AREAS = 45_000
 """The number of memory areas of a process above which `forget_programs` is called. An XLA program has
@@ -29,14 +29,14 @@ FOLDER = "JAX_COMPILATION_CACHE_DIR"
 
 
 def keep_compilations(folder: str | Path) -> None:
-    """Let JAX keep compiled programs in a folder, so that a second run compiles nothing. Call this
-    before JAX is imported. A folder that is set already stays."""
+    """Let JAX keep compiled programs in a folder, so that a second run compiles nothing. Must be called
+    before JAX is imported. Does nothing if a folder is set already."""
     os.environ |= compilations_in(folder)
 
 
 def compilations_in(folder: str | Path) -> dict[str, str]:
-    """The environment variables by which JAX keeps compiled programs in a folder; none if a folder is
-    set already."""
+    """Returns the environment variables by which JAX keeps compiled programs in a folder; {} if a folder
+    is set already."""
     if FOLDER in os.environ:
         return {}
     variables = {
@@ -48,7 +48,8 @@ def compilations_in(folder: str | Path) -> dict[str, str]:
 
 
 def forget(judged: int) -> None:
-    """Forget lowered modules or programs if that is due after so many `judged` cells."""
+    """Have JAX forget lowered modules every `FORGET_EVERY` cells, and programs if there are too many
+    memory areas. `judged`: the number of cells that this process has judged."""
     if judged % FORGET_EVERY == 0:
         forget_lowered()
     if judged % COUNT_EVERY == 0 and "jax" in sys.modules and areas() > MOST_AREAS:
@@ -56,7 +57,7 @@ def forget(judged: int) -> None:
 
 
 def areas() -> int:
-    """The number of memory areas of this process; 0 if the system does not list them."""
+    """Returns the number of memory areas of this process; 0 if the system does not list them."""
     try:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:

@@ -19,8 +19,8 @@ from attention_conformance.suite.report.render import aligned
 
 @dataclass(frozen=True)
 class Kill:
-    """The outcome of one mutant: `case`, `kind` and `message` of the first failing cell. A survivor has
-    no case, and its message counts its cells by status."""
+    """The outcome of one mutant: `case`, `kind` and `message` of the first failing cell. For a survivor
+    `case` is "", and the message counts its cells by status."""
 
     fault: Deviation
     case: str
@@ -33,7 +33,7 @@ class Kill:
 
 
 def kill(mutant: Implementation, checks: Iterable[Check], level: str, seed: int = 0) -> Kill:
-    """Judge a mutant with the check that its fault names, until the first failing case.
+    """Judge a mutant with the check that its fault names, up to the first failing case.
 
     Raises ValueError if the implementation is no mutant, or if its fault names an unknown check.
     """
@@ -60,8 +60,9 @@ def kill(mutant: Implementation, checks: Iterable[Check], level: str, seed: int 
 
 
 def format_table(kills: Sequence[Kill]) -> str:
-    """The kill table in plain text: one line per mutant, survivors last; a line per family of faults,
-    with the checks that kill its mutants; a line per check with the number of mutants that it kills."""
+    """Returns the kill table in plain text. Three parts: a line per mutant, survivors last; a line per
+    family of faults, with the checks that kill its mutants; a line per check, with the number of mutants
+    that it kills."""
     mutants = Counter(k.fault.killed_by for k in kills)
     killed = Counter(k.fault.killed_by for k in kills if k.killed)
     lines: list[str] = []
@@ -82,7 +83,7 @@ def format_table(kills: Sequence[Kill]) -> str:
 
 
 def _by_family(kills: Sequence[Kill]) -> list[str]:
-    """One line per family: how many of its mutants are killed, and by which checks."""
+    """Returns one line per family: how many of its mutants are killed, and by which checks."""
     rows = []
     for family in FAMILIES:
         kills_of_family = [kill for kill in kills if kill.fault.family == family]

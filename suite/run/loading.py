@@ -64,7 +64,7 @@ class LoadedBackend:
     - `functions`: the user functions among them, with their compiled forms
     - `natives`: the framework's own implementations if user functions are judged; else empty
     - `manifest`: the expected failures of all implementations that are no user functions
-    - `of_functions`: the expected failures of user functions, read from the files `expect`
+    - `function_manifest`: the expected failures of user functions, read from the files `expect`
     - `notes`: sentences for people
     """
 
@@ -73,13 +73,13 @@ class LoadedBackend:
     functions: tuple[Implementation, ...]
     natives: tuple[Implementation, ...]
     manifest: Manifest
-    of_functions: Manifest
+    function_manifest: Manifest
     expect: tuple[Path, ...]
     notes: tuple[str, ...]
 
     def expected_of(self, implementation: Implementation) -> Manifest:
-        """The expected failures of an implementation."""
-        return self.of_functions if implementation in self.functions else self.manifest
+        """Returns the manifest of expected failures that applies to an implementation."""
+        return self.function_manifest if implementation in self.functions else self.manifest
 
 
 OnDeath = Callable[[str], object]
@@ -93,8 +93,9 @@ def ignore_death(death: str) -> None:
 def load_backends(
     options: Options, user: UserCode, on_death: OnDeath
 ) -> tuple[list[LoadedBackend], dict[str, BackendUnavailable]]:
-    """Import the frameworks, select implementations, and try user functions out. Returns the backends,
-    and the errors of those backends of "all" that cannot be loaded, by name. Raises UsageError."""
+    """Import the frameworks, select implementations, and make trial calls of user functions. Returns the
+    loaded backends, and by name the errors of backends that "all" includes and that cannot be loaded.
+    Raises UsageError."""
     required = {registry.canonical(name) for name in options.backend if name != "all"}
     loaded: list[LoadedBackend] = []
     unavailable: dict[str, BackendUnavailable] = {}
@@ -117,8 +118,8 @@ def load_backends(
 
 @contextmanager
 def importing(options: Options) -> Iterator[None]:
-    """The context in which frameworks and users' files are imported. Raises UsageError if that takes too
-    long."""
+    """A context for the import of frameworks and users' files. Raises UsageError after
+    --start-timeout."""
     try:
         with time_limit(options.start_timeout, "importing frameworks and kernels"):
             yield
@@ -133,9 +134,9 @@ def load_backend(
     user: UserCode = NO_USER_CODE,
     on_death: OnDeath = ignore_death,
 ) -> LoadedBackend:
-    """Load the user functions of the options and try them out; without user functions load the backend's
-    implementations. For isolated functions `backend` is ignored: each has its own in a child process.
-    Raises UsageError, and BackendUnavailable for isolated functions."""
+    """Load the user functions of the options and make trial calls; without user functions load the
+    backend's implementations. For isolated functions `backend` is ignored: each function has a backend in
+    its own child process. Raises UsageError, and BackendUnavailable for isolated functions."""
     backends: list[Any] = [backend] * len(options.function)
     if options.isolates:
         with importing(options):
@@ -198,8 +199,8 @@ def load_backend(
 def user_function(
     backend: Backend, text: str, options: Options, user: UserCode = NO_USER_CODE
 ) -> tuple[Implementation, Sequence[Path]]:
-    """The user function that the options call `text`, and the manifests that it names. Raises
-    UsageError."""
+    """Returns the user function that the options call `text`, and the paths of the manifests that its
+    claims name. Raises UsageError."""
     claimed = {**options.claims, **user.claimed}
     if isinstance(backend, Remote):
         function, claims = backend.load(text, claimed, options.like, options.untrusted)
@@ -213,7 +214,7 @@ def user_function(
 
 
 def _only_named(loaded: Sequence[LoadedBackend], names: Sequence[str]) -> list[LoadedBackend]:
-    """The backends, reduced to user functions and the implementations of these names ("sdpa" or
+    """Returns the backends, reduced to user functions and the implementations of these names ("sdpa" or
     "torch:sdpa"). Raises UsageError for an unknown name."""
 
     def names_of(i: Implementation) -> set[str]:
@@ -233,8 +234,8 @@ def _only_named(loaded: Sequence[LoadedBackend], names: Sequence[str]) -> list[L
 
 
 def try_out(text: str, function: Implementation, seconds: float, on_death: OnDeath) -> None:
-    """Make trial calls of the user function named by `text`, each for at most `seconds`, which also
-    settle how arguments are bound. Raises UsageError if the function cannot be judged."""
+    """Make trial calls of a user function, each for at most `seconds`. The calls also bind its arguments.
+    `text` names the function in messages. Raises UsageError if the function cannot be judged."""
     subject = f"function {text!r}"
 
     @contextmanager
@@ -250,14 +251,14 @@ def try_out(text: str, function: Implementation, seconds: float, on_death: OnDea
 
 
 def parameters_found(function: Implementation) -> list[str]:
-    """A note for people that says how the parameters of a user's layer were found; [] for a function."""
+    """Returns a list of one note: how the parameters of a user's layer were found. [] for a function."""
     text = getattr(function, "parameters_found", "")
     return [f"{function}: {text}"] if text else []
 
 
 def lacking_parameters(function: Implementation, level: str) -> list[str]:
-    """A note for people: which missing parameters of a user's layer would make unsupported cells of a
-    level supported, and how many cells each; [] if none would."""
+    """Returns a list of one note: which additional parameters of a user's layer would make unsupported
+    cells of a level supported, and how many cells each. [] for a function, or if none would."""
     if not isinstance(function, UserLayer):
         return []
     cells = [
@@ -270,9 +271,9 @@ def lacking_parameters(function: Implementation, level: str) -> list[str]:
         name: sum(check.unsupported(layer, case) is None for check, case in cells)
         for name, layer in function.with_one_more().items()
     })  # fmt: skip
-    (name, count), *others = added_cells.most_common()
+    (name, count), *further = added_cells.most_common()
     texts = [
         f"a parameter {name} would add {count} cells",
-        *(f"{other} {cells}" for other, cells in others if cells),
+        *(f"{other_name} {cells}" for other_name, cells in further if cells),
     ]
     return [f"{function}: {', '.join(texts)}"] if count else []

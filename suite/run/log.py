@@ -28,7 +28,7 @@ from attention_conformance.suite.run.recorded import crashed, header
 from attention_conformance.suite.run.suggestions import joint_suggestions, suggestions
 from attention_conformance.suite.run.terminal import FAILED, Terminal
 from attention_conformance.suite.run.timing import time_functions
-from attention_conformance.suite.run.verdict import VerdictOutput, of_run
+from attention_conformance.suite.run.verdict import VerdictOutput, run_verdict
 from attention_conformance.suite.spec.catalogue.workloads import find_workloads
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import BROKEN
@@ -44,7 +44,7 @@ FILTERS = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore"
 
 
 def check_and_cell(test_id: str) -> tuple[str, str] | None:
-    """The check, and the name of the cell, in the id of a test; None for a test that is no cell."""
+    """Returns the names of the check and of the cell in a test's id; None if the test is no cell."""
     check, _, parameter = test_id.partition("::test_")[2].partition("[")
     implementation, slash, _ = parameter.partition("/")
     is_cell = slash and ":" in implementation and check in all_checks()
@@ -80,7 +80,7 @@ class RunLog:
         self._key_by_test: dict[str, tuple] = {}
         self._cell_by_key: dict[tuple, CellRecord] = {}
         self._test_ids: list[str] = []
-        self._must_answer = True
+        self._needs_pass = True
         self._has_corrections = False
         self._file: TextIO | None = None
 
@@ -91,8 +91,9 @@ class RunLog:
 
     @property
     def notes(self) -> list[str]:
-        """The notes of the plan; how to allow forbidden calls, if any failed; a sentence per claim that
-        errors suggest; and a line per function with all options that failures and diagnoses suggest."""
+        """Notes for people: those of the plan; how to allow forbidden calls, if a cell failed by one; a
+        sentence for each claim that errors suggest; and a line for each function with all suggested
+        options."""
         by_default = self.options.untrusted and not self.options.forbid
         has_forbidden_call = by_default and any(c.kind == "forbidden" for c in self.cells)
         return [
@@ -108,8 +109,8 @@ class RunLog:
         return [node for node in self._test_ids if node not in self._key_by_test]
 
     def open_results(self) -> str:
-        """Open the new file of --results or `RECORDS_PATH`, and return its path; "" if neither is set.
-        Raises pytest.UsageError."""
+        """Open the new file of --results or `RECORDS_PATH`. Returns its path, "" if neither is set.
+        Raises pytest.UsageError if the file exists or cannot be opened."""
         name = self.results or self.config.stash.get(RECORDS_PATH, "")
         if not name:
             return ""
@@ -128,13 +129,13 @@ class RunLog:
         return str(path)
 
     def write_verdict(self, exit_code: int, usage: str = "") -> None:
-        """Write the verdict to the file of --verdict and to the descriptor of --verdict-fd. An error of
-        writing ends the run. `usage` is the text of a usage error."""
+        """Write the verdict to the outputs of --verdict and --verdict-fd, if any. If that fails, the run
+        ends. `usage` is the text of a usage error."""
         if not self.verdict_output:
             return
         interrupted = ["the run did not finish"] if exit_code == pytest.ExitCode.INTERRUPTED else []
         reasons = [usage] if usage else [*interrupted, *self.failures(), *self.shortfalls()]
-        verdict = of_run(
+        verdict = run_verdict(
             exit_code, self.cells, reasons, functions=tuple(self.functions), seed=self.options.seed,
             missing=len(self.missing), times=self.times,
             diagnoses=tuple(one.sentence for one in self.report.diagnoses),
@@ -148,27 +149,29 @@ class RunLog:
             self._file.close()
             remove_empty(self._file.name)
 
-    def take_test_ids(self, nodes: Iterable[str]) -> None:
+    def set_test_ids(self, nodes: Iterable[str]) -> None:
         """Store the ids of the tests that will run: each must get a verdict."""
         self._test_ids = [node for node in nodes if check_and_cell(node)]
 
-    def take(self, cell: CellRecord, identity: dict[str, Any], node: str) -> None:
-        """Store a cell's record, and write it if the header is written. The first record with the plan's
-        `identity` writes the header; the record of a crash has no identity, and waits."""
+    def add(self, cell: CellRecord, identity: dict[str, Any], node: str) -> None:
+        """Store the record of a cell, and write it if a file is open. `node`: the id of its test. If the
+        cell has a record already, the worse one is stored. `identity`: see `Plan.identity`; the first
+        one also writes the header. Records of crashes have {}, and are written after the header."""
         self._key_by_test[node] = cell.key
         if cell.key in self._cell_by_key:
             self._keep_worse(cell)
             return
         self._cell_by_key[cell.key] = cell
         self.nodes[cell.key] = node
-        self.terminal.take(cell, identity.get("owed", {}))
+        self.terminal.count_cell(cell, identity.get("owed", {}))
         self.pending.append(cell)
         if identity:
             self.write_header(identity)
         self._write_pending()
 
-    def take_error(self, node: str, message: str) -> None:
-        """Turn the record of a test into an error: pytest reported one before or after the verdict."""
+    def add_error(self, node: str, message: str) -> None:
+        """Store an error that pytest reported for a test before or after its verdict. A record that does
+        not fail becomes an error; without a record a new one is stored."""
         key, names = self._key_by_test.get(node), check_and_cell(node)
         if key is not None:
             stored = self._cell_by_key[key]
@@ -178,17 +181,18 @@ class RunLog:
                 )
         elif names is not None:
             cell = crashed(*names, "harness", printable(message), self.options)
-            self.take(replace(cell, status="error"), {}, node)
+            self.add(replace(cell, status="error"), {}, node)
 
     def _keep_worse(self, cell: CellRecord) -> None:
-        """Replace the stored record of a cell if this one is worse."""
+        """Replace the stored record of a cell if this record is worse."""
         stored = self._cell_by_key[cell.key]
         if _severity(cell) > _severity(stored):
             self._cell_by_key[cell.key] = cell
             self._has_corrections = True
 
     def write_header(self, identity: dict[str, Any]) -> None:
-        """Make and write the header, once."""
+        """Set the run's facts from `identity` (`Plan.identity`), and write the header if a file is open.
+        Later calls do nothing."""
         if self.header is not None:
             return
         self.header = _header(self.config, self.options, identity)
@@ -196,7 +200,7 @@ class RunLog:
         self.failed_imports = identity.get("failed_imports", [])
         self._notes = list(identity.get("notes", []))
         self.functions = list(identity.get("functions", []))
-        self._must_answer = identity.get("owes_answers", True)
+        self._needs_pass = identity.get("needs_pass", True)
         if self._file is not None:
             with self._ending_on_errors():
                 self.writer = records.writer(self._file.name, self.header, self._file)
@@ -211,7 +215,7 @@ class RunLog:
 
     @contextmanager
     def _ending_on_errors(self) -> Iterator[None]:
-        """A context that ends the run with one sentence if records cannot be written in it."""
+        """A context that ends the run with one sentence if records cannot be written."""
         try:
             yield
         except RecordError as error:
@@ -219,8 +223,9 @@ class RunLog:
             pytest.exit(f"--results: {error}", returncode=pytest.ExitCode.INTERRUPTED)
 
     def diagnose(self, plan: Plan | None) -> None:
-        """Store and write the diagnoses of failing implementations, except in silent runs. Under
-        pytest-xdist `plan` is None, because only workers have backends: a child process diagnoses."""
+        """Set `report` to the diagnoses of failing implementations, and write them. Does nothing in
+        silent runs. Under pytest-xdist `plan` is None, because only workers have backends; then a child
+        process diagnoses."""
         if self.config.getoption("verbose") < -1 or not self.options.backend:
             return
         from attention_conformance.suite.run.diagnosing import diagnose_in_child, diagnose_run
@@ -239,14 +244,14 @@ class RunLog:
                     self.writer.remark(LINE_NAME, one)
 
     def time_functions(self) -> None:
-        """Time the functions on the workloads of --time if the run has no failure."""
+        """Time the functions on the workloads of --time if the run has no failure. Sets `times`."""
         if self.workloads and not [*self.failures(), *self.shortfalls()]:
             folder = self.config.invocation_params.dir
             self.times, self._missing_times = time_functions(self.options, self.workloads, folder)
 
     def close(self, finished: bool) -> None:
-        """Write pending records and, if the run is `finished`, the footer. If records were replaced,
-        write the file anew."""
+        """Write pending records and, if the run is `finished`, the footer. If records were replaced after
+        they were written, the whole file is written again."""
         with self._ending_on_errors():
             self._close(finished)
 
@@ -277,7 +282,7 @@ class RunLog:
     @property
     def shard_note(self) -> str:
         """A note that says why a shard judged no implementation; "" if it judged one."""
-        if self.header is None or self._must_answer:
+        if self.header is None or self._needs_pass:
             return ""
         return (
             f"part {self.options.shard} of the {self.header.cells} cells holds "
@@ -285,11 +290,11 @@ class RunLog:
         )
 
     def failures(self) -> list[str]:
-        """The reasons why a run fails although no test does."""
+        """Returns the reasons why a run fails, other than by its tests, as sentences; [] for none."""
         reasons = [f"{name} is {self.unavailable[name]}" for name in self.failed_imports]
         if any(cell.status in BROKEN for cell in self._cell_by_key.values()):
             reasons.append(FAILED)
-        if self._must_answer and not self._has_passed:
+        if self._needs_pass and not self._has_passed:
             reasons.append("no cell passed")
         if self.missing:
             reasons.append(
@@ -299,7 +304,8 @@ class RunLog:
         return reasons + self._missing_times
 
     def shortfalls(self) -> list[str]:
-        """The reasons why a run without failures has judged too few cells; [] if it has judged enough."""
+        """Returns the reasons why a run without failures has judged too few cells; [] if it has judged
+        enough."""
         return shortfalls(
             self.cells, self.functions, part=bool(self.options.shard), filtered=filtered(self.config),
             allow_refusals=self.options.allow_refusals,
@@ -307,7 +313,8 @@ class RunLog:
 
 
 def checked_workloads(config: pytest.Config, options: Options) -> list[str]:
-    """The workloads of --time. Raises pytest.UsageError."""
+    """Returns the workloads of --time. Raises pytest.UsageError for an unknown one, or without
+    --function."""
     workloads: list[str] = config.getoption(NAMES.destination("time"))
     try:
         for workload in workloads:

@@ -36,8 +36,8 @@ from attention_conformance.suite.spec.vocabulary import DEVICES, LEVELS, MODES, 
 CELL_SECONDS, START_SECONDS = 600.0, 600.0
 """Time limits far beyond every cell and every import that ends at all."""
 
-ASKED_MODES = (*MODES, "all")
-"""The values of --mode: implementations as they are called, through their frameworks' compilers, or
+MODE_VALUES = (*MODES, "all")
+"""The values of --mode: implementations are called eagerly, through their frameworks' compilers, or
 both."""
 
 LAYERS = tuple(
@@ -52,20 +52,21 @@ PLAIN = "masked"
 @dataclass
 class Names:
     """The names of the options in pytest: with the prefix `--attention-`, and if `short` is True also
-    without a prefix."""
+    without it."""
 
     short: bool = True
 
     def prefixed(self, flag: str) -> str:
-        """The name of the option `--name` with the prefix."""
+        """Returns the option "--name" or "name" with the prefix: "--attention-name"."""
         return f"--attention-{flag.removeprefix('--')}"
 
     def destination(self, name: str) -> str:
-        """The attribute in which pytest keeps an option, by the option's or the field's name."""
+        """Returns the name of the attribute in which pytest stores an option. `name`: of the option or of
+        the field."""
         return f"attention_{name.removeprefix('--').replace('-', '_')}"
 
     def in_pytest(self, words: Iterable[str]) -> list[str]:
-        """The words of a command line, prefixed if this process has no short names."""
+        """Returns the words of a command line, with the prefix if `short` is False."""
         return [*words] if self.short else [self.prefixed(word) for word in words]
 
 
@@ -114,8 +115,8 @@ SECRET_SEEDS: set[int] = set()
 
 
 def seed(text: str) -> int:
-    """The number in the value of --seed; for "secret" a random one of 64 bits. Raises
-    ArgumentTypeError."""
+    """Returns the number in a value of --seed. For "secret" returns a random number of 64 bits, which is
+    also stored in `SECRET_SEEDS`. Raises ArgumentTypeError."""
     if text == SECRET:
         drawn = secrets.randbits(64)
         SECRET_SEEDS.add(drawn)
@@ -157,7 +158,7 @@ class Options(CommandOptions):
         "framework, on fewer cases; all",
         "NAME",
         MODES[0],
-        valid=ASKED_MODES,
+        valid=MODE_VALUES,
     )
     seed: int = option(
         "seed of the values that are drawn; secret: a new seed, which is printed at the end",
@@ -175,50 +176,50 @@ class Options(CommandOptions):
         "(docs/layers.md, docs/operators)",
         "LAYER",
         valid=LAYERS,
-        of_function=True,
+        for_function=True,
     )
     numerics: str = option(
         f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",
         "CLASS",
         valid=NUMERICS,
-        of_function=True,
+        for_function=True,
     )
     claim: tuple[str, ...] = option(
         f"what --function takes: NAME=VALUE, or DTYPE.NAME=VALUE; names: {', '.join(CLAIMS)} "
         "(docs/claims.md); repeatable",
         "NAME=VALUE",
         many=True,
-        of_function=True,
+        for_function=True,
     )
     parameter: tuple[str, ...] = option(
         "what a parameter of --function is given whose name does not tell: NAME=WORD, as m=attn_mask "
         "(docs/signatures.md); repeatable",
         "NAME=WORD",
         many=True,
-        of_function=True,
+        for_function=True,
     )
     elect: tuple[str, ...] = option(
         "hold --function to an answer where the field has no single one: QUESTION=ANSWER, or "
         "QUESTION=DTYPE:ANSWER (attention-conformance list --words); repeatable",
         "QUESTION=ANSWER",
         many=True,
-        of_function=True,
+        for_function=True,
     )
     drop_in: bool = option(
         "hold --function to all that the framework's own attention promises: malformed problems are "
         "refused, and elections are the same",
         switch=True,
-        of_function=True,
+        for_function=True,
     )
     allow_unused: bool = option(
         "let --function have parameters that are nearly called like those passed",
         switch=True,
-        of_function=True,
+        for_function=True,
     )
     allow_refusals: bool = option(
         "let --function refuse more than half of what its signature and its claims allow",
         switch=True,
-        of_function=True,
+        for_function=True,
         for_rerun=False,
     )
     forbid: tuple[str, ...] = option(
@@ -227,19 +228,19 @@ class Options(CommandOptions):
         "own attention, which nothing allows; repeatable",
         "NAME[,NAME]",
         many=True,
-        of_function=True,
+        for_function=True,
     )
     isolate: bool = option(
         "run --function in a child process with few rights; what judges never imports its file "
         "(docs/untrusted.md)",
         switch=True,
-        of_function=True,
+        for_function=True,
     )
     untrusted: bool = option(
         "judge a --function that may cheat: --isolate, values also in sizes that the seed draws, and the "
         "file's own claims are not taken (docs/untrusted.md)",
         switch=True,
-        of_function=True,
+        for_function=True,
     )
     expect: tuple[str, ...] = option(
         "a manifest of expected failures of --function, or of a third-party backend; repeatable",
@@ -252,7 +253,7 @@ class Options(CommandOptions):
         "yes|no",
         "yes",
         valid=("yes", "no"),
-        of_function=True,
+        for_function=True,
     )
     optimized: bool = option(
         "compile every program as people do: by default most of JAX's are compiled with few of XLA's "
@@ -288,7 +289,8 @@ class Options(CommandOptions):
 
     @property
     def claims(self) -> dict[str, Any]:
-        """The claims about user functions in the options (see `suite.spec.claims`). Raises UsageError."""
+        """The claims about user functions by name, from all options (see `suite.spec.claims`). Raises
+        UsageError."""
         claims = {
             "numerics": self.numerics, "elections": read_elections(self.elect),
             "forbid": ",".join(n for n in self.forbid if n != NOTHING), "drop_in": self.drop_in,
@@ -305,7 +307,8 @@ class Options(CommandOptions):
 
     @property
     def backends(self) -> list[str]:
-        """Canonical backend names, with "all" written out. Raises UsageError."""
+        """Canonical backend names, with "all" replaced by the names of installed backends. Raises
+        UsageError."""
         names: list[str] = []
         for name in self.backend:
             if name == "all":
@@ -317,7 +320,8 @@ class Options(CommandOptions):
         return names
 
     def check(self) -> None:
-        """Raise UsageError for every mistake that can be found without importing a framework."""
+        """Raise UsageError for a mistake in the options that can be found without importing a
+        framework."""
         if not self.backend:
             installed = ", ".join(registry.installed())
             raise UsageError(
@@ -340,7 +344,7 @@ class Options(CommandOptions):
                 f"--function needs exactly one --backend (whose signature it has), got {names}"
             )
         for name, flag in flags(Options).items():
-            if flag.of_function and not self.function and self._value(name) != flag.initial:
+            if flag.for_function and not self.function and self._value(name) != flag.initial:
                 raise UsageError(f"--{name} speaks of a --function, and none is given")
         if self.forbid and self.mode == "compiled":
             raise UsageError("--forbid is about eager calls: choose --mode=eager or --mode=all")
@@ -368,7 +372,8 @@ class Options(CommandOptions):
         return not (self.optimized or self.isolates) and self.mode != "compiled"
 
     def part(self) -> tuple[int, int]:
-        """Shard i of n, (1, 1) for a whole run. Raises UsageError."""
+        """Returns the shard's number and the number of shards; (1, 1) without --shard. Raises
+        UsageError."""
         if not self.shard:
             return 1, 1
         match = re.fullmatch(r"(\d{1,18})/(\d{1,18})", self.shard)
@@ -378,6 +383,6 @@ class Options(CommandOptions):
 
 
 def shared(name: str, **changed: Any) -> Any:
-    """A dataclass field with a copy of the flag `name` of `Options` or `OUTSIDE`, whose fields in
-    `changed` have other values."""
+    """Returns a dataclass field for an option that a command shares with runs: a copy of the flag `name`
+    of `Options` or `OUTSIDE`, with the fields `changed`."""
     return option(**vars(replace((flags(Options) | OUTSIDE)[name], **changed)))

@@ -44,8 +44,8 @@ from attention_conformance.suite.spec.vocabulary import LEVELS
 
 @dataclass(frozen=True)
 class Plan:
-    """The backends, implementations and cells of a run. `unavailable` has the errors of those backends of
-    "all" that could not be loaded, by name."""
+    """The backends, implementations and cells of a run. `unavailable`: by name the errors of backends
+    that "all" includes and that could not be loaded."""
 
     options: Options
     loaded: Sequence[LoadedBackend]
@@ -58,7 +58,8 @@ class Plan:
         user: UserCode = NO_USER_CODE,
         on_death: OnDeath = ignore_death,
     ) -> Plan:
-        """Import the frameworks, find implementations, and try user functions out. Raises UsageError."""
+        """Returns the plan of these options. Imports the frameworks, and makes trial calls of user
+        functions. Raises UsageError."""
         options.check()
         try:
             return cls._load(options, user, on_death)
@@ -87,8 +88,8 @@ class Plan:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of the frameworks by distribution, as plain strings: torch's is a class of its
-        own, which does not travel to workers."""
+        """The versions of the frameworks by distribution, as plain strings. torch's own version class
+        cannot be sent between processes."""
         return {n: str(text) for one in self.loaded for n, text in one.backend.versions.items()}
 
     @property
@@ -96,13 +97,13 @@ class Plan:
         """Sentences for people about the implementations."""
         return [note for one in self.loaded for note in one.notes]
 
-    def of(self, implementation: Implementation) -> LoadedBackend:
-        """The backend of an implementation, as it was loaded."""
+    def loaded_backend(self, implementation: Implementation) -> LoadedBackend:
+        """Returns the loaded backend of an implementation."""
         return next(one for one in self.loaded if one.backend.name == implementation.backend.name)
 
     def cells(self, check: Check, whole: bool = False) -> list[Cell]:
-        """The cells of a check in this shard, or in all shards if `whole`, case by case, so that
-        implementations share an oracle."""
+        """Returns the cells of a check in this shard, or in all shards if `whole`. The cells of a case
+        are neighbours, so that implementations share an oracle."""
         shard, count = (1, 1) if whole else self.options.part()
         names = {dtype(name).name for name in self.options.dtype}
         cells = [*check.cells(self.options.level, self.implementations, self.options.seed)]
@@ -118,8 +119,8 @@ class Plan:
         ]
 
     def policy(self, cell: Cell, seconds: float | None = None) -> Policy:
-        """The policy for judging a cell; `seconds` is its time limit, by default --cell-timeout."""
-        loaded = self.of(cell.implementation)
+        """Returns the policy for judging a cell. `seconds`: the time limit, by default --cell-timeout."""
+        loaded = self.loaded_backend(cell.implementation)
         is_function = cell.implementation in self.functions
         seconds = self.options.cell_timeout if seconds is None else seconds
         limit = partial(time_limit, seconds, "the cell")
@@ -131,21 +132,22 @@ class Plan:
         return Policy(self.options.audit, limit, tuple(steps))
 
     def stale_expectations(self, filtered: bool = False) -> list[str]:
-        """Entries that match no supported cell of the full catalogue, as messages for people.
+        """Returns messages for people about manifest entries that match no supported cell of the full
+        catalogue; [] for none.
 
-        A `filtered` run leaves out manifests of this project: to build the full catalogue takes longer
-        than to judge a few cells, and whole runs look through these manifests.
+        A `filtered` run does not test this project's own manifests: that takes longer than judging a few
+        cells, and unfiltered runs do it.
         """
         messages = []
         for one in self.loaded:
-            for manifest in (one.manifest, one.of_functions):
+            for manifest in (one.manifest, one.function_manifest):
                 judged = [i for i in one.implementations if one.expected_of(i) is manifest]
                 messages += [
                     f"{e.source} ({', '.join(e.implementation)}: {', '.join(e.case)}) matches no cell "
                     "of the catalogue; correct or remove it"
                     for e in manifest.unmatched(partial(self._matches_a_cell, judged), filtered)
                 ]
-            names = {name for e in one.of_functions.entries for name in e.implementation}
+            names = {name for e in one.function_manifest.entries for name in e.implementation}
             functions = [i.name for i in one.functions]
             if names and not names & {*functions}:
                 messages.append(
@@ -155,8 +157,8 @@ class Plan:
         return messages
 
     def _matches_a_cell(self, judged: Sequence[Implementation], entry: Expectation) -> bool:
-        """True if an entry matches a cell of the `judged` implementations, or names an implementation
-        that this run leaves out."""
+        """True if an entry matches a supported cell of the `judged` implementations. Also True if it
+        names only implementations of other modes, or an implementation that this run leaves out."""
         mode = self.options.mode
         names = {name for name in entry.implementation if mode in ("all", mode_of(name))}
         is_filtered = self.options.implementation or self.options.function
@@ -172,7 +174,7 @@ class Plan:
         )
 
     def answerable(self, whole: bool = False) -> bool:
-        """True if a cell of this shard, or of any shard if `whole`, is supported."""
+        """True if this shard has a supported cell; if `whole`, True if any shard has one."""
         return any(
             check.unsupported(cell.implementation, cell.case) is None
             for check in all_checks().values()
@@ -180,14 +182,15 @@ class Plan:
         )
 
     def digest(self) -> tuple[str, int]:
-        """Digest and number of the cells of all shards."""
+        """Returns the digest and the number of the cells of all shards."""
         keys = [
             record_key(cell) for check in all_checks().values() for cell in self.cells(check, True)
         ]
         return digest(keys), len(keys)
 
     def identity(self) -> dict[str, Any]:
-        """The facts of the plan that the writer of records needs, as plain data that workers can send."""
+        """Returns the facts of the plan that the writer of records needs, as plain data by name. Workers
+        send them to the main process. "needs_pass": True if a run without a passed cell fails."""
         text, count = self.digest()
         return {
             "digest": text, "cells": count, "versions": self.versions,
@@ -197,17 +200,19 @@ class Plan:
             ],
             "notes": self.notes, "functions": [i.name for i in self.functions],
             "controls": [str(i) for i in self.implementations if i.textbook],
-            "owes_answers": self.answerable() or not self.answerable(whole=True),
+            "needs_pass": self.answerable() or not self.answerable(whole=True),
         }  # fmt: skip
 
 
 def cases_asked(check: Check, level: str, implementation: Implementation) -> Iterable[AnyCase]:
-    """The cases of a level in which a check judges an implementation, with nearest supported cases."""
+    """Returns the cases of a level in which a check judges an implementation, including nearest supported
+    cases."""
     return (cell.case for cell in check.cells(level, [implementation]))
 
 
 def _shard_of(case_id: str, count: int) -> int:
-    """The shard, 1 to `count`, that a case belongs to: by its id, so that oracles are shared."""
+    """Returns the shard of a case, 1 to `count`, from a hash of its id: all cells of a case are in one
+    shard, and share an oracle."""
     if count == 1:
         return 1
     return int.from_bytes(hashlib.sha256(case_id.encode()).digest()[:4], "big") % count + 1

@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
     # A read-only checkout has no cache, which changes no verdict.
     config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")
-    options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
+    options = Options.from_lookup(lambda name: config.getoption(NAMES.destination(name)))
     worker_input = getattr(config, "workerinput", None)
     if worker_input is not None:
         options = replace(options, seed=worker_input[SEED])  # a secret one is drawn once
@@ -152,7 +152,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Judge the cell of a check's test; skip, xfail or fail the test by the verdict."""
+    """Judge the cell of a check's test, and store its record. Skips, xfails or fails the test by the
+    verdict. Returns True, or None for other tests, which pytest calls."""
     if pyfuncitem.function not in CHECKS:
         return None
     cell = cast(Cell, pyfuncitem.callspec.params["cell"])
@@ -198,14 +199,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Pass the record in a report to the run log; a report of pytest-xdist ("???") is a crash."""
+    """Pass the record in a report to the run log. `when` "???": a worker died, which is a crash."""
     log = _STATE.get("run")
     if log is None:
         return
     if report.when == "call":
         for name, value in report.user_properties:
             if name == PROPERTY and isinstance(value, dict):
-                log.take(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
+                log.add(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
     names = check_and_cell(report.nodeid)
     if names is not None and report.when == "???":
         place = log.config.stash[CONTROLLER].watchdog_place(report.node)
@@ -213,15 +214,15 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             f"the process that judged this cell died: {place or 'a signal, an abort or an exit'}"
         )
         cell = crashed(*names, "timeout" if place else "crash", message, log.options)
-        log.take(cell, {}, report.nodeid)
+        log.add(cell, {}, report.nodeid)
     elif report.failed:
         line = str(report.longrepr).strip().rpartition("\n")[2]
-        log.take_error(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
+        log.add_error(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """End with a usage error before any worker starts, if checks are named without a backend."""
+    """Raise a usage error before any worker starts if checks are named without a backend."""
     config = session.config
     options, worker = config.stash[OPTIONS], hasattr(config, "workerinput")
     if not options.backend and not worker and _names_checks(config):
@@ -233,7 +234,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """End with a usage error before any cell is judged, if entries of manifests match nothing in the
+    """Raise a usage error before any cell is judged if entries of manifests match no cell of the
     catalogue."""
     plan = _STATE.get("plan")
     if not isinstance(plan, Plan):
@@ -248,20 +249,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if stale:
             raise pytest.UsageError("stale expectations:\n  " + "\n  ".join(stale))
     if worker_input is None:
-        _STATE["run"].take_test_ids(item.nodeid for item in session.items)
+        _STATE["run"].set_test_ids(item.nodeid for item in session.items)
         _STATE["run"].write_header(_identity(plan))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Mark the last test of this process, after which background errors are collected."""
+    """Mark the last test of this process: after it background errors are collected."""
     item.stash[IS_LAST] = nextitem is None
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Use --timeout of pytest-timeout as the time limit of a cell, like --cell-timeout, whatever its
-    method."""
+    """Use --timeout of pytest-timeout as the time limit of a cell, like --cell-timeout. Returns True: the
+    plugin sets no timer of its own. None for other tests."""
     if getattr(item, "function", None) not in CHECKS:
         return None
     item.stash[TIME_LIMIT] = float(settings.timeout)
@@ -314,7 +315,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _announce(item: pytest.Item) -> None:
-    """Write the cell that is judged now to the board. End the run if the parent process is gone."""
+    """Write the judged cell's test id to the board. Ends the run if the parent process is gone."""
     board = item.config.stash.get(BOARD, None)
     if board is not None:
         total = sum(_STATE["owed"].values())
@@ -337,7 +338,7 @@ _STATE: dict[str, Any] = {}
 
 
 def _plan(config: pytest.Config) -> Plan:
-    """The plan of this process, which the first call makes. Raises pytest.UsageError."""
+    """Returns the plan of this process. The first call makes it. Raises pytest.UsageError."""
     if "plan" not in _STATE:
         options = config.stash[OPTIONS]
         on_death = death_reporter(config)
@@ -346,7 +347,8 @@ def _plan(config: pytest.Config) -> Plan:
 
 
 def _as_usage_error(action: Any) -> Any:
-    """The result of `action()`, whose UsageError is raised as pytest's."""
+    """Returns the result of `action()`. A UsageError becomes pytest.UsageError, and its text is
+    stored."""
     try:
         return action()
     except UsageError as error:
@@ -355,7 +357,7 @@ def _as_usage_error(action: Any) -> Any:
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    """`Plan.identity` with the numbers of cells by backend, made once in a process."""
+    """Returns `Plan.identity` with "owed", the numbers of cells to judge by backend. Made once."""
     if "identity" not in _STATE:
         _STATE["identity"] = plan.identity() | {"owed": _STATE["owed"]}
     return _STATE["identity"]
@@ -370,7 +372,7 @@ def _versions_line() -> str:
 
 
 def _refuse_bytes(config: pytest.Config) -> None:
-    """Raise a usage error for arguments that are not UTF-8: they cannot be sent to workers."""
+    """Raise pytest.UsageError for arguments that are not UTF-8: they cannot be sent to workers."""
     for word in map(str, config.invocation_params.args):
         if not word.isascii() and word.encode(errors="ignore").decode() != word:
             raise pytest.UsageError(

@@ -3,9 +3,9 @@
 A kernel can do anything to its process: hang outside Python, exit by C's own function, be killed. No
 code in that process survives this, so another process watches.
 
-- `limited` raises TimeOver at a time limit. Soon after, a watchdog outside Python's threads ends a
+- `time_limit` raises TimeOver at a time limit. Soon after, a watchdog outside Python's threads ends a
   process that did not react to the exception.
-- A `Board` is memory that outlives the process, which writes facts about its progress there.
+- A `Board` is memory that outlives a process. The process writes facts about its progress there.
 - `run_in_fork` forks: the child does the work, the parent sees how the child ended.
 - `run_module` runs a command in a child to its end.
 """
@@ -37,11 +37,11 @@ Fields = dict[str, Any]
 """A request, an answer, or the facts on a board, as JSON objects."""
 
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals by which people end a run: a parent hands them on to the child that judges."""
+"""Signals by which people end a run: a parent sends them on to the child that judges."""
 
-ONE_KEY = 0.5
-"""Seconds within which two interrupts are one. Ctrl-C reaches every process of a terminal, and a parent
-hands its own interrupt on to its child."""
+SAME_INTERRUPT_SECONDS = 0.5
+"""Seconds within which two interrupts count as one. Ctrl-C reaches every process of a terminal, and a
+parent sends its own interrupt on to its child."""
 
 DIED = 1
 """The exit code of a supervised run whose child died."""
@@ -86,14 +86,14 @@ class Board:
         self._facts: Fields = {}
 
     def say(self, **facts: Any) -> None:
-        """Add or change facts: numbers and short texts."""
+        """Add or change facts: numbers and short texts. Facts beyond `SIZE` bytes are not written."""
         self._facts |= facts
         text = json.dumps(self._facts).encode() + b"\n"
         if len(text) <= self.SIZE:
             self._memory[: len(text)] = text
 
     def read(self) -> Fields:
-        """All facts; {} if there is none, or if the process died while writing."""
+        """Returns all facts by name; {} if there is none, or if the process died while writing."""
         try:
             return json.loads(self._memory[:].partition(b"\n")[0])
         except ValueError:
@@ -105,8 +105,8 @@ _STACKS_DESCRIPTOR: list[int] = []
 
 
 def write_stacks(path: str = "") -> None:
-    """Set the file to which the watchdog writes the stacks of this process; without a path the present
-    standard error, because pytest captures standard error while a cell is judged."""
+    """Set the file to which the watchdog writes the stacks of this process. Without a path this is a copy
+    of the present standard error, because pytest captures standard error while a cell is judged."""
     for descriptor in _STACKS_DESCRIPTOR:
         os.close(descriptor)
     _STACKS_DESCRIPTOR[:] = [
@@ -115,8 +115,8 @@ def write_stacks(path: str = "") -> None:
 
 
 def place_in(stacks: str) -> str:
-    """A sentence that says where the watchdog ended a process, from the `stacks` that the watchdog wrote;
-    "" if the watchdog did not end it."""
+    """Returns a sentence that says where the watchdog ended a process; "" if it did not. `stacks`: the
+    text that the watchdog wrote."""
     if "Timeout (" not in stacks:
         return ""
     # The main thread comes last, its innermost frame first.
@@ -130,7 +130,9 @@ def place_in(stacks: str) -> str:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """A context that ends after `seconds`, 0 for never. Raises TimeOver, whose message names `what`."""
+    """A context that raises TimeOver after `seconds` (0: never). Its message begins with `what`. If the
+    process does not react within `GRACE` seconds, the watchdog ends it. In threads other than the main
+    one only the watchdog works."""
     if not seconds:
         yield
         return
@@ -157,7 +159,8 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 
 def how_it_ended(code: int) -> str:
-    """The unexpected end of a process in words, from its exit code (below 0: minus a signal's number)."""
+    """Returns how a process ended unexpectedly, in words: "died of SIGKILL". `code`: its exit code, below
+    0 minus the number of a signal."""
     if -code in {*signal.Signals}:
         return f"died of {signal.Signals(-code).name}"
     if code < 0:  # most signals of Linux's second half have no name
@@ -177,7 +180,7 @@ def can_fork() -> bool:
 
 @contextlib.contextmanager
 def signal_handlers(handlers: Mapping[signal.Signals, Callable[..., object]]) -> Iterator[None]:
-    """A context in which these signals have these handlers."""
+    """A context in which the signals have these handlers. At its end the old handlers are restored."""
     old_handlers = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -187,15 +190,16 @@ def signal_handlers(handlers: Mapping[signal.Signals, Callable[..., object]]) ->
 
 
 def interrupt_handler(before_exit: Callable[[], object] = lambda: None) -> Callable[..., None]:
-    """A signal handler. The first interrupt raises KeyboardInterrupt; a later one calls `before_exit` and
-    ends this process."""
+    """Returns a signal handler. The first interrupt raises KeyboardInterrupt. Interrupts within
+    `SAME_INTERRUPT_SECONDS` of the first are ignored. A later interrupt calls `before_exit` and ends this
+    process."""
     times: list[float] = []
 
     def interrupt(*details: object) -> None:
         times.append(time.monotonic())
         if len(times) == 1:
             raise KeyboardInterrupt
-        if times[-1] - times[0] > ONE_KEY:
+        if times[-1] - times[0] > SAME_INTERRUPT_SECONDS:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             with contextlib.suppress(Exception):
                 before_exit()
@@ -205,11 +209,12 @@ def interrupt_handler(before_exit: Callable[[], object] = lambda: None) -> Calla
 
 
 def run_in_fork(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
-    """Do `work` in a fork of this process; returns the exit code and the facts on the fork's board.
+    """Do `work` in a fork of this process. Returns the exit code and the facts on the fork's board.
 
-    If the fork dies before it has a code, the code is `DIED`; after SIGINT or SIGTERM `INTERRUPTED`.
-    Standard error and the fact `died` say how and at which cell the fork died, with an `advice` if its
-    own code ended it; the fact `signal` is the number of the signal that ended the fork, or 0.
+    `work` gets the board, and returns the exit code. If the fork dies before, the code is `DIED`;
+    `INTERRUPTED` after SIGINT or SIGTERM. Then a sentence about the death is printed to standard error,
+    with `advice` unless the fork was interrupted. The facts contain this sentence as `died`, and as
+    `signal` the number of the signal that ended the fork, or 0.
     """
     board, (stacks_reader, stacks_writer) = Board(), os.pipe()
     os.set_blocking(stacks_reader, False)  # processes that the fork started may outlive it
@@ -227,13 +232,13 @@ def run_in_fork(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fi
     facts = board.read()
     os.close(stacks_writer)
     try:
-        held_at = place_in(os.read(stacks_reader, Board.SIZE).decode(errors="replace"))
+        blocked_at = place_in(os.read(stacks_reader, Board.SIZE).decode(errors="replace"))
     except BlockingIOError:
-        held_at = ""
+        blocked_at = ""
     os.close(stacks_reader)
-    if held_at:
+    if blocked_at:
         delay = f"a thread or an exit handler held the process for {EXIT_SECONDS:g} s after the run"
-        print(f"\nWARNING: {delay}, and was ended: {held_at}", file=sys.stderr, flush=True)
+        print(f"\nWARNING: {delay}, and was ended: {blocked_at}", file=sys.stderr, flush=True)
     if "code" in facts:
         return facts["code"], facts
     exit_code = os.waitstatus_to_exitcode(status)
@@ -244,7 +249,7 @@ def run_in_fork(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fi
 
 
 def is_orphaned(board: Board | None) -> bool:
-    """True if the parent that supervises this process is gone."""
+    """True if the parent that supervises this process is gone; False without a board."""
     return board is not None and os.getppid() != board.read().get("parent")
 
 
@@ -273,7 +278,8 @@ def _flush_output() -> None:
 
 
 def _death_sentence(code: int, facts: Fields, advice: str) -> str:
-    """A sentence for people: how a fork died, by its exit code, and at which cell, by its `facts`."""
+    """Returns a sentence for people: how a fork died, from its exit `code`, and at which cell, from the
+    `facts` on its board. `advice` is appended if it died at a cell."""
     ending = how_it_ended(code)
     if "cell" not in facts:
         if facts.get("death"):
@@ -287,7 +293,7 @@ def _death_sentence(code: int, facts: Fields, advice: str) -> str:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `variables` added, for a child that imports from this checkout."""
+    """Returns this process's environment with `variables` added, and with this checkout on PYTHONPATH."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
 
@@ -295,11 +301,11 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def run_module(
     words: Sequence[str], folder: Path, variables: Mapping[str, str], seconds: float = 0.0
 ) -> tuple[int | None, str]:
-    """Run `python -m WORDS` in a folder; returns its exit code (below 0: the number of a signal) and its
-    output.
+    """Run `python -m WORDS` in a folder, with `variables` added to the environment. Returns its exit code
+    (below 0: minus the number of a signal), and standard output and error as text.
 
-    A child that takes longer than `seconds`, 0 for no limit, is killed with its own children, and the
-    code is None. The system kills a child whose parent died.
+    A child that takes longer than `seconds` (0: no limit) is killed with its own children; then the code
+    is None. The system kills the child if this process dies.
     """
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD_PROGRAM, str(os.getpid()), *words], cwd=folder,

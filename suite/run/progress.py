@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 EVERY = {True: 10.0, False: 60.0}
-"""Seconds between two lines, by whether the output is a terminal."""
+"""Seconds between two lines; the key is True for output to a terminal."""
 
 
 class Progress:
-    """Counts the judged cells of a run.
+    """Counts the judged cells of a run, and estimates the time left.
 
-    `every` is the number of seconds between two lines. `clock` returns seconds.
+    `every` is the number of seconds between two lines. `clock` returns seconds. `owed` and `judged` are
+    the numbers of cells to judge in total, and of judged cells, by backend.
     """
 
     def __init__(self, every: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,12 +25,12 @@ class Progress:
         self._start = self._last_line_time = clock()
 
     def owe(self, cells: Mapping[str, int]) -> None:
-        """Store the number of cells to judge of each backend."""
+        """Store the numbers of cells to judge in total, by backend."""
         self.owed = Counter(cells)
 
-    def take(self, backend: str, seconds: float) -> str:
-        """Count a judged cell, which took some seconds; returns a line if one is due and cells are left,
-        else ""."""
+    def count_cell(self, backend: str, seconds: float) -> str:
+        """Count a judged cell of a backend that took `seconds`. Returns a line if one is due and cells
+        are left, else ""."""
         self.judged[backend] += 1
         self._seconds[backend] += seconds  # type: ignore[assignment]
         now = self._clock()
@@ -39,18 +40,18 @@ class Progress:
         return self.line()
 
     def line(self) -> str:
-        """The numbers of judged and of all cells, by backend if there are several, and the time left."""
+        """Returns a line with the numbers of judged and of all cells, also by backend if there are
+        several, and the time left."""
         judged, owed = self.judged.total(), self.owed.total()
         texts = [f"{name} {self.judged[name]} of {owed}" for name, owed in self.owed.items()]
         by_backend = f" ({', '.join(texts)})" if len(texts) > 1 else ""
         return f"{judged} of {owed} cells{by_backend}, about {span(self.left())} left"
 
     def left(self) -> float:
-        """The seconds until all cells are judged.
+        """Returns the expected seconds until all cells are judged.
 
-        A cell is expected to take as long as the average cell of its backend, or of all backends before
-        one of its backend is judged. Workers are taken to share the work as evenly as before.
-        """
+        A cell is expected to take as long as the average judged cell of its backend, or of all backends
+        if its backend has none. Workers are expected to share the work as evenly as before."""
         judging_seconds = sum(self._seconds.values())
         elapsed_share = (self._clock() - self._start) / judging_seconds if judging_seconds else 0.0
         average = judging_seconds / max(1, self.judged.total())
@@ -62,7 +63,8 @@ class Progress:
 
 
 class Steps:
-    """Announces each of `count` steps, with the expected time of the remaining steps."""
+    """Announces each of `count` steps by `say`, with the expected time of the remaining steps. `clock`
+    returns seconds."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Steps:
         self._number, self._start = 0, clock()
 
     def next(self, text: str) -> None:
-        """Announce the next step; the step before is over."""
+        """Announce the next step, which is called `text`. The step before counts as finished."""
         finished, self._number = self._number, self._number + 1
         seconds = (self._clock() - self._start) / finished if finished else 0.0
         left = f"; about {span(seconds * (self._count - finished))} left" if finished else ""
@@ -82,7 +84,7 @@ class Steps:
 
 
 def span(seconds: float) -> str:
-    """A time span for people: 45 s, 12 min, 2 h 5 min."""
+    """Returns a time span for people: 45 s, 12 min, 2 h 5 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

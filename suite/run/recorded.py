@@ -23,7 +23,8 @@ from attention_conformance.suite.spec.operators.sdpa import group
 def header(
     options: Options, identity: Mapping[str, Any], partial: bool = False, **extra: str
 ) -> Header:
-    """The header of a run with this identity (`Plan.identity`); `extra` is stored with its options."""
+    """Returns the header of a run. `identity`: see `Plan.identity`. `partial`: cells were left out by
+    arguments of pytest. `extra` is stored with the options."""
     origin = machine.origin()
     rerun_options = replace(options, backend=(), mode=Options.mode)
     origin["machine"]["thread_variables"] = threads_as_set()
@@ -41,12 +42,12 @@ def header(
 
 
 def cell_name(cell: Cell) -> str:
-    """The name of a cell within its check: "torch:sdpa-math/sdpa/none/mha/f32/..."."""
+    """Returns the name of a cell within its check: "torch:sdpa-math/sdpa/none/mha/f32/..."."""
     return f"{cell.implementation}/{cell.case.id}"
 
 
 def record(cell: Cell, verdict: Verdict) -> CellRecord:
-    """The record of a judged cell."""
+    """Returns the record of a judged cell."""
     return CellRecord(
         **_identity(cell),
         **_case_fields(cell.case),
@@ -62,7 +63,7 @@ def record(cell: Cell, verdict: Verdict) -> CellRecord:
 
 
 def record_key(cell: Cell) -> tuple:
-    """The key of a cell's record."""
+    """Returns the key of a cell's record."""
     return CellRecord(**_identity(cell), status="pass", seed=cell.seed).key
 
 
@@ -80,7 +81,7 @@ def _identity(cell: Cell) -> dict[str, Any]:
 
 
 def _case_fields(case: AnyCase) -> dict[str, Any]:
-    """The fields of a case in a record, without its id."""
+    """Returns the fields of a case in a record, without its id."""
     return {
         "group": group(case) if isinstance(case, Case) else case.group,
         "operator": case.operator.name,
@@ -91,8 +92,8 @@ def _case_fields(case: AnyCase) -> dict[str, Any]:
 
 
 def crashed(check: str, name: str, kind: str, message: str, options: Options) -> CellRecord:
-    """The record of a cell whose process died or exceeded its time limit, made from the cell's name
-    alone."""
+    """Returns the record of a cell whose process died or exceeded its time limit. Only the name of the
+    cell is known (`cell_name`)."""
     implementation, _, case_id = name.partition("/")
     backend, _, short = implementation.partition(":")
     case = find(case_id)

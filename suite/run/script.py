@@ -26,11 +26,12 @@ MOST_LITERALS = 600
 
 
 class NoScript(Exception):
-    """A script cannot show the failure; the message says why."""
+    """No script can reproduce the failure; the message says why."""
 
 
 def script(cell: Cell, verdict: Verdict) -> str:
-    """The script that reproduces the verdict of a value or gradient cell. Raises NoScript."""
+    """Returns the text of the script that reproduces the verdict of a value or gradient cell. Raises
+    NoScript."""
     inputs, backend = cell.inputs, cell.implementation.backend
     differentiates = "gradient" in cell.check.needs
     prepared, gradients = (
@@ -59,8 +60,8 @@ def script(cell: Cell, verdict: Verdict) -> str:
 
 
 def _call(cell: Cell, prepared: PreparedCall, gradients: list[str], dialect: Dialect) -> list[str]:
-    """Three texts: statements that make the arrays, the definition of `call`, and statements that call it
-    and compute the gradients of the operands `gradients`."""
+    """Returns three texts: statements that create the arrays, the definition of the function `call`, and
+    statements that call it. `gradients`: the names of the operands whose gradients are computed."""
     backend = cell.implementation.backend
     arrays = {n: a for n, a in prepared.arguments.items() if backend.is_array(a)}
     texts = {n: n if n in arrays else repr(a) for n, a in prepared.arguments.items()}
@@ -82,7 +83,8 @@ def _call(cell: Cell, prepared: PreparedCall, gradients: list[str], dialect: Dia
 
 
 def _assertion(cell: Cell, prepared: PreparedCall, gradients: list[str]) -> str:
-    """The statement that asserts the output, and the gradients of the operands `gradients`."""
+    """Returns the statement that asserts the output, and the gradients of the operands called
+    `gradients`."""
     inputs, rows = cell.inputs, cell.elected_rows(cell.inputs)
     facts = {**inputs.arrays, "mask": inputs.dense_mask, "scale": inputs.scale, **inputs.features}
     keywords = {n: repr(value) for n, value in facts.items() if isinstance(value, float)}
@@ -99,7 +101,7 @@ def _assertion(cell: Cell, prepared: PreparedCall, gradients: list[str]) -> str:
 
 
 def literal(array: np.ndarray) -> str:
-    """A Python expression whose value is exactly this array."""
+    """Returns a Python expression whose value is exactly this array."""
     shape = array.shape or "()"
     if array.size > MOST_LITERALS:
         data = base64.b85encode(zlib.compress(array.tobytes(), 9)).decode()

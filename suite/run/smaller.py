@@ -10,7 +10,8 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 
 def smallest_failing(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """The smallest failing case that is reached from `case` by steps of `smaller` to failing cases."""
+    """Returns the smallest failing case that is reached from `case`: each step goes to the first failing
+    case in `simpler_cases`."""
     passing: set[str] = set()
     while True:
         for candidate in simpler_cases(case):
@@ -25,8 +26,8 @@ def smallest_failing(case: Case, fails: Callable[[Case], bool]) -> Case:
 
 
 def simpler_cases(case: Case) -> Iterator[Case]:
-    """Valid cases that are simpler than `case` in one respect, largest steps first: without the mask,
-    with one part of the mask, with the default of an option or recipe, with smaller sizes."""
+    """Yields valid cases that are simpler than `case` in one respect, largest steps first: without the
+    mask, with one part of the mask, with the default of an option or recipe, with smaller sizes."""
     fields = {
         **{name: getattr(case, name) for name in ("operator", "sizes", "dtype", "mask", "widths")},
         **{name: getattr(case, name) for name in ("recipe", "axis_order", "form")},
@@ -42,7 +43,7 @@ def simpler_cases(case: Case) -> Iterator[Case]:
 
 
 def _simpler_fields(case: Case) -> Iterator[dict[str, Any]]:
-    """A simpler mask, or the default of an option or of a field, as keywords of `Case.of`."""
+    """Yields a simpler mask, or the default of an option or of a field, as keywords of `Case.of`."""
     if case.mask is not None:
         yield {"mask": None, "form": "native"}
         yield from ({"mask": part} for part in case.mask.parts)
@@ -51,8 +52,9 @@ def _simpler_fields(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
-    """Smaller sizes of one axis, as keywords of `Case.of`: size 1, then ever larger ones, up to one less.
-    Tied axes stay equal, and so do D and Dv, and a layer's width (x, y, z, o) and the heads' width."""
+    """Yields smaller sizes of one axis, as keywords of `Case.of`. For each axis first size 1, then
+    increasing sizes up to one less than its own. Tied axes stay equal. So do D and Dv, and a layer's
+    width (x, y, z, o) and the width of all heads, if they are equal in `case`."""
     s = case.sizes
     ties = case.operator.all_ties({o.name: case.option(o.name) for o in case.operator.options})
     widths = (
@@ -78,15 +80,15 @@ def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def what_it_takes(case: Case, passing: Iterable[Case]) -> str:
-    """The properties of a failing case that some of the `passing` cases have not, in words: "mask causal,
-    129 queries, 129 keys"."""
+    """Returns the properties of a failing case that at least one of the `passing` cases lacks, as text:
+    "mask causal, 129 queries, 129 keys"."""
     words = _properties(case)
-    lost = {word for other in passing for word in {*words} - {*_properties(other)}}
+    lost = {word for simpler in passing for word in {*words} - {*_properties(simpler)}}
     return ", ".join(word for word in words if word in lost)
 
 
 def _properties(case: Case) -> list[str]:
-    """What `simpler_cases` takes away from a case or makes smaller, in words."""
+    """Returns the properties of a case that `simpler_cases` removes or reduces, as texts."""
     s = case.sizes
     words = [f"mask {part}" for part in (case.mask_token if case.mask else "").split("+") if part]
     options = {o.name: o for o in case.operator.options}
@@ -106,8 +108,9 @@ def _properties(case: Case) -> list[str]:
 
 
 def with_equal_axes(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
-    """Sizes by the letters of axes, where each of `ties` ("qk") is a set of letters that are made equal:
-    to 1 if "1" is in the set, else to the letter that is first in `letters`."""
+    """Returns sizes by the letters of axes, with tied axes made equal. Each of `ties` is a set of
+    letters, such as "qk". They get size 1 if "1" is in the set, else the size of the letter that is first
+    in `letters`. Ties with a common letter are joined."""
     groups: list[set[str]] = []
     for tie in ties:
         group = set(tie).union(*(g for g in groups if g & set(tie)))
@@ -120,8 +123,8 @@ def with_equal_axes(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str
 
 
 def well_posed(case: Case, differentiated: bool = False) -> bool:
-    """True if the case has no fully masked rows, or if elections of its operator decide their output
-    and, if `differentiated`, their gradients."""
+    """True if the case has no fully masked rows, or if its operator has election questions about their
+    output and, if `differentiated`, about their gradients."""
     if case.mask is None or bool(case.mask.dense(case.sizes).any(-1).all()):
         return True
     has_lengths = case.operator.is_layer and case.form == "native"

@@ -1,9 +1,10 @@
 """Steps: functions that may replace the verdict of a check on a cell (see `suite.judge.judge.Policy`).
 
-- `overflow`: a failure of a user function in float16 names the numbers of its code that are infinite
-  there.
-- `expected`: a failure that the manifest expects is `known`; another failure or a pass there fails.
-- `inherited`: a failure of a user function that its framework has too is `known`.
+- `overflow`: a failure of a user function in float16 names the numbers in its code that are infinite in
+  float16.
+- `expected`: a failure that the manifest expects is `known`. If the cell fails in another way or passes,
+  that is a failure.
+- `inherited`: a failure of a user function is `known` if its framework has the same failure.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ float64 passes through float32, by a factor of 1.5."""
 
 
 def overflow(cell: Cell, verdict: Verdict) -> Verdict:
-    """The verdict of a user function. A failure in float16 that an infinity can explain says which
-    numbers of the function's code are infinite there. Its message begins with the claim of the other
-    dtypes.
+    """Returns the verdict of a user function. If it is a failure in float16 that an infinity can explain,
+    the message also says which numbers in the function's code are infinite in float16, and suggests to
+    claim only the other dtypes.
 
     Code that hides scores by adding (1 - mask) * -1e9 is right in float32 and bfloat16. In float16 -1e9
     is -inf, and fully masked rows are NaN. If the product is made in float16, 0 times -inf is NaN, too.
@@ -66,8 +67,8 @@ def overflow(cell: Cell, verdict: Verdict) -> Verdict:
 
 
 def expected(manifest: Manifest, cell: Cell, verdict: Verdict) -> Verdict:
-    """The verdict after a manifest is applied: `known` if an entry expects the failure, a failure if an
-    entry expects another one. Two entries that match one cell are an error."""
+    """Returns the verdict after a manifest is applied: `known` if an entry expects this failure; a
+    failure if an entry expects another failure. If two entries match the cell, the verdict is "error"."""
     name = cell.implementation.name
     try:
         return manifest.apply(verdict, name, cell.check.name, cell.case.id)
@@ -76,7 +77,8 @@ def expected(manifest: Manifest, cell: Cell, verdict: Verdict) -> Verdict:
 
 
 def inherited(loaded: LoadedBackend, policy: Policy, cell: Cell, verdict: Verdict) -> Verdict:
-    """The verdict of a user function, `known` if one of its framework's natives fails in the same way.
+    """Returns the verdict of a user function. It becomes `known` if one of the framework's own
+    implementations (natives) fails in the same way.
 
     A function that calls the framework's own attention, or one of its operations, fails where the
     framework fails. The record names the finding. Three conditions hold for such a cell:
@@ -108,7 +110,8 @@ def _manifest_error(verdict: Verdict, error: ExpectationError) -> Verdict:
 
 
 def _alike_natives(cell: Cell, natives: Sequence[Implementation]) -> Iterator[Implementation]:
-    """The framework's implementations of the cell's operator, through the compiler of the function."""
+    """Yields the framework's implementations of the cell's operator that are called through the same
+    compiler as the user function, or eagerly as it is."""
     function = cell.implementation
     forms = compiled_forms(function.backend, [*natives]) if function.mode == "compiled" else []
     for native in (*natives, *forms):
@@ -117,12 +120,13 @@ def _alike_natives(cell: Cell, natives: Sequence[Implementation]) -> Iterator[Im
 
 
 def _compiler(implementation: Implementation) -> str:
-    """The name of the compiler of a compiled form; "" for an eager implementation."""
+    """Returns the name of the compiler of a compiled form; "" for an eager implementation."""
     return implementation.name.partition(THROUGH)[2]
 
 
 def _errors_are_alike(verdict: Verdict, native_verdict: Verdict) -> bool:
-    """True if the error of a failure is at most `MOST_ERROR` times that of the native's failure."""
+    """True if the error of a failure is at most `MOST_ERROR` times the error of the native's failure, or
+    if its message contains the native's message."""
     if native_verdict.message in verdict.message:  # messages about user functions may be longer
         return True
     error, limit = _error_of(verdict), _error_of(native_verdict)
@@ -130,7 +134,8 @@ def _errors_are_alike(verdict: Verdict, native_verdict: Verdict) -> bool:
 
 
 def _error_of(verdict: Verdict) -> float | None:
-    """The error ratio of an answer if it is above 1, else the measured `rms`; None if unmeasured."""
+    """Returns the error ratio of an answer if it is above 1, else the measured `rms`; None if
+    unmeasured."""
     measured = verdict.measured
     exceeds_bound = measured.error_ratio is not None and measured.error_ratio > 1
     return measured.error_ratio if exceeds_bound else measured.rms
@@ -148,8 +153,8 @@ def _inherited_note(native: Implementation, entry: Expectation) -> str:
 
 
 def overflowing(function: Callable[..., Any]) -> tuple[float, ...]:
-    """The finite numbers in the code of a function or class that are infinite in float16. Whole numbers
-    above 0 are left out: they count and seed."""
+    """Returns, sorted, the finite numbers in the code of a function or class that are infinite in
+    float16. Integers above 0 are left out: they are counts and seeds."""
     numbers = {
         float(number)
         for code in _code_objects(function)
@@ -164,7 +169,8 @@ def overflowing(function: Callable[..., Any]) -> tuple[float, ...]:
 
 
 def _code_objects(function: Callable[..., Any]) -> Iterator[CodeType]:
-    """The code objects of a function or class, and of functions in the same module that it names."""
+    """Yields the code objects of a function or class, and of all functions and classes of the same module
+    that it uses."""
     queue: list[Any] = [function]
     visited: set[int] = set()
     while queue:
@@ -189,7 +195,7 @@ def _code_objects(function: Callable[..., Any]) -> Iterator[CodeType]:
 
 
 def _with_inner_code(code: CodeType) -> Iterator[CodeType]:
-    """A code object, and the code objects of functions inside it."""
+    """Yields a code object, and the code objects of functions inside it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

@@ -37,8 +37,8 @@ FILE_PATH = re.compile(r"\S*[/\\]\S*")
 
 
 def triton_hint(error: object, backends: Collection[str], device: str) -> str:
-    """The end of a sentence about a function that cannot be called because its Triton kernels need a
-    GPU; "" for any other error."""
+    """Returns advice as the end of a sentence if an error says that Triton kernels need a GPU; "" for any
+    other error, device or backend."""
     _, *own_errors = BEFORE_ERROR.split(str(error), maxsplit=1)
     needs_triton = any(NEEDS_TRITON.search(FILE_PATH.sub("", text)) for text in own_errors)
     if [*backends] != ["torch"] or device != "cpu" or not needs_triton:
@@ -47,7 +47,7 @@ def triton_hint(error: object, backends: Collection[str], device: str) -> str:
 
 
 def possible_claims(message: str, case: Case) -> Iterator[str]:
-    """The claims that an error's message about a case may mean, such as "lengths_multiple_of=16"."""
+    """Yields the claims that an error's message about a case may mean: "lengths_multiple_of=16"."""
     text = END_OF_LIMIT.split(message)[0]
     heads, lengths = HEADS.search(text), LENGTHS.search(text)
     multiple, most = MULTIPLE.search(text), MAXIMUM.search(text)
@@ -66,25 +66,27 @@ def possible_claims(message: str, case: Case) -> Iterator[str]:
 
 
 def multiples_of(number: str) -> tuple[str, str, str]:
-    """The values of `lengths_multiple_of` for all lengths, only lengths of keys, only of queries."""
+    """Returns three values of the claim `lengths_multiple_of`: for all lengths, for keys only, for
+    queries only."""
     return number, f"1,{number}", f"{number},1"
 
 
 @cache
 def declaration_of(claim: str) -> Declared:
-    """The declaration of a function with this claim alone."""
+    """Returns the declaration of a function with this claim alone."""
     return Claims.of(None, read_claims([claim])).declared()
 
 
 def is_beyond(claim: str, case: Case) -> bool:
-    """True if a case is beyond a claim."""
+    """True if a function with this claim alone does not support the case."""
     declaration = declaration_of(claim)
     is_refused = declaration.limits_for(case.dtype).refusal(case.sizes) is not None
     return is_refused or case.dtype.name not in declaration.dtypes
 
 
 def suggestion(message: str, case: Case) -> str:
-    """The claim that an error on a case suggests, as the end of a sentence; "" for none."""
+    """Returns the claim that an error's message about a case suggests, as the end of a sentence; "" for
+    none."""
     claims = (claim for claim in possible_claims(message, case) if is_beyond(claim, case))
     return next((f"; claim {claim}?" for claim in claims), "")
 
@@ -92,8 +94,8 @@ def suggestion(message: str, case: Case) -> str:
 def joint_suggestions(
     cells: Iterable[CellRecord], diagnoses: Iterable[DiagnosisRecord], functions: Collection[str]
 ) -> list[str]:
-    """A line for each user function with the options of all claims that failures and diagnoses suggest,
-    ready to paste. Several suggested sets of dtypes become their intersection."""
+    """Returns a line for each user function with the options of all claims that failures and diagnoses
+    suggest, ready to paste. Several suggested sets of dtypes become their intersection."""
     texts = [(c.backend, c.implementation, c.message) for c in cells if c.status == "fail"]
     for one in diagnoses:
         texts += [(one.backend, one.implementation, text) for text in (one.sentence, one.hint)]
@@ -101,8 +103,8 @@ def joint_suggestions(
     for backend, implementation, text in texts:
         for claim in CLAIM.findall(text) if implementation in functions else ():
             name, is_given, value = claim.partition("=")
-            of_function = suggested.setdefault(f"{backend}:{implementation}", {})
-            values = of_function.setdefault(name, [])
+            values_by_claim = suggested.setdefault(f"{backend}:{implementation}", {})
+            values = values_by_claim.setdefault(name, [])
             values += [value] if is_given and value not in values else []
     lines = []
     for function, claims in suggested.items():
@@ -115,8 +117,8 @@ def joint_suggestions(
 
 
 def suggestions(cells: Iterable[CellRecord], functions: Collection[str]) -> list[str]:
-    """A sentence for each claim that errors of user functions suggest: all cases with such an error are
-    beyond the claim, and no case that passed is."""
+    """Returns a sentence for each claim that errors of user functions suggest. A claim is suggested if it
+    excludes all cases with such an error, and no case that passed."""
     errors: dict[tuple[str, tuple[str, ...]], list[Case]] = {}
     answered: dict[str, set[Case]] = {}
     for cell in cells:

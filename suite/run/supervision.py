@@ -41,7 +41,7 @@ from attention_conformance.suite.run.process import (
     signal_handlers,
 )
 from attention_conformance.suite.run.recorded import crashed
-from attention_conformance.suite.run.verdict import RunVerdict, VerdictOutput, of_run
+from attention_conformance.suite.run.verdict import RunVerdict, VerdictOutput, run_verdict
 
 OUTSIDE_SIGNALS = (*FORWARDED_SIGNALS, signal.SIGKILL)
 """Signals by which people and the system end a run: the judged cell is then no crash."""
@@ -56,8 +56,9 @@ STACKS, SEED = "attention-stacks", "attention-seed"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Run the session in a fork of this process, which sees how the session ends. Returns None, so that
-    pytest goes on here, for workers, for their controller, and if this process cannot be forked."""
+    """Run the session in a fork of this process, and return its exit code. This process sees how the fork
+    ends. Returns None, so that pytest runs the session in this process, for workers, for their
+    controller, and if this process cannot be forked."""
     option = config.option
     exempting = ("numprocesses", "tx", "help", "version", "collectonly", "usepdb", "trace")
     backend = config.getoption(NAMES.destination("backend"))
@@ -83,7 +84,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         if "results" in facts:
             remove_empty(facts["results"])
         if has_output and "died" in facts and "verdict" not in facts:
-            options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
+            options = Options.from_lookup(lambda name: config.getoption(NAMES.destination(name)))
             VerdictOutput(path, descriptor, True).write(verdict_of_death(options, code, facts))
     if "usage" in facts:
         raise pytest.UsageError(facts["usage"])
@@ -91,8 +92,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 
 def verdict_of_death(options: Options, code: int, facts: Fields) -> RunVerdict:
-    """The verdict of a run whose process died, from its records and the `facts` on its board. The cell
-    that it judged is a crash, unless one of `OUTSIDE_SIGNALS` ended the process."""
+    """Returns the verdict of a run whose process died, from its records and the `facts` on its board. The
+    cell that was being judged counts as a crash, unless one of `OUTSIDE_SIGNALS` ended the process."""
     cells: list[records.CellRecord] = []
     with suppress(RecordError):
         cells += records.load(facts.get("results", ""), partial=True).cells
@@ -100,7 +101,7 @@ def verdict_of_death(options: Options, code: int, facts: Fields) -> RunVerdict:
     if names is not None and facts["signal"] not in OUTSIDE_SIGNALS:
         crash = crashed(*names, "crash", facts["died"], options)
         cells += [crash] if crash.key not in {cell.key for cell in cells} else []
-    return of_run(
+    return run_verdict(
         code, cells, [facts["died"]], seed=options.seed,
         missing=max(0, facts.get("owed", 0) - len(cells)),
         functions=options.function_names,
@@ -135,7 +136,7 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         self._collected.add(node.gateway.id)
-        self._log.take_test_ids(ids)
+        self._log.set_test_ids(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -156,17 +157,17 @@ class Controller:
             )
 
     def watchdog_place(self, node: Any) -> str:
-        """The place at which the watchdog ended a worker; "" if the watchdog did not end it."""
+        """Returns the place at which the watchdog ended a worker; "" if the watchdog did not end it."""
         return place_in(self._text_of_worker(node.gateway.id))
 
     def _text_of_worker(self, name: str) -> str:
-        """The text of a file that a worker wrote; "" without the file."""
+        """Returns the text of a file that a worker wrote; "" without the file."""
         file = self._folder / name
         return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def death_reporter(config: pytest.Config) -> Callable[[str], object]:
-    """Returns a function that stores a sentence, which the parent prints if this process dies."""
+    """Returns a function that stores a sentence for the parent, which prints it if this process dies."""
     if BOARD in config.stash:
         return lambda death: config.stash[BOARD].say(death=death)
     if stacks := getattr(config, "workerinput", {}).get(STACKS):
@@ -181,11 +182,11 @@ def end_on_sigterm(*details: object) -> None:
 
 
 class InWorker:
-    """Hooks of pytest in a worker of pytest-xdist: they sort cells, and hand usage errors to the main
+    """Hooks of pytest in a worker of pytest-xdist: they sort cells, and send usage errors to the main
     process."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Sort cells so that neighbours share work: pytest-xdist hands each worker runs of neighbours.
+        """Sort cells so that neighbours share work: pytest-xdist gives each worker runs of neighbours.
 
         Cells of a case share a reference. If a backend compiles every new shape, cells of an
         implementation share programs: they are sorted by implementation first. Tests that are no cells

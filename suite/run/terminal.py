@@ -53,9 +53,9 @@ class Terminal:
     def _is_silent(self) -> bool:
         return self._config.getoption("verbose") < -1
 
-    def take(self, cell: CellRecord, owed: Mapping[str, int]) -> None:
-        """Count a judged cell, and write a line if one is due. `owed` are the numbers of cells by
-        backend, empty if unknown."""
+    def count_cell(self, cell: CellRecord, owed: Mapping[str, int]) -> None:
+        """Count a judged cell, and write a line of progress if one is due. `owed`: the numbers of cells
+        to judge in total by backend, {} if unknown."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None or self._is_silent:
             return
@@ -63,7 +63,7 @@ class Terminal:
             self._progress = Progress(EVERY[bool(reporter.isatty)])
         if owed and not self._progress.owed:
             self._progress.owe(owed)
-        if text := self._progress.take(cell.backend, cell.seconds):
+        if text := self._progress.count_cell(cell.backend, cell.seconds):
             if reporter.currentfspath is None:  # with -q and under xdist dots follow no name
                 reporter.write("\n")
             reporter.ensure_newline()
@@ -109,14 +109,15 @@ class Terminal:
         )
 
     def _command_of(self, one: DiagnosisRecord) -> str:
-        """The command that judges the smallest cell of a diagnosis; "" if it is no cell of this run."""
+        """Returns the command that judges the smallest cell of the diagnosis `one` again; "" if it is no
+        cell of this run."""
         log, identity = self._log, (one.check, one.case, one.backend, one.implementation)
         nodes = (node for key, node in log.nodes.items() if key[: len(identity)] == identity)
         node = next(nodes, "")
         return rerun_command(node, log.options) if node else ""
 
     def _other_failed_tests(self) -> list[Any]:
-        """The reports of failed tests that are no cells."""
+        """Returns the reports of failed tests that are no cells."""
         cells = set(self._log.nodes.values())
         return [report for report in self._failed if report.nodeid not in cells]
 
@@ -149,7 +150,8 @@ class Listing:
 
     - `nodes`: the ids of tests by the keys of their records
     - `most`: the number of groups that have a line of their own
-    - `verbose`: all of these are shown in full; else `IN_FULL`, or one if `report` has a diagnosis
+    - `verbose`: all of these are shown in full; else the first `IN_FULL`, or one if `report` has a
+      diagnosis
     - `report`: its smaller case is shown in its group
     """
 
@@ -168,7 +170,7 @@ class Listing:
         self._groups = groups(run)
 
     def explanation(self) -> Iterator[str]:
-        """The failures by group as lines of text; none if no cell fails."""
+        """Returns an iterator over lines of text: the failures by group. It is empty if no cell fails."""
         return failure_lines(
             self._run, self._groups, self._most_groups, self._commands, self._in_full
         )
@@ -188,9 +190,9 @@ class Listing:
 
 
 def groups(run: Run) -> list[Group]:
-    """The groups of failing cells; pandas is imported only if there are any."""
+    """Returns the groups of failing cells; [] for none."""
     if not any(run.totals[status] for status in BROKEN):
-        return []
+        return []  # without the import of pandas
     from attention_conformance.suite.report import explanation, frames
 
     return explanation.failure_groups(frames.cells(run))
@@ -203,8 +205,8 @@ Commands = Callable[[CellRecord], Mapping[str, str]]
 def failure_lines(
     run: Run, groups: Sequence[Group], most_groups: int, commands: Commands, in_full: int = IN_FULL
 ) -> Iterator[str]:
-    """Failures by group as lines of text, none if no cell fails. The first `in_full` groups are shown in
-    full, `most_groups` groups have a line each, and one line counts the remaining groups."""
+    """Yields failures by group as lines of text, none if no cell fails. The first `in_full` groups are
+    shown in full, `most_groups` groups have a line each, and one line counts the remaining groups."""
     if groups:
         yield from ("", "Failures by group", "-----------------")
     for number, group in enumerate(groups[:most_groups], 1):
@@ -231,13 +233,13 @@ def _group_line(group: Group) -> str:
 
 
 def rerun_command(node: str, options: Options) -> str:
-    """The one-line command that judges just the cell of this test."""
+    """Returns the one-line command that judges just the cell of this test."""
     return shlex.join(["pytest", node, *NAMES.in_pytest(options.command_line())])
 
 
 def search_command(cell: CellRecord, options: Options, with_script: bool = True) -> str:
-    """The command that shrinks a failing case, and that also saves its script if `with_script`; "" if
-    `search` does not judge the check, or if the run had another seed than `search` uses."""
+    """Returns the command that shrinks a failing case; with `with_script` the command also saves a
+    script. "" if `search` does not judge the check, or if the run's seed is not the default."""
     if cell.check not in SEARCHED or options.seed != Options.seed:
         return ""
     backend = (cell.backend,) if len(options.backend) > 1 or "all" in options.backend else ()
@@ -254,7 +256,7 @@ def search_command(cell: CellRecord, options: Options, with_script: bool = True)
 
 
 def failure_text(cell: CellRecord, node: str, options: Options) -> str:
-    """The text that pytest shows for the test of a failing cell."""
+    """Returns the text that pytest shows for the test of a failing cell."""
     worst = "" if cell.error_ratio is None else f"\n  error ratio {cell.error_ratio:.3g}"
     return printable(
         f"{cell.status}: {cell.kind}\n"

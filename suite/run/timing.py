@@ -1,7 +1,7 @@
 """Times of a judged function, for the verdict of its run (`--time`).
 
-A cell calls the function once, which gives no time. So the command `bench` times the function in a
-child, by its protocol, and judges the timed answers.
+A cell calls the function once, which is no measurement of time. So the command `bench` times the function
+in a child process, by its protocol, and judges the timed answers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def time_functions(
 
 
 def time_line(time: dict[str, Any]) -> str:
-    """A line for people: implementation, workload, median and interval, from one of the times."""
+    """Returns a line for people: implementation, workload, median and interval in ms. `time`: one of the
+    times from `time_functions`."""
     low, high = (f"{(time[name] or 0) * 1e3:.4g}" for name in ("low", "high"))
     interval = f", 99 % interval {low} to {high} ms" if time["low"] is not None else ""
     function = f"{time['backend']}:{time['implementation']}"

@@ -12,8 +12,8 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 
 def cells_in_drawn_sizes(cells: Iterable[Cell]) -> Iterator[Cell]:
-    """For each supported cell of plain attention a cell in drawn sizes, or in the nearest sizes within
-    claimed limits; none for a case that has no other sizes."""
+    """Yields, for each supported cell of plain attention, a cell in drawn sizes, or in the nearest sizes
+    within claimed limits. Cells whose case allows no other sizes are skipped."""
     for cell in cells:
         case, implementation = cell.case, cell.implementation
         if not isinstance(case, Case) or not case.operator.is_default:
@@ -30,8 +30,8 @@ def cells_in_drawn_sizes(cells: Iterable[Cell]) -> Iterator[Cell]:
 
 
 def drawn_sizes(case: Case, seed: int) -> Sizes:
-    """Sizes for a case: half to twice its own. Sizes of 0 and 1 stay, and equal lengths and head sizes
-    stay equal."""
+    """Returns random sizes for a case, each from half to twice its own. Sizes 0 and 1 are not changed.
+    Equal lengths stay equal, and so do equal head sizes."""
     random, s = generator(f"{case.id}/sizes", seed), case.sizes
 
     def near_size(size: int) -> int:

@@ -68,11 +68,11 @@ CELL_FIELDS = (
 )
 
 
-def of_run(
+def run_verdict(
     exit_code: int, cells: Sequence[CellRecord], reasons: Sequence[str], **other_fields: Any
 ) -> RunVerdict:
-    """The verdict of a run with these records; with another exit code than 0 it is never "right".
-    `other_fields` are fields of `RunVerdict`."""
+    """Returns the verdict of a run with these records. It is "right" only if the exit code is 0.
+    `other_fields` are further fields of `RunVerdict`."""
     failed = next((cell for cell in cells if cell.status in BROKEN), None)
     totals = Counter(cell.status for cell in cells)
     verdict = verdict_word(totals, [*reasons, *(["ended early"] if exit_code else [])]).lower()
@@ -86,7 +86,8 @@ def of_run(
 
 
 def worst(records: Sequence[Any]) -> Any:
-    """The record with the greatest error ratio, NaN as infinite; None if nothing was measured."""
+    """Returns the record with the greatest error ratio, where NaN counts as infinity; None if no record
+    has one."""
 
     def ratio(record: Any) -> float:
         return math.inf if math.isnan(record.error_ratio) else record.error_ratio
@@ -95,16 +96,16 @@ def worst(records: Sequence[Any]) -> Any:
 
 
 def fields_of(record: Any, names: Sequence[str] = CELL_FIELDS) -> dict[str, Any] | None:
-    """The fields of a record that have these names, by name; None if there is no record."""
+    """Returns the fields of a record that have these names, by name; None if there is no record."""
     return None if record is None else {name: getattr(record, name) for name in names}
 
 
 class VerdictOutput:
-    """The outputs of a verdict: a new file, an open descriptor, both or none; false if there is none.
+    """The outputs of a verdict: a new file, an open descriptor, both or none. It is false without
+    outputs.
 
-    `opened`: another process has made the file. Raises ValueError for a file that exists, and for a
-    descriptor that is not open.
-    """
+    `opened`: another process has created the file, which is not new. The constructor raises ValueError
+    for a file that exists, and for a descriptor that is not open."""
 
     def __init__(self, path: str | None, descriptor: str | None, opened: bool = False) -> None:
         self._descriptors: list[int] = []
@@ -126,8 +127,8 @@ class VerdictOutput:
         return bool(self._descriptors)
 
     def write(self, verdict: RunVerdict) -> str:
-        """Write the verdict; a second call writes nothing. Returns the text of an error, else "". A pipe
-        whose reader is gone is no error."""
+        """Write the verdict to all outputs, and close them. A second call writes nothing. Returns the
+        text of an error, "" for none. A pipe whose reader is gone is no error."""
         text, message = msgspec.json.encode(verdict) + b"\n", ""
         for descriptor in self._descriptors:
             try:

@@ -27,11 +27,12 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `search` in a child process; returns the exit code, even if a kernel kills that process."""
+    """Run the command `search` in a fork of this process, and return its exit code. If the fork dies, the
+    failure is still written to the results. Without forks the search runs in this process."""
     from attention_conformance.suite.run.process import can_fork, run_in_fork
     from attention_conformance.suite.search.engine import search, write
 
-    options = SearchOptions.of_arguments(arguments)
+    options = SearchOptions.from_arguments(arguments)
     if not can_fork():
         return search(options)
     advice = "`attention-conformance search --case=ID`, with the id above, judges that case alone"

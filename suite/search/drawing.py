@@ -38,13 +38,13 @@ ONE_TENSOR = {"bias": "none", "returned": "none", "squeezed": False, "self_atten
 
 
 def one_in(number: int, random: Random) -> bool:
-    """True once in `number` draws."""
+    """True with a probability of 1 / `number`."""
     return random.randrange(number) == 0
 
 
 def value_of(option: Option, random: Random) -> Any:
-    """The default of an option, more rarely another of its values or a number between them; the default
-    of an option without values."""
+    """Returns a random value of an option: mostly the default, more rarely another of its values or a
+    number between them. An option without values has its default."""
     if not option.values or not one_in(8 if option.rare else 4, random):
         return option.default
     if option.read is float and one_in(2, random):
@@ -55,7 +55,8 @@ def value_of(option: Option, random: Random) -> Any:
 def sizes_of(
     operator: Operator, options: Mapping[str, Any], random: Random
 ) -> tuple[Sizes, Widths | None]:
-    """Sizes with at most `PAIRS` pairs, rarely up to 1025 queries or keys, and the widths of a layer.
+    """Returns random sizes with at most `PAIRS` query-key pairs, rarely up to 1025 queries or keys, and
+    the widths of a layer, else None.
 
     Plain attention may have no samples or no queries. It always has keys: the answer without keys is
     implementation-defined.
@@ -88,7 +89,8 @@ def sizes_of(
 
 
 def mask_of(most: int, random: Random) -> Mask | None:
-    """No mask, or one or two of `MASKS`, joined by "and" or "or", with drawn numbers up to `most`."""
+    """Returns a random mask: None, or one or two of `MASKS`, joined by "and" or "or", in which the
+    numbers are drawn anew, up to `most`. Raises ValueError if these numbers exclude each other."""
 
     def renumbered(match: re.Match[str]) -> str:
         # The digits of the axes of a boolean mask are no numbers.
@@ -103,8 +105,9 @@ def mask_of(most: int, random: Random) -> Mask | None:
 def case_of(
     operator: Operator, dtypes: Sequence[DType], random: Random, size_random: Random
 ) -> Case | None:
-    """A case of an operator in one of `dtypes`; None if options or numbers exclude each other, or if the
-    right answer is implementation-defined. `size_random` draws sizes, `random` the rest."""
+    """Returns a random case of an operator in one of `dtypes`. None if the drawn options or numbers
+    exclude each other, or if the right answer is implementation-defined. `size_random` draws sizes,
+    `random` everything else."""
     options = {option.name: value_of(option, random) for option in operator.options}
     options |= ONE_TENSOR if operator.is_layer and not operator.has_keys else {}
     sizes, widths = sizes_of(operator, options, size_random)

@@ -57,21 +57,27 @@ class Failure:
 
     @property
     def record(self) -> FoundRecord:
-        """The failure as a record. Only wrong values and crashes differ by their dtype."""
+        """The failure as a record. The record has a dtype only for wrong values and crashes: other
+        failures of several dtypes count as one."""
         cell, verdict = self.cell, self.verdict
         text, *element_text = re.split(r"element \(", verdict.message, maxsplit=1)
         general = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "N", text) + "element" * bool(element_text)
-        of_dtype = verdict.kind in ("value", "non-finite", "crash")
+        depends_on_dtype = verdict.kind in ("value", "non-finite", "crash")
         return FoundRecord(
             str(cell.implementation), cell.check.name, verdict.kind,
-            cell.case.dtype.name if of_dtype else "", general, verdict.status, cell.case.id,
+            cell.case.dtype.name if depends_on_dtype else "", general, verdict.status, cell.case.id,
             printable(verdict.message), self.times, self.script,
         )  # fmt: skip
 
 
 class Search:
     """Draws cases, and judges each with the plan's implementations of its operator. Shrinks and prints
-    every new failure. Writes the cell that is judged now to `board`."""
+    every new failure. Writes the cell that is being judged to `board`.
+
+    - `seen`: the judged cases by id; `judged`: the number of judged cells
+    - `statuses`: numbers of cells by status; `alike`: by the known failure that they resemble
+    - `failures`: the first failure of each cause
+    """
 
     def __init__(self, plan: Plan, options: SearchOptions, board: Board | None = None) -> None:
         self.plan, self.options, self.board = plan, options, board
@@ -92,8 +98,9 @@ class Search:
                 self.judge_case(case)
 
     def _draw(self, number: int) -> Case | None:
-        """A case of an implemented operator, plain attention in half of the draws. If every new size is
-        compiled, an operator has `POOL` sizes for equal ties."""
+        """Returns the case of the draw `number`: of an implemented operator, in half of the draws of
+        plain attention. None if the draw gives no valid case. If a backend compiles every new shape,
+        sizes are drawn from only `POOL` seeds."""
         judged, random = self.plan.implementations, Random(f"{self.options.seed}/{number}")
         operators = dict.fromkeys(implementation.operator for implementation in judged)
         groups = [[o for o in operators if o.is_default == plain] for plain in (True, False)]
@@ -113,15 +120,17 @@ class Search:
         return is_late or (examples is not None and len(self.seen) >= examples)
 
     def judge_case(self, case: Case) -> None:
-        """Judge a case with every check and implementation; count the cells, print new failures."""
+        """Judge a case with every check and every implementation of its operator. Counts the cells, and
+        shrinks and prints new failures."""
         self.seen[case.id] = case
         for check, judged in itertools.product(self.checks, self.plan.implementations):
             if judged.operator is case.operator and well_posed(case, "gradient" in check.needs):
                 self._count(self.judge(Cell(check, case, judged, self.plan.options.seed), case))
 
     def judge(self, cell: Cell, drawn: Case) -> Failure:
-        """Judge a cell with the case `drawn`, or with the nearest supported case, instead of its own. An
-        unexpected pass counts as a pass, because entries of manifests describe other sizes."""
+        """Judge the case `drawn`, or the nearest supported case, with the check and implementation of
+        `cell`. Returns the result as a Failure, also for a pass. An unexpected pass counts as a pass,
+        because entries of manifests describe other sizes."""
         nearest = cell.implementation.nearest_supported(drawn) or drawn
         cell = Cell(cell.check, nearest, cell.implementation, cell.seed)
         if self.board is not None:
@@ -136,11 +145,15 @@ class Search:
         return Failure(drawn, cell, Verdict("pass") if is_pass else verdict)
 
     def _count(self, failure: Failure) -> None:
-        """Count a cell; shrink and print its failure if it is new."""
+        """Count a judged cell. If it fails, and not like a known failure, its failure is stored, shrunk
+        and printed, unless one with the same cause is stored."""
         cell, verdict = failure.cell, failure.verdict
         known_entry = ""
         if verdict.status == "fail" and cell.implementation not in self.plan.functions:
-            manifest, name = self.plan.of(cell.implementation).manifest, cell.implementation.name
+            manifest, name = (
+                self.plan.loaded_backend(cell.implementation).manifest,
+                cell.implementation.name,
+            )
             known_entry = manifest.similar(verdict, name, cell.check.name, cell.case.id)
         self.statuses["like known" if known_entry else verdict.status] += 1
         self.alike.update([known_entry] if known_entry else [])
@@ -157,7 +170,7 @@ class Search:
         tell(self, failure)
 
     def _fails(self, failure: Failure, case: Case) -> bool:
-        """True if a case fails with the cause of `failure`, which then stores this smaller case."""
+        """True if a case fails with the cause of `failure`. Then `failure` is changed to this case."""
         judged = self.judge(failure.cell, case)
         if judged.verdict.status not in BROKEN or judged.record.cause != failure.record.cause:
             return False
@@ -166,7 +179,8 @@ class Search:
 
 
 def search(options: SearchOptions, board: Board | None = None) -> int:
-    """Search in this process, and write the cell being judged to `board`; returns the exit code."""
+    """Search in this process. Prints failures and a summary, writes the files of the options, and returns
+    the exit code. Writes the cell that is being judged to `board`."""
     try:
         options.check()
         cases = [Case.parse(text) for text in options.case]
@@ -196,7 +210,7 @@ def search(options: SearchOptions, board: Board | None = None) -> int:
 
 
 def tell(search: Search, failure: Failure) -> None:
-    """Print a failure, and the script that reproduces it, which is stored in `failure`."""
+    """Print a failure, and the script that reproduces it. Stores the script in `failure`."""
     cell, verdict = failure.cell, failure.verdict
     rerun_command = search_command(record(cell, verdict), search.plan.options, with_script=False)
     print(
@@ -212,14 +226,16 @@ def tell(search: Search, failure: Failure) -> None:
 
 
 def write(options: SearchOptions, records: Sequence[FoundRecord], **counts: Any) -> None:
-    """Write the file of a search, whose process died if there are no `counts` for the header."""
+    """Write the result file of a search. `counts`: further fields of its header; none if the process of
+    the search died."""
     stored = {n: v for n, v in asdict(options).items() if n not in ("script", "case", "results")}
     header = SearchHeader(**machine.origin(), options=stored, **counts)
     searches.save(options.results, SearchRun(header, tuple(records)))
 
 
 def summary(search: Search) -> str:
-    """The text at the end of a search: numbers of examples and of cells by status, and failures."""
+    """Returns the text at the end of a search: numbers of examples and of cells by status, and
+    failures."""
     names = ", ".join(map(str, search.plan.implementations))
     examples = f"{len(search.seen)} examples in {time.monotonic() - search.start:.0f} s"
     order = ("pass", "unsupported", "known", "like known", *BROKEN)

@@ -29,9 +29,13 @@ class Output(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StoredProblem:
-    """A case in the vectors. `checks` are the names of the checks that judge its answer; `differentiated`
-    is True if the answer has gradients."""
+class StoredCase:
+    """A case stored in the vectors.
+
+    - `checks`: names of the checks that judge its answer
+    - `differentiated`: True if the answer has gradients
+    - `seed`: the seed of the inputs
+    """
 
     case: Case
     checks: tuple[str, ...]
@@ -44,15 +48,15 @@ class StoredProblem:
         return f"{self.case.id.replace('/', '__')}{SUFFIX}"
 
     def inputs(self) -> Inputs:
-        """The inputs of the case."""
+        """Returns the inputs of the case."""
         return draw(self.case, self.seed)
 
     def cotangent(self) -> np.ndarray | None:
-        """The cotangent of the output; None if the answer has no gradients."""
+        """Returns the cotangent of the output; None if the answer has no gradients."""
         return draw_cotangent(self.case, self.seed) if self.differentiated else None
 
     def answers(self) -> dict[str, Output]:
-        """The tensors of an answer by name: outputs, and gradients as `grad.query`."""
+        """Returns the tensors of an answer by name: outputs, and gradients as `grad.query`."""
         inputs, arrays = self.inputs(), operands(self.inputs())
         answers = {
             name: Output(axes, inputs.full_shape(name), type_of(inputs.output_dtype(name)))
@@ -65,7 +69,7 @@ class StoredProblem:
         return answers
 
     def axes(self, name: str) -> str:
-        """A letter for each axis of an input tensor."""
+        """Returns a letter for each axis of the input tensor called `name`."""
         if name == "cotangent":
             return self.case.operator.outputs(self.case)["output"]
         inputs = self.inputs()
@@ -73,8 +77,8 @@ class StoredProblem:
         return "bhqk" if name in ("mask", "bias") else letters
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The input tensors of the case's file, in their stored types. The scale is among them, also if
-        it is the default."""
+        """Returns the input tensors of the case's file by name, in their stored types. The effective
+        scale is included, even if it is the default."""
         inputs, cotangent = self.inputs(), self.cotangent()
         integers = inputs.operator.array_kinds.integers
         arrays = {
@@ -92,12 +96,12 @@ class StoredProblem:
 
 
 def operands(inputs: Inputs) -> dict[str, np.ndarray]:
-    """The arrays of inputs by name; the bias is reshaped to rank 4."""
+    """Returns the arrays of inputs by name; the bias is reshaped to rank 4."""
     return {n: rank4(a) if n == "bias" else a for n, a in inputs.arrays.items()}
 
 
-def problems_of(selection: Selection) -> list[StoredProblem]:
-    """The problems of a selection, each once, in the order of the checks."""
+def stored_cases(selection: Selection) -> list[StoredCase]:
+    """Returns the stored cases of a selection, each once, in the order of the checks."""
     operators, dtypes = selection.operator or OPERATORS, selection.dtype or DTYPES
     checks: dict[Case, list[str]] = {}
     differentiated = set()
@@ -109,6 +113,6 @@ def problems_of(selection: Selection) -> list[StoredProblem]:
                 if "gradient" in (*check.needs, *case.needs):
                     differentiated.add(case)
     return [
-        StoredProblem(case, tuple(names), case in differentiated, selection.seed)
+        StoredCase(case, tuple(names), case in differentiated, selection.seed)
         for case, names in checks.items()
     ]

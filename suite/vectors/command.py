@@ -26,7 +26,7 @@ def add_vectors_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write vectors, or judge a folder of answers; returns the exit code."""
+    """Run the command `vectors` or `vectors judge`, and return its exit code."""
     try:
         from attention_conformance.suite.vectors.export import VectorsError, export
         from attention_conformance.suite.vectors.judge import UsageError, judge_answers
@@ -35,10 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     try:
         if arguments.answers is not None:
-            return judge_answers(arguments.answers, JudgeOptions.of_arguments(arguments))
+            return judge_answers(arguments.answers, JudgeOptions.from_arguments(arguments))
         if arguments.output is None:
             raise VectorsError("name a new or empty folder for the vectors: --output=FOLDER")
-        print(export(Selection.of_arguments(arguments), arguments.output))
+        print(export(Selection.from_arguments(arguments), arguments.output))
     except (OSError, UsageError, VectorsError) as error:
         print(error, file=sys.stderr)
         return 2

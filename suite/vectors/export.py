@@ -15,7 +15,7 @@ from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import HarnessError
 from attention_conformance.suite.records.files import new_folder, remove_on_error
 from attention_conformance.suite.spec.vocabulary import NUMERICS
-from attention_conformance.suite.vectors.asked import StoredProblem, problems_of
+from attention_conformance.suite.vectors.asked import StoredCase, stored_cases
 from attention_conformance.suite.vectors.files import (
     INDEX,
     VectorsError,
@@ -29,9 +29,10 @@ from attention_conformance.suite.vectors.options import Selection
 
 
 def export(selection: Selection, folder: Path) -> str:
-    """Write vectors to a new or empty folder, the index last; returns a line for people. Raises
-    FileExistsError, and VectorsError without cases or without float64 on this machine."""
-    problems, entries, size = problems_of(selection), [], 0
+    """Write vectors to a new or empty folder, the index last. Returns a line for people. Raises
+    FileExistsError, and VectorsError if the selection has no case, or if this machine cannot judge
+    float64."""
+    problems, entries, size = stored_cases(selection), [], 0
     if not problems:
         raise VectorsError("the level has no case of these operators and dtypes")
     with remove_on_error(new_folder(folder)):
@@ -51,8 +52,9 @@ def export(selection: Selection, folder: Path) -> str:
     return f"{len(entries)} cases, {size / 1e6:.1f} MB, in {folder}; digest {digest[:12]}"
 
 
-def contents(problem: StoredProblem) -> dict[str, np.ndarray]:
-    """The tensors of a case's file. Raises VectorsError."""
+def contents(problem: StoredCase) -> dict[str, np.ndarray]:
+    """Returns the tensors of a case's file by name: inputs, expected values and bounds. Raises
+    VectorsError."""
     inputs, arrays = problem.inputs(), problem.arrays()
     if inputs.has_empty_rows:
         arrays["fully_masked_rows"] = typed(inputs.fully_masked_rows, "BOOL")
@@ -74,8 +76,9 @@ def contents(problem: StoredProblem) -> dict[str, np.ndarray]:
     return arrays
 
 
-def expected_values(problem: StoredProblem, rounding: Rounding) -> dict[str, Bounded]:
-    """The expected outputs and gradients with their bounds, by the names of `StoredProblem.answers`."""
+def expected_values(problem: StoredCase, rounding: Rounding) -> dict[str, Bounded]:
+    """Returns the expected outputs and gradients with their bounds, by the names of
+    `StoredProblem.answers`."""
     inputs, cotangent = problem.inputs(), problem.cotangent()
     outputs = Oracle.forward(inputs, rounding).expected
     gradients = {} if cotangent is None else Oracle.vjp(inputs, cotangent, rounding).expected
@@ -84,7 +87,8 @@ def expected_values(problem: StoredProblem, rounding: Rounding) -> dict[str, Bou
 
 @np.errstate(over="ignore", invalid="ignore")
 def rounded_up(bounded: Bounded, value: np.ndarray, tensor_type: str) -> np.ndarray:
-    """The bound around the stored expected `value`, rounded up to the type `tensor_type`."""
+    """Returns the bounds around `value`, the expected values as stored, rounded up to the type
+    `tensor_type`. The rounding of the stored values is added to the bounds."""
     rounding = np.where(bounded.value == value, 0.0, np.abs(bounded.value - value))
     error = bounded.error + rounding
     error = np.where(np.isnan(error), np.inf, error)  # the bound of very long sums is infinite
@@ -92,8 +96,9 @@ def rounded_up(bounded: Bounded, value: np.ndarray, tensor_type: str) -> np.ndar
     return np.where(bound < error, np.nextafter(bound, bound.dtype.type(np.inf)), bound)
 
 
-def entry(problem: StoredProblem, digest: str) -> dict[str, Any]:
-    """The entry of a file in the index; `docs/data/vector-files.md` describes its fields."""
+def entry(problem: StoredCase, digest: str) -> dict[str, Any]:
+    """Returns the index entry of a case's file with this digest. `docs/data/vector-files.md` describes
+    its fields."""
     case, arrays = problem.case, problem.arrays()
     widths = {} if case.widths is None else vars(case.widths)
     return {

@@ -71,7 +71,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read(path: Path, kind: type[T], advice: str) -> T:
-    """The struct in a JSON file. Raises VectorsError, whose message ends with `advice`."""
+    """Returns the content of a JSON file as the struct `kind`. Raises VectorsError, whose message ends
+    with `advice`."""
     try:
         return msgspec.json.decode(require_regular_file(path).read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -79,7 +80,8 @@ def read(path: Path, kind: type[T], advice: str) -> T:
 
 
 def read_index(folder: Path) -> Index:
-    """The index of a folder of vectors. Raises VectorsError if a file was changed, and OSError."""
+    """Returns the index of a folder of vectors. Raises VectorsError if a file was changed, and
+    OSError."""
     path, anew = folder / INDEX, "make the vectors anew"
     index = read(path, Index, anew)
     for entry in index.cases:
@@ -95,33 +97,34 @@ def read_index(folder: Path) -> Index:
 
 
 def sha256(data: bytes) -> str:
-    """The digest of a file."""
+    """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def digest_of(files: Iterable[tuple[str, str]]) -> str:
-    """The digest of files, given as (name, SHA-256): the SHA-256 of the output of `sha256sum`, sorted by
-    name."""
+    """Returns one digest for several files, given as pairs (name, SHA-256). It is the SHA-256 of the
+    output of `sha256sum` for these files, sorted by name."""
     return sha256("".join(f"{digest}  {name}\n" for name, digest in sorted(files)).encode())
 
 
 def type_of(fmt: DType) -> str:
-    """The safetensors type of a dtype of a case, or of a format of codes."""
+    """Returns the safetensors type of a dtype of a case, or of a format of codes."""
     return next(name for name, known in FORMATS.items() if known is fmt)
 
 
 def typed(values: np.ndarray, name: str) -> np.ndarray:
-    """Values rounded to nearest in the safetensors type `name`, as a C-contiguous array."""
+    """Returns values rounded to nearest in the safetensors type `name`, as a C-contiguous array."""
     return np.array(values, TYPES[name], order="C")
 
 
 def encoded(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The bytes of a safetensors file; equal arrays have equal bytes."""
+    """Returns the bytes of a safetensors file; equal arrays have equal bytes."""
     return of_numpy.save(dict(arrays))
 
 
 def decoded(data: bytes) -> dict[str, tuple[str, np.ndarray]]:
-    """Types and values of a file by name; bytes for a type outside `TYPES`. Raises VectorsError."""
+    """Returns the tensors of a safetensors file by name, each as type and values. Values of a type
+    outside `TYPES` are raw bytes. Raises VectorsError."""
     tensors: dict[str, tuple[str, np.ndarray]] = {}
     try:
         for name, one in safetensors.deserialize(data):

@@ -23,7 +23,7 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import header, record
 from attention_conformance.suite.run.terminal import MOST, failure_lines, groups
 from attention_conformance.suite.spec.vocabulary import BROKEN
-from attention_conformance.suite.vectors.asked import problems_of
+from attention_conformance.suite.vectors.asked import stored_cases
 from attention_conformance.suite.vectors.files import VectorsError, encoded, read_index, sha256
 from attention_conformance.suite.vectors.options import JudgeOptions
 from attention_conformance.suite.vectors.runtime import StoredBackend
@@ -31,30 +31,31 @@ from attention_conformance.suite.vectors.runtime import StoredBackend
 
 @dataclass(frozen=True)
 class StoredPlan(Plan):
-    """The plan of a run that judges stored answers to the cases `ids`. `vectors` is the digest of their
-    vectors; `filtered` is True if cases were selected."""
+    """The plan of a run that judges stored answers. `ids`: the ids of the cases to judge. `filtered`:
+    True if these are only a part of the level. `vectors`: the digest of the vectors."""
 
     ids: frozenset[str] = frozenset()
     filtered: bool = False
     vectors: str = ""
 
     def cells(self, check: Check, whole: bool = False) -> list[Cell]:
-        """The cells of a check; [] if the check needs more than one answer to a case."""
+        """Returns the cells of a check for the cases `ids`; [] if the check needs several answers to a
+        case."""
         cells = super().cells(check, whole) if check.single_answer else []
         return [cell for cell in cells if cell.case.id in self.ids]
 
 
 def plan_of(folder: Path, options: JudgeOptions) -> StoredPlan:
-    """The plan that judges the answers in a folder. Raises UsageError, and VectorsError if this version
-    of the suite has other cases or draws other inputs."""
+    """Returns the plan that judges the answers in a folder. Raises UsageError, and VectorsError if this
+    version of the suite has other cases or draws other inputs."""
     index = read_index(options.vectors)
-    problems = problems_of(index.selection)
+    problems = stored_cases(index.selection)
     here = {(problem.case.id, sha256(encoded(problem.arrays()))) for problem in problems}
-    if others := dict(here ^ {(entry.case, entry.inputs_sha256) for entry in index.cases}):
+    if differing := dict(here ^ {(entry.case, entry.inputs_sha256) for entry in index.cases}):
         raise VectorsError(
             f"{options.vectors} was made by version {index.suite} of the suite, this is "
-            f"{suite.__version__}: {len(others)} cases differ, the first is {min(others)}. Judge with "
-            f"version {index.suite}, or make the vectors anew and answer them"
+            f"{suite.__version__}: {len(differing)} cases differ, the first is {min(differing)}. Judge "
+            f"with version {index.suite}, or make the vectors anew and answer them"
         )
     backend, ids = StoredBackend(folder, index, problems), frozenset(name for name, _ in here)
     if backend.name in (*registered(), *ALIASES):
@@ -73,7 +74,8 @@ def plan_of(folder: Path, options: JudgeOptions) -> StoredPlan:
 
 
 def judge_answers(folder: Path, options: JudgeOptions) -> int:
-    """Judge answers and print the verdict; returns the exit code. Raises as `plan_of`, and OSError."""
+    """Judge a folder of answers, print the verdict, and write the records if the options name a file.
+    Returns the exit code. Raises as `plan_of`, and OSError."""
     plan = plan_of(folder, options)
     file = new_file(options.results) if options.results else None
     cells = [cell for check in all_checks().values() for cell in plan.cells(check)]

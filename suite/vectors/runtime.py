@@ -1,5 +1,5 @@
-"""A runtime that answered in files, as a backend: its implementations, one an operator, return the stored
-answers to inputs by their digest."""
+"""A runtime that answered in files, as a backend. It has one implementation per operator, which returns
+the stored answers by the digest of the inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from attention_conformance.suite.spec.operators import OPERATORS, WORDS
 from attention_conformance.suite.spec.text import did_you_mean
 from attention_conformance.suite.spec.vocabulary import REGISTERED
 from attention_conformance.suite.vectors import files
-from attention_conformance.suite.vectors.asked import StoredProblem, operands
+from attention_conformance.suite.vectors.asked import StoredCase, operands
 from attention_conformance.suite.vectors.files import Index, Runtime, VectorsError
 
 FEATURES = frozenset(WORDS) - OF_BACKENDS - {"dropout", REGISTERED, "native-causal"}
@@ -39,10 +39,10 @@ undeclared question are unsupported."""
 
 
 class StoredBackend(NumpyEngine):
-    """A runtime that answered in files. Raises VectorsError if the answers are to other vectors or to
-    unknown cases, and UsageError for invalid declarations."""
+    """A runtime that answered in files. The constructor raises VectorsError if the answers are to other
+    vectors or to unknown cases, and UsageError for invalid declarations."""
 
-    def __init__(self, folder: Path, index: Index, problems: Sequence[StoredProblem]) -> None:
+    def __init__(self, folder: Path, index: Index, problems: Sequence[StoredCase]) -> None:
         self.folder, path = folder, folder / files.RUNTIME
         self.runtime = files.read(path, Runtime, 'expected at least {"name": ..., "version": ...}')
         if self.runtime.vectors not in ("", index.digest):
@@ -99,15 +99,15 @@ class Stored(Implementation):
         return super().unsupported(case)
 
     def refuses(self, inputs: Inputs) -> str | None:
-        """The reason why a probe of an election cannot be answered."""
+        """Returns the reason why files cannot answer the probe of an election question."""
         return "files answer no questions: declare `elections` in runtime.json"
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """None: there are only answers to the stored cases."""
+        """Returns None: files have answers to the stored cases only."""
         return None
 
     def declared_answer(self, question: str, dtype: DType) -> str | None:
-        """The declared answer, or the first one of a question in `ASSUMED_QUESTIONS`."""
+        """Returns the declared answer, or the first one of a question in `ASSUMED_QUESTIONS`."""
         assumed = QUESTIONS[question].canonical if question in ASSUMED_QUESTIONS else None
         return super().declared_answer(question, dtype) or assumed
 
@@ -135,8 +135,9 @@ class Stored(Implementation):
         return call
 
     def _answer(self, inputs: Inputs) -> dict[str, Rounded]:
-        """The tensors of the answer to these inputs. Raises WrongAnswer "type" (no safetensors file,
-        other tensors than the expected ones), "dtype" (narrower) and "shape"."""
+        """Returns the tensors of the answer to these inputs by name. Raises WrongAnswer "type" for an
+        invalid file or unexpected tensors, "dtype" for a narrower type, and "shape". Raises HarnessError
+        if the vectors do not have these inputs."""
         problem = self.backend.answered.get(inputs.digest)
         if problem is None:
             raise HarnessError(f"the vectors do not have this variation of {inputs.case.id}")

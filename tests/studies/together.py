@@ -47,7 +47,7 @@ def follows(pair: str, singles: Sequence[str]) -> bool:
 def of_operator(cells: pd.DataFrame) -> pd.DataFrame:
     """The table `together` of one operator: without pairs whose entries follow, and with one column for
     implementations with equal entries."""
-    table = TOGETHER.of(cells).droplevel("operator").sort_index()
+    table = TOGETHER.make(cells).droplevel("operator").sort_index()
 
     def surprises(name: str) -> bool:
         parts = name.split(" + ")
@@ -72,7 +72,7 @@ def page(paths: list[Path]) -> str:
         "operator", key=lambda names: names.map([*OPERATORS].index), kind="stable"
     )
     tables = {
-        "cells by status": OF_OPERATORS.of(cells).drop(columns=["score", "coverage", "seconds"])
+        "cells by status": OF_OPERATORS.make(cells).drop(columns=["score", "coverage", "seconds"])
     }
     for operator, rows in cells.groupby("operator", sort=False):
         tables[str(operator)] = of_operator(rows)

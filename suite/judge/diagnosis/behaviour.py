@@ -23,8 +23,8 @@ WRITES = "writes"
 """The key of the symptom of a function that changes its arguments; its answers can still be read."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptom of a wrong type of output, or else the symptoms of side effects."""
+def behaviour_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """Yields the symptom of a wrong type of output, or else the symptoms of side effects."""
     for name in ("f32", "bf16", "f16"):
         probe = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(probe) is None:
@@ -37,13 +37,13 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def _type_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
-    """The symptom if the output has a wrong type, dtype, device or shape."""
+    """Returns the symptom if the output has a wrong type, dtype, device or shape, else None."""
     prepared = tool.prepare(inputs)
     if prepared is None:
         return None
     native = prepared()
     try:
-        answer.read(tool.implementation.backend, native, inputs, prepared)
+        answer.read_answer(tool.implementation.backend, native, inputs, prepared)
     except WrongAnswer as deviation:
         text = deviation.message.replace("expected", "the expected", 1)
         text = (
@@ -58,15 +58,15 @@ def _type_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
 
 
 def _effect_symptoms(tool: Instrument, inputs: Inputs) -> Iterator[Symptom]:
-    """The symptoms of changed arguments, changing answers, shared memory and stale caches, in this
-    order."""
+    """Yields the symptoms of changed arguments, changing answers, shared memory and stale caches. They
+    are probed in this order, up to the first symptom after changed arguments."""
     backend = tool.implementation.backend
     prepared = tool.prepare(inputs)
     if prepared is None:
         return
 
     def values(native: object) -> np.ndarray:
-        return np.array(answer.read(backend, native, inputs, prepared).arrays["output"])
+        return np.array(answer.read_answer(backend, native, inputs, prepared).arrays["output"])
 
     changed_since = change_detector(backend, arrays_of(backend, prepared))
     native = prepared()

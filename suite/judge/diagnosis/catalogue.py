@@ -67,8 +67,9 @@ def explaining_faults(
     without: str = "",
     wrong: Iterator[Outcome] | None = None,
 ) -> list[Diagnosis]:
-    """Diagnoses of the faults that failing cells of one implementation behave like, and no passing cell
-    contradicts: first the fault that explains most cells, then the one that explains most other cells.
+    """Returns diagnoses of the faults that failing cells of one implementation behave like, and no
+    passing cell contradicts: first the fault that explains most cells, then the one that explains most
+    other cells.
 
     The cells are tried in their order. `is_late` returns True after the time is over. `without` is the
     name of a fault that is left out. `wrong` are the outcomes `wrong_outcomes(failing)`, if the caller
@@ -82,18 +83,18 @@ def explaining_faults(
     if first:
         # The answer of a first call is wrong: this is no fault of state that calls leave behind.
         faults = [fault for fault in faults if fault.deviation.family != "state"]
-        return _Matching(first, wrong, passing, is_late).of(faults)
+        return _Matching(first, wrong, passing, is_late).find(faults)
     # Failures of `values` without an outcome, as with a mask and a flag, are alike for many faults.
     judged = ((cell, judge(cell)) for cell in failing)
     informative = ((c, v) for c, v in judged if c.check.name != VALUES or v.kind in CONTRACT_KINDS)
     tried = list(islice(informative, TRIED))
-    return _Behaving(tried, passing, is_late).of(faults) if tried else []
+    return _Behaving(tried, passing, is_late).find(faults) if tried else []
 
 
 def wrong_outcomes(cells: Iterable[Cell]) -> Iterator[Outcome]:
-    """The outcomes of the cells whose answers are wrong."""
+    """Yields the outcomes of cells whose answers are wrong."""
     for cell in cells:
-        outcome = Outcome.of(cell)
+        outcome = Outcome.from_cell(cell)
         if outcome is not None and outcome.is_wrong:
             yield outcome
 
@@ -101,21 +102,22 @@ def wrong_outcomes(cells: Iterable[Cell]) -> Iterator[Outcome]:
 def explained_call(
     check: Check, forms: Sequence[Inputs], got: Arrays, oracle: Oracle, is_late: Callable[[], bool]
 ) -> list[Diagnosis]:
-    """The diagnosis of the fault that one call with the outputs `got` behaves like; [] if faults of
-    several families do. `forms` are the inputs in every form in which the call may have had them."""
+    """Returns a list of one diagnosis: the fault whose answer is `got`, the outputs of one call. Returns
+    [] if no fault, or faults of several families, give this answer. `forms`: the inputs in each form that
+    the call may have had, such as a mask as a flag or as an array."""
     faults = faults_of(forms[0].operator)
     by_family: dict[str, Diagnosis] = {}
     for inputs in forms:
-        outcome = Outcome.of_call(check, inputs, faults[0].kernel, got, oracle)
-        for diagnosis in _Matching([outcome], iter(()), [], is_late).of(faults):
+        outcome = Outcome.from_call(check, inputs, faults[0].kernel, got, oracle)
+        for diagnosis in _Matching([outcome], iter(()), [], is_late).find(faults):
             by_family.setdefault(diagnosis.family, diagnosis)
     return list(by_family.values()) if len(by_family) == 1 else []
 
 
 @dataclass(eq=False)
 class Match:
-    """The comparison of one fault with the implementation: the numbers of the outcomes that the fault
-    explains, and of the wrong outcomes that it contradicts."""
+    """The comparison of one fault with the implementation. `explains`: indices of the failing outcomes
+    that the fault explains. `contradicts`: indices of the failing outcomes that it contradicts."""
 
     fault: Fault
     explains: set[int] = field(default_factory=set)
@@ -123,7 +125,7 @@ class Match:
 
 
 class _Matching:
-    """The faults whose answers are the implementation's, by comparisons of outcomes."""
+    """Finds the faults whose answers are equal to the implementation's wrong answers."""
 
     def __init__(
         self,
@@ -137,9 +139,10 @@ class _Matching:
         self.contradicted: list[Match] = []
 
     def _right_outcomes(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """The right outcomes of passing cells: some checks pass wrong answers."""
+        """Yields the outcomes of passing cells whose answers are right: some checks pass wrong
+        answers."""
         for cell in cells:
-            outcome = Outcome.of(cell)
+            outcome = Outcome.from_cell(cell)
             if outcome is not None and not outcome.is_wrong:
                 yield outcome
 
@@ -148,8 +151,8 @@ class _Matching:
         """The right outcomes of the first passing cells."""
         return [*self._right_outcomes(self.passing[:BESIDE])]
 
-    def of(self, faults: Sequence[Fault]) -> list[Diagnosis]:
-        """The diagnoses by these faults, best first."""
+    def find(self, faults: Sequence[Fault]) -> list[Diagnosis]:
+        """Returns the diagnoses by these faults, best first."""
         first = [*self.failing]
         matches = [Match(fault) for fault in faults]
         for number, outcome in enumerate(first):
@@ -172,17 +175,18 @@ class _Matching:
         return self._diagnoses(remaining) or self._conditioned()
 
     def _second_faults(self, matches: Sequence[Match], remaining: Sequence[Match]) -> list[Match]:
-        """The matches that explain failing cells which the remaining ones do not: a second fault."""
+        """Returns matches that explain failing cells which no match in `remaining` explains: a second
+        fault."""
         unexplained = {*range(len(self.failing))}.difference(*(m.explains for m in remaining))
-        others = [m for m in matches if m not in remaining and not m.explains]
+        unmatched = [m for m in matches if m not in remaining and not m.explains]
         for number in sorted(unexplained)[:REST]:
-            self._compare(others, self.failing[number], number)
-        explaining = self._by_elements(match for match in others if match.explains)
+            self._compare(unmatched, self.failing[number], number)
+        explaining = self._by_elements(match for match in unmatched if match.explains)
         return self._uncontradicted(explaining, self.right)
 
     def _by_elements(self, matches: Iterable[Match]) -> list[Match]:
-        """The matches that explain finite wrong elements. If no cell has such elements, the matches that
-        explain several cells which are not NaN everywhere."""
+        """Returns the matches that explain a failing cell with finite wrong elements. If no cell has such
+        elements, returns the matches that explain several cells which are not NaN everywhere."""
         finite = {n for n, outcome in enumerate(self.failing) if outcome.has_wrong_numbers}
         partly = {n for n, outcome in enumerate(self.failing) if outcome.has_numbers}
         return [
@@ -192,7 +196,8 @@ class _Matching:
         ]
 
     def _uncontradicted(self, matches: list[Match], passing: Iterable[Outcome]) -> list[Match]:
-        """The matches that no passing outcome contradicts; adds the others to `self.contradicted`."""
+        """Returns the matches that agree with every passing outcome. Appends the contradicted matches to
+        `self.contradicted`."""
         for outcome in passing:
             answers = [answer_of(match.fault.kernel, outcome) for match in matches]
             against = [m for m, a in zip(matches, answers, strict=True) if contradicts(outcome, a)]
@@ -201,8 +206,9 @@ class _Matching:
         return matches
 
     def _conditioned(self) -> list[Diagnosis]:
-        """The contradicted fault that explains most, with the condition that separates the cells which it
-        concerns from passing cells; [] without such a condition."""
+        """Returns the diagnosis of a contradicted fault under a condition ("Only with a mask: ...") that
+        holds in the failing cells, and in no passing cell. [] without such a condition. The faults that
+        explain most cells are tried first."""
         evidence = Evidence(self.failing, self.right)
         for match in sorted(self.contradicted, key=lambda match: -len(match.explains))[:MOST]:
             if len(match.explains) > len(match.contradicts):
@@ -213,7 +219,8 @@ class _Matching:
         return []
 
     def _compare(self, matches: Iterable[Match], outcome: Outcome, number: int) -> None:
-        """Add the number of an outcome to each match that explains or contradicts it."""
+        """Adds `number`, the index of an outcome, to each match that explains or contradicts the outcome.
+        Does nothing after the time is over."""
         for match in matches:
             if self.is_late():
                 return
@@ -225,9 +232,9 @@ class _Matching:
                 match.contradicts.add(number)
 
     def _diagnoses(self, remaining: list[Match]) -> list[Diagnosis]:
-        """The diagnoses of the remaining faults: first the fault that explains most cells, then the fault
-        that explains most of the other cells. A fault is left out if it contradicts more cells, of those
-        that no fault explains, than it explains."""
+        """Returns the diagnoses of the remaining faults: first the fault that explains most cells, then
+        the fault that explains most of the unexplained cells. Among the cells that no fault explains, a
+        fault may contradict at most as many as it explains elsewhere; otherwise it is left out."""
         diagnoses: list[Diagnosis] = []
         covered = set().union(*(m.explains for m in remaining))
         remaining = [m for m in remaining if len(m.explains) >= len(m.contradicts - covered)]
@@ -244,7 +251,7 @@ class _Matching:
 
 
 def _diagnosis(fault: Fault, explains: int, tried: int, case: str) -> Diagnosis:
-    """The diagnosis of a fault that no passing cell contradicts."""
+    """Returns the diagnosis of a fault that no passing cell contradicts."""
     deviation = fault.deviation
     return Diagnosis(
         sentence=deviation.sentence, hint=deviation.hint, family=deviation.family, source="catalogue",
@@ -253,7 +260,8 @@ def _diagnosis(fault: Fault, explains: int, tried: int, case: str) -> Diagnosis:
 
 
 class _Behaving:
-    """The fault whose verdicts are the implementation's, if the answers to plain inputs are right."""
+    """Finds the fault that fails the same checks in the same way. Used if the answers to the cells' own
+    inputs are right, so that no answers can be compared."""
 
     def __init__(
         self,
@@ -263,9 +271,10 @@ class _Behaving:
     ) -> None:
         self.failing, self.passing, self.is_late = failing, passing[:BESIDE], is_late
 
-    def of(self, faults: Sequence[Fault]) -> list[Diagnosis]:
-        """The diagnosis of the fault that fails the same cells in the same way; [] for several
-        families."""
+    def find(self, faults: Sequence[Fault]) -> list[Diagnosis]:
+        """Returns a list of one diagnosis: the fault that fails most of the cells in the same way, and no
+        passing cell. Returns [] for no fault, for faults of several families, or after the time is
+        over."""
         checks = {cell.check.name for cell, _ in self.failing}
         matches = [Match(fault) for fault in faults if fault.deviation.killed_by in checks]
         for number, (cell, verdict) in enumerate(self.failing):
@@ -291,11 +300,13 @@ class _Behaving:
         return [_diagnosis(best.fault, most, len(self.failing), case)]
 
     def _errs_alike(self, match: Match) -> bool:
-        """True if the fault's largest error is near the implementation's, or depends on chance."""
+        """True if the largest errors of the fault and the implementation differ by at most the part
+        `ALIKE`. Always True for dropout, whose errors are random."""
         cell, verdict = self.failing[min(match.explains)]
         errors = verdict.measured, judge(_cell_of(cell, match.fault)).measured
-        error, other = (measured.max_abs_error or 0.0 for measured in errors)
-        return match.fault.deviation.family == "dropout" or abs(error - other) <= ALIKE * error
+        error, fault_error = (measured.max_abs_error or 0.0 for measured in errors)
+        is_alike = abs(error - fault_error) <= ALIKE * error
+        return match.fault.deviation.family == "dropout" or is_alike
 
 
 def _cell_of(cell: Cell, fault: Fault) -> Cell:

@@ -33,9 +33,9 @@ TILES = (128, 64, 32, 16)
 def restrict_symptom(
     evidence: Evidence, symptom: Symptom, cases: Sequence[Case]
 ) -> tuple[Symptom, Sequence[Case], int]:
-    """A symptom restricted to the property that it needs, the cases that it explains, and the number of
-    passing cells that contradict it. `cases` are the cases of the symptom's problem: these are explained
-    if the symptom has no kernel, or if its kernel explains no cell."""
+    """Returns three values: the symptom, whose sentence may be restricted to a condition; the cases that
+    it explains; and the number of passing cells that contradict it. If the symptom has no kernel, or its
+    kernel explains no cell, the explained cases are `cases`."""
     if not evidence.failing or symptom.kernel is None:
         return symptom, cases, 0
     answer = partial(prediction, symptom.kernel)
@@ -53,19 +53,21 @@ def restrict_symptom(
 
 
 def restrict_sentence(condition: str, sentence: str) -> str:
-    """A sentence restricted to a condition: "Only with a mask: ..."."""
+    """Returns a sentence with a condition before it: "Only with a mask: ..."."""
     text = sentence if sentence[1].isupper() else sentence[0].lower() + sentence[1:]
     return f"Only {condition}: {text}"
 
 
 def sorted_by_likeness(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
-    """The cells with cases, first those whose mask and properties are most like one of `cases`."""
+    """Returns the cells that have inputs, sorted by likeness: first those whose mask and properties are
+    most like one of `cases`."""
 
     def traits(case: Case) -> set[str]:
         return {*_properties(case).values(), *case.needs}
 
     def difference(cell: Cell) -> tuple[bool, int]:
-        """True if the masks differ, and the number of differing properties, for the most similar case."""
+        """Returns the sort key: True if the masks differ, and the number of differing properties, for the
+        most similar case."""
         assert isinstance(cell.case, Case)
         token, cell_traits = cell.case.mask_token, traits(cell.case)
         return min(((token != t, len(cell_traits ^ x)) for t, x in references), default=(False, 0))
@@ -75,8 +77,9 @@ def sorted_by_likeness(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cel
 
 
 def prediction(kernel: Implementation, outcome: Outcome) -> Arrays | None:
-    """The answer of a symptom's kernel to an outcome's inputs, without the rows that are NaN in the
-    implementation's answer: a symptom does not predict NaN. None without an answer, or for NaN alone."""
+    """Returns the outputs of a symptom's kernel for an outcome's inputs, by name. Rows that are NaN in
+    the implementation's output become NaN, because a symptom does not predict NaN. None if the kernel
+    gives no answer, or all rows are NaN."""
     answer, got = answer_of(kernel, outcome), outcome.got.get("output")
     if answer is None or got is None or got.shape != answer["output"].shape:
         return answer
@@ -87,7 +90,7 @@ def prediction(kernel: Implementation, outcome: Outcome) -> Arrays | None:
 
 
 def _form(outcome: Outcome) -> str:
-    """The form of an outcome's mask, in words that follow "only"."""
+    """Returns the form of an outcome's mask as text: "with a mask by a flag"."""
     inputs = outcome.fault_inputs
     if inputs.mask is None and inputs.mask_array is None:
         return "without a mask" if outcome.inputs.case.mask is None else "with a mask in the bias"
@@ -95,8 +98,8 @@ def _form(outcome: Outcome) -> str:
 
 
 def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
-    """Properties of a case, and whether it has the features `needs`, in words that follow "only", by
-    name."""
+    """Returns properties of a case as texts by name, such as "with one query", and whether it has each of
+    the features `needs`."""
     s, mask = case.sizes, case.mask
     comparison = "differ" if s.Lq != s.Lk else "are equal"
     relations = {-1: "fewer queries than", 0: "as many queries as", 1: "more queries than"}
@@ -117,15 +120,15 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
 
 
 def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
-    """The properties that all failing outcomes have and no passing one, as text. "" for less than two
-    failing outcomes, and for more than two properties, of which nobody knows which is needed."""
+    """Returns, as text, the properties that all failing outcomes have and no passing outcome has. "" for
+    fewer than two failing outcomes, and for more than two properties: then the needed one is unknown."""
     failing_cases, passing_cases = (
         [outcome.inputs.case for outcome in outcomes] for outcomes in (failing, passing)
     )
     if len(failing_cases) < 2:
         return ""
     needs = sorted({name for case in (*failing_cases, *passing_cases) for name in case.needs})
-    of_failing, of_passing = (
+    failing_properties, passing_properties = (
         [
             {"form": _form(outcome), **_properties(outcome.inputs.case, needs)}
             for outcome in outcomes
@@ -134,8 +137,9 @@ def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
     )
     texts = {
         name: text
-        for name, text in of_failing[0].items()
-        if all(p[name] == text for p in of_failing) and all(p[name] != text for p in of_passing)
+        for name, text in failing_properties[0].items()
+        if all(p[name] == text for p in failing_properties)
+        and all(p[name] != text for p in passing_properties)
     }
     if texts or min(len(failing_cases), len(passing_cases)) >= ENOUGH:
         # Few cells differ in some size by chance.
@@ -147,8 +151,8 @@ def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
 
 
 def _separating_sizes(failing: Sequence[Case], passing: Sequence[Case]) -> dict[str, str]:
-    """Ranges and divisors of sizes that all failing cases have and no passing one has, as text by
-    name."""
+    """Returns, as texts by name, ranges and divisors of sizes that all failing cases have and no passing
+    case has."""
     texts = {}
     for name, word in (("Lk", "keys"), ("Lq", "queries"), ("D", "components")):
         failing_sizes, passing_sizes = (

@@ -52,7 +52,7 @@ NAN_ID = "/nan-in-attended-"
 """Part of the ids of election cases of NaN that must reach the output, whatever else is wrong."""
 
 PATHS, WEIGHTS = "paths", "returned weights"
-"""The check of other code paths of an implementation, and its name for the path of returned weights."""
+"""The check of an implementation's further code paths, and the name of the path that returns weights."""
 
 NO_KEYS_ID = "/no-keys/"
 """Part of the ids of election cases without keys."""
@@ -73,15 +73,15 @@ def diagnose(
     seconds: float = 5.0,
     without: str = "",
 ) -> list[Diagnosis]:
-    """At most three diagnoses of an implementation, the best first.
+    """Returns at most three diagnoses of an implementation, the best first.
 
     `failing` and `passing` are cells of the implementation. `seconds` limits the processor time.
     `without` is the name of a fault that is left out of the catalogue. Settings that calls change are
     restored.
     """
     with leaks.restored_settings(implementation.backend):
-        others_fail = any(isinstance(cell.case, Case) for cell in failing)
-        of_elections = list(election_diagnoses(failing, others_fail))
+        has_failing_case = any(isinstance(cell.case, Case) for cell in failing)
+        by_elections = list(election_diagnoses(failing, has_failing_case))
     comparable = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
     failing = choose_cells(failing, TRIED + BESIDE)
     cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
@@ -102,7 +102,7 @@ def diagnose(
         is_late = deadline(CATALOGUE_SHARE * seconds)
         by_catalogue = explaining_faults(failing, passing, is_late, without, wrong)
     seconds_left = max((1 - CATALOGUE_SHARE) * seconds, seconds - (time.process_time() - begin))
-    passing_outcomes = map(Outcome.of_passing_cell, comparable)
+    passing_outcomes = map(Outcome.from_passing_cell, comparable)
     evidence = Evidence(islice(evidence_outcomes, len(cases)), filter(None, passing_outcomes))
     by_probes = identify(implementation, cases, seconds_left, evidence, without)
     # If outputs are wrong, wrong gradients and elections may be consequences, and are no diagnosis.
@@ -110,7 +110,7 @@ def diagnose(
     minor |= {ELECTION} if failing else set()
     diagnoses = merge_diagnoses(by_catalogue, by_probes, bool(evidence.failing))
     is_explained = bool(diagnoses) and diagnoses[0].explains == diagnoses[0].tried
-    diagnoses += [d for d in of_elections if not is_explained or NAN_ID in d.case]
+    diagnoses += [d for d in by_elections if not is_explained or NAN_ID in d.case]
     diagnoses.sort(key=lambda diagnosis: diagnosis.family in minor)
     diagnoses = diagnoses or list(returned_weights_diagnoses(failing))
     diagnoses[1:] = [
@@ -122,18 +122,21 @@ def diagnose(
     return diagnoses[:MOST] if diagnoses and diagnoses[0].family not in minor else []
 
 
-def election_diagnoses(failing: Iterable[Cell], others_fail: bool) -> Iterator[Diagnosis]:
-    """Diagnoses of election cells, one of each check: of answers that are never right; and of unknown
-    answers, if no other cells fail (`others_fail` is False), or if the cells are about NaN (`NAN_ID`)."""
+def election_diagnoses(failing: Iterable[Cell], has_failing_case: bool) -> Iterator[Diagnosis]:
+    """Yields diagnoses of failing election cells. Answers that are never right are always diagnosed.
+    Unknown answers are diagnosed if only election cells fail (`has_failing_case` is False), or if the
+    cells are about NaN (`NAN_ID`)."""
     cells = [cell for cell in failing if isinstance(cell.case, ElectionCase)]
     first_of_check = {cell.check.name: cell for cell in reversed(cells)}
     nan_cells = [cell for cell in cells if NAN_ID in cell.case.id and cell.dtype.name == "f32"]
     no_keys_cells = [cell for cell in cells if NO_KEYS_ID in cell.case.id][:1]
     diagnoses: dict[str, Diagnosis] = {}
-    for cell in (*first_of_check.values(), *nan_cells, *no_keys_cells) if others_fail else cells:
+    chosen_cells = (*first_of_check.values(), *nan_cells, *no_keys_cells)
+    for cell in chosen_cells if has_failing_case else cells:
         verdict, sentence = judge(cell), ""
         fault, hint = verdict.what.rstrip("."), verdict.advice
-        if hint or (verdict.kind == "election" and (not others_fail or NAN_ID in cell.case.id)):
+        may_be_unknown = not has_failing_case or NAN_ID in cell.case.id
+        if hint or (verdict.kind == "election" and may_be_unknown):
             sentence = f"{fault[0].upper()}{fault[1:]}."
         elif verdict.kind == "raised" and NO_KEYS_ID in cell.case.id:
             key_length = f"key.shape[{cell.implementation.axis_order.index('l')}]"
@@ -149,7 +152,8 @@ def election_diagnoses(failing: Iterable[Cell], others_fail: bool) -> Iterator[D
 
 
 def returned_weights_diagnoses(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
-    """The diagnosis of wrong weights that are returned together with right outputs, or none."""
+    """Yields at most one diagnosis: the output is right, and the weights returned together with it are
+    wrong."""
     cells = [cell for cell in failing if cell.check.name == PATHS]
     for cell in cells[:1]:
         path = cell.implementation.paths(cell.inputs).get(WEIGHTS)
@@ -172,22 +176,24 @@ def returned_weights_diagnoses(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
 def merge_diagnoses(
     faults: Iterable[Diagnosis], measured: Iterable[Diagnosis], were_compared: bool = True
 ) -> list[Diagnosis]:
-    """The diagnoses of both sources, those that explain most first.
+    """Returns the diagnoses of both sources, those that explain most first.
 
-    - A fault is left out if a measured diagnosis makes it needless, and so is a measured diagnosis of a
-      family that is there. Several faults of one family stay: they explain different cells.
+    - A fault of the catalogue is left out if a measured diagnosis makes it needless (`_makes_needless`).
+    - A measured diagnosis is left out if its family has a diagnosis. Several faults of one family stay:
+      they explain different cells.
     - Diagnoses that passing cells contradict are left out unless the first is contradicted, too.
     - Faults get the measured picture of their family. No sentence is repeated.
-    - Unless answers `were_compared`, faults only fail the same checks, and come last.
+    - If answers were not compared (`were_compared` is False), faults only fail the same checks, and come
+      last.
     """
     pictures = {d.family: d.picture for d in measured if d.picture}
     pictured = [replace(d, picture=pictures.get(d.family, "")) for d in faults]
     diagnoses: list[Diagnosis] = []
     for diagnosis in sorted([*pictured, *measured], key=partial(_rank, were_compared)):
-        of_family = [other for other in diagnoses if other.family == diagnosis.family]
-        if diagnosis.sentence in {other.sentence for other in diagnoses}:
+        same_family = [earlier for earlier in diagnoses if earlier.family == diagnosis.family]
+        if diagnosis.sentence in {earlier.sentence for earlier in diagnoses}:
             continue
-        if not of_family or (diagnosis.fault and all(other.fault for other in of_family)):
+        if not same_family or (diagnosis.fault and all(earlier.fault for earlier in same_family)):
             diagnoses.append(diagnosis)
     return [
         d
@@ -198,16 +204,19 @@ def merge_diagnoses(
 
 
 def _makes_needless(measured: Diagnosis, fault: Diagnosis) -> bool:
-    """True if a measured diagnosis explains all cells, or several cells and the fault only one."""
+    """True if the measured diagnosis explains all tried cells, or explains several while the fault
+    explains at most one."""
     return measured.explains == measured.tried or (measured.explains > 1 >= fault.explains)
 
 
 def _rank(were_compared: bool, diagnosis: Diagnosis) -> tuple[bool, float, bool]:
-    """The sort key of diagnoses; `were_compared`: answers of faults were compared with the
-    implementation's. Contradicted ones are last, those that explain most are first; places of
-    wrong numbers, which name no cause, count half. Of equals, last are faults of rounding, which are
-    alike in 16 bits and measured better, faults that only fail the same checks, and wrong types or
-    shapes."""
+    """Returns the sort key of a diagnosis:
+
+    1. Contradicted diagnoses are last.
+    2. Those that explain most cells are first. Places of wrong numbers name no cause, and count half.
+    3. Last among equals are wrong types or shapes, faults of rounding (in 16 bits many are alike), and
+       faults that only fail the same checks (`were_compared` is False).
+    """
     weight = 0.5 if diagnosis.key.startswith(PLACES) else 1.0
     return (
         diagnosis.contradicts > 0,
@@ -218,8 +227,9 @@ def _rank(were_compared: bool, diagnosis: Diagnosis) -> tuple[bool, float, bool]
 
 
 def choose_cells(cells: Sequence[Cell], most: int) -> list[Cell]:
-    """At most `most` cells to try: simple and small ones with different masks, features and dtypes, the
-    simplest cell of the check `values` first. Without a cell of `values` the checks differ, too."""
+    """Returns at most `most` cells to try: simple and small ones with different masks, features and
+    dtypes, the simplest cell of the check `values` first. If no cell is of `values`, the checks differ,
+    too."""
     cells = [cell for cell in cells if isinstance(cell.case, Case)]
     candidates = sorted([c for c in cells if _size(c) <= LARGE] or cells, key=simplicity)
     chosen: list[Cell] = []
@@ -234,7 +244,8 @@ def choose_cells(cells: Sequence[Cell], most: int) -> list[Cell]:
 
 
 def simplicity(cell: Cell) -> tuple[int, bool, int, int, str]:
-    """The sort key of cells: `values` first, then gradients; then float32, few features, small cases."""
+    """Returns the sort key of a cell: the check `values` first, then gradients; then float32, few
+    features, and small cases."""
     order = (VALUES, *GRADIENTS)
     check = order.index(cell.check.name) if cell.check.name in order else len(order)
     features = len(cell.case.needs) + (getattr(cell.case, "recipe", "") != Case.recipe)
@@ -247,8 +258,8 @@ def _size(cell: Cell) -> int:
 
 
 def _traits(cell: Cell, with_check: bool) -> set[str]:
-    """Properties in which chosen cells shall differ: dtype, kind of mask, heads, features; check on
-    request."""
+    """Returns the properties in which chosen cells shall differ: dtype, kind of mask, heads, features;
+    the check, too, if `with_check`."""
     case = cell.case
     assert isinstance(case, Case)
     kind = "mask " + re.sub(r"[\d.][^+]*", "", case.mask_token)

@@ -39,7 +39,7 @@ MOST_PASSING = 40
 """The largest number of passing cells that are compared with a deviation."""
 
 Answer = Callable[[Outcome], Arrays | None]
-"""Computes the answer of a deviation to the inputs of an outcome, by output; None if it gives none."""
+"""Returns the outputs of a deviation for the inputs of an outcome, by name; None without an answer."""
 
 
 class Evidence:
@@ -54,16 +54,17 @@ class Evidence:
         return [*islice(self._passing, MOST_PASSING)]
 
     def explained(self, answer: Answer) -> list[Outcome]:
-        """The failing outcomes that a deviation's answer explains."""
+        """Returns the failing outcomes that a deviation's answer explains."""
         return [outcome for outcome in self.failing if explains(outcome, answer(outcome))]
 
     def contradicting(self, answer: Answer) -> list[Outcome]:
-        """The passing outcomes that a deviation's answer contradicts."""
+        """Returns the passing outcomes that a deviation's answer contradicts."""
         return [outcome for outcome in self.passing if contradicts(outcome, answer(outcome))]
 
 
 def explains(outcome: Comparison, answer: Arrays | None) -> bool:
-    """True if the implementation's wrong outcome is `answer`, and not the right one (see the module)."""
+    """True if `answer`, the outputs of a deviation by name, explains the implementation's wrong outputs:
+    they are near `answer`, and far from the right outputs (see the module). False for None."""
     wrong_count, from_answer, from_right = 0, 0.0, 0.0
     for name, predicted, want, bound in _with_expected(outcome, answer):
         got, limit = outcome.got.get(name), deviation_limit(bound, want, predicted)
@@ -87,8 +88,8 @@ CONTRACT_KINDS = ("type", "dtype", "device", "shape", "no-gradient")
 
 
 def fails_like(one: Verdict, other: Verdict) -> bool:
-    """True if two cells fail in the same way: with the same kind, line of the check, parts that it names
-    (`Verdict.where`), and operands of wrong gradients; and for `CONTRACT_KINDS` with the same message."""
+    """True if two cells fail in the same way: with the same kind, lines and parts (`Verdict.where`), and
+    operands of wrong gradients. For `CONTRACT_KINDS` the messages must be equal, too."""
 
     def failure(verdict: Verdict) -> tuple[object, ...]:
         wrong = {name for name, ratio in verdict.measured.ratios.items() if not ratio <= 1}
@@ -99,7 +100,8 @@ def fails_like(one: Verdict, other: Verdict) -> bool:
 
 
 def contradicts(outcome: Comparison, answer: Arrays | None) -> bool:
-    """True if an answer is wrong for the outcome's inputs by more than rounding explains."""
+    """True if `answer`, the outputs of a deviation by name, differs from the right outputs by more than
+    rounding explains. False for None."""
     for name, predicted, want, bound in _with_expected(outcome, answer):
         limit = bound + deviation_limit(bound, want, predicted)
         if predicted.shape != want.shape:
@@ -113,15 +115,16 @@ def contradicts(outcome: Comparison, answer: Arrays | None) -> bool:
 def _with_expected(
     outcome: Comparison, answer: Arrays | None
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, Limit]]:
-    """The arrays of an answer by name, each with the right array and its limit."""
+    """Yields the arrays of an answer: the name, the array, the right array, and its limit."""
     for name, (want, bound) in outcome.expected.items():
         if answer is not None and name in answer:
             yield name, answer[name], want, bound
 
 
 def deviation_limit(bound: Limit, want: np.ndarray, predicted: np.ndarray) -> Limit:
-    """The largest distance from a deviation's answer (`predicted`) for implementations that compute it;
-    `bound` is that of the right answer. Codes are rounded one by one, and keep their own bounds."""
+    """Returns how far an implementation may lie from `predicted`, the deviation's answer that it
+    computes. `bound` is the bound of the right answer `want`. The bounds of codes (an array) are returned
+    unchanged."""
     if isinstance(bound, np.ndarray):
         return bound
     first, second = (np.abs(x).max(initial=0.0, where=np.isfinite(x)) for x in (want, predicted))

@@ -39,8 +39,9 @@ NOT_LINEAR = "not read: scores are no linear function of "
 """The beginning of a fact that a regression does not give: its residual is above the bound."""
 
 
-def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]:
-    """The facts of an implementation of plain attention, as text by name, in the order of `FACTS`.
+def read_facts(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]:
+    """Measures the facts of an implementation of plain attention. Returns texts by name, in the order of
+    `FACTS`.
 
     "not taken": the fact's case needs a feature that the implementation lacks or refuses. `seconds`
     limits the processor time.
@@ -49,7 +50,7 @@ def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]
     facts: dict[str, str] = {}
     with leaks.restored_settings(implementation.backend):
         if (plain := _case(tool)) is not None:
-            list(precision.ask(tool, plain))  # sets `tool.unit`
+            list(precision.precision_symptoms(tool, plain))  # sets `tool.unit`
         for name, fact in FACTS.items():
             facts[name] = "not measured in time" if tool.is_late else fact(tool)
     return facts
@@ -58,14 +59,15 @@ def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]
 def _case(
     tool: Instrument, mask: str = "none", group: int = 1, q: int = 5, options: str = ""
 ) -> Case | None:
-    """A small case that the implementation answers, or None; `options` are appended to its id."""
+    """Returns a small case with `q` queries that the implementation answers, or None. `options` are
+    appended to the case's id."""
     heads = "mha" if group == 1 else f"gqa{group}"
     case = Case.parse(ID.format(mask=mask, heads=heads, h=3 * group, q=q, options=options))
     return tool.small_case(case) if tool.implementation.missing(case.needs) is None else None
 
 
 def _reading(tool: Instrument, **changes: object) -> Reading | None:
-    """The weights of `_case(tool, **changes)`, or None."""
+    """Returns the weights of the case `_case(tool, **changes)`; None without a case or weights."""
     case = _case(tool, **changes)  # type: ignore[arg-type]
     return None if case is None else tool.read_weights(tool.draw(case))
 
@@ -94,7 +96,9 @@ def _softmax_fact(tool: Instrument) -> str:
     reading = _reading(tool)
     if reading is None:
         return "not read"
-    symptoms = [f for f in weights.ask(tool, reading) if f.family in ("softmax", "dropout")]
+    symptoms = [
+        f for f in weights.pattern_symptoms(tool, reading) if f.family in ("softmax", "dropout")
+    ]
     if symptoms:
         return symptoms[0].sentence
     is_off = np.abs(reading.got.sum(-1) - 1) > reading.slack + reading.bound.sum(-1)
@@ -124,7 +128,7 @@ def _mask_fact(tool: Instrument) -> str:
     reading = None if case is None else tool.read_weights(tool.draw(case))
     if reading is None:
         return NOT_TAKEN
-    symptoms = [f for f in weights.ask(tool, reading) if f.family == "mask"]
+    symptoms = [f for f in weights.pattern_symptoms(tool, reading) if f.family == "mask"]
     if symptoms:
         return symptoms[0].sentence
     is_right = (reading.visible == reading.inputs.attends) | ~reading.judged_rows[..., None]
@@ -149,25 +153,25 @@ def _softcap_fact(tool: Instrument) -> str:
         return NOT_TAKEN
     if reading.fits(softmax(reading.scores, reading.visible)):
         return "c tanh(s / c)"
-    return " ".join(f.sentence for f in scale.ask(tool, reading)) or "another formula"
+    return " ".join(f.sentence for f in scale.scale_symptoms(tool, reading)) or "another formula"
 
 
 def _groups_fact(tool: Instrument) -> str:
     case = _case(tool, group=2)
     if case is None:
         return NOT_TAKEN
-    symptoms = [f for f in heads.ask(tool, case) if f.family in ("heads", "layout")]
+    symptoms = [f for f in heads.head_symptoms(tool, case) if f.family in ("heads", "layout")]
     return symptoms[0].sentence if symptoms else "query head h reads key and value head h // group"
 
 
 def _precision_fact(name: str, tool: Instrument) -> str:
-    """The roundings inside a call in the dtype `name`."""
+    """Returns the roundings inside a call in the dtype called `name`, as text."""
     case = _case(tool)
     probe = None if case is None else replace(case, dtype=DTYPES[name])
     if probe is None or tool.implementation.unsupported(probe) is not None:
         return NOT_TAKEN
     if not probe.dtype.is_half:
-        roundings = precision.read(tool, probe)
+        roundings = precision.rounded_formats(tool, probe)
         texts = [f"{n} {f}" for n, f in roundings.items() if n != "ignored"]
         return "rounds " + ", ".join(texts) if texts else "nothing narrower"
     inputs = tool.draw(probe, 1.0)
@@ -194,14 +198,17 @@ def _gradients_fact(tool: Instrument) -> str:
     inputs = tool.draw(case, 1.0)
     if not gradients.is_right(tool.output(inputs), tool.oracle(inputs)):
         return "not compared: the answer is not that of attention"
-    if gradients.read(tool, inputs, draw_cotangent(case)) is None:
+    if gradients.read_gradients(tool, inputs, draw_cotangent(case)) is None:
         return "none"
-    return " ".join(f.sentence for f in gradients.ask(tool, case)) or "those of attention"
+    return (
+        " ".join(f.sentence for f in gradients.gradient_symptoms(tool, case))
+        or "those of attention"
+    )
 
 
 def _side_effects_fact(tool: Instrument) -> str:
     case = _case(tool)
-    symptoms: list[Symptom] = [] if case is None else list(behaviour.ask(tool, case))
+    symptoms: list[Symptom] = [] if case is None else list(behaviour.behaviour_symptoms(tool, case))
     return (
         " ".join(f.sentence for f in symptoms)
         or "none: repeats its bits, leaves its inputs, keeps nothing"

@@ -20,19 +20,19 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 @dataclass(frozen=True)
 class Fit:
-    """The coefficients of a regression (`values`), with bounds of their errors."""
+    """The coefficients of a regression (`values`), with bounds of their errors (`errors`)."""
 
     values: np.ndarray
     errors: np.ndarray
 
     def allows(self, number: int, value: float) -> bool:
-        """True if the coefficient number `number` may be this value."""
+        """True if the coefficient with the index `number` equals `value` within its error."""
         return bool(abs(self.values[number] - value) <= self.errors[number])
 
 
 def regression(reading: Reading, *columns: np.ndarray) -> Fit | None:
-    """The regression of log weights on columns (B, H, Lq, Lk); None if the columns do not explain the
-    weights, or if too few weights are visible."""
+    """Returns the regression of log weights on `columns`, each (B, H, Lq, Lk). None if the columns do not
+    explain the weights, or if too few weights are visible."""
     compared = reading.visible & reading.judged_rows[..., None] & np.isfinite(reading.got)
     if compared.sum() - compared.any(-1).sum() < len(columns) + 2:
         return None
@@ -55,7 +55,7 @@ def regression(reading: Reading, *columns: np.ndarray) -> Fit | None:
 
 
 def scales(s: Sizes, given: float | None) -> dict[str, float]:
-    """Likely scales by their formulas; `given` is the call's argument `scale`, or None."""
+    """Returns likely scales by their formulas. `given` is the call's argument `scale`, or None."""
     D, log2e = max(s.D, 1), math.log2(math.e)
     right = given if given is not None else D**-0.5
     names = {
@@ -78,27 +78,31 @@ def scales(s: Sizes, given: float | None) -> dict[str, float]:
     }  # fmt: skip
 
 
-def formula(fit: Fit, inputs: Inputs, others: Iterable[tuple[Fit, Inputs]] = ()) -> tuple[str, str]:
-    """The formula of a scale ("" if no likely one fits), and both as text: "0.125 = 1/D". Of several
-    formulas the first is taken that fits the scale of other inputs, too (`others`)."""
+def formula(
+    fit: Fit, inputs: Inputs, more_fits: Iterable[tuple[Fit, Inputs]] = ()
+) -> tuple[str, str]:
+    """Returns the formula of the scale `fit.values[0]` ("" if no likely one fits), and the number with
+    its formula as text: "0.125 = 1/D". If several formulas fit, the scales of other inputs (`more_fits`)
+    decide."""
     value = float(fit.values[0])
     names = _fitting_formulas(fit, inputs)
     if len(names) > 1:
-        for other in others:
-            names = [n for n in names if n in _fitting_formulas(*other)] or names
+        for fit_and_inputs in more_fits:
+            names = [n for n in names if n in _fitting_formulas(*fit_and_inputs)] or names
     name, number = next(iter(names), ""), f"{value:.3g}"
     return name, number if name in ("", number) else f"{number} = {name}"
 
 
 def _fitting_formulas(fit: Fit, inputs: Inputs) -> list[str]:
-    """The formulas that fit a scale, the nearest first."""
+    """Returns the formulas that fit the scale `fit.values[0]`, the nearest first."""
     value, names = float(fit.values[0]), scales(inputs.sizes, inputs.scale)
     near = [n for n in names if abs(value - names[n]) <= fit.errors[0] + 1e-9]
     return sorted(near, key=lambda n: abs(value - names[n]))
 
 
 def fits_of_other_sizes(tool: Instrument, inputs: Inputs) -> Iterator[tuple[Fit, Inputs]]:
-    """The fit of the scale for heads of another size: formulas that agree for `inputs` differ there."""
+    """Yields at most one fit, with its inputs: the scale for heads of size 24. Formulas that agree for
+    `inputs` differ there."""
     case = replace(inputs.case, sizes=replace(inputs.sizes, D=24, Dv=inputs.sizes.Lk + 1))
     if tool.implementation.unsupported(case) is None:
         reading = tool.read_weights(tool.draw(case))

@@ -22,9 +22,9 @@ PLACES = {"b": "sample", "h": "head", "g": "head", "q": "query", "k": "key"}
 Arrays = Mapping[str, np.ndarray | None]
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptoms of the gradients of a small case; none if the output is wrong, too. Fully masked rows
-    have a cotangent of 0."""
+def gradient_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """Yields the symptoms of the gradients of a small case; none if the output is wrong, too. The
+    cotangent is 0 in fully masked rows."""
     inputs = tool.draw(case, 1.0)
     if tool.implementation.missing(["gradient"]) is not None:
         return
@@ -37,7 +37,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
         if not is_plain or not np.isfinite(output[fully_masked]).all():
             return  # NaN of these rows reaches all gradients
         cotangent = cotangent * ~fully_masked[..., None]
-    got = read(tool, inputs, cotangent)
+    got = read_gradients(tool, inputs, cotangent)
     if got is None:
         return
     right = Oracle.vjp(inputs, cotangent, tool.rounding(inputs)).expected
@@ -54,7 +54,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
         yield Symptom(f"{_gradient_subject(missing)} is missing.", "gradient", hint)
         return
     values = {n: g for n, g in got.items() if g is not None}
-    second = read(tool, inputs, cotangent) or {}
+    second = read_gradients(tool, inputs, cotangent) or {}
     if any(
         a is not None and not np.array_equal(a, values[n], equal_nan=True)
         for n, a in second.items()
@@ -67,7 +67,8 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def is_right(got: np.ndarray | None, oracle: Oracle | None) -> bool:
-    """True if an output is right within the oracle's bound, or differs in fully masked rows alone."""
+    """True if every element of an output is within the oracle's bound. Of plain attention fully masked
+    rows are not compared. False if one of both is None."""
     if got is None or oracle is None:
         return False
     right = oracle.expected["output"]
@@ -77,9 +78,9 @@ def is_right(got: np.ndarray | None, oracle: Oracle | None) -> bool:
     return bool(good.all())
 
 
-def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | None:
-    """The gradients by operand in float64, (B, H, L, D) for query, key and value, None for a missing one;
-    or None if a call fails."""
+def read_gradients(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | None:
+    """Returns the gradients by name in float64, in the shapes of the case's arrays. A missing gradient is
+    None. Returns None if the call fails, or a gradient has a wrong size."""
 
     def gradients() -> Arrays | None:
         prepared = tool.prepare(inputs, differentiable=True)
@@ -111,7 +112,8 @@ def _symptoms_by_operand(
     want: Mapping[str, np.ndarray],
     limit: Mapping[str, np.ndarray],
 ) -> Iterator[Symptom]:
-    """The symptoms of single gradients that are wrong: not finite, zero, a factor, or places."""
+    """Yields a symptom for each gradient in `got`, all of which are wrong: not finite, zero, a factor, or
+    wrong places. All mappings are by name."""
     s = inputs.effective_scale
     hints = {
         1 / s: "the scale is left out", s: "the scale stands twice", -1.0:

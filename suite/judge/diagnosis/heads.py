@@ -18,18 +18,19 @@ of other heads, which are random, stay below 0.9."""
 
 
 def _merge_view(x: np.ndarray) -> np.ndarray:
-    """An array with axes 1 and 2 exchanged, and then reshaped to its old shape."""
+    """Returns the array with axes 1 and 2 exchanged, and then reshaped to the old shape."""
     return x.swapaxes(1, 2).reshape(x.shape)
 
 
 def _split_view(x: np.ndarray) -> np.ndarray:
-    """The inverse of `_merge_view`."""
+    """Returns the inverse of `_merge_view`."""
     return x.reshape(x.shape[0], x.shape[2], x.shape[1], -1).swapaxes(1, 2)
 
 
 @dataclass(frozen=True)
 class Rearrangement:
-    """A faulty order of the elements of an output (`apply`), its inverse, a sentence and a hint."""
+    """A faulty order of an output's elements. `apply` makes it of a right output, `invert` undoes it.
+    `sentence` and `hint` as in `Diagnosis`."""
 
     apply: Callable[[np.ndarray], np.ndarray]
     invert: Callable[[np.ndarray], np.ndarray]
@@ -46,8 +47,9 @@ INTERLEAVED = (
 """The outputs of views in place of transposes."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptoms of heads and samples in a plain case."""
+def head_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """Yields the symptoms of heads and samples in a plain case: elements in other places, or heads of
+    query, key or value that are read from elsewhere."""
     inputs = tool.draw(case)
     symptom = _order_symptom(tool, inputs)
     if symptom is not None:
@@ -75,8 +77,9 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def _source_heads(log_weights: np.ndarray, inputs: Inputs, name: str) -> np.ndarray | None:
-    """The number b Hx + h of the head of the operand `name` from which the weights of every head (B, H)
-    are made, for Hx heads; None if these are made from no head."""
+    """Returns an integer array (B, H): for each head the head of the operand `name` that its weights are
+    computed from, as b Hx + h for an operand with Hx heads. None if weights correlate with no head.
+    `log_weights`: (B, H, Lq, Lk), less their mean over keys."""
     s = inputs.sizes
     key = np.repeat(inputs.key, s.group, axis=1)
     heads = s.H if name == "query" else s.Hkv
@@ -100,13 +103,14 @@ def _source_heads(log_weights: np.ndarray, inputs: Inputs, name: str) -> np.ndar
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """The absolute correlation of two centred arrays; 0 if one is constant."""
+    """Returns the absolute correlation of two centred arrays; 0.0 if one is constant."""
     norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return abs(float((a * b).sum())) / norm if norm else 0.0
 
 
 def _mapping_symptom(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Symptom]:
-    """The symptom if query heads read wrong heads of an operand: `sources` (B, H), as b Hx + h."""
+    """Yields a symptom if query heads read wrong heads of the operand `name`. `sources` (B, H): the heads
+    that are read, as b Hx + h."""
     heads = s.H if name == "query" else s.Hkv
     b, h = np.arange(s.B)[:, None], np.arange(s.H)
     want = b * heads + (h if name == "query" else h // s.group)
@@ -140,8 +144,8 @@ def _mapping_symptom(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Sympt
 
 
 def _order_symptom(tool: Instrument, inputs: Inputs) -> Symptom | None:
-    """The symptom if all elements of the output are right and stand in other places, or if operands are
-    read in another order of axes."""
+    """Returns the symptom if the elements of the output are right but in wrong places, or if operands are
+    read in another order of axes; else None."""
     got, oracle = tool.output(inputs), tool.oracle(inputs)
     if got is None or oracle is None or not np.isfinite(got).all():
         return None

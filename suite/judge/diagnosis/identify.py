@@ -56,10 +56,10 @@ def identify(
     evidence: Evidence | None = None,
     without: str = "",
 ) -> list[Diagnosis]:
-    """Diagnoses of an implementation that fails `cases`, those that explain most cases first.
+    """Returns the diagnoses of an implementation that fails `cases`, those that explain most cases first.
 
-    `seconds` limits the processor time. `evidence` are cells with which the answers of symptoms are
-    compared. `without` is the name of a fault that is left out of the catalogue. Nothing is raised: a
+    `seconds` limits the processor time. `evidence`: outcomes of cells, with which the answers of symptoms
+    are compared. `without` is the name of a fault that is left out of the catalogue. Nothing is raised: a
     call that fails gives no symptom.
     """
     tool = Instrument(implementation, seconds, without)
@@ -89,8 +89,9 @@ def identify(
 def _further_symptoms(
     tool: Instrument, symptoms: list[Symptom], groups: list[list[Case]]
 ) -> Iterator[tuple[Symptom, Case]]:
-    """Symptoms of weights in families that small problems do not show, each with a failing case: a second
-    fault may need many keys, sizes of heads that differ, or a causal mask alone."""
+    """Yields symptoms of weights, each with a failing case, in families that `symptoms` do not have. A
+    second fault may need many keys, sizes of heads that differ, or a causal mask alone. Nothing is
+    yielded if the answers are random, have side effects, or a wrong type."""
     families = {symptom.family for symptom in symptoms}
     if not families or families & {"state", "contract", "dropout"}:
         return
@@ -112,79 +113,94 @@ def _further_symptoms(
 
 
 def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
-    """The symptoms in the smallest problem like a case, or else in the case itself."""
+    """Returns the symptoms in the smallest case like `case`. If that shows none, or only an ignored mask,
+    `case` itself is tested, too."""
     if not case.operator.is_default:
-        return list(others.ask(tool, case))
+        return list(others.operator_symptoms(tool, case))
     small = tool.small_case(case)
     probes = tool.small_cases(case)[:1] if small is None else [small]
-    symptoms = [symptom for probe in probes for symptom in behaviour.ask(tool, probe)]
+    symptoms = [
+        symptom for probe in probes for symptom in behaviour.behaviour_symptoms(tool, probe)
+    ]
     if any(symptom.name == behaviour.VARIES for symptom in symptoms) and small is not None:
-        return [s for s in tool.symptoms(of_weights, small) if s.family == "dropout"] or symptoms
+        return [
+            s for s in tool.symptoms(reading_symptoms, small) if s.family == "dropout"
+        ] or symptoms
     if any(s.family in ("state", "contract") and s.name != behaviour.WRITES for s in symptoms):
         return symptoms
     if small is not None:
         plain = plain_case(small)
-        roundings = list(of_precision(tool, case.dtype.name, plain))  # first: it sets `tool.unit`
+        roundings = list(
+            rounding_symptoms(tool, case.dtype.name, plain)
+        )  # first: it sets `tool.unit`
         if any(symptom.name == precision.OPERAND_IGNORED for symptom in roundings):
             return roundings[:1]
-        symptoms += tool.symptoms(heads.ask, plain) or weight_symptoms(tool, small)
+        symptoms += tool.symptoms(heads.head_symptoms, plain) or weight_symptoms(tool, small)
         symptoms += roundings
         if not symptoms:
-            symptoms = tool.symptoms(weights.ask_scores, small)
-            symptoms = symptoms or tool.symptoms(weights.ask_large, plain)
+            symptoms = tool.symptoms(weights.hidden_score_symptoms, small)
+            symptoms = symptoms or tool.symptoms(weights.clipped_score_symptoms, plain)
         if not symptoms and case.dtype.is_half:
-            symptoms = in_16_bits(tool, replace(small, dtype=case.dtype))
-        symptoms = symptoms or tool.symptoms(others.ask_other_outputs, small)
+            symptoms = symptoms_in_16_bits(tool, replace(small, dtype=case.dtype))
+        symptoms = symptoms or tool.symptoms(others.other_output_symptoms, small)
         if not symptoms:
             probes = [*dict.fromkeys((plain, small, replace(case, dtype=DTYPES["f32"])))]
-            symptoms = [s for probe in probes for s in tool.symptoms(gradients.ask, probe)]
+            symptoms = [
+                s for probe in probes for s in tool.symptoms(gradients.gradient_symptoms, probe)
+            ]
     # A mask that hides nothing among few keys may hide whole blocks of keys.
-    ignored = [symptom for symptom in symptoms if symptom.name == masks.ignored(case.mask)]
+    ignored = [
+        symptom for symptom in symptoms if symptom.name == masks.ignored_mask_name(case.mask)
+    ]
     if not symptoms or ignored:
         in_f32 = replace(case, dtype=DTYPES["f32"], recipe="normal")
-        of_case = weight_symptoms(tool, in_f32) if in_f32 != small else []
-        symptoms = [s for s in symptoms if s not in ignored or not of_case] + of_case
+        own_symptoms = weight_symptoms(tool, in_f32) if in_f32 != small else []
+        symptoms = [s for s in symptoms if s not in ignored or not own_symptoms] + own_symptoms
     return symptoms
 
 
-def in_16_bits(tool: Instrument, case: Case) -> list[Symptom]:
-    """The symptoms of the weights of a case in 16 bits, if its weights in float32 are right."""
+def symptoms_in_16_bits(tool: Instrument, case: Case) -> list[Symptom]:
+    """Returns the symptoms of the weights of a case in 16 bits. Their sentences say that float32 is
+    right, which the caller has found."""
     only = f"In {case.dtype.long_name}, not in float32:"
     symptoms = weight_symptoms(tool, case)
     return [replace(s, sentence=f"{only} {s.sentence}", key=s.name) for s in symptoms]
 
 
 def weight_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
-    """The symptoms of the weights without mask and features; then, of other families, with them: a fault
-    without a mask is no fault of the mask. The mask is read only if weights without mask make sense."""
-    symptoms = list(tool.symptoms(of_weights, plain_case(case)))
+    """Returns the symptoms of the weights without mask and features, and then the symptoms of further
+    families with them: a fault that appears without a mask is no fault of the mask. If the weights
+    without a mask have no known fault, or a faulty layout, the mask is not read."""
+    symptoms = list(tool.symptoms(reading_symptoms, plain_case(case)))
     if any(symptom.name == UNREAD or symptom.family == "layout" for symptom in symptoms):
         return [symptom for symptom in symptoms if symptom.name != UNREAD]
     families = {symptom.family for symptom in symptoms}
-    symptoms += [s for s in tool.symptoms(of_weights, case) if s.family not in families]
+    symptoms += [s for s in tool.symptoms(reading_symptoms, case) if s.family not in families]
     return [symptom for symptom in symptoms if symptom.name != UNREAD]
 
 
-def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Symptom]:
-    """The symptoms of roundings inside, in float32 and in a dtype."""
+def rounding_symptoms(tool: Instrument, dtype: str, case: Case) -> Iterator[Symptom]:
+    """Yields the symptoms of roundings inside calls in float32, and in the dtype called `dtype`."""
     for name in dict.fromkeys(("f32", dtype)):
         probe = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(probe) is None:
-            yield from precision.ask(tool, probe)
+            yield from precision.precision_symptoms(tool, probe)
 
 
-def of_weights(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptoms of the weights of a case, by the first questions that find some; else `UNREAD` if
-    weights are wrong by more than `GROSS`."""
+def reading_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """Yields the symptoms of the weights of a case: of pattern and scale, or else of places, or else of a
+    rearranged output. If there are none and weights are wrong by more than `GROSS`, yields `UNREAD`."""
     reading = tool.read_weights(tool.draw(case))
     if reading is None:
         return
     if not reading.wrong.any():
         yield from sums.denominator_symptoms(reading)
         return
-    symptoms = [*weights.ask(tool, reading), *scale.ask(tool, reading)]
+    symptoms = [*weights.pattern_symptoms(tool, reading), *scale.scale_symptoms(tool, reading)]
     symptoms = (
-        symptoms or [*weights.ask_places(tool, reading)] or [*rearranged_symptoms(tool, reading)]
+        symptoms
+        or [*weights.misplaced_weight_symptoms(tool, reading)]
+        or [*rearranged_symptoms(tool, reading)]
     )
     if not symptoms and np.abs(reading.got - reading.want).max() > GROSS * reading.want.max():
         symptoms = [Symptom(UNREAD, "")]
@@ -192,9 +208,10 @@ def of_weights(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def rearranged_symptoms(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
-    """The symptoms if weights make sense once heads and rows of the output are put in order."""
+    """Yields the symptoms of an output with interleaved heads and rows: the wrong order, and the fault of
+    the scale that the reordered weights show."""
     for way in heads.INTERLEAVED:
-        symptoms = list(scale.ask(tool, replace(reading, raw=way.invert(reading.raw))))
+        symptoms = list(scale.scale_symptoms(tool, replace(reading, raw=way.invert(reading.raw))))
         if symptoms:
             yield Symptom(way.sentence, "layout", way.hint)
             yield from symptoms

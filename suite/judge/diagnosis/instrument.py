@@ -68,7 +68,7 @@ class Symptom:
 
 
 def fault_symptom(fault: Fault) -> Symptom:
-    """A fault of the catalogue as a symptom."""
+    """Returns a fault of the catalogue as a symptom."""
     deviation = fault.deviation
     return Symptom(deviation.sentence, deviation.family, deviation.hint, kernel=fault.kernel)
 
@@ -97,19 +97,19 @@ class Instrument:
         return self._is_over() or time.monotonic() > self._end
 
     def rounding(self, inputs: Inputs) -> Rounding:
-        """Roundings that no right implementation exceeds (see `Probe`)."""
+        """Returns roundings that no right implementation exceeds (see `Probe`)."""
         return Probe(self.implementation, inputs.dtype).rounding
 
     def small_case(self, case: Case) -> Case | None:
-        """The case with the fewest queries, keys and heads that keeps relations such as Lq < Lk, in
-        float32 if that is supported; None if the implementation answers no such case."""
+        """Returns a case like `case` with the fewest queries, keys and heads, in float32 if that is
+        supported. Relations such as Lq < Lk are kept. None if the implementation answers no such case."""
         if case.id not in self._small_cases:
             answered = (c for c in self.small_cases(case) if self.outputs(self.draw(c)) is not None)
             self._small_cases[case.id] = next(answered, None)
         return self._small_cases[case.id]
 
     def small_cases(self, case: Case) -> list[Case]:
-        """Supported small cases like `case`, one for each head size."""
+        """Returns the supported small cases like `case`, one for each size in `HEAD_SIZES`."""
         cases = []
         for D in HEAD_SIZES:
             small = _with_small_sizes(case, D)
@@ -119,8 +119,8 @@ class Instrument:
         return cases
 
     def draw(self, case: Case, factor: float = 0.5) -> Inputs:
-        """The inputs of a case as the implementation's causal flag means them, with queries and keys
-        times `factor`: scores stay small whatever the scale."""
+        """Returns the inputs of a case, with the mask that the implementation's causal flag means. Plain
+        attention: queries and keys are multiplied by `factor`, so that scores stay small."""
         inputs = draw(case)
         if factor != 1 and case.operator.is_default:
             inputs = inputs.replace(query=inputs.query * factor, key=inputs.key * factor)
@@ -132,8 +132,8 @@ class Instrument:
             return inputs
 
     def prepare(self, inputs: Inputs, differentiable: bool = False) -> PreparedCall | None:
-        """The implementation's call; None for inputs that it declares to refuse, or after the time is
-        over."""
+        """Returns the implementation's call, in differentiable form on request. None for inputs that it
+        declares or elects to refuse, and after the time is over."""
         implementation = self.implementation
         reason = implementation.refuses(inputs)
         if reason or elections.question_that_raises(inputs, implementation) or self.is_late:
@@ -141,7 +141,7 @@ class Instrument:
         return (implementation.differentiable if differentiable else implementation.prepare)(inputs)
 
     def outputs(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
-        """The outputs for the inputs by name, in float64; None if there is no reading."""
+        """Returns the outputs for the inputs by name, in float64; None if the call fails."""
         return self.attempt(lambda: self._outputs(inputs))
 
     def _outputs(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
@@ -149,16 +149,16 @@ class Instrument:
         if prepared is None:
             return None
         backend = self.implementation.backend
-        arrays = answer.read(backend, prepared(), inputs, prepared).arrays
+        arrays = answer.read_answer(backend, prepared(), inputs, prepared).arrays
         return {name: np.array(array) for name, array in arrays.items()}  # memory may be shared
 
     def output(self, inputs: Inputs) -> np.ndarray | None:
-        """The array `output` for the inputs, or None."""
+        """Returns the array `output` for the inputs, in float64; None if the call fails."""
         arrays = self.outputs(inputs)
         return None if arrays is None else arrays["output"]
 
     def attempt(self, call: Callable[[], Any]) -> Any:
-        """The return value of `call()`, or None if it raises."""
+        """Returns the return value of `call()`, or None if it raises."""
         try:
             return call()
         except ENDS:
@@ -167,14 +167,15 @@ class Instrument:
             return None
 
     def oracle(self, inputs: Inputs) -> Oracle | None:
-        """The right outputs for the inputs with their bounds, or None if the reference gives none."""
+        """Returns the right outputs for the inputs with their bounds; None without a reference."""
         try:
             return Oracle.forward(inputs, self.rounding(inputs))
         except (HarnessError, NotApplicable):
             return None
 
     def read_weights(self, inputs: Inputs) -> Reading | None:
-        """The weights of all keys, read by one-hot values; None if calls fail, or would be too many."""
+        """Returns the weights of all keys, read by one-hot values; None if a call fails, or for more than
+        `MOST_CALLS` calls or `MOST_PAIRS` pairs."""
         s = inputs.sizes
         calls = one_hot_inputs(inputs, MOST_CALLS)
         if not calls or not 0 < s.pairs <= MOST_PAIRS:
@@ -190,8 +191,8 @@ class Instrument:
         return Reading(inputs, got, want, bound, self.unit)
 
     def read_weights_of(self, inputs: Inputs, scores: np.ndarray) -> Reading | None:
-        """The weights for given scores (B, H, Lq, Lk): keys are unit vectors, and queries hold the
-        scores. None if there are more keys than components, or if scores are not just scaled products."""
+        """Returns the weights for given scores (B, H, Lq, Lk): keys are unit vectors, and queries contain
+        the scores. None if there are more keys than components, or if the scores have further terms."""
         s = inputs.sizes
         if s.Lk > s.D or not inputs.effective_scale or any(n in inputs.arrays for n in ARRAYS):
             return None
@@ -201,38 +202,38 @@ class Instrument:
         return self.read_weights(inputs.replace(query=query, key=key))
 
     def row_symptom(
-        self, reading: Reading, of: Callable[[np.ndarray], np.ndarray] = np.asarray
+        self, reading: Reading, transform: Callable[[np.ndarray], np.ndarray] = np.asarray
     ) -> Symptom | None:
-        """The symptom by the first fault of the catalogue whose weights, or `of(weights)`, explain the
-        reading."""
+        """Returns the symptom of the first catalogue fault whose weights explain the reading, or None."""
         inputs = self.attempt(lambda: fault_inputs(reading.inputs, self.implementation))
         for fault, weights in () if inputs is None else fault_weights(inputs):
             if self.is_late:
                 return None
-            if fault.name != self.without and reading.is_explained_by(weights, of):
+            if fault.name != self.without and reading.is_explained_by(weights, transform):
                 return fault_symptom(fault)
         return None
 
     def symptoms(
-        self, question: Callable[[Instrument, Case], Iterator[Symptom]], case: Case
+        self, probe: Callable[[Instrument, Case], Iterator[Symptom]], case: Case
     ) -> list[Symptom]:
-        """The symptoms that a question finds in a case, from a cache; [] if the case is not supported."""
-        key = question, case.id, self.unit
+        """Returns the symptoms that `probe` finds in a case, from a cache; [] for an unsupported case."""
+        key = probe, case.id, self.unit
         if key not in self._symptoms:
             is_supported = self.implementation.unsupported(case) is None
-            self._symptoms[key] = list(question(self, case)) if is_supported else []
+            self._symptoms[key] = list(probe(self, case)) if is_supported else []
         return self._symptoms[key]
 
 
 def deadline(seconds: float) -> Callable[[], bool]:
-    """A function that returns True after this process has used `seconds` of processor time from now."""
+    """Returns a function: True once this process has used `seconds` more of processor time."""
     end = time.process_time() + seconds
     return lambda: time.process_time() > end
 
 
 def one_hot_inputs(inputs: Inputs, most: int) -> list[tuple[slice, Inputs]]:
-    """Slices of the keys, and for each the inputs whose value of the slice's key i is the unit vector i:
-    the output then holds the weights of these keys. [] without values, or for more than `most` calls."""
+    """Returns pairs of a slice of the keys and inputs. In these inputs the value of the slice's key i is
+    the unit vector i, so that component i of the output is the weight of this key. [] if values have no
+    components, or for more than `most` pairs."""
     s, axis = inputs.sizes, inputs.axes("value").index("k")
     if not s.Dv or -(-s.Lk // s.Dv) > most:
         return []
@@ -251,8 +252,8 @@ _WEIGHTS: Cache[list[tuple[Fault, np.ndarray]]] = Cache(64)
 
 
 def fault_weights(inputs: Inputs) -> list[tuple[Fault, np.ndarray]]:
-    """The weights (B, H, Lq, Lk) of each of the catalogue's faults for these inputs, read by one-hot
-    values, without faults of state; [] if that takes several calls of a fault."""
+    """Returns the weights (B, H, Lq, Lk) of each fault in the catalogue for these inputs, read by one-hot
+    values. Faults of state are left out. [] if a fault would need several calls."""
     calls = one_hot_inputs(inputs, 1)
 
     def weights() -> list[tuple[Fault, np.ndarray]]:
@@ -269,9 +270,10 @@ def fault_weights(inputs: Inputs) -> list[tuple[Fault, np.ndarray]]:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """The weights (B, H, Lq, Lk) that an implementation uses, the right ones (`want`), and their bounds.
+    """The weights that an implementation uses; all arrays are (B, H, Lq, Lk).
 
-    - `raw`: the implementation's weights as read
+    - `raw`: the implementation's weights as read, possibly NaN or infinite
+    - `want`, `bound`: the right weights, and the bounds of their errors
     - `unit`: see `Instrument`
     """
 
@@ -287,7 +289,7 @@ class Reading:
         return ~self.inputs.fully_masked_rows
 
     def part(self, axis: int, index: int) -> Reading:
-        """The reading of one sample (axis 0) or one head (axis 1)."""
+        """Returns the reading of one sample (`axis` 0) or one head (`axis` 1)."""
         got, want, bound = (np.take(x, [index], axis) for x in (self.raw, self.want, self.bound))
         part = Reading(self.inputs, got, want, bound, self.unit)
         part.__dict__["judged_rows"] = np.take(self.judged_rows, [index], axis)
@@ -305,13 +307,13 @@ class Reading:
 
     @cached_property
     def wrong(self) -> np.ndarray:
-        """True for the weights that rounding does not explain."""
+        """True for the weights (B, H, Lq, Lk) whose errors rounding does not explain."""
         limit = self.bound + 16 * self.unit * np.abs(self.want)
         return ~(np.abs(self.got - self.want) <= limit) & self.judged_rows[..., None]
 
     @cached_property
     def visible(self) -> np.ndarray:
-        """True for the weights that are not hidden, see `HIDDEN_BELOW`."""
+        """True for the weights (B, H, Lq, Lk) that are not hidden, see `HIDDEN_BELOW`."""
         return visible_pairs(self.got)
 
     @cached_property
@@ -322,19 +324,19 @@ class Reading:
         return WIDER * relative + 16 * self.unit
 
     def fits(self, weights: np.ndarray) -> bool:
-        """True if the implementation's weights are these, within roundings."""
+        """True if the implementation's weights equal `weights` (B, H, Lq, Lk) within roundings."""
         error = np.abs(self.got - weights)
         right = error <= self.slack * np.abs(weights) + self.bound
         return bool((right | ~self.judged_rows[..., None]).all())
 
     def is_explained_by(
-        self, weights: np.ndarray, of: Callable[[np.ndarray], np.ndarray] = np.asarray
+        self, weights: np.ndarray, transform: Callable[[np.ndarray], np.ndarray] = np.asarray
     ) -> bool:
-        """True if `of(weights)` explains the implementation's reading (see `evidence`)."""
-        got, want, other = (of(x)[self.judged_rows] for x in (self.got, self.want, weights))
+        """True if `weights` explain the implementation's (`evidence`), all of them after `transform`."""
+        got, want, fault = (transform(x)[self.judged_rows] for x in (self.got, self.want, weights))
         limit = float(self.bound.max(initial=0.0) + 16 * self.unit * np.abs(want).max(initial=0.0))
         comparison = Comparison(self.inputs, {"weights": got}, {"weights": (want, limit)})
-        return explains(comparison, {"weights": other})
+        return explains(comparison, {"weights": fault})
 
     @cached_property
     def products(self) -> np.ndarray:
@@ -363,13 +365,13 @@ class Reading:
 
 
 def visible_pairs(weights: np.ndarray) -> np.ndarray:
-    """True for the weights that are not hidden, see `HIDDEN_BELOW`."""
+    """Returns a boolean array: True for the weights that are not hidden, see `HIDDEN_BELOW`."""
     size = np.abs(weights)
     return np.asarray(size > HIDDEN_BELOW * size.max(-1, keepdims=True))
 
 
 def softmax(scores: np.ndarray, pairs: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:
-    """The softmax of scores over an axis; only `pairs`, the attended pairs, weigh anything."""
+    """Returns the softmax of scores over an axis, with weight 0 where `pairs` is False."""
     masked = np.where(pairs, scores, -np.inf)
     top = masked.max(axis, keepdims=True)
     powers = np.exp(masked - np.where(np.isfinite(top), top, 0))
@@ -378,7 +380,7 @@ def softmax(scores: np.ndarray, pairs: np.ndarray, axis: int | tuple[int, ...] =
 
 
 def _with_small_sizes(case: Case, D: int) -> Case | None:
-    """The case with few queries, keys and heads of size `D`; None if the operator has no such sizes."""
+    """Returns the case with few queries, keys and heads of size `D`; None without such sizes."""
     s = case.sizes
     if not case.operator.takes_masks or case.operator.is_layer or not s.Lk or not s.H:
         return None
@@ -391,7 +393,7 @@ def _with_small_sizes(case: Case, D: int) -> Case | None:
 
 
 def plain_case(case: Case) -> Case:
-    """The case without mask, bias and other features."""
+    """Returns the case without mask, bias and other features."""
     unmasked = replace(case, mask=None, form="native")
     names = ["bias", "scale", *(n for n, f in FEATURES.items() if f.option)]
     defaults = {o.name: o.default for o in case.operator.options if o.name in names}

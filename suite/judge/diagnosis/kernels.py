@@ -36,8 +36,8 @@ class Fault:
 
     @cached_property
     def right_kernel(self) -> Implementation | None:
-        """The kernel without the fault: the base of the first class that defines a function. None if that
-        class is abstract: then the fault lies in a declaration."""
+        """The kernel without the fault: the class above the first class that defines a function. None if
+        that class is abstract: then the fault is in a declaration."""
         classes = type(self.kernel).__mro__
         index = next(n for n, cls in enumerate(classes) if any(map(callable, vars(cls).values())))
         right = classes[index + 1]
@@ -52,8 +52,9 @@ def catalogue_faults() -> tuple[Fault, ...]:
 
 
 def measured_kernel(name: str, **changes: Any) -> Implementation:
-    """A kernel of plain attention with a measured fault, by the changes of `changed_kernel`. `name` tells
-    it from other measured faults. A run without failures imports no kernel."""
+    """Returns a kernel of plain attention with a measured fault: `changes` as in `changed_kernel`. `name`
+    identifies the fault."""
+    # Imported here: a run without failures imports no kernel.
     from attention_conformance.suite.deviations.kernels.attention import Kernel
 
     kernel = changed_kernel(f"measured-{crc32(name.encode()):08x}", Kernel, **changes)
@@ -61,13 +62,13 @@ def measured_kernel(name: str, **changes: Any) -> Implementation:
 
 
 def faults_of(operator: Operator) -> list[Fault]:
-    """The faults of an operator."""
+    """Returns the faults of an operator."""
     return [f for f in catalogue_faults() if f.kernel.operator is operator]
 
 
 def answer_of(kernel: Implementation | None, outcome: Outcome) -> Arrays | None:
-    """The answer of a kernel to the inputs of an outcome; None if it lacks a feature, or its call
-    fails."""
+    """Returns a kernel's outputs for the inputs of an outcome by name, with gradients if the outcome has
+    them. None if the kernel is None, lacks a feature, or its call fails. Answers are cached."""
     if kernel is None or kernel.unsupported(outcome.cell.case) is not None:
         return None
     cell = Cell(outcome.cell.check, outcome.cell.case, kernel, outcome.cell.seed)
@@ -80,8 +81,8 @@ def answer_of(kernel: Implementation | None, outcome: Outcome) -> Arrays | None:
 
 
 def shows_fault(fault: Fault, outcome: Outcome) -> bool:
-    """True if a fault's kernel answers differently than its right kernel. What both answer, such as
-    overflow of scores that are stored in 16 bits, is not the fault."""
+    """True if a fault's kernel and its right kernel answer differently. A wrong answer of both, such as
+    overflow of scores stored in 16 bits, is not the fault."""
     answer, right_answer = answer_of(fault.kernel, outcome), answer_of(fault.right_kernel, outcome)
     if answer is None or right_answer is None:
         return True

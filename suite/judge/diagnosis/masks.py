@@ -24,8 +24,9 @@ OFFSET = "an offset of the positions, or tiles that are compared as a whole"
 
 @dataclass(frozen=True, eq=False)
 class Meaning:
-    """A faulty meaning of a mask: the attended pairs, which broadcast to (B, H, Lq, Lk), with a sentence
-    and a hint. `key` names the meaning if its sentence holds numbers of the inputs."""
+    """A faulty meaning of a mask. `pairs`: the attended pairs, boolean, broadcast to (B, H, Lq, Lk).
+    `sentence` and `hint` as in `Diagnosis`. `key` names the meaning if its sentence has numbers of the
+    inputs."""
 
     pairs: np.ndarray
     sentence: str
@@ -43,7 +44,7 @@ class Meaning:
 
 
 def _masked_inputs(name: str, inputs: Inputs) -> Inputs:
-    """The inputs with the mask of the meaning called `name`; unchanged if no meaning is."""
+    """Returns the inputs with the mask of the meaning called `name`; unchanged without such a meaning."""
     for meaning in meanings(inputs):
         if meaning.name == name:
             pairs = np.broadcast_to(meaning.pairs, inputs.attends.shape)
@@ -51,19 +52,22 @@ def _masked_inputs(name: str, inputs: Inputs) -> Inputs:
     return inputs
 
 
-def ignored(mask: Mask | None) -> str:
-    """The name of the meaning in which this mask has no effect."""
+def ignored_mask_name(mask: Mask | None) -> str:
+    """Returns the name of the meaning in which this mask has no effect."""
     class_names = [] if mask is None else [type(part).__name__ for part in mask.parts]
     return f"{' + '.join(class_names)} ignored"
 
 
 def meanings(inputs: Inputs) -> Iterator[Meaning]:
-    """Faulty meanings of the inputs' mask, the likely ones first."""
+    """Yields faulty meanings of the inputs' mask, the likely ones first."""
     s, attends = inputs.sizes, inputs.attends
     all_pairs = np.ones(attends.shape, bool)
     finite_bias = all_pairs if inputs.bias is None else ~np.isneginf(inputs.bias)
     name = "" if inputs.mask is None else f" {inputs.case.mask_token}"
-    text, key = f"The mask{name} is ignored: every query attends every key.", ignored(inputs.mask)
+    text, key = (
+        f"The mask{name} is ignored: every query attends every key.",
+        ignored_mask_name(inputs.mask),
+    )
     if s.Lq == 1 and inputs.mask == Causal():
         text = (
             "The one query attends every key: the causal mask is ignored, or aligned bottom-right."
@@ -84,8 +88,10 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
         other_mask = reduce(np.logical_and, [finite_bias, all_pairs, *masks[:n], *masks[n + 1 :]])
         if len(parts) > 1:
             text = f"Of the mask{name} the part {part.token} is ignored."
-            yield Meaning(other_mask, text, "one mask replaces another", f"part {ignored(part)}")
-        for meaning in (*_meanings_of_part(part, s), *_begun_anew(part, masks[n])):
+            yield Meaning(
+                other_mask, text, "one mask replaces another", f"part {ignored_mask_name(part)}"
+            )
+        for meaning in (*_meanings_of_part(part, s), *_restarting_masks(part, masks[n])):
             yield replace(meaning, pairs=other_mask & meaning.pairs)
     for axis, name in ((-1, "key"), (-2, "query")):
         for step, way in ((1, "previous"), (-1, "next")):
@@ -98,8 +104,9 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
             yield Meaning(attends | (number >= n), text, hint)
 
 
-def _begun_anew(part: Mask, mask: np.ndarray) -> Iterator[Meaning]:
-    """A part of a mask that begins anew every few queries or keys."""
+def _restarting_masks(part: Mask, mask: np.ndarray) -> Iterator[Meaning]:
+    """Yields the masks that begin anew every few queries or keys. `mask`: the pairs (Lq, Lk) of
+    `part`."""
     for axis, name in ((-2, "queries"), (-1, "keys")):
         length = mask.shape[axis]
         for n in range(2, min(length, LARGEST + 1)):
@@ -110,24 +117,24 @@ def _begun_anew(part: Mask, mask: np.ndarray) -> Iterator[Meaning]:
 
 
 def _meanings_of_part(part: Mask, s: Sizes) -> Iterable[Meaning]:
-    """Faulty meanings of one part of a mask."""
+    """Returns faulty meanings of one part of a mask."""
     if isinstance(part, Causal):
         return _causal_meanings(part, s)
     if isinstance(part, Window):
         return _window_meanings(part, s)
     if isinstance(part, Prefix | Segments):
         size, kind = part.length if isinstance(part, Prefix) else part.count, type(part)
-        others = {n: kind(size + n) for n in (1, -1) if size + n > 0}
+        changed_masks = {n: kind(size + n) for n in (1, -1) if size + n > 0}
         return [
             Meaning(mask.dense(s), f"The mask is {mask.token}, expected {part.token}.",
                     key=f"{kind.__name__} {n:+d}")
-            for n, mask in others.items()
+            for n, mask in changed_masks.items()
         ]  # fmt: skip
     return []
 
 
 def _causal_meanings(part: Causal, s: Sizes) -> Iterator[Meaning]:
-    """Causal masks with another alignment or offset, or of blocks."""
+    """Yields causal masks with another alignment or offset, or that compare blocks."""
     q, k, difference = np.arange(s.Lq)[:, None], np.arange(s.Lk), s.Lk - s.Lq
     offset, other = (difference, 0) if part.bottom_right else (0, difference)
     want, got = ("bottom-right", "top-left") if part.bottom_right else ("top-left", "bottom-right")
@@ -155,17 +162,17 @@ def _causal_meanings(part: Causal, s: Sizes) -> Iterator[Meaning]:
 
 
 def _window_meanings(part: Window, s: Sizes) -> Iterator[Meaning]:
-    """Windows with other widths, or at another place."""
+    """Yields windows with other widths, or at another place."""
     sides = {"left": part.left, "right": part.right}
     for name, width in sides.items():
         if width is None:
             continue
-        for n, how in ((1, "wider"), (-1, "narrower")):
+        for n, word in ((1, "wider"), (-1, "narrower")):
             if width + n >= 0:
-                text = f"The window is one key {how}: {width + n} keys to the {name}, expected {width}."
+                text = f"The window is one key {word}: {width + n} keys to the {name}, expected {width}."
                 hint = "`i - j < window` for `i - j <= window`, `window // 2`"
                 window = Window(**{**sides, name: width + n})
-                yield Meaning(window.dense(s), text, hint, f"{name} {how}")
+                yield Meaning(window.dense(s), text, hint, f"{name} {word}")
         text = f"The window has no bound to the {name}, expected {width} keys."
         hint, key = f"the {name} side is not used", f"no bound to the {name}"
         yield Meaning(Window(**{**sides, name: None}).dense(s), text, hint, key)

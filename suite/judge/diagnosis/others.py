@@ -26,22 +26,26 @@ ONLY_THE = "Of what is returned only the"
 """The beginning of a sentence about a wrong output, if other outputs are right."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptoms of an operator other than plain attention, in a case or in its gradients."""
+def operator_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """Yields the symptoms of an operator other than plain attention. Gradients are probed only if the
+    outputs are right."""
     for name in dict.fromkeys(("f32", case.dtype.name)):
         probe = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(probe) is None:
-            reading = OutputReading.of(tool, tool.draw(probe))
+            reading = OutputReading.read(tool, tool.draw(probe))
             if reading is not None and reading.is_wrong:
                 yield from _output_symptoms(tool, reading)
                 return
     probe = replace(case, dtype=DTYPES["f32"])
-    yield from gradients.ask(tool, case if tool.implementation.unsupported(probe) else probe)
+    yield from gradients.gradient_symptoms(
+        tool, case if tool.implementation.unsupported(probe) else probe
+    )
 
 
-def ask_other_outputs(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptom of a wrong output if the array `output` is right, such as a wrong log-sum-exp."""
-    reading = OutputReading.of(tool, tool.draw(case, 1.0))
+def other_output_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """Yields the symptom of a wrong log-sum-exp or of other wrong outputs; none if the array `output` is
+    wrong, too."""
+    reading = OutputReading.read(tool, tool.draw(case, 1.0))
     if reading is None or not reading.is_wrong or "output" in reading.wrong_names:
         return
     name = reading.wrong_names[0]
@@ -65,8 +69,9 @@ class OutputReading(Comparison):
     oracle: Oracle
 
     @classmethod
-    def of(cls, tool: Instrument, inputs: Inputs) -> OutputReading | None:
-        """The reading of an implementation's outputs, or None if a call fails."""
+    def read(cls, tool: Instrument, inputs: Inputs) -> OutputReading | None:
+        """Calls the implementation, and returns its outputs with the expected ones. None if the call
+        fails, or the reference has no answer."""
         got, oracle = tool.outputs(inputs), tool.oracle(inputs)
         if got is None or oracle is None:
             return None
@@ -79,16 +84,18 @@ class OutputReading(Comparison):
         return [name for name, wrong in self.wrong.items() if wrong.any()]
 
     def judged_elements(self, name: str) -> np.ndarray:
-        """True for the elements of an output that no election decides."""
+        """Returns a boolean array in the output's shape: False in fully masked rows, which elections
+        decide."""
         axes = self.inputs.operator.outputs(self.inputs.case)[name]
         rows = ~self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
         return np.broadcast_to(rows, self.got[name].shape)
 
 
 def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Symptom]:
-    """The symptoms of wrong outputs, without `output` if it follows from other outputs that are wrong."""
+    """Yields the symptoms of wrong outputs. The array `output` is skipped if it depends on another output
+    that is wrong."""
     inputs, names = reading.inputs, reading.wrong_names
-    if reading.oracle.given(reading.got).inputs is not inputs:
+    if reading.oracle.given_outputs(reading.got).inputs is not inputs:
         names = [name for name in names if name != "output"] or names
     factor = _fitted_factor(tool, reading) if "output" in names else None
     if factor is not None:
@@ -111,8 +118,8 @@ def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Sympt
 
 
 def _fitted_factor(tool: Instrument, reading: OutputReading) -> float | None:
-    """The factor of the scale whose oracle explains the output, by Gauss-Newton steps; None if there is
-    no such factor, or no scale."""
+    """Returns the factor by which the implementation's scale differs from the right one, fitted by
+    Gauss-Newton steps. None if no factor explains the output, or the operator has no scale."""
     inputs, got, factor = reading.inputs, reading.got, 1.0
     if tool.is_late or inputs.operator.option("scale") is None or not inputs.effective_scale:
         return None
@@ -137,8 +144,8 @@ def _fitted_factor(tool: Instrument, reading: OutputReading) -> float | None:
 
 
 def _simple_symptoms(reading: OutputReading, name: str) -> Iterator[Symptom]:
-    """The symptom of an output that answers no faulty problem: not finite, zero, a factor, a step,
-    places."""
+    """Yields at most one symptom of the output called `name`: NaN or infinity, all zeros, a factor, a
+    constant difference, the query added, or wrong places."""
     inputs, got = reading.inputs, reading.got[name]
     right = reading.oracle.expected_given(reading.got)[name]
     want, bound, judged = np.asarray(right.value, float), right.error, reading.judged_elements(name)

@@ -43,7 +43,7 @@ class Comparison:
 
     @cached_property
     def wrong(self) -> Arrays:
-        """True for every wrong element, by array."""
+        """Boolean arrays by name, in the shapes of the expected arrays: True for wrong elements."""
         return {
             name: ~self.close(name, self.got[name], want, limit)
             for name, (want, limit) in self.expected.items()
@@ -58,7 +58,7 @@ class Comparison:
     @property
     def has_wrong_numbers(self) -> bool:
         """True if a wrong element is finite."""
-        return any(np.isfinite(self.got[name][of]).any() for name, of in self.wrong.items())
+        return any(np.isfinite(self.got[name][where]).any() for name, where in self.wrong.items())
 
     @property
     def has_numbers(self) -> bool:
@@ -66,7 +66,8 @@ class Comparison:
         return any(np.isfinite(self.got[name]).any() for name in self.wrong)
 
     def close(self, name: str, got: np.ndarray, want: np.ndarray, limit: Limit) -> np.ndarray:
-        """True for elements that equal the wanted ones within the limit, or are in fully masked rows."""
+        """Returns a boolean array: True for elements of `got` that equal `want` within `limit`, or lie in
+        fully masked rows."""
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
         axes = self.inputs.operator.outputs(self.inputs.case).get(name)
@@ -76,9 +77,9 @@ class Comparison:
         return near
 
     def emptied_elements(self, name: str, answer: np.ndarray, limit: Limit) -> np.ndarray | bool:
-        """True for the elements of rows without keys in a deviation's `answer`, if the implementation has
-        one of the values that may be elected for such rows: zeros, NaN, or the mean of all values. False
-        if the array has no row of values for every query."""
+        """Returns a boolean array (B, H, Lq, 1). True for rows that a deviation's `answer` leaves without
+        keys (zeros or NaN), if the implementation returns an elected value there: zeros, NaN, or the mean
+        of all values. Returns False for arrays with other axes than (B, H, Lq, Dv)."""
         if name != "output" or self.inputs.operator.outputs(self.inputs.case).get(name) != "bhqv":
             return False
         # Without a call (`of_passing_cell`) the answer counts as right.
@@ -105,8 +106,9 @@ class Outcome(Comparison):
     has_gradients: bool = False
 
     @classmethod
-    def of(cls, cell: Cell) -> Outcome | None:
-        """The outcome of a cell; None if the case has no values, or the call fails."""
+    def from_cell(cls, cell: Cell) -> Outcome | None:
+        """Returns the outcome of a cell; None if the case has no values, or the call fails. Gradients are
+        included if the check differentiates and the outputs are right."""
         outcome = cls._at(cell, False)
         if outcome is not None and "gradient" in cell.check.needs and not outcome.is_wrong:
             outcome = cls._at(cell, True) or outcome
@@ -114,7 +116,8 @@ class Outcome(Comparison):
 
     @classmethod
     def _at(cls, cell: Cell, with_gradients: bool, with_call: bool = True) -> Outcome | None:
-        """The outcome of a cell, with gradients or outputs alone; None if there is none."""
+        """Returns the outcome of a cell. None if the case has no values, the call fails, or no oracle
+        exists. Gradients are included if `with_gradients`. Without `with_call` nothing is called."""
         if not isinstance(cell.case, Case):
             return None
         try:
@@ -123,21 +126,22 @@ class Outcome(Comparison):
             expected = {} if got is None else expected_arrays(cell, inputs, with_gradients, got)
             if got is None or not expected:
                 return None
-            of_faults = fault_inputs(inputs, cell.implementation)
-            return cls(inputs, got, expected, cell, of_faults, with_gradients)
+            inputs_of_faults = fault_inputs(inputs, cell.implementation)
+            return cls(inputs, got, expected, cell, inputs_of_faults, with_gradients)
         except (WrongAnswer, HarnessError, NotApplicable):
             return None
 
     @classmethod
-    def of_passing_cell(cls, cell: Cell) -> Outcome | None:
-        """The outcome of a cell whose outputs are right, without a call: `got` is empty."""
+    def from_passing_cell(cls, cell: Cell) -> Outcome | None:
+        """Returns the outcome of a cell whose outputs are right, without a call: `got` is {}. None as in
+        `from_cell`."""
         return cls._at(cell, False, with_call=False)
 
     @classmethod
-    def of_call(
+    def from_call(
         cls, check: Check, inputs: Inputs, kernel: Implementation, got: Arrays, oracle: Oracle
     ) -> Outcome:
-        """The outcome of one call with the outputs `got`, of which those that the oracle knows are
+        """Returns the outcome of one call with the outputs `got`. The outputs that `oracle` expects are
         compared. `kernel` is any implementation of the operator."""
         cell = Cell(check, inputs.case, kernel)
         cell.inputs = inputs
@@ -145,8 +149,8 @@ class Outcome(Comparison):
 
 
 def fault_inputs(inputs: Inputs, implementation: Implementation) -> Inputs:
-    """The inputs with the mask in the form in which the implementation takes it: as a flag, as an array,
-    or as -inf in the bias. Raises NotApplicable for a flag together with an array."""
+    """Returns the inputs with the mask in the form that the implementation's call has: a flag, an array,
+    or -inf in the bias. Raises NotApplicable if the call has a flag and an array."""
     if (inputs.mask is None and inputs.mask_array is None) or inputs.operator.is_layer:
         return inputs
     arguments, backend = implementation.prepare(inputs).arguments, implementation.backend
@@ -168,7 +172,8 @@ def fault_inputs(inputs: Inputs, implementation: Implementation) -> Inputs:
 
 
 def answer_arrays(cell: Cell, with_gradients: bool) -> Arrays | None:
-    """The answer of a cell's implementation to the cell's inputs, by name; None if the call fails."""
+    """Returns the outputs of a cell's implementation by name, in float64; None if the call fails. If
+    `with_gradients`, the gradients are added under names such as "gradient of query"."""
     try:
         if not with_gradients:
             return dict(cell.run(cell.inputs).arrays)
@@ -181,7 +186,8 @@ def answer_arrays(cell: Cell, with_gradients: bool) -> Arrays | None:
 
 
 def expected_arrays(cell: Cell, inputs: Inputs, with_gradients: bool, got: Arrays) -> Expected:
-    """The right arrays of a cell by name with limits, given the outputs `got`; {} without an oracle."""
+    """Returns the right arrays of a cell by name, each with its limit; {} without an oracle. If `output`
+    depends on other outputs, these are taken from `got`."""
     try:
         rounding = cell.rounding
         expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected_given(got))
@@ -196,8 +202,8 @@ def expected_arrays(cell: Cell, inputs: Inputs, with_gradients: bool, got: Array
 
 
 def with_limits(expected: Mapping[str, Bounded], inputs: Inputs) -> Expected:
-    """Arrays by name, each with its largest finite bound as the limit; codes keep their own bounds,
-    because each is rounded by a step of its own size."""
+    """Returns the arrays by name, each with a limit: its largest finite bound. The limits of codes are
+    the bounds of single elements, because the step of the rounding differs."""
     return {
         name: (
             want.value,

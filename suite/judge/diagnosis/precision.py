@@ -43,17 +43,18 @@ OPERAND_IGNORED = "operand ignored"
 """The key of the symptom of an operand without influence."""
 
 
-def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptoms of roundings below the precision of the plain case's dtype. Sets `tool.unit`."""
+def precision_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """Yields the symptoms of roundings to formats narrower than the dtype of a plain case. Sets
+    `tool.unit`."""
     declared = tool.implementation.numerics_for(case.dtype)
-    formats_read = {} if declared in ("working", "single") else read(tool, case)
+    formats_read = {} if declared in ("working", "single") else rounded_formats(tool, case)
     if "ignored" in formats_read:
         text = f"The {formats_read['ignored']} has no influence on the output."
         yield Symptom(text, "scores", "an argument that is not used", key=OPERAND_IGNORED)
     dtype = case.dtype.long_name
     formats = {name: form for name, form in formats_read.items() if name != "ignored"}
-    of_sums = list(sum_symptoms(tool, case)) if declared != "working" else []
-    yield from of_sums
+    sum_symptoms_found = list(sum_symptoms(tool, case)) if declared != "working" else []
+    yield from sum_symptoms_found
     score_symptom = next(score_symptoms(tool, case), None)
     if score_symptom is not None:
         yield score_symptom
@@ -73,7 +74,11 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
         ("output", "before the output is returned"),
         ("weights", "before the product with the values"),
     ):
-        if name in formats and not of_sums and not (name == "weights" and "output" in formats):
+        if (
+            name in formats
+            and not sum_symptoms_found
+            and not (name == "weights" and "output" in formats)
+        ):
             form = formats[name]
             advice = "; if float64 is not meant, --claim dtypes=f32,bf16,f16"
             hint = f"a cast of the {name}{advice if case.dtype.name == 'f64' else ''}"
@@ -88,7 +93,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def score_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptom if most rows of weights follow from scores, queries or keys that are rounded to a
+    """Yields a symptom if most rows of weights follow from scores, queries or keys that are rounded to a
     narrower format, or to 8 bits. Sets `tool.unit`."""
     if case.dtype.name not in NARROW or tool.implementation.unsupported(case) is not None:
         return
@@ -121,20 +126,22 @@ def score_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def _round_to_8_bits(x: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
-    """An array in steps of its largest element over some axes, by default all, divided by 127."""
+    """Returns an array rounded to multiples of a step: 1/127 of its largest element over `axes` (None:
+    over all axes)."""
     step = np.abs(x).max(axes, keepdims=True) / 127
     return np.asarray(np.rint(x / step) * step)
 
 
 def _share_of_rows(reading: Reading, weights: np.ndarray) -> float:
-    """The share of rows in which the implementation's weights are these."""
+    """Returns the share of rows, 0 to 1, in which the implementation's weights equal `weights` within
+    roundings."""
     near = np.abs(reading.got - weights) <= reading.slack * np.abs(weights) + reading.bound
     return float(near.all(-1)[reading.judged_rows].mean()) if reading.judged_rows.any() else 0.0
 
 
 def output_numerics(tool: Instrument, case: Case) -> str:
-    """The narrowest class whose bound the output for unit normals keeps, "none", or "" without an
-    output."""
+    """Returns the narrowest numerics class whose bound the output for unit normals satisfies; "none" if
+    no class fits, "" without an output."""
     inputs = tool.draw(case, 1.0)
     got, oracle = tool.output(inputs), tool.oracle(inputs)
     if got is None or oracle is None or inputs.has_empty_rows:
@@ -143,9 +150,9 @@ def output_numerics(tool: Instrument, case: Case) -> str:
     return grade(got - right, lambda name: oracle.in_class(name).expected["output"].error)
 
 
-def read(tool: Instrument, case: Case) -> dict[str, str]:
-    """The narrower formats to which operands, weights and outputs of a plain case are rounded, by name.
-    If an operand has no influence: {"ignored": its name}."""
+def rounded_formats(tool: Instrument, case: Case) -> dict[str, str]:
+    """Returns the narrower formats to which operands, "weights" and "output" of a plain case are rounded,
+    by name. {} if none is rounded. If an operand has no influence: {"ignored": its name}."""
     formats = NARROW.get(case.dtype.name, ())
     if not formats or tool.implementation.unsupported(case) is not None:
         return {}
@@ -155,10 +162,12 @@ def read(tool: Instrument, case: Case) -> dict[str, str]:
     if output is None or not np.isfinite(output).all():
         return {}
     for name in OPERANDS:
-        if _is_kept(tool, rounded, name, 2, output):
+        if _output_is_unchanged(tool, rounded, name, 2, output):
             return {"ignored": name}
-        kept = (f for f, bits in formats if _is_kept(tool, rounded, name, bits + 2, output))
-        format_of[name] = next(kept, "")
+        unchanged = (
+            f for f, bits in formats if _output_is_unchanged(tool, rounded, name, bits + 2, output)
+        )
+        format_of[name] = next(unchanged, "")
     full, reading = tool.output(base), tool.read_weights(base)
     for name, values in (("output", full), ("weights", None if reading is None else reading.got)):
         if values is not None:
@@ -167,9 +176,11 @@ def read(tool: Instrument, case: Case) -> dict[str, str]:
     return {name: form for name, form in format_of.items() if form}
 
 
-def _is_kept(tool: Instrument, inputs: Inputs, name: str, bits: int, before: np.ndarray) -> bool:
-    """True if the output stays `before` when two of three elements of an operand grow by 2^-bits of
-    themselves."""
+def _output_is_unchanged(
+    tool: Instrument, inputs: Inputs, name: str, bits: int, before: np.ndarray
+) -> bool:
+    """True if the output is still `before` after two of three elements of the operand `name` are
+    multiplied by 1 + 2^-bits."""
     values = inputs.arrays[name]
     grows = np.indices(values.shape).sum(0) % 3 > 0  # never shrinks: a format may truncate
     after = tool.output(inputs.replace(**{name: values * (1 + grows * 2.0**-bits)}))
@@ -177,14 +188,15 @@ def _is_kept(tool: Instrument, inputs: Inputs, name: str, bits: int, before: np.
 
 
 def _round(values: np.ndarray, bits: int) -> np.ndarray:
-    """Values rounded to so many significand bits, in the range of float64."""
+    """Returns the values rounded to a significand of `bits` bits, in float64."""
     form = DType("", "", bits, -1022, 1023, "float64")
     return round_to(np.asarray(values, np.float64), form)
 
 
 def sum_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptom if sums over keys run in 16 bits: the average of many values of 1 under equal weights
-    is 0.5 if the sum of values stops growing, and 2 if the sum of weights does. Sets `tool.unit`."""
+    """Yields a symptom if sums over keys run in 16 bits. With equal weights and values of 1 the output
+    should be 1. It is 0.5 if the sum of values stops growing, and 2 if the sum of weights does. Sets
+    `tool.unit`."""
     for name, keys in ADDED.items():
         if case.dtype.is_half and case.dtype.name != name:
             continue
@@ -211,7 +223,7 @@ def sum_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def overflow_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptom if large scores overflow because the maximum of their row is not subtracted."""
+    """Yields a symptom if large scores overflow because the maximum of their row is not subtracted."""
     if tool.implementation.unsupported(case) is not None:
         return
     inputs = tool.draw(case)
@@ -233,6 +245,6 @@ def overflow_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def _joined_names(names: list[str]) -> str:
-    """Names as the beginning of a sentence."""
+    """Returns names as the beginning of a sentence: "Query, key and value"."""
     text = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return text[0].upper() + text[1:]

@@ -27,31 +27,33 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
 from attention_conformance.suite.judge.diagnosis.kernels import measured_kernel
 
 
-def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
-    """The symptom of the scores behind the weights, by the first question that finds one."""
+def scale_symptoms(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
+    """Yields at most one symptom of the scores: of the scale, a catalogue fault, the softcap, normalised
+    vectors, or a scale per head. None if weights are negative, or their scores are right."""
     if (reading.got < 0).any():
         return
     normalised = replace(reading, raw=_shares(reading.got))
     if normalised.fits(softmax(reading.scores, reading.visible)):
         return
-    for question in (
-        partial(_scale_symptom, tool), partial(Instrument.row_symptom, tool, of=_shares),
+    for find_symptom in (
+        partial(_scale_symptom, tool), partial(Instrument.row_symptom, tool, transform=_shares),
         _softcap_symptom, _cosine_symptom, _per_head_symptom,
     ):  # fmt: skip
-        symptom = question(normalised)
+        symptom = find_symptom(normalised)
         if symptom is not None:
             yield symptom
             return
 
 
 def _shares(weights: np.ndarray) -> np.ndarray:
-    """Weights divided by the sum of their row."""
+    """Returns the weights divided by the sum of their row."""
     return weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
 
 
 def _kernel_of_scale(name: str, factor: float, has_scale: bool) -> Implementation:
-    """Attention with the scale called `name` in `formulas.scales`, or else with `factor` times the right
-    scale: of calls that give a scale (`has_scale`), or of calls that give none."""
+    """Returns a kernel with the scale called `name` in `formulas.scales`, or else with `factor` times the
+    right scale. The fault is only in calls with an argument `scale` (`has_scale`), or only in calls
+    without one."""
 
     def scale(right: Any, call: Any) -> float:
         return scales(call.sizes, call.scale).get(name, factor * float(right.factor(call)))
@@ -63,7 +65,7 @@ def _kernel_of_scale(name: str, factor: float, has_scale: bool) -> Implementatio
 
 
 def _scale_symptom(tool: Instrument, reading: Reading) -> Symptom | None:
-    """The symptom of another scale with the right bias, or of a bias times a factor."""
+    """Returns the symptom of another scale, or of a bias times a factor, or None."""
     inputs, cap = reading.inputs, reading.inputs.feature("softcap")
     columns = [reading.products] + ([] if reading.bias is None else [reading.bias])
     fit = regression(reading, *columns)
@@ -94,7 +96,7 @@ def _scale_symptom(tool: Instrument, reading: Reading) -> Symptom | None:
 
 
 def _softcap_symptom(reading: Reading) -> Symptom | None:
-    """The symptom of another scale beside a softcap, or of another softcap."""
+    """Returns the symptom of another scale beside a softcap, or of another softcap, or None."""
     inputs, cap, scale = (
         reading.inputs,
         reading.inputs.feature("softcap"),
@@ -108,23 +110,23 @@ def _softcap_symptom(reading: Reading) -> Symptom | None:
         capped = cap * np.tanh(reading.products * scale / cap)
         return reading.fits(softmax(capped + bias, reading.visible))
 
-    for name, other in scales(inputs.sizes, inputs.scale).items():
-        if other != scale and fits(other, cap):
-            text = f"The scale is {other:.3g} = {name}, expected {scale:.3g}."
+    for name, likely_scale in scales(inputs.sizes, inputs.scale).items():
+        if likely_scale != scale and fits(likely_scale, cap):
+            text = f"The scale is {likely_scale:.3g} = {name}, expected {scale:.3g}."
             kernel = _kernel_of_scale(name, 1.0, inputs.scale is not None)
             return Symptom(text, "scale", HINTS.get(name, ""), kernel=kernel, key=f"scale {name}")
     if reading.fits(softmax(reading.products * scale + bias, reading.visible)):
         return Symptom("The softcap has no effect.", "scores", key="softcap")
     # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
-    for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
-        if fits(scale, other):
-            text = f"The softcap is {other:.3g}, expected {cap:g}."
+    for likely_cap in cap * 2.0 ** (np.arange(-32, 33) / 8):
+        if fits(scale, likely_cap):
+            text = f"The softcap is {likely_cap:.3g}, expected {cap:g}."
             return Symptom(text, "scores", key="softcap")
     return None
 
 
 def _cosine_symptom(reading: Reading) -> Symptom | None:
-    """The symptom of queries or keys that are divided by their length first."""
+    """Returns the symptom of queries or keys that are divided by their length, or None."""
     inputs = reading.inputs
     lengths = {
         "query": np.linalg.norm(inputs.query, axis=-1)[..., None],
@@ -147,7 +149,7 @@ def _cosine_symptom(reading: Reading) -> Symptom | None:
 
 
 def _per_head_symptom(reading: Reading) -> Symptom | None:
-    """The symptom of a scale that differs between heads or samples."""
+    """Returns the symptom of a scale that differs between heads or samples, or None."""
     s, right = reading.inputs.sizes, reading.inputs.effective_scale
     if reading.bias is not None or reading.inputs.feature("softcap") is not None:
         return None

@@ -36,8 +36,9 @@ MERGES = {
 """Hints for parts that weigh exp(p log-sum-exp), by p."""
 
 
-def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
-    """The symptoms of the sums of the weights of rows, and of keys in blocks."""
+def normalisation_symptoms(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
+    """Yields at most one symptom of normalisation: of the sums of rows of weights, or of keys in
+    blocks."""
     rows, got = reading.judged_rows & reading.visible.any(-1), reading.got
     sums, want = got.sum(-1), reading.want.sum(-1)
     is_off = (np.abs(sums - want) > reading.slack * want + reading.bound.sum(-1)) & rows
@@ -64,7 +65,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
 
 
 def denominator_symptoms(reading: Reading) -> Iterator[Symptom]:
-    """The symptom if rows of right weights sum to less than rounding explains."""
+    """Yields a symptom if the denominator of the softmax is wrong: another sum, or too many summands."""
     with np.errstate(all="ignore"):
         rows = reading.judged_rows & reading.visible.any(-1)
         symptom = _denominator_symptom(reading, rows) if rows.any() else None
@@ -73,8 +74,8 @@ def denominator_symptoms(reading: Reading) -> Iterator[Symptom]:
 
 
 def _denominator_symptom(reading: Reading, rows: np.ndarray) -> Symptom | None:
-    """The symptom if rows of weights are divided by another sum: over some keys, or with more
-    summands."""
+    """Returns the symptom if `rows` (B, H, Lq) of weights are divided by another sum, over some keys or
+    with more summands; else None."""
     got, scores, visible = reading.got, reading.scores, reading.visible
     right = softmax(scores, visible)
     if not reading.fits(right * got.sum(-1, keepdims=True)):
@@ -116,7 +117,8 @@ def _denominator_symptom(reading: Reading, rows: np.ndarray) -> Symptom | None:
 
 
 def _block_symptom(reading: Reading, is_off: np.ndarray) -> Symptom | None:
-    """The symptom if weights are right relative to each other within blocks of keys alone."""
+    """Returns the symptom if weights have the right proportions within blocks of keys, but not between
+    blocks; else None. `is_off` (B, H, Lq): True for rows with a wrong sum."""
     visible = reading.visible & reading.judged_rows[..., None]
     scores, Lk = reading.scores, reading.want.shape[-1]
     masked = np.where(visible, scores, -np.inf)
@@ -136,7 +138,7 @@ def _block_symptom(reading: Reading, is_off: np.ndarray) -> Symptom | None:
     block = f"block of {size} keys"
     if len(edges) == 3:
         block = f"part of the keys, before key {size} and from there on,"
-    for key, level, sentence, hint in (
+    for key, added_logs, sentence, hint in (
         ("own softmax", -logs, f"Every {block} has its own softmax, and the answers are "
          f"{'added' if is_off.any() else 'averaged'}.", "merge answers by their log-sum-exps"),
         ("own maximum", -tops, f"Every {block} has its own maximum: weights of a block are exp(max - its "
@@ -145,13 +147,13 @@ def _block_symptom(reading: Reading, is_off: np.ndarray) -> Symptom | None:
          RESCALED),
         ("inverse", -2 * running, f"What a {block} adds is rescaled by the inverse factor.", RESCALED),
     ):  # fmt: skip
-        key_levels = np.repeat(level, np.diff(edges), -1)
-        weights = softmax(np.where(visible, scores + key_levels, 0), visible)
+        added = np.repeat(added_logs, np.diff(edges), -1)
+        weights = softmax(np.where(visible, scores + added, 0), visible)
         if reading.fits(weights * reading.got.sum(-1, keepdims=True)):
             return Symptom(sentence, "softmax", hint, key=f"blocks: {key}")
-    with warnings.catch_warnings(action="ignore"):  # hidden blocks have no level
-        level = np.stack([np.nanmean(log_ratio[..., a:b], -1) for a, b in pairwise(edges)], -1)
-    power = _power_of_blocks(level, np.where(np.isfinite(level), logs, np.nan), 4 * reading.slack)
+    with warnings.catch_warnings(action="ignore"):  # hidden blocks have no mean
+        means = np.stack([np.nanmean(log_ratio[..., a:b], -1) for a, b in pairwise(edges)], -1)
+    power = _power_of_blocks(means, np.where(np.isfinite(means), logs, np.nan), 4 * reading.slack)
     if power is not None:
         hint = next((hint for x, hint in MERGES.items() if abs(power - x) < 0.01), "")
         text = f"Every {block} has its own softmax, and weighs exp({power:.3g} lse) in their sum, "
@@ -164,20 +166,21 @@ def _block_symptom(reading: Reading, is_off: np.ndarray) -> Symptom | None:
     return Symptom(text, "softmax", RESCALED, key="between blocks")
 
 
-def _power_of_blocks(level: np.ndarray, logs: np.ndarray, slack: float) -> float | None:
-    """The power p for which blocks weigh exp(p log-sum-exp) in every row, or None. `level` are the
-    logarithms (..., blocks) of the weights relative to right ones."""
-    has_several = np.isfinite(level).sum(-1) > 1
-    level, logs = level[has_several], logs[has_several]
-    level, logs = (x - np.nanmean(x, -1, keepdims=True) for x in (level, logs))
+def _power_of_blocks(log_ratios: np.ndarray, logs: np.ndarray, slack: float) -> float | None:
+    """Returns the power p for which blocks weigh exp(p log-sum-exp) in every row, or None. Both arrays
+    are (..., blocks). `log_ratios`: logarithms of a block's weights relative to the right ones. `logs`:
+    the blocks' log-sum-exps. `slack`: the largest allowed residual."""
+    has_several = np.isfinite(log_ratios).sum(-1) > 1
+    ratios, logs = log_ratios[has_several], logs[has_several]
+    ratios, logs = (x - np.nanmean(x, -1, keepdims=True) for x in (ratios, logs))
     total = np.nansum(logs * logs)
-    slope = float(np.nansum(level * logs) / total) if total else 0.0
-    fits = bool(total) and np.nanmax(np.abs(level - slope * logs)) <= slack
+    slope = float(np.nansum(ratios * logs) / total) if total else 0.0
+    fits = bool(total) and np.nanmax(np.abs(ratios - slope * logs)) <= slack
     return 1 + slope if fits else None
 
 
 def _is_factor_of_outputs(tool: Instrument, inputs: Inputs, factor: float) -> bool:
-    """True if the output for the inputs, too, is `factor` times the right one."""
+    """True if the output for the inputs is `factor` times the right output, within bounds."""
     got, oracle = tool.output(inputs), tool.oracle(inputs)
     if got is None or oracle is None:
         return False

@@ -33,8 +33,9 @@ NONFINITE = ("NaN", "Infinity")
 """The keys of symptoms of rows without finite weights."""
 
 
-def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
-    """The symptoms of the pattern of weights and of their sums."""
+def pattern_symptoms(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
+    """Yields the symptoms of the visible pairs and of the sums of weights: a finite penalty, dropout,
+    rows that are not finite, a wrong mask, or wrong sums."""
     differs = (reading.visible != reading.inputs.attends) & reading.judged_rows[..., None]
     penalty = _penalty_symptom(reading) or _dropout_symptom(reading)
     meaning = _meaning_symptom(tool, reading, differs) if differs.any() else None
@@ -59,11 +60,12 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
     else:
         if differs.any():
             yield meaning or _pattern_symptom(reading, differs)
-        yield from sums.ask(tool, reading)
+        yield from sums.normalisation_symptoms(tool, reading)
 
 
 def _penalty_symptom(reading: Reading) -> Symptom | None:
-    """The symptom if hidden keys have a finite score, or lose a finite part of their score."""
+    """Returns the symptom if hidden keys have a finite score, or only a finite number is subtracted from
+    their scores; else None."""
     attends, got = reading.inputs.attends, reading.got
     comparable = (attends & reading.visible).any(-1, keepdims=True)  # rows with an attended key
     hidden = ~attends & (got > 0) & reading.judged_rows[..., None] & comparable
@@ -92,7 +94,7 @@ def _penalty_symptom(reading: Reading) -> Symptom | None:
 
 
 def _penalised_kernel(factor: float, penalty: float) -> Implementation:
-    """Attention that multiplies the scores of hidden keys by `factor`, and adds the penalty."""
+    """Returns a kernel that multiplies the scores of hidden keys by `factor`, and adds `penalty`."""
     return measured_kernel(
         f"hidden scores times {factor} plus {penalty}",
         hide=lambda right, scores, allowed, call: (
@@ -103,8 +105,9 @@ def _penalised_kernel(factor: float, penalty: float) -> Implementation:
     )
 
 
-def ask_scores(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptoms of scores of 0 that count as hidden, and of hidden keys with a finite score."""
+def hidden_score_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """Yields the symptom if keys with a score of 0 are hidden, or if hidden keys have a large finite
+    score. Scores down to -`LOWEST` are probed."""
     inputs = tool.draw(case)
     attends, s = inputs.attends, inputs.sizes
     scores = np.where(np.arange(s.Lk) % 2, 1.0, 0.0) * attends
@@ -141,9 +144,9 @@ def ask_scores(tool: Instrument, case: Case) -> Iterator[Symptom]:
         yield Symptom(text, "mask", "hide by -inf in place of a large number", key="finite")
 
 
-def ask_large(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """The symptom of large scores that are clipped and thus equal, in a plain case. Probed scores of a
-    row differ by half of the largest one, so that rounding keeps them apart."""
+def clipped_score_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
+    """Yields a symptom if large scores of a plain case are clipped, and thus equal. Probed scores of a
+    row range from half of the largest score up to it, so that rounding does not make them equal."""
     low, high, s, inputs = 1.0, LARGEST, case.sizes, tool.draw(case)
     while high > 1.01 * low:
         steps = np.geomspace(low, high, s.Lq)
@@ -163,7 +166,8 @@ def ask_large(tool: Instrument, case: Case) -> Iterator[Symptom]:
 
 
 def _dropout_symptom(reading: Reading) -> Symptom | None:
-    """The symptom if some weights are zero, and all others are the right ones times one factor."""
+    """Returns the symptom of dropout: some weights are zero, and the other weights are the right ones
+    times one factor; else None."""
     judged = reading.inputs.attends & reading.judged_rows[..., None]
     dropped = (reading.got == 0) & judged
     factors = (reading.got / np.where(judged, reading.want, 1))[judged & ~dropped]
@@ -173,15 +177,18 @@ def _dropout_symptom(reading: Reading) -> Symptom | None:
     tolerance = 5 * np.sqrt(rate * (1 - rate) / count)  # five standard deviations of the rate
     if abs(1 - rate - 1 / factors[0]) > tolerance or factors[0] <= 1 + reading.slack:
         return None
-    others = f"the others {factors[0]:.3g} times the right ones"
-    text = f"Dropout is on: {rate:.0%} of the weights are zero, {others}."
+    text = (
+        f"Dropout is on: {rate:.0%} of the weights are zero, the others {factors[0]:.3g} times the "
+        "right ones."
+    )
     hint = "`dropout` without `training`, or `dropout_p` in place of 0"
     return Symptom(text, "dropout", hint, key="dropout")
 
 
 def _meaning_symptom(tool: Instrument, reading: Reading, differs: np.ndarray) -> Symptom | None:
-    """The symptom if the visible pairs are those of a faulty mask: of a family, of a deviation, or of
-    another sample or head."""
+    """Returns the symptom if the visible pairs are those of a faulty mask: of a meaning in `masks`, of a
+    catalogue fault, or of another sample or head; else None. `differs` (B, H, Lq, Lk): the wrong
+    pairs."""
     judged, picture = reading.judged_rows[..., None], picture_of(reading, differs)
     if (reading.visible & judged).any():
         for meaning in meanings(reading.inputs):
@@ -195,7 +202,8 @@ def _meaning_symptom(tool: Instrument, reading: Reading, differs: np.ndarray) ->
 
 
 def _swapped_mask_symptom(reading: Reading, differs: np.ndarray) -> Symptom | None:
-    """The symptom if wrong samples and heads have the mask of another sample or head."""
+    """Returns the symptom if every wrong sample and head has the mask of another sample or head; else
+    None."""
     attends, s = reading.inputs.attends, reading.inputs.sizes
     sources = {}
     for b, h in np.ndindex(s.B, s.H):
@@ -218,7 +226,7 @@ def _swapped_mask_symptom(reading: Reading, differs: np.ndarray) -> Symptom | No
 
 
 def _boolean_symptom(tool: Instrument, reading: Reading) -> Symptom | None:
-    """The symptom if keys whose bias is not zero are hidden."""
+    """Returns the symptom if keys whose bias is not zero are hidden; else None."""
     inputs, bias = reading.inputs, reading.inputs.bias
     if bias is None:
         return None
@@ -233,7 +241,8 @@ def _boolean_symptom(tool: Instrument, reading: Reading) -> Symptom | None:
 
 
 def _pattern_symptom(reading: Reading, differs: np.ndarray) -> Symptom:
-    """The symptom of visible pairs that no faulty meaning of the mask explains."""
+    """Returns the symptom of wrong visible pairs that no faulty mask explains: zero rows, lost keys, or
+    visible hidden keys."""
     picture = picture_of(reading, differs)
     attends, count_text = reading.inputs.attends, f"{int(differs.sum())} of {differs.size} pairs"
     lost_keys = (differs & attends).any((0, 1, 2))
@@ -264,8 +273,9 @@ def _pattern_symptom(reading: Reading, differs: np.ndarray) -> Symptom:
     return Symptom(f"In {place}, {fault}: {count_text}.", "mask", "", picture, key=fault)
 
 
-def ask_places(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
-    """The symptoms of keys whose weights go to other values, count twice, or are off by a factor."""
+def misplaced_weight_symptoms(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
+    """Yields at most one symptom: the weights of keys multiply the values of other keys, or the weights
+    of some keys are off by a factor."""
     s, rows = reading.inputs.sizes, reading.judged_rows[..., None]
     distances = np.abs(
         np.where(rows, reading.got, 0)[..., :, None] - np.where(rows, reading.want, 0)[..., None, :]
@@ -298,7 +308,8 @@ def ask_places(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
 
 
 def picture_of(reading: Reading, differs: np.ndarray) -> str:
-    """A picture of the expected mask and the visible pairs, for the first sample and head that differ."""
+    """Returns a picture of the expected mask and the visible pairs as lines of text, at most `SIDE` x
+    `SIDE` pairs of the first sample and head that differ."""
     b, h = (int(x[0]) for x in np.nonzero(differs.any((-1, -2))))
     flags = differs[b, h]
     starts = []

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def indices_text(indices: np.ndarray) -> str:
-    """Indices as text: a range, or the first five."""
+    """Returns indices as text: a range, or the first five."""
     listed = [int(i) for i in indices]
     if len(listed) > 2 and listed == [*range(listed[0], listed[-1] + 1)]:
         return f"{listed[0]} to {listed[-1]}"
@@ -16,12 +16,12 @@ def indices_text(indices: np.ndarray) -> str:
 
 
 def plural(count: int, name: str) -> str:
-    """The name, in the plural unless `count` is 1."""
+    """Returns the name, in the plural unless `count` is 1."""
     return name if count == 1 else f"{name}s"
 
 
 def range_text(values: np.ndarray) -> str:
-    """The smallest and the largest value as text: "0.9 to 1.1"."""
+    """Returns the smallest and the largest value as text: "0.9 to 1.1"."""
     low, high = float(values.min()), float(values.max())
     digits = 3 if high - low > 0.02 * abs(high) else 6
     texts = dict.fromkeys(f"{x:.{digits}g}" for x in (low, high))
@@ -29,7 +29,7 @@ def range_text(values: np.ndarray) -> str:
 
 
 def rows_text(rows: np.ndarray) -> str:
-    """The rows (B, H, Lq) that are True, in words: "all rows", "head 1 of 2"."""
+    """Returns the rows (B, H, Lq) that are True, in words: "all rows", "head 1 of 2"."""
     if rows.all():
         return "all rows"
     for axis, name in ((2, "row"), (1, "head"), (0, "sample")):
@@ -41,8 +41,8 @@ def rows_text(rows: np.ndarray) -> str:
 
 
 def few_places(wrong: np.ndarray) -> Iterator[tuple[int, str]]:
-    """The axes along which at most half of the indices have a True of `wrong`, each with these indices as
-    text: "0, 2 of 7"."""
+    """Yields the axes along which at most half of the indices contain a True of `wrong`. Each axis comes
+    with these indices as text: "0, 2 of 7"."""
     for axis, size in enumerate(wrong.shape):
         indices = np.flatnonzero(wrong.any(tuple(a for a in range(wrong.ndim) if a != axis)))
         if 0 < len(indices) <= size / 2:

@@ -1,6 +1,6 @@
 """Elections: the answers of implementations to questions without a single right answer.
 
-`elected` is the declared answer, or else the answer that one run of a probe shows.
+`elected_answer` is the declared answer, or else the answer that one run of a probe shows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
 def unpromised_deviation(
     fault: str, *answers: tuple[str, str], correct: str = "correct it"
 ) -> WrongAnswer:
-    """WrongAnswer "election", for answers (question, answer) that are right only if they are promised.
-    The message begins with `correct` and the options that promise the answers, and ends with `fault`."""
+    """Returns WrongAnswer "election", for answers (question, answer) that are right only if they are
+    promised. The message begins with `correct` and the options that promise the answers, and ends with
+    `fault`."""
     promise = " ".join(f"--elect {question}={answer}" for question, answer in answers)
     message, advice = (
         f"{correct} or promise {promise}: {fault}",
@@ -38,14 +39,15 @@ _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakK
 
 
 def elected_answer(question: str, implementation: Implementation, dtype: DType) -> str:
-    """The answer in a dtype: the declared one, or else the observed one."""
+    """Returns the answer in a dtype: the declared one, or else the observed one. Raises the errors of
+    `observe`."""
     return implementation.declared_answer(question, dtype) or observe(
         question, implementation, dtype
     )
 
 
 def native_answer(question: str, implementation: Implementation, dtype: DType) -> str:
-    """The answer of the framework's own attention, which is shown beside that of a user function; "" if
+    """Returns the answer of the framework's own attention, for comparison with a user function's; "" if
     there is no such attention, or no answer."""
     native = implementation.beside
     if native is None:
@@ -57,9 +59,10 @@ def native_answer(question: str, implementation: Implementation, dtype: DType) -
 
 
 def observe(question: str, implementation: Implementation, dtype: DType) -> str:
-    """The answer that one run of the question's probe shows. If nothing is declared, cells are judged by
-    this answer, and the probe has all optimisations. Of a user function the probe calls the same form,
-    program or operations, as the cell.
+    """Returns the answer that one run of the question's probe shows. Answers are cached.
+
+    Without a declaration, cells are judged by this answer. Then the probe compiles with all
+    optimisations; a user function is called in the same form, compiled or eager, as in the cell.
 
     Raises:
 
@@ -85,11 +88,11 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
 
 
 def any_error_answers(question: str, implementation: Implementation, dtype: DType) -> bool:
-    """True if every error is an answer to a question, False if only refusals are. Every error is one:
+    """True if every error counts as the answer "raises"; False if only refusals do. True
 
-    - if the question says so, or an answer is declared;
-    - if the framework's own attention raises, too;
-    - for frameworks' own implementations on a device other than the CPU, whose elections nobody verified.
+    - if the question says so, or an answer is declared
+    - for a user function if the framework's own attention raises, too
+    - for frameworks' own implementations on a device other than the CPU: nobody verified their elections
     """
     if QUESTIONS[question].any_error or implementation.declared_answer(question, dtype) is not None:
         return True
@@ -99,8 +102,9 @@ def any_error_answers(question: str, implementation: Implementation, dtype: DTyp
 
 
 def questions_of_rows(inputs: Inputs, implementation: Implementation) -> tuple[str, ...]:
-    """The questions about the fully masked rows of `inputs`: one for each way of hiding keys (mask,
-    padding, bias) that masks such a row fully by itself. If no way does, the questions of all ways."""
+    """Returns the questions about the fully masked rows of `inputs`. Each way of hiding keys (mask,
+    padding, bias) has a question. The question counts if that way alone masks a row fully. If a row is
+    masked by several ways together, the questions of all ways count."""
     if not inputs.sizes.Lk:
         return ("no-keys",)
     visible = _visible_pairs(inputs, implementation)
@@ -112,15 +116,16 @@ def questions_of_rows(inputs: Inputs, implementation: Implementation) -> tuple[s
 
 
 def question_of_gradients(question: str, inputs: Inputs) -> str:
-    """The question about the gradients of the fully masked rows of `question`. Layers have no question
-    about the gradients of rows that a bias masks."""
+    """Returns the question about the gradients of fully masked rows, for the question about their values.
+    Layers have no own question for rows that a bias masks."""
     name = f"{question}-gradient"
     return name if name in inputs.operator.questions.elections else "fully-masked-row-gradient"
 
 
 def _visible_pairs(inputs: Inputs, implementation: Implementation) -> dict[str, np.ndarray]:
-    """The pairs (B, H, Lq, Lk) that each way of hiding keys leaves visible, by its question about fully
-    masked rows: a mask, the valid keys of a layer, and -inf in a bias."""
+    """Returns boolean arrays (B, H, Lq, Lk) by question: True for the pairs that one way of hiding keys
+    leaves visible. The ways are a mask, the valid keys of a layer, and -inf in a bias. Their questions
+    are those about fully masked rows."""
     visible: dict[str, np.ndarray] = {}
 
     def intersect(question: str, pairs: np.ndarray) -> None:
@@ -148,13 +153,13 @@ def _visible_pairs(inputs: Inputs, implementation: Implementation) -> dict[str, 
 
 
 def _is_valid_keys(part: Mask) -> bool:
-    """True if layers take a part of a mask as an array of valid keys."""
+    """True if layers take this part of a mask as an array of valid keys: padding on the right."""
     return isinstance(part, Padding) and not part.left
 
 
 def alignment(inputs: Inputs, implementation: Implementation) -> str:
-    """The elected alignment of the causal flag; "" if the inputs are passed without the flag, or if both
-    alignments are equal."""
+    """Returns the elected alignment of the causal flag: "top-left", "bottom-right" or "raises". "" if the
+    inputs are passed without the flag, or if both alignments are equal."""
     sizes, parts = inputs.sizes, inputs.mask.parts if inputs.mask is not None else ()
     if inputs.form != "native" or sizes.Lq == sizes.Lk or Causal() not in parts:
         return ""
@@ -165,8 +170,9 @@ def alignment(inputs: Inputs, implementation: Implementation) -> str:
 
 
 def with_flag_mask(inputs: Inputs, implementation: Implementation) -> Inputs:
-    """The inputs whose mask is what the implementation's causal flag means: the bottom-right mask if that
-    is elected; the mask as an array if the flag has another meaning, and arrays are supported."""
+    """Returns the inputs with the mask that the implementation's causal flag means. If bottom-right is
+    elected, causal parts become bottom-right. If the flag has another meaning, the mask is passed as an
+    array, provided that the implementation supports arrays."""
     elected_alignment = alignment(inputs, implementation)
     needs_array = elected_alignment == "raises" or bool(_other_meanings(inputs, implementation))
     if elected_alignment == "bottom-right" and inputs.mask is not None:
@@ -178,22 +184,23 @@ def with_flag_mask(inputs: Inputs, implementation: Implementation) -> Inputs:
 
 
 def question_that_raises(inputs: Inputs, implementation: Implementation) -> str:
-    """The election question whose answer for these inputs is "raises"; "" if there is none."""
+    """Returns the first election question whose answer for these inputs is "raises"; "" for none."""
     operator, dtype = inputs.operator, inputs.dtype
     questions = ["value-size"] if "value-size" in inputs.needs else []
     if inputs.has_empty_rows:
         questions += questions_of_rows(inputs, implementation)
         questions += ["lse-of-empty-row"] if "lse" in inputs.needs else []
-    asked = [name for name in questions if name in operator.questions.elections]
-    answers = {name: _elected_or("", name, implementation, dtype) for name in asked}
+    known_questions = [name for name in questions if name in operator.questions.elections]
+    answers = {name: _elected_or("", name, implementation, dtype) for name in known_questions}
     answers["causal-alignment"] = alignment(inputs, implementation)
     answers |= _other_meanings(inputs, implementation)
     return next((name for name, answer in answers.items() if answer == "raises"), "")
 
 
 def _other_meanings(inputs: Inputs, implementation: Implementation) -> dict[str, str]:
-    """The elected meanings of a user function's causal flag in a call with these inputs that differ from
-    the mask of the case, by question. Frameworks' adapters use flags only as the flags are meant."""
+    """Returns, by question, the elected meanings of a user function's causal flag that differ from the
+    case's mask in a call with these inputs. {} for adapters of frameworks: they use flags as
+    documented."""
     if inputs.mask is None or not implementation.declared.is_user_code:
         return {}
     has_window_flag = implementation.missing(["native-window"]) is None
@@ -212,7 +219,7 @@ def _other_meanings(inputs: Inputs, implementation: Implementation) -> dict[str,
 
 
 def _passes_flag(question: str, inputs: Inputs, implementation: Implementation) -> bool:
-    """True if the mask of these inputs is passed by a causal flag that the question is about."""
+    """True if these inputs are passed with a causal flag, and the operator has the question."""
     return (
         inputs.mask is not None
         and inputs.form != "dense"
@@ -223,7 +230,8 @@ def _passes_flag(question: str, inputs: Inputs, implementation: Implementation) 
 
 
 def _elected_or(default: str, question: str, implementation: Implementation, dtype: DType) -> str:
-    """The elected answer, or `default` if the probe gives none, which the check `election` reports."""
+    """Returns the elected answer, or `default` if the probe gives no valid answer. The check `election`
+    reports that."""
     try:
         return elected_answer(question, implementation, dtype)
     except (WrongAnswer, NotApplicable):
@@ -231,8 +239,8 @@ def _elected_or(default: str, question: str, implementation: Implementation, dty
 
 
 def backward_mode(gradient: str, answer: str) -> str:
-    """The mode of fully masked rows in the reference's backward pass, by the elections of gradient and
-    answer.
+    """Returns the mode of fully masked rows in the reference's backward pass, "zeros", "uniform" or
+    "scores", for the elected `gradient` and `answer` of such rows.
 
     Raises NotApplicable if no reference computes the elected gradients: a row that ignores the mask
     answers another problem.

@@ -39,15 +39,15 @@ later ones. The rollbacks stand for the refused chunks in the reference."""
 
 
 def with_nan_in_freed(inputs: Inputs) -> Inputs:
-    """The inputs with NaN in the tokens that leave the cache."""
+    """Returns the inputs with NaN in the tokens that leave the cache."""
     is_freed = freed_tokens(inputs.case)[:, None, :, None]
     arrays = {name: np.where(is_freed, np.nan, inputs.arrays[name]) for name in ("key", "value")}
     return inputs.replace(**arrays)
 
 
 def rows_without_freed(inputs: Inputs) -> np.ndarray:
-    """True for the rows (B, Lq) that attend no token that leaves the cache, and whose chunk has no such
-    token."""
+    """Returns a boolean array (B, Lq). True if the row attends no token that leaves the cache, and the
+    row's chunk contains no such token."""
     is_freed = freed_tokens(inputs.case)
     rows = ~np.asarray((attended_pairs(inputs.case) & is_freed).any((2, 3)))
     first_row = inputs.sizes.Lk - inputs.sizes.Lq
@@ -103,8 +103,8 @@ def _probe_beyond_capacity(p: Probe) -> str:
 
 
 def _require_use_after_refusal(p: Probe) -> None:
-    """Raise WrongAnswer "election" unless a cache that raises beyond its capacity goes on as if the
-    refused chunk had not come."""
+    """Raise WrongAnswer "election" if a refused chunk changes later answers: a cache that raises beyond
+    its capacity must keep its former tokens, and take later ones."""
     for inputs in _supported_inputs(p, REFUSED, {"overflow", "rollback"}):
         call = p.implementation.refusing(inputs)
         if call is None:
@@ -126,8 +126,8 @@ def _require_use_after_refusal(p: Probe) -> None:
 def _supported_inputs(
     p: Probe, scripts: tuple[str, ...], allowed: Collection[str] = ()
 ) -> Iterator[Inputs]:
-    """The inputs of the scripts that the implementation supports if it may lack the features `allowed`.
-    Raises NotApplicable if it supports none."""
+    """Yields the inputs of the scripts that the implementation supports. The features `allowed` need not
+    be supported. Raises NotApplicable if no script is supported."""
     reasons = []
     for script in scripts:
         inputs = p.draw(script)

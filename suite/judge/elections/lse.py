@@ -31,5 +31,5 @@ name."""
 
 
 def value_name(lse: np.ndarray) -> str:
-    """The name in `VALUES` that all elements have, or ""."""
+    """Returns the name in `VALUES` of the value that all elements have, or ""."""
     return next((name for name, has in VALUES.items() if has(lse).all()), "")

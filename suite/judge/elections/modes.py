@@ -14,7 +14,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def modes_of(implementation: Implementation) -> dict[str, Ambient]:
-    """The modes of the framework that an implementation can be called in, by name."""
+    """Returns the framework's modes in which an implementation can be called, by name."""
     return {
         name: mode
         for setting in implementation.backend.settings.values()
@@ -26,7 +26,8 @@ def modes_of(implementation: Implementation) -> dict[str, Ambient]:
 def transformed_calls(
     implementation: Implementation, inputs: Inputs, prepared: PreparedCall
 ) -> dict[str, Callable[[], PreparedCall]]:
-    """Functions that prepare the call inside a transformation of functions, by its name."""
+    """Returns functions by the name of a transformation (such as vmap). Each function returns `prepared`
+    as a call inside that transformation. {} for calls with several outputs."""
     backend = implementation.backend
     has_one_output = inputs.operator.packing is None and len(prepared.outputs) == 1
     candidates = (
@@ -96,8 +97,8 @@ def _probe_transformation(question: str, p: Probe) -> str:
 def _answers_or_raises(
     p: Probe, inputs: Inputs, mode: Ambient | None, prepare: Callable[[], PreparedCall]
 ) -> str:
-    """The answer "answers" or "raises" of a call in a mode. Raises WrongAnswer "election" if the call
-    answers wrongly."""
+    """Returns "answers" if the call is right in the mode, "raises" if it raises only there. `mode` None:
+    the call has its mode inside. Raises WrongAnswer "election" if the answer is wrong."""
     try:
         prepared = prepare()
         if mode is None:
@@ -113,8 +114,8 @@ def _answers_or_raises(
 
 
 def _raises_only_in_mode(p: Probe, inputs: Inputs) -> str:
-    """The answer "raises", if the call answers outside the mode. Raises Refused and NotApplicable if the
-    call raises there, too."""
+    """Returns "raises" if the call answers outside the mode. Raises Refused or NotApplicable if the call
+    raises there, too."""
     if p.arrays(inputs) is None:
         raise NotApplicable("the call raises outside the mode, too")
     return "raises"

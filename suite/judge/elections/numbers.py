@@ -15,7 +15,7 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def _with_nan_in_masked(inputs: Inputs, operand: str) -> Inputs:
-    """The inputs with NaN in one key or value that a mask hides from every row."""
+    """Returns the inputs with NaN in one key or value that a mask hides from every row."""
     mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
     mask[:, hidden_key(inputs)] = False
     array = getattr(inputs, operand).copy()
@@ -61,7 +61,7 @@ def _probe_of_nan_in_masked_gradient(operand: str) -> Callable[[Probe], str]:
 
 
 def _probe_of_number_in_attended(operand: str, number: float = np.nan) -> Callable[[Probe], str]:
-    """The probe of NaN or infinity in one key or value that all rows attend."""
+    """Returns the probe of a NaN or infinity (`number`) in one key or value that all rows attend."""
     name, is_number = ("a NaN", np.isnan) if np.isnan(number) else ("infinity", np.isposinf)
 
     def probe(p: Probe) -> str:
@@ -159,7 +159,7 @@ def _probe_segment_without_keys(p: Probe) -> str:
 
 
 def _paged_inputs(p: Probe) -> Inputs:
-    """Inputs with pages. Raises NotApplicable if the implementation takes none."""
+    """Returns inputs with pages. Raises NotApplicable if the implementation takes none."""
     inputs = p.draw(p.operator.asks.pages[0])
     if not in_pages.pools(inputs):
         raise NotApplicable("the implementation takes no pages")

@@ -17,7 +17,7 @@ from attention_conformance.references.rounding import Bounded
 from attention_conformance.suite.judge import refusal
 from attention_conformance.suite.judge.answer import (
     differentiable_arrays,
-    parts,
+    outputs_by_name,
     swap_heads_and_length,
     vjp_of_lse,
 )
@@ -45,22 +45,22 @@ bits: in float32 with -1e6 the scores are exact to 1/32.
 
 
 def empty_row(inputs: Inputs) -> int:
-    """The index of the row that probes mask fully in these inputs."""
+    """Returns the index of the row that probes mask fully in these inputs."""
     return min(EMPTY_ROW, inputs.sizes.Lq - 1)
 
 
 def hidden_key(inputs: Inputs) -> int:
-    """The index of the key that probes hide from every row in these inputs."""
+    """Returns the index of the key that probes hide from every row in these inputs."""
     return min(HIDDEN_KEY, inputs.sizes.Lk - 1)
 
 
 class Probe:
-    """The calls of one implementation in one dtype.
+    """Calls one implementation in one dtype, and recognises its answers.
 
-    A probe distinguishes meanings and ignores roundings: answers are compared within the bounds of a wide
-    numerics class, in float64 of a class that computes in float32. `any_error`: every error is an answer;
-    otherwise only refusals are (`suite.judge.refusal`), if the question has refusal as an option
-    (`may_refuse`).
+    A probe ignores roundings: answers are compared within the bounds of a wide numerics class, in float64
+    those of a class that computes in float32. `any_error`: every error is an answer; otherwise only
+    refusals are (`suite.judge.refusal`), for user functions only if `may_refuse`, that is, if "raises" is
+    an option of the question.
     """
 
     def __init__(
@@ -83,27 +83,26 @@ class Probe:
         self.rounding = Rounding(numerics, flushes, implementation.declared.rounding)
 
     def inputs(self, mask: str = "none", **changes: Any) -> Inputs:
-        """The inputs of the operator's probe case with a mask, and with `changes` of fields."""
+        """Returns the inputs of the operator's probe case with a mask, and with `changes` of fields."""
         return self.draw(self.operator.questions.probe, mask).replace(**changes)
 
     def draw(self, case_id: str, mask: str = "none") -> Inputs:
-        """The inputs of a case with a mask, in the nearest sizes that the implementation supports.
-        `case_id` has the fields {mask} and {dt}."""
+        """Returns the inputs of a case, in the nearest sizes that the implementation supports. `case_id`
+        is a format string with the fields {mask} and {dt}."""
         case = Case.parse(case_id.format(mask=mask, dt=self.dtype.name))
         return draw(self.implementation.nearest_supported(case) or case)
 
     def cross_inputs(self, **changes: Any) -> Inputs:
-        """Inputs with different numbers of queries and keys, without a mask unless `changes` has one."""
+        """Returns inputs with Lq != Lk, without a mask unless `changes` has one."""
         return self.gradient_inputs().replace(**{"mask": None, "form": "native", **changes})
 
     def gradient_inputs(self) -> Inputs:
-        """The inputs of the operator's probe case of gradients, with the mask of that case."""
+        """Returns the inputs of the operator's probe case of gradients, with the mask of that case."""
         return self.draw(self.operator.questions.gradient_probe)
 
     def require(self, inputs: Inputs, may_lack: bool = False) -> None:
-        """Raise NotApplicable if the implementation does not support the inputs.
-
-        `may_lack`: the inputs may need features that the implementation lacks, as their question does.
+        """Raise NotApplicable if the implementation does not support the inputs. With `may_lack`, lacking
+        features are allowed: the question is about them.
         """
         reason = self.implementation.refuses(inputs)
         if reason is None or (may_lack and reason == self.implementation.missing(inputs.needs)):
@@ -113,11 +112,11 @@ class Probe:
     def arrays(
         self, inputs: Inputs, may_lack: bool = False, prepared: PreparedCall | None = None
     ) -> dict[str, np.ndarray] | None:
-        """The outputs by name in float64, or None if the framework raises. Raises Refused if a user
-        function refuses, and WrongAnswer "raised" and "shape".
+        """Calls the implementation. Returns the outputs by name in float64, or None if it raises an error
+        that counts as an answer. Raises Refused if a user function refuses, and WrongAnswer "raised" and
+        "shape".
 
-        `may_lack`: the inputs may need features that the implementation lacks; then an error is the
-        answer. `prepared`: another call than that of the implementation.
+        `may_lack` as in `require`. `prepared`: the call, by default that of the implementation.
         """
         self.require(inputs, may_lack)
         prepared = prepared or self.implementation.prepare(inputs)
@@ -129,11 +128,12 @@ class Probe:
         return self.read(native, inputs, prepared)
 
     def read(self, native: Any, inputs: Inputs, prepared: PreparedCall) -> dict[str, np.ndarray]:
-        """The outputs of a call by name in float64, with all their axes. Raises WrongAnswer "shape"."""
+        """Returns the outputs of a call by name, in float64, with all axes of the operator's outputs.
+        Raises WrongAnswer "type" and "shape"."""
         backend = self.implementation.backend
         arrays = {
             name: swap_heads_and_length(backend.to_numpy(array), prepared)
-            for name, array in parts(native, prepared).items()
+            for name, array in outputs_by_name(native, prepared).items()
             if array is not None
         }
         want, got = inputs.output_shape("output"), arrays["output"].shape
@@ -144,8 +144,8 @@ class Probe:
         return arrays
 
     def _require_answer(self, error: Exception) -> None:
-        """Raise Refused if a user function refuses by this error, and WrongAnswer "raised" for an error
-        that is no answer."""
+        """Return if this error counts as an answer to the question. Raises Refused if a user function
+        refuses by it, else WrongAnswer."""
         is_user_code = self.implementation.declared.is_user_code
         inside = self.implementation.backend.raised_inside(error)
         if isinstance(inside, NotImplementedError if is_user_code else NoKernel):
@@ -159,15 +159,15 @@ class Probe:
     def values(
         self, inputs: Inputs, may_lack: bool = False, prepared: PreparedCall | None = None
     ) -> np.ndarray | None:
-        """The output in float64; None if an error is the answer (`arrays`)."""
+        """Returns the array `output` in float64; None if an error is the answer. See `arrays`."""
         arrays = self.arrays(inputs, may_lack, prepared)
         return None if arrays is None else arrays["output"]
 
     def matches(
         self, got: np.ndarray, inputs: Inputs, rows: str = "zeros", where: np.ndarray | None = None
     ) -> bool:
-        """True if `got` is the output for `inputs`, in the rows (B, H, Lq) where `where` is True. `rows`
-        are the expected fully masked rows; see `Oracle`."""
+        """True if `got` is the right output for `inputs`. `where` (B, H, Lq): only rows where it is True
+        are compared. `rows`: the expected fully masked rows; see `Oracle`."""
         oracle = Oracle.forward(inputs, self.rounding, rows)
         output = got
         if where is not None:
@@ -181,8 +181,8 @@ class Probe:
         return True
 
     def name_of_rows(self, got: np.ndarray | None, inputs: Inputs) -> str:
-        """The name of the values in fully masked rows: raises, nan, zeros, uniform, or unmasked. Raises
-        WrongAnswer "election" for other values."""
+        """Returns the name of the values in fully masked rows: "nan", "zeros", "uniform" or "unmasked";
+        "raises" if `got` is None. Raises WrongAnswer "election" for other values."""
         if got is None:
             return "raises"
         rows = inputs.fully_masked_rows
@@ -203,11 +203,12 @@ class Probe:
         )
 
     def cotangent(self, inputs: Inputs) -> np.ndarray:
-        """The cotangent of the probe's output."""
+        """Returns a cotangent of the output for these inputs."""
         return draw_cotangent(inputs.case, name=f"{inputs.case.id}/election")
 
     def gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
-        """The gradients of the operands, or None if the framework raises."""
+        """Returns the gradients of the operands by name, in float64, for a cotangent of the output; None
+        if an error is the answer. Raises NotApplicable if the call has no gradients."""
         self.require(inputs)
         backend = self.implementation.backend
         prepared = self.implementation.differentiable(inputs)
@@ -231,8 +232,8 @@ class Probe:
         }
 
     def lse_gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
-        """The gradients of the log-sum-exp with respect to query and key, 0 for a missing one; None if
-        the framework raises, or has no gradient function."""
+        """Returns the gradients of the log-sum-exp with respect to query and key, by name; zeros (1,) for
+        a missing one. None if the framework raises, or has no gradient function."""
         self.require(inputs)
         try:
             prepared, gradients = vjp_of_lse(self.implementation, inputs, cotangent)
@@ -258,8 +259,8 @@ class Probe:
         output: str = "output",
         may_absorb: bool = False,
     ) -> bool:
-        """True if `got` are the gradients of the output called `output` for `inputs`, with fully masked
-        rows in the reference's mode `mode`. `may_absorb`: scores may have lost their last bits (see
+        """True if `got` are the right gradients of the output called `output` for `inputs`. `mode`: how
+        the reference treats fully masked rows. `may_absorb`: scores may have lost their last bits (see
         `ABSORBED`)."""
         want = Oracle.vjp(inputs, cotangent, self.rounding, mode, output).expected
         if may_absorb:
@@ -271,13 +272,13 @@ class Probe:
 
 
 def with_all_keys(inputs: Inputs) -> Inputs:
-    """The inputs whose fully masked rows attend every key."""
+    """Returns the inputs whose fully masked rows attend every key."""
     pairs = inputs.attends | inputs.fully_masked_rows[..., None]
     return inputs.replace(bias=None, mask=None, mask_array=pairs, form="dense")
 
 
 def is_near(got: np.ndarray, want: Bounded, where: np.ndarray | bool = True) -> bool:
-    """True if `got` equals the expected array within `ABSORBED`, where `where` is True."""
+    """True if `got` equals `want` within `ABSORBED`. Only elements where `where` is True are compared."""
     value = want.value.astype(np.float64)
     bound = want.error + ABSORBED * np.abs(value[np.broadcast_to(where, value.shape)]).max()
     return bool((~np.asarray(where) | (np.abs(got - value) <= bound)).all())

@@ -24,7 +24,7 @@ from attention_conformance.suite.spec.masks import Boolean, Causal
 
 
 def _with_empty_row(inputs: Inputs) -> Inputs:
-    """The inputs with a boolean mask that fully masks one row."""
+    """Returns the inputs with a boolean mask that fully masks one row."""
     mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
     mask[empty_row(inputs)] = False
     return inputs.replace(mask_array=mask, form="dense")
@@ -55,7 +55,8 @@ def _probe_lse_of_empty_row(p: Probe) -> str:
 
 
 def _lse_answer(p: Probe, inputs: Inputs, arrays: dict[str, np.ndarray] | None) -> str:
-    """The name of the log-sum-exp of the fully masked rows in the outputs `arrays` for `inputs`."""
+    """Returns the name of the log-sum-exp of the fully masked rows in the outputs `arrays` for
+    `inputs`."""
     if arrays is None:
         return "raises"
     got = arrays["lse"][:, :, empty_row(inputs)]
@@ -87,7 +88,7 @@ def _probe_padded_sample(p: Probe) -> str:
 
 
 def _minus_inf_bias(inputs: Inputs) -> np.ndarray:
-    """A bias of zeros with -inf in all of one row."""
+    """Returns a bias of zeros with -inf in all of one row."""
     s = inputs.sizes
     bias = np.zeros((s.B, s.H, s.Lq, s.Lk))
     bias[:, :, empty_row(inputs)] = -np.inf
@@ -114,7 +115,8 @@ def _probe_lowest_row(p: Probe) -> str:
 
 
 def _is_merge_of_means(p: Probe, inputs: Inputs) -> bool:
-    """True if the row of lowest scores is a possible merge of parts of the keys by log-sum-exp.
+    """True if the output of the row with lowest scores may come from a merge of parts of the keys by
+    log-sum-exp.
 
     The log-sum-exp of every part absorbs the logarithm of the number of its keys. So each part is the
     mean of its values, and all parts weigh the same. Parts are added if their weights are exp(lse -
@@ -152,7 +154,7 @@ def _probe_empty_row_gradient(p: Probe) -> str:
 
 
 def _gradient_answer(p: Probe, inputs: Inputs) -> str:
-    """The part of the call that the cotangent of the fully masked rows reaches."""
+    """Returns the part of the call that the cotangent of the fully masked rows reaches."""
     cotangent = p.cotangent(inputs)
     got = p.gradients(inputs, cotangent)
     if got is None:
@@ -286,7 +288,7 @@ def _probe_integer_mask(p: Probe) -> str:
 
 
 def _integer_mask_answer(p: Probe, dtype: type[np.integer], true_value: int) -> str:
-    """The answer for a mask of integers of a dtype, with `true_value` in place of True."""
+    """Returns the answer for a mask of integers of a dtype, with `true_value` in place of True."""
     base = p.inputs()
     mask = Boolean("bhqk").dense(base.sizes)
     integers = mask.astype(dtype) * dtype(true_value)

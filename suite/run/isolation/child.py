@@ -13,7 +13,7 @@ import sys
 from attention_conformance.suite.run.isolation import sandbox
 
 if __name__ == "__main__":  # before NumPy and frameworks are imported, and before there are threads
-    LIMITS = sandbox.Limits.of_words(sys.argv[2:])
+    LIMITS = sandbox.Limits.from_words(sys.argv[2:])
     UNENFORCED = sandbox.enclose(LIMITS)
     gc.disable()  # what is imported stays; see `suite.run.plugin`
 
@@ -59,8 +59,8 @@ MOST_CHARACTERS = 10_000
 
 
 class Host:
-    """The child's objects. A request names an object by its path from the host (`find`), or by a number
-    in `objects`; `start` is the parent's first message (`remote.isolated`)."""
+    """The child's objects. A request names an object by its path from the host (`find`), or by its number
+    in `objects`. `start` is the parent's first message, see `remote.isolated`."""
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         self.start = start
@@ -69,7 +69,7 @@ class Host:
         self.natives = {i.name: i for i in registry.implementations(self.backend)}
         example = registry.example(self.backend)
         self.beside = None if example is None else example.beside
-        self.description = BackendDescription.of(self.backend, self.natives, example)
+        self.description = BackendDescription.describe(self.backend, self.natives, example)
         self.types = {type(self.backend.array(np.zeros((1,)), fmt)) for fmt in DTYPES.values()}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
@@ -78,7 +78,8 @@ class Host:
         self.begin()
 
     def load(self) -> wire.Loaded:
-        """Import the user's file; returns the function and its own claims."""
+        """Import the user's file. Returns the facts of its function, with the claims that the file
+        states. Raises UsageError."""
         text, like, claims = self.start["function"], self.start["like"], self.start["claims"]
         if self.start["forbids_native"]:
             claims = {**claims, "forbid": registry.attention_names(self.backend)}
@@ -103,7 +104,8 @@ class Host:
         )  # fmt: skip
 
     def find(self, path: tuple[Any, ...]) -> Any:
-        """The object at a path from this host: attributes, and keys of mappings."""
+        """Returns the object at a path from this host. Each name of the path is an attribute, or a key of
+        a mapping."""
 
         def step(value: Any, name: Any) -> Any:
             return value[name] if isinstance(value, Mapping) else getattr(value, name)
@@ -111,17 +113,18 @@ class Host:
         return reduce(step, path, self)
 
     def begin(self) -> None:
-        """Begin a cell: seed all generators, and read the settings."""
+        """Begin a cell: seed all random generators, and store the settings."""
         self.settings_before = leaks.Settings(self.backend)
 
-    def end(self) -> tuple[list[str], list[str]]:
-        """Restore the settings, and begin the next cell; returns changes and background errors."""
+    def next_cell(self) -> tuple[list[str], list[str]]:
+        """Restore the settings and begin the next cell. Returns the changes of settings as texts, and the
+        errors of background threads and processes."""
         changes, errors = self.settings_before.restore(), leaks.background_errors()
         self.begin()
         return changes, errors
 
     def enter(self, context: Any) -> None:
-        """Enter a context of the backend, for the calls up to `leave`."""
+        """Enter a context of the backend; it lasts until `leave`."""
         context.__enter__()
 
     def leave(self, context: Any) -> None:
@@ -129,19 +132,22 @@ class Host:
         context.__exit__(None, None, None)
 
     def read(self, array: Any) -> None:
-        """Put the values of an array into the answer. Raises the errors of reading it."""
+        """Store the bytes of an array in `raw`, which is sent with the next answer. Raises the
+        framework's errors."""
         name = self.backend.dtype_name(array)
         self.raw = wire.to_bytes(self.backend.to_numpy(array), name)
 
-    def keep(self, living: Iterable[int]) -> None:
-        """Forget all objects but those whose numbers are in `living`: the parent has handles of these."""
-        self.objects = {number: self.objects[number] for number in living}
+    def retain(self, used_numbers: Iterable[int]) -> None:
+        """Delete all stored objects whose numbers are not in `used_numbers`: the parent has no handles of
+        them."""
+        self.objects = {number: self.objects[number] for number in used_numbers}
         self.numbers = {id(value): number for number, value in self.objects.items()}
 
-    # What is answered.
+    # Values of answers.
 
     def encoded(self, value: Any) -> wire.Value:
-        """A value in the types of `wire`: plain data, or a reference to an object that stays here."""
+        """Returns a value in the types of `wire`: plain data, or a reference to an object of this
+        process."""
         if value is None or type(value) in (bool, int, float, wire.Loaded):
             return value
         if type(value) is str:
@@ -159,7 +165,8 @@ class Host:
         return self.reference(value)
 
     def reference(self, value: Any) -> wire.Reference:
-        """Store an object under a number; returns a reference, for an array with its facts."""
+        """Store an object under a number. Returns a reference to it; of an array with dtype, device and
+        shape."""
         number = self.numbers.get(id(value))
         if number is None:
             self.last_number = number = self.last_number + 1
@@ -175,7 +182,8 @@ class Host:
         return reference
 
     def error(self, error: BaseException) -> wire.Error:
-        """An error in the type of `wire`, with the error that a compiler wrapped."""
+        """Returns an error as `wire.Error`: its types and text, and the error that a compiler wrapped in
+        it, if there is one."""
         inside = self.backend.raised_inside(error)
         return wire.Error(
             tuple((kind.__module__, kind.__qualname__) for kind in type(error).__mro__),
@@ -199,7 +207,7 @@ SHARED: dict[str, Mapping[str, Any]] = {
 
 
 class Request(pickle.Unpickler):
-    """The pickle of a request, in which `wire.resolve_object` stands for objects of the child."""
+    """Unpickles a request. Calls of `wire.resolve_object` in the pickle become objects of the child."""
 
     def __init__(self, text: bytes, host: Host) -> None:
         super().__init__(io.BytesIO(text))
@@ -219,7 +227,8 @@ class Request(pickle.Unpickler):
 
 
 def answer(host: Host, text: bytes) -> wire.Answer:
-    """The answer to a request: a value, or an error."""
+    """Makes the call of a request, a pickle. Returns the answer: a value, or the error that was
+    raised."""
     host.raw = b""
     try:
         target, arguments, keywords = Request(text, host).load()
@@ -229,17 +238,18 @@ def answer(host: Host, text: bytes) -> wire.Answer:
 
 
 def serve(channel: BinaryIO, host: Host) -> None:
-    """Answer requests until the parent is gone.
+    """Answer requests until the channel closes (EOFError).
 
-    A request has two pickles: a target with its arguments; and the parent's thread, 0 for the main one,
-    with the numbers of the objects that the parent holds. A thread of the parent has one here, too.
+    A request has two pickles: (1) the target with its arguments; (2) the number of the parent's thread
+    (0: main thread) and the numbers of the objects that the parent still uses. Each other thread of the
+    parent has its own thread in this process.
     """
     threads: dict[int, ThreadPoolExecutor] = {}
     own_pid = os.getpid()
     while True:
         text, context = wire.receive(channel, (sys.maxsize, sys.maxsize))
-        thread, living = pickle.loads(context)
-        host.keep(living)
+        thread, used_numbers = pickle.loads(context)
+        host.retain(used_numbers)
         if not thread:
             reply = answer(host, text)
         else:

@@ -1,4 +1,4 @@
-"""Facts that a child sends about its backend, function or layer, and objects that stand for them here."""
+"""Facts that a child sends about its backend, function or layer, and their stand-ins in the parent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.text import printable
 
 TYPES = {**get_type_hints(Declared), "limits": dict[str, Limits]}
-"""The types of a declaration's fields as they travel; the key "" stands for every dtype."""
+"""The types in which the fields of a declaration are sent. In `limits` the key "" means every dtype."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class ImplementationDescription:
     declaration: dict[str, Any]
 
     @classmethod
-    def of(cls, native: Implementation) -> ImplementationDescription:
-        """In the child: the description of an implementation of the framework."""
+    def describe(cls, native: Implementation) -> ImplementationDescription:
+        """Returns the description of an implementation of the framework. Called in the child."""
         limits = native.declared.limits
         by_dtype = limits if isinstance(limits, Mapping) else {"": limits}
         return cls(
@@ -48,7 +48,7 @@ class ImplementationDescription:
 
     @property
     def declared(self) -> Declared:
-        """The declaration. Raises msgspec.ValidationError, and DeclarationError."""
+        """The declaration, validated. Raises msgspec.ValidationError, and DeclarationError."""
         plain = self.declaration
         facts = {name: msgspec.convert(plain[name], kind) for name, kind in TYPES.items()}
         return Declared(**facts | {"limits": facts["limits"].get("", facts["limits"])})
@@ -84,10 +84,11 @@ class BackendDescription:
     beside: ImplementationDescription | None
 
     @classmethod
-    def of(
+    def describe(
         cls, backend: Backend, natives: Mapping[str, Implementation], example: Implementation | None
     ) -> Any:
-        """In the child: the description as plain data; `example` is any user's function."""
+        """Returns the description as plain data. `example` is an implementation of some user's function,
+        or None. Called in the child."""
         beside = None if example is None else example.beside
         lacking = {
             name: {} if example is None else backend.lacking_through(example, name)
@@ -104,8 +105,8 @@ class BackendDescription:
                 name: {mode: ambient[1:] for mode, ambient in setting.modes.items()}
                 for name, setting in backend.settings.items()
             },
-            tuple(map(ImplementationDescription.of, natives.values())),
-            None if beside is None else ImplementationDescription.of(beside),
+            tuple(map(ImplementationDescription.describe, natives.values())),
+            None if beside is None else ImplementationDescription.describe(beside),
         )  # fmt: skip
         return msgspec.to_builtins(description, enc_hook=dict)
 
@@ -120,11 +121,11 @@ class Hello(Struct):
 
 
 def parameters(function: Any, as_instances: bool = False) -> wire.Parameters:
-    """The parameters of a callable; with `as_instances` of the calls of a class's instances. A default
-    that is no plain data becomes None."""
+    """Returns the parameters of a callable; None if Python cannot read its signature. With `as_instances`
+    the callable is a class, and the parameters are those of calls of its instances. A default that is no
+    plain data becomes None."""
     try:
-        read = signature_of_instances if as_instances else signature_of
-        found = read(function).parameters.values()
+        signature = (signature_of_instances if as_instances else signature_of)(function)
     except (TypeError, ValueError):
         return None
     plain = (bool, int, float, str)
@@ -132,11 +133,13 @@ def parameters(function: Any, as_instances: bool = False) -> wire.Parameters:
     def default(p: inspect.Parameter) -> tuple[Any, ...]:
         return () if p.default is p.empty else (p.default if type(p.default) in plain else None,)
 
-    return tuple((p.name, cast(wire.Kind, p.kind.name), default(p)) for p in found)
+    return tuple(
+        (p.name, cast(wire.Kind, p.kind.name), default(p)) for p in signature.parameters.values()
+    )
 
 
 def layer(observed: ObservedLayer) -> wire.Layer:
-    """In the child: the facts of a user's layer."""
+    """Returns the facts of a user's layer. Called in the child."""
     unread = tuple((tuple(sorted(names)), reason) for names, reason in observed.unread.items())
     return wire.Layer(
         parameters(observed.call), observed.switches, observed.takes_parameters, unread,
@@ -145,8 +148,8 @@ def layer(observed: ObservedLayer) -> wire.Layer:
 
 
 class Stub:
-    """A function in the parent with the signature and the name of `function`, a handle that it calls.
-    `layer` has the facts of the layer that the function makes."""
+    """The parent's stand-in for the user's function, with its name and signature. Calls go to `function`,
+    the handle. `layer`: the facts of the layer that the function makes."""
 
     layer: wire.Layer
 
@@ -167,7 +170,7 @@ class Stub:
 
 
 class DescribedLayer(UserLayer):
-    """In the parent: a user's layer, with the facts that the child sent."""
+    """A user's layer in the parent, with the facts that the child sent."""
 
     def observed(self, case: Case) -> ObservedLayer:
         layer: wire.Layer = self.judged.layer

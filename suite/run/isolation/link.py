@@ -67,8 +67,8 @@ ERROR_TYPES = (
 
 
 class Handle:
-    """The parent's stand-in for an object of the child, with facts that the child claims; its class has
-    the name of the object's type. Calling it, or entering it as a context, does so in the child."""
+    """The parent's stand-in for an object of the child. Calling it, or entering it as a context, does so
+    in the child. Its class has the name of the object's type. All its facts are claims of the child."""
 
     is_array = False
     dtype = device = ""
@@ -84,7 +84,7 @@ class Handle:
         self.link.at("enter", self)
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(ProcessDied):  # which may be what ended the context
+        with contextlib.suppress(ProcessDied):  # the child's death may have ended the context
             self.link.at("leave", self)
 
 
@@ -97,7 +97,8 @@ SHARED = {Operator: "operator", Feature: "feature", DType: "dtype"}
 
 
 class Writer(pickle.Pickler):
-    """Pickles a request: handles, paths, and the objects that both processes have become names."""
+    """Pickles a request. Handles, paths, and objects that both processes have are pickled as calls of
+    `wire.resolve_object`."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Handle):
@@ -116,11 +117,11 @@ class Writer(pickle.Pickler):
 
 
 class Link:
-    """The child, and the requests to it.
+    """The child process, and the requests to it.
 
-    A child that dies, or that answers what its program does not answer, is killed; the next request
-    starts another one. Requests raise ProcessDied, and the error of the child's call. `description` is
-    the first child's description of its backend.
+    A child that dies or sends an invalid answer is killed, and the next request starts a new child.
+    Requests raise ProcessDied, and the error of the child's call. `description` is the first child's
+    description of its backend.
     """
 
     description: BackendDescription
@@ -138,7 +139,8 @@ class Link:
         self._channel: BinaryIO | None = None
 
     def run(self) -> None:
-        """Start a child, and let it load the backend. Raises ProcessDied and BackendUnavailable."""
+        """Start a child, which loads the backend. Stores `description` and `unenforced`. Raises
+        ProcessDied and BackendUnavailable."""
         if self.deaths > MOST_DEATHS:
             raise ProcessDied(f"the process of the function died {self.deaths} times")
         parent_end, child_end = socket.socketpair()
@@ -160,13 +162,13 @@ class Link:
             hello = msgpack.decode(wire.receive(channel)[0], type=Hello)
             self.unenforced = tuple(map(printable, hello.unenforced))
             if hello.backend is not None and not hasattr(self, "description"):
-                self.take_description(hello.backend)
+                self.store_description(hello.backend)
         if hello.unavailable:
             self.kill(True)
             raise BackendUnavailable(printable(hello.unavailable))
 
-    def take_description(self, description: BackendDescription) -> None:
-        """Store the description of the backend, and make types for its `validation_errors`."""
+    def store_description(self, description: BackendDescription) -> None:
+        """Store the description of the backend, and create error types for its `validation_errors`."""
         self.description = description
         for name in description.validation_errors:
             self.error_types.setdefault(name, self.type_of(name, Exception))
@@ -177,13 +179,15 @@ class Link:
         return self._child is None
 
     def at(self, *arguments: Any, **keywords: Any) -> Any:
-        """Call a method of the child's host, named by the first argument, with the other arguments."""
+        """Call a method of the child's host. The first argument is its name, the rest are its arguments.
+        Raises as `ask`."""
         method, *operands = arguments
         return self.ask(HostPath((method,)), *operands, **keywords)
 
     def ask(self, target: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Call an object of the child, which is started anew if it has died. The child answers in a
-        thread of its own for every thread here. Raises ProcessDied, and the error of the call."""
+        """Call an object of the child, and return the value of the answer. A dead child is replaced by a
+        new one. For each thread of this process the child calls in a separate thread. Raises ProcessDied,
+        and the error of the call."""
         with self._lock:
             if self.dead:
                 self.run()
@@ -206,15 +210,16 @@ class Link:
         return value
 
     def read(self, handle: Handle) -> bytes:
-        """The values of an array."""
+        """Returns the values of an array as bytes, see `wire.to_bytes`."""
         with self._lock:
             self.at("read", handle)
             return self.array_bytes
 
     @contextlib.contextmanager
     def killing_on_error(self) -> Iterator[None]:
-        """A context that kills the child if an exception ends it: the child died, its answer is none, or
-        this process is interrupted. Raises ProcessDied, and the interrupt."""
+        """A context that kills the child if an exception is raised inside. An Exception becomes
+        ProcessDied: the child died, or its answer is invalid. Any other exception, such as an interrupt,
+        is raised again."""
         try:
             yield
         except Exception as error:
@@ -227,8 +232,8 @@ class Link:
             raise
 
     def kill(self, ends_itself: bool) -> str:
-        """Kill the child and all that it started; returns how it ended. With `ends_itself` the child has
-        two seconds to end."""
+        """Kill the child and its process group. Returns a text that says how it ended. With `ends_itself`
+        the child first has two seconds to end."""
         child, self._child = self._child, None
         if child is None:
             return "is gone"
@@ -251,10 +256,11 @@ class Link:
         self.kill(False)
         shutil.rmtree(self.limits.folder, ignore_errors=True)
 
-    # What the child answers.
+    # Values of answers.
 
     def value(self, answer: wire.Value) -> Any:
-        """The value of an answer. Raises Garbled."""
+        """Returns the Python value of an answer: plain data, an error, a call, or a handle. Raises
+        Garbled."""
         match answer:
             case str():
                 return printable(answer)
@@ -270,7 +276,8 @@ class Link:
         return answer
 
     def handle(self, claim: wire.Reference) -> Handle:
-        """The handle of the child's object with this number, with the facts that the child claims."""
+        """Returns the handle of the object with this number, and sets its facts to those that the child
+        claims."""
         handle = self.handles.get(claim.number)
         if handle is None:
             handle = self.type_of(claim.kind, Handle)(self, claim.number)
@@ -285,7 +292,8 @@ class Link:
         return handle
 
     def type_of(self, name: tuple[str, str], base: type) -> type:
-        """A subclass of `base` with a module and a name that the child claims."""
+        """Returns a subclass of `base` with the module and name in `name`, which the child claims. Each
+        is created once."""
         if name not in self._types:
             module, qualname = name
             attributes = {"__module__": module, "__qualname__": qualname}
@@ -293,7 +301,8 @@ class Link:
         return self._types[name]
 
     def call(self, call: wire.Call) -> PreparedCall:
-        """A call whose function, and whose context, are the child's."""
+        """Returns a prepared call whose function and context are handles. Raises Garbled if they are not,
+        or if its arguments are no dictionary."""
         fields = {name: self.value(value) for name, value in call.fields.items()}
         handles = (fields["function"], fields.get("within"))
         if any(not isinstance(value, Handle | None) for value in handles):
@@ -303,8 +312,8 @@ class Link:
         return PreparedCall(**{name: value for name, value in fields.items() if value is not None})
 
     def error(self, claim: wire.Error) -> BaseException:
-        """The error in an answer: an instance of the first of its types that is in `error_types`, with
-        the name that the child claims."""
+        """Returns the error in an answer. Its class has the name that the child claims, and as its base
+        the first claimed type that is in `error_types`, or else Exception."""
         types = (self.error_types[kind] for kind in claim.kinds if kind in self.error_types)
         base = next(types, Exception)
         if base is ForwardOnly:
@@ -324,22 +333,25 @@ Part = TypeVar("Part", bound=type)
 
 
 class ChildPart:
-    """The parent's side of an object of the child, which is found at `path` from the child's host."""
+    """The parent's side of an object of the child. `path`: the path of the object from the child's
+    host."""
 
     link: Link
     path: tuple[str, ...]
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the object in the child."""
+        """Call a method of the child's object, and return its value. Raises as `Link.ask`."""
         return self.link.ask(HostPath((*self.path, name)), *arguments)
 
     def ask_typed(self, kind: Any, name: str, *arguments: Any) -> Any:
-        """Call a method that answers plain data of type `kind`. Raises msgspec.ValidationError."""
+        """Call a method of the child's object, and return its value as the type `kind`. Raises
+        msgspec.ValidationError for a value of another type, and as `ask`."""
         return msgspec.convert(self.ask(name, *arguments), kind)
 
 
 def delegated(*names: str) -> Callable[[Part], Part]:
-    """A class decorator: adds methods of these names, whose calls the child makes."""
+    """Returns a class decorator that adds methods of these names. Each method calls the method of the
+    same name in the child."""
 
     def method_of(name: str) -> Callable[..., Any]:
         return lambda part, *arguments: part.ask(name, *arguments)

@@ -1,11 +1,10 @@
-"""Backend and implementation in the parent, whose calls the child makes.
+"""A backend and implementations in the parent process, whose calls the child makes.
 
-`Remote` is a backend: arrays, calls and contexts are handles of the child, and facts about the framework
-are sent by the child before it imports the user's file. `remote_function` lets the child make the
-calls of the user's function, and `RemoteNative` is an implementation of the framework. Checks and judge
-know none of them: the checks ask a backend and implementations, so a function in a child has to look
-like one. This process never imports the framework.
-"""
+`Remote` is the backend: its arrays, calls and contexts are handles of the child's objects. The child
+sends facts about the framework before it imports the user's file. `remote_function` lets the child make
+the calls of the user's function, and `RemoteNative` is an implementation of the framework. Checks and
+judge use them like any backend, so a function in a child has to look like one. This process never
+imports the framework."""
 
 from __future__ import annotations
 
@@ -90,17 +89,17 @@ class Remote(ChildPart, Backend):
 
     @cached_property
     def without_user_code(self) -> Remote:
-        """The backend with another child, which never imports a user's file, and is started at the first
-        request."""
+        """The same backend with another child, which never imports a user's file. The child starts at the
+        first request."""
         folder = tempfile.mkdtemp(prefix="attention-child-")
         link = Link(self.link.start, replace(self.link.limits, folder=folder))
-        link.take_description(self.description)
+        link.store_description(self.description)
         atexit.register(link.close)
         return Remote(self.kind, link)
 
     @property
     def beside(self) -> Implementation | None:
-        """The implementation with which the elections of a user's function are compared."""
+        """The implementation with which the elections of a user's function are compared, or None."""
         implementation = self.description.beside
         return None if implementation is None else RemoteNative(self, implementation, ("beside",))
 
@@ -164,8 +163,8 @@ class Remote(ChildPart, Backend):
     def load(
         self, text: str, claims: Mapping[str, Any], like: str, untrusted: bool
     ) -> tuple[Implementation, Claims]:
-        """Let the child import the user's file; returns the function, and the claims about it, which
-        include the file's unless it is `untrusted`. Raises UsageError."""
+        """Let the child import the user's file. Returns the function as an implementation, and the claims
+        about it: `claims`, and the file's own claims unless it is `untrusted`. Raises UsageError."""
         name = text.rpartition(":")[2]
         try:
             facts = self.link.at("load")
@@ -195,7 +194,8 @@ class Remote(ChildPart, Backend):
         return implementation, read_claims
 
     def _claims(self, stated: dict[str, Any], text: str) -> dict[str, Any]:
-        """The known claims that a user's file states, with paths from the folder of the file."""
+        """Returns the known claims that a user's file states. Paths of `expect` are resolved from the
+        folder of the file."""
         folder = Path(text.rpartition(":")[0]).parent
         if "expect" in stated:
             paths = [stated["expect"]] if isinstance(stated["expect"], str) else stated["expect"]
@@ -218,16 +218,18 @@ class Remote(ChildPart, Backend):
         return ChildSettings(settings, self._begin)
 
     def _begin(self) -> Callable[[], list[str]]:
-        """Begin a cell in the child, unless `_end` did so already. Returns the function that ends it."""
+        """Begin a cell in the child, unless `_end` was the last request, which begins one. Returns the
+        function that ends the cell."""
         if self.link.dead or self.link.count != self._count_at_end:
             self.link.at("begin")
         return self._end
 
     def _end(self) -> list[str]:
-        """End the cell in the child; returns the changes to settings, and stores background errors."""
+        """End the cell in the child. Returns the changes of settings as texts, and records background
+        errors. [] if the child died."""
         if self.link.dead:  # in this cell, and its settings with it
             return []
-        answer = self.link.at("end")
+        answer = self.link.at("next_cell")
         with self.link.killing_on_error():
             changes, errors = msgspec.convert(answer, tuple[list[str], list[str]])
         for error in errors:
@@ -253,8 +255,8 @@ class RemoteCalls(Implementation, ChildPart):
         return self.ask("prepare", inputs)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        """The call. Raises WrongAnswer if an operand of plain attention is none of its arguments: no
-        derivative by this operand would be asked."""
+        """Returns the differentiable call. Raises WrongAnswer "no-gradient" if an operand of plain
+        attention is missing in its arguments: its gradient would not be tested."""
         prepared = self.ask("differentiable", inputs)
         for name in OPERANDS if self.operator.is_default else ():
             if prepared.argument(name) not in prepared.arguments:
@@ -275,8 +277,9 @@ SETTLING_METHODS = ("rebind", "choose")
 
 
 def remote_function(backend: Remote, function: Implementation, features: Iterable[str]) -> None:
-    """Change the class of a user's function in this process so that the child makes its calls. Binding
-    and declaration stay here, with `features` added; `SETTLING_METHODS` are called in both processes."""
+    """Change the class of a user's function in this process, so that the child makes its calls. The
+    function's binding and declaration stay in this process; `features` are added to the declaration.
+    `SETTLING_METHODS` are called in both processes."""
 
     def in_both_processes(method: Callable[..., None]) -> Callable[..., None]:
         def settle(function: Any, *arguments: Any) -> None:
@@ -294,7 +297,7 @@ def remote_function(backend: Remote, function: Implementation, features: Iterabl
     vars(function)["link"] = backend.link
     function.declared = function.declared.taking(*features)
     if function.beside is not None:
-        # A function that stands in for the framework's own attention is held to its answers.
+        # A drop-in function must give the answers of the framework's own attention.
         home = backend.without_user_code if function.declared.drop_in else backend
         function.beside = home.beside
 
@@ -326,14 +329,15 @@ def _in_child(*value: Any) -> None:
 
 
 def forbids_native(options: Options) -> bool:
-    """True if a user function must not call the framework's own attention, because it is untrusted."""
+    """True if an untrusted user function must not call the framework's own attention: unless --forbid or
+    --like is given, or the function is judged in compiled form only."""
     exempt = options.forbid or options.like or options.mode == "compiled"
     return options.untrusted and not exempt
 
 
 def isolated(options: Options, text: str) -> Remote:
-    """The backend of the options with a child that can import the user's file. Raises UsageError if no
-    child can be started, and BackendUnavailable."""
+    """Starts a child process for the user's function called `text`. Returns the backend of the options,
+    whose calls this child makes. Raises UsageError if no child can be started, and BackendUnavailable."""
     name = options.backends[0]
     kind = registry.kind_of(name, options.device)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,11 +1,11 @@
-"""The limits of the child: no network, a read-only file system but for its own folder, memory, processes.
+"""The limits of the child: no network, limited memory and processes, and a file system that is read-only
+but for the child's own folder.
 
-`enclose` limits the calling process for good, by what Linux has without privileges: user, mount, network
-and process namespaces, Landlock, seccomp, and resource limits. It returns a sentence for each limit that
-this system does not enforce. bubblewrap would make the namespaces alone: Landlock, seccomp and resource
-limits would stay, and many systems lack it. Only the standard library is imported here, because a process
-with threads cannot enter a namespace.
-"""
+`enclose` limits the calling process permanently, by features of Linux that need no privileges: user,
+mount, network and process namespaces, Landlock, seccomp, and resource limits. It returns a sentence for
+each limit that this system does not enforce. bubblewrap would make the namespaces alone: Landlock, seccomp
+and resource limits would stay, and many systems lack it. Only the standard library is imported here,
+because a process with threads cannot enter a namespace."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ class Limits:
         return [self.folder, str(self.memory), *self.hidden]
 
     @classmethod
-    def of_words(cls, words: Sequence[str]) -> Limits:
+    def from_words(cls, words: Sequence[str]) -> Limits:
         folder, memory, *hidden = words
         return cls(folder, tuple(hidden), int(memory))
 
 
 def enclose(limits: Limits) -> list[str]:
-    """Limit this process and all that it starts; returns a sentence for each limit that the system does
-    not enforce."""
+    """Limit this process and its children. Returns a sentence for each limit that the system does not
+    enforce; [] if all are enforced."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
         return ["this system limits neither network, nor files, nor memory of the child"]
@@ -162,12 +162,13 @@ def _write(path: str, text: str) -> None:
 
 
 def _mount(libc: ctypes.CDLL, folder: str, flags: int) -> bool:
-    """Mount an empty file system over a folder; True if that fails."""
+    """Mount an empty file system over a folder. Returns True if that fails."""
     return bool(libc.mount(b"none", os.fsencode(folder), b"tmpfs", flags, None))
 
 
 def _restrict_files(libc: ctypes.CDLL, folder: str, version: int) -> bool:
-    """Allow this process to change files in one folder only; True if the system can."""
+    """Allow this process to change files only in one folder, /dev/shm and some devices, by Landlock.
+    Returns True if the system can do that."""
     rights = sum(right for since, right in WRITE_RIGHTS.items() if since <= version)
     scoped = SCOPED if version >= SINCE_SCOPED else 0
     attributes = struct.pack("QQQ", rights, 0, scoped)[: 24 if version >= SINCE_SCOPED else 8]
@@ -189,8 +190,8 @@ def _restrict_files(libc: ctypes.CDLL, folder: str, version: int) -> bool:
 
 
 def _filter_system_calls(libc: ctypes.CDLL) -> bool:
-    """Let system calls fail that make sockets of families outside `FAMILIES` or that choose processors.
-    Returns True if the system can."""
+    """Let system calls fail that create sockets of families outside `FAMILIES`, or choose processors.
+    Returns True if the system can do that."""
     if os.uname().machine not in SYSTEM_CALLS:
         return False
     architecture, make_socket, choose_processors = SYSTEM_CALLS[os.uname().machine]

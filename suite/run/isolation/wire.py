@@ -1,9 +1,9 @@
 """Messages between the parent, which judges, and the child, which runs a user's function.
 
-The child trusts the parent: a request is a pickle. The parent trusts nothing: an answer is MessagePack,
-which is decoded as one of the types here or refused, and the values of an array that is read. Both are
-limited. An object that stays in the child is answered as `Reference`, a number with claims.
-Values are bytes, whose number the claimed dtype and shape fix.
+The child trusts the parent: a request is a pickle. The parent trusts no answer. An answer has two parts
+of limited length: MessagePack, which is decoded as one of the types here or refused, and the bytes of an
+array. The number of bytes must fit the claimed dtype and shape. An object that stays in the child is sent
+as `Reference`, a number with claims.
 
 execnet keeps no such limit. In release 2.1.2 a worker's header of 9 bytes makes the coordinator read
 2 GiB, and a list's length in a payload of 6 bytes makes it allocate up to 16 GiB. Here `MOST` is checked
@@ -137,7 +137,7 @@ class Garbled(Exception):
 
 
 def as_file(end: socket.socket) -> BinaryIO:
-    """A file that reads and writes a socket; the socket object is closed."""
+    """Returns a file that reads and writes a socket; the socket object is closed."""
     with end:
         return cast(BinaryIO, end.makefile("rwb", BUFFER))
 
@@ -150,8 +150,8 @@ def send(channel: BinaryIO, first: bytes, second: bytes | memoryview = b"") -> N
 
 
 def receive(channel: BinaryIO, limits: Sequence[int] = MOST) -> tuple[bytes, bytes]:
-    """Receive a message of two parts, whose numbers of bytes have `limits`. Raises EOFError if the other
-    process is gone, and Garbled beyond the limits."""
+    """Receive a message, and return its two parts. `limits`: the largest numbers of bytes of both parts.
+    Raises EOFError if the other process is gone, and Garbled beyond the limits."""
     lengths = HEAD.unpack(_read_exactly(channel, HEAD.size))
     if any(length > limit for length, limit in zip(lengths, limits, strict=True)):
         raise Garbled(f"an answer of {lengths[0]} and {lengths[1]} bytes")
@@ -167,13 +167,14 @@ def _read_exactly(channel: BinaryIO, count: int) -> bytes:
 
 
 def resolve_object(kind: str, name: Any) -> Any:
-    """The pickled stand-in for an object of the child, which the child looks up by kind and name."""
+    """The stand-in in a pickle for an object of the child. Never called: the child's unpickler replaces
+    it by `Request.resolve_object`."""
     raise NotImplementedError
 
 
 def to_bytes(values: np.ndarray, dtype: str) -> memoryview:
-    """The values of an array of `dtype` (long name), C-contiguous, as bytes that are not copied. Raises
-    TypeError for a dtype that does not travel."""
+    """Returns the values of an array of `dtype` (long name) as bytes in C order, if possible without a
+    copy. Raises TypeError for a dtype that is not in `CARRIERS`."""
     if dtype not in CARRIERS:
         raise TypeError(f"arrays of {dtype} are not read from another process")
     if dtype == "bfloat16":
@@ -185,8 +186,9 @@ def to_bytes(values: np.ndarray, dtype: str) -> memoryview:
 
 
 def from_bytes(raw: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The inverse of `to_bytes`; floating-point numbers become float64. Raises TypeError for a dtype that
-    does not travel, and ValueError for a wrong number of bytes."""
+    """Returns the array whose bytes are `raw`: the inverse of `to_bytes`. Floating-point numbers become
+    float64. Raises TypeError for a dtype that is not in `CARRIERS`, and ValueError for a wrong number of
+    bytes."""
     if dtype not in CARRIERS:
         raise TypeError(f"arrays of {dtype} are not read from another process")
     carrier = np.dtype(CARRIERS[dtype])
