@@ -23,7 +23,7 @@ from attention_conformance.backends.declared import (
     Election,
     Numerics,
 )
-from attention_conformance.backends.layer import SEED, FrameworkLayer, outputs
+from attention_conformance.backends.layer import SEED, FrameworkLayer, output_and_weights
 from attention_conformance.backends.masks import split_native
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
@@ -133,7 +133,7 @@ def called(
     function = plain_call if way is None else way(impl, inputs, layer, plain_call)
 
     def run(**arrays: Any) -> tuple[Any, Any]:
-        return outputs(function(**arrays), inputs)
+        return output_and_weights(function(**arrays), inputs)
 
     if jitted is not None:
         call = call_with_values(impl, inputs, run, arrays, layer, constants)
@@ -205,7 +205,7 @@ def paths(
     ways: dict[str, dict[str, Any]] = {"function": {"way": in_model}}
     if tests_inference and not inputs.rate:
         inference = {"training": False}
-        ways["dropout>0 in inference"] = {"given": inference, "dropout": INFERENCE_RATE}
+        ways["dropout>0 in inference"] = {"changes": inference, "dropout": INFERENCE_RATE}
     calls = {name: impl.call(inputs, **way) for name, way in ways.items()}
     if split_native(inputs, lengths=True).paddings:
         # A mask attached to the query's own tensor would be the query's mask, too.

@@ -51,7 +51,7 @@ def variables(layer: Any) -> dict[str, Any]:
     return {name: by_keras_name.get(keras_name) for name, keras_name in NAMES.items()}
 
 
-def with_tokens(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def call_layer(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call the layer with the tokens."""
     return layer(arrays["query"], **options)
 
@@ -90,7 +90,7 @@ def norms(engine: str) -> Iterator[Layer]:
     numerics = dict.fromkeys(DTYPES, "exact") | {"f64": float64_class}
     layer_norm = Layer(
         "keras-layer-norm", LAYER_NORM, partial(norm, "LayerNormalization"),
-        partial(called, apply=with_tokens), variables,
+        partial(called, apply=call_layer), variables,
         Declared(numerics=numerics, features=LAYER_FEATURES),
         differentiable=differentiable, operands={"query": "query"}, paths=paths,
         wrong=({"axis": 1.5},),

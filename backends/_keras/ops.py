@@ -12,7 +12,11 @@ from typing import Any
 
 from attention_conformance.backends._keras import models
 from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
-from attention_conformance.backends.kernel import FrameworkFunction, Kernel, written_out
+from attention_conformance.backends.kernel import (
+    FrameworkFunction,
+    Kernel,
+    calls_with_explicit_arguments,
+)
 from attention_conformance.backends.masks import FLAGGED
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import BackendUnavailable, needed
@@ -40,7 +44,9 @@ def import_keras(engine: str) -> Any:
 
 def paths(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> dict[str, PreparedCall]:
     """Calls with parameters written out, and in a model."""
-    return written_out(impl, inputs, call) | {"in a model": call_in_model(impl, inputs, call)}
+    return calls_with_explicit_arguments(impl, inputs, call) | {
+        "in a model": call_in_model(impl, inputs, call)
+    }
 
 
 def call_in_model(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:

@@ -58,9 +58,9 @@ def with_dense_mask(inputs: Inputs) -> Inputs:
     return inputs if inputs.dense_mask is None else inputs.with_dense()
 
 
-def dense_arguments(impl: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
+def dense_arguments(impl: FrameworkLayer, inputs: Inputs, **changes: Any) -> dict[str, Any]:
     """The mask, and the options of a call."""
-    return arguments(False, impl, with_dense_mask(inputs), **given)
+    return arguments(False, impl, with_dense_mask(inputs), **changes)
 
 
 def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:

@@ -20,8 +20,8 @@ FORMATS = {
 def rounding(function: Callable[..., Any]) -> Callable[..., Rounded]:
     """`function` of arrays' values as a function of `Rounded`, in the format of the first."""
 
-    def rounded_function(x: Rounded, *others: Any) -> Rounded:
-        return rounded(function, x.fmt, x, *others)
+    def rounded_function(x: Rounded, *further: Any) -> Rounded:
+        return rounded(function, x.fmt, x, *further)
 
     return rounded_function
 
@@ -66,14 +66,14 @@ def operations() -> Operations:
         Namespace(),
         softmax=rounding(softmax),
         fill=rounding(lambda x, hidden, number: np.where(hidden, number, x)),
-        hide=rounding(lambda scores, mask: np.where(mask, scores, -np.inf)),
+        mask_scores=rounding(lambda scores, mask: np.where(mask, scores, -np.inf)),
         logsumexp=lambda x: rounded(
             lambda scores: np.logaddexp.reduce(scores, -1), x.fmt and x.fmt.widened, x
         ),
         take=rounding(take),
         put=rounding(put),
         astype=lambda x, dtype: rounded(np.asarray, FORMATS[dtype], x),
-        like=lambda x, other: rounded(np.asarray, other.fmt, x),
-        counted=lambda n, x: Rounded(np.arange(n, dtype=np.float64), x.fmt),
+        cast_like=lambda x, other: rounded(np.asarray, other.fmt, x),
+        arange_like=lambda n, x: Rounded(np.arange(n, dtype=np.float64), x.fmt),
         concat=concat,
     )

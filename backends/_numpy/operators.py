@@ -12,7 +12,7 @@ from attention_conformance import references
 from attention_conformance.backends._numpy.engine import Rounded
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.in_pages import refuse_malformed
-from attention_conformance.backends.memory import own_arrays
+from attention_conformance.backends.memory import all_arrays
 from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
@@ -104,7 +104,7 @@ class ByDefinition(OperatorFunction):
         super().__init__(backend, name, declared.but(numerics="exact"))
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        return own_arrays(self.backend, inputs, integers=np.int64)
+        return all_arrays(self.backend, inputs, integers=np.int64)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         call = super().prepare(inputs)

@@ -74,7 +74,7 @@ class PastAttention(TextbookCached):
     def mask(self, n: int, arrays: dict[str, Any]) -> Any:
         """The mask of the chunk that is action n: boolean, or with a bias the bias and -inf."""
         mask, bias = arrays[f"mask_{n}"], arrays.get(f"bias_{n}")
-        return mask if bias is None else self.ops.hide(bias, mask)
+        return mask if bias is None else self.ops.mask_scores(bias, mask)
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: dict[str, Any],
@@ -144,12 +144,12 @@ class ScatterAttention(PastAttention):
     def timed(self, inputs: Inputs) -> PreparedCall:
         return self.prepare(inputs)
 
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
+    def arrays_of_actions(self, inputs: Inputs) -> dict[str, Any]:
         """The arrays of `TextbookCached.masks`, with a column for every slot; unwritten slots `empty_key`
         and `empty_value`. By chunk n: the first slot written, `write_n` (b,); the number of written slots
         afterwards, `written_n` (b,); its samples, `own_n` (b,), unless all samples step.
         """
-        s, backend, arrays = inputs.sizes, self.backend, super().masks(inputs)
+        s, backend, arrays = inputs.sizes, self.backend, super().arrays_of_actions(inputs)
         slots = capacity(inputs.case)
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
             empty = unwritten_slots(inputs.case, s.B, s.Hkv, slots, size)
@@ -238,9 +238,9 @@ class PastGroupQuery(PastAttention):
                 return "sine and cosine are stored in the dtype of the case"
         return None
 
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
+    def arrays_of_actions(self, inputs: Inputs) -> dict[str, Any]:
         """The arrays of `TextbookCached.masks`; `cosine` and `sine` (tokens, D / 2) of all positions."""
-        arrays, rotary = super().masks(inputs), rotation(inputs.case)
+        arrays, rotary = super().arrays_of_actions(inputs), rotation(inputs.case)
         if rotary is not None:
             cosine, sine = tables(rotary, np.arange(most_tokens(inputs.case)))
             arrays["cosine"] = self.backend.array(cosine, inputs.dtype)

@@ -48,17 +48,17 @@ ELECTIONS = {n: one for n, one in (ADDED | NANS).items() if n != "value-size"} |
 
 
 def group_query(
-    query: Symbol, new: Sequence[Symbol], past: Sequence[Symbol | None], last: Symbol, total: Symbol,
-    *, bias: Symbol | None = None, sinks: Symbol | None = None, chunks: Symbol | None = None,
+    query: Symbol, new: Sequence[Symbol], past: Sequence[Symbol | None], last: Symbol, key_total: Symbol,
+    *, bias: Symbol | None = None, sinks: Symbol | None = None, chunk_lengths: Symbol | None = None,
     table: Sequence[Symbol | None] = (None, None), **attributes: Any,
 ) -> tuple[Symbol, Symbol, Symbol]:  # fmt: skip
     """GroupQueryAttention of a query (B, Lq, H, D) and new keys and values (B, L, Hkv, D): the output
     (B, Lq, H, D), and the cache with the new tokens."""
     B, Lq, H, D = query.shape
     rows, key, value = query.graph.add(
-        "GroupQueryAttention", *map(packed, (query, *new)), *past, last, total, *table, None, bias, sinks,
-        None, None, None, None, chunks, domain=DOMAIN, outputs=3, shape=lambda: (B, Lq, H * D),
-        num_heads=H, kv_num_heads=new[0].shape[2], **attributes,
+        "GroupQueryAttention", *map(packed, (query, *new)), *past, last, key_total, *table, None, bias,
+        sinks, None, None, None, None, chunk_lengths, domain=DOMAIN, outputs=3,
+        shape=lambda: (B, Lq, H * D), num_heads=H, kv_num_heads=new[0].shape[2], **attributes,
     )  # fmt: skip
     return rows.reshape((B, Lq, H, D)), key, value
 
@@ -150,12 +150,12 @@ def per_sample(call: AttentionCall, count: int) -> Any:
     return call.backend.array(np.full(call.inputs.sizes.B, count, np.int32), None)
 
 
-def chunks(call: AttentionCall) -> Any:
+def chunk_lengths(call: AttentionCall) -> Any:
     """The numbers of queries (B,) if the causal flag is used, or None."""
     return per_sample(call, call.inputs.sizes.Lq) if call.native.causal else None
 
 
-def total(call: AttentionCall) -> Any:
+def key_total(call: AttentionCall) -> Any:
     """The number of keys (1,)."""
     return call.backend.array(np.array([call.inputs.sizes.Lk], np.int32), None)
 
@@ -175,11 +175,11 @@ def grouped_graph(
             raise ValueError("local_window_size includes the query's own key: expected 1 or more")
         attributes["local_window_size"] = 1 + native.window.left
 
-    def node(query: Symbol, key: Symbol, value: Symbol, **others: Any) -> Symbol:
+    def node(query: Symbol, key: Symbol, value: Symbol, **arrays: Any) -> Symbol:
         past = key.shape[1] - query.shape[1] if is_cached else 0
         new = [x[:, past:] for x in (key, value)]
         cache = [x[:, :past].transpose((0, 2, 1, 3)) for x in (key, value)] if past else [None] * 2
-        return group_query(query, new, cache, **others, **attributes)[0]
+        return group_query(query, new, cache, **arrays, **attributes)[0]
 
     return node
 
@@ -201,7 +201,7 @@ GROUP_QUERY = MULTI_HEAD.but(
     parameters=(
         Parameter("bias", value=mask),
         Parameter("last", value=lambda call: per_sample(call, call.inputs.sizes.Lk - 1)),
-        Parameter("total", value=total),
+        Parameter("total", value=key_total),
         Parameter("sinks", value=AttentionCall.sinks),
     ),
     declared=Declared(
@@ -232,7 +232,7 @@ GROUP_QUERY = MULTI_HEAD.but(
 
 GROUP_QUERY_CACHED = GROUP_QUERY.but(
     name="ms-group-query-cache",
-    parameters=(*GROUP_QUERY.parameters, Parameter("chunks", value=chunks)),
+    parameters=(*GROUP_QUERY.parameters, Parameter("chunks", value=chunk_lengths)),
     declared=GROUP_QUERY.declared.refusing(
         {
             "native-causal": "with a cache the causal flag is bottom-right",

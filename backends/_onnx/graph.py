@@ -126,7 +126,7 @@ class Symbol(NDArrayOperatorsMixin):
             return value
         return self.graph.constant(value, None if isinstance(value, np.ndarray) else self.dtype)
 
-    def same_shape(self, kind: str, *inputs: Any, **attributes: Any) -> Symbol:
+    def node_of_same_shape(self, kind: str, *inputs: Any, **attributes: Any) -> Symbol:
         """Record a node whose output has this symbol's shape and dtype; `inputs` follow this symbol."""
         symbols = [self.as_symbol(value) for value in inputs]
         return self.graph.add(kind, self, *symbols, shape=lambda: self.shape, **attributes)

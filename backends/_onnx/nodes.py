@@ -14,7 +14,7 @@ from attention_conformance.backends._onnx.engine import OnnxEngine
 from attention_conformance.backends._onnx.graph import Symbol
 from attention_conformance.backends._onnx.textbook import operations
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.textbook.rotary import TextbookRotary
@@ -38,7 +38,7 @@ class OnnxNorm(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, width = self.backend, inputs.widths.query
         defaults = {"gain": np.ones(width), "offset": np.zeros(width)}
-        arguments = {"query": sequences(backend, inputs)["query"]}
+        arguments = {"query": operand_arrays(backend, inputs)["query"]}
         for name, values in (defaults | inputs.parameters).items():
             arguments[name] = backend.array(values, inputs.dtype)
 
@@ -60,7 +60,7 @@ class OnnxLayerNorm(OnnxNorm):
 
     def node(self, query: Symbol, parameters: Mapping[str, Symbol], inputs: Inputs) -> Symbol:
         p = parameters
-        return query.same_shape(
+        return query.node_of_same_shape(
             "LayerNormalization", p["gain"], p["offset"], axis=-1, epsilon=inputs.epsilon
         )
 
@@ -125,7 +125,9 @@ class OnnxRotary(Implementation):
         self, query: Symbol, arrays: Mapping[str, Symbol], attributes: Mapping[str, Any]
     ) -> Symbol:
         """The rotated query (B, H, L, D)."""
-        return query.same_shape("RotaryEmbedding", arrays["cosine"], arrays["sine"], **attributes)
+        return query.node_of_same_shape(
+            "RotaryEmbedding", arrays["cosine"], arrays["sine"], **attributes
+        )
 
 
 class OnnxRotaryByIds(OnnxRotary):
@@ -151,5 +153,5 @@ class OnnxRotaryByIds(OnnxRotary):
         B, H, L, D = query.shape
         x = packed(query.transpose((0, 2, 1, 3)))
         rotary_inputs = (arrays["cosine"], arrays["sine"], arrays["ids"])
-        rotated = x.same_shape("RotaryEmbedding", *rotary_inputs, num_heads=H, **attributes)
+        rotated = x.node_of_same_shape("RotaryEmbedding", *rotary_inputs, num_heads=H, **attributes)
         return rotated.reshape((B, L, H, D)).transpose((0, 2, 1, 3))

@@ -10,7 +10,12 @@ from typing import Any
 
 from attention_conformance.backends.compilers import kernels_in
 from attention_conformance.backends.engine import Step
-from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback, underivable
+from attention_conformance.backends.prepared import (
+    Gradients,
+    PreparedCall,
+    Pullback,
+    no_derivative_as_forward_only,
+)
 from attention_conformance.backends.protocol import Backend
 
 _TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
@@ -36,7 +41,7 @@ def pullback(prepared: PreparedCall, wrt: Sequence[str], persistent: bool = True
         out = prepared.output(prepared.arguments)
 
     def pull(cotangent: Any) -> dict[str, Any]:
-        with underivable(UNDERIVABLE):
+        with no_derivative_as_forward_only(UNDERIVABLE):
             gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
         # The gradient of what was gathered is IndexedSlices.
         tensors = [None if x is None else tf.convert_to_tensor(x) for x in gradients]

@@ -53,7 +53,8 @@ class TorchBackend(TorchEngine):
 
     @cached_property
     def exporters(self) -> tuple[str, ...]:
-        """The names of the compilers that export to ONNX; () on CUDA or without the needed packages."""
+        """The names of the compilers that export to ONNX; () on CUDA, or if a needed package is not
+        installed."""
         return exporters() if self.device == "cpu" else ()
 
     def implementations(self) -> list[Implementation]:

@@ -26,7 +26,7 @@ from attention_conformance.backends.declared import (
     SINGLE_EAGER,
     Declared,
 )
-from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel, function_of_row
 from attention_conformance.backends.masks import (
     AttentionCall,
     Native,
@@ -94,7 +94,7 @@ def additive_mask(call: AttentionCall) -> Any:
 
 def function_of_layer(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """A callable that passes the function a module with the attributes of a layer that it reads."""
-    function = as_named(impl, inputs)
+    function = function_of_row(impl, inputs)
     layer: Any = impl.backend.torch.nn.Module()
     layer.num_key_value_groups = inputs.sizes.group
     layer.eval()

@@ -21,7 +21,7 @@ from attention_conformance.backends._torch.flex import Flex, uncompiled
 from attention_conformance.backends._transformers.attention import function_named, modeling
 from attention_conformance.backends.caching import Scripted, StepContext
 from attention_conformance.backends.declared import SINGLE_EAGER, Declared, DeclaredRounding
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
@@ -135,7 +135,11 @@ class DynamicSdpa(Scripted):
         torch, source, (cache, config, _) = self.backend.torch, modeling("mistral"), state
         length, tree = cache.get_seq_length(), context.chunk.tree
         new_positions = length + torch.arange(query.shape[2], device=query.device)
-        positions = new_positions[None] if tree is None else self.backend.array(context.rows, None)
+        positions = (
+            new_positions[None]
+            if tree is None
+            else self.backend.array(context.token_positions, None)
+        )
         embedding = source.MistralRotaryEmbedding(config=config).to(query.device)
         cosine, sine = embedding(query, positions)
         rotated: tuple[Any, Any] = source.apply_rotary_pos_emb(query, key, cosine, sine)
@@ -248,7 +252,7 @@ class StaticSdpa(DynamicSdpa):
 
         return StaticCache(config=config, max_cache_len=capacity(inputs.case))
 
-    def rewinds(self, inputs: Inputs) -> bool:
+    def can_rewind(self, inputs: Inputs) -> bool:
         return inputs.case.option("left") is None
 
     def rewound(self, state: Any, count: int) -> Any:
@@ -307,7 +311,7 @@ class PackedByPositions(Implementation):
         from transformers.masking_utils import create_causal_mask
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
-        arguments = sequences(backend, inputs)
+        arguments = operand_arrays(backend, inputs)
         lengths = inputs.arrays["query_lengths"].astype(int)
         positions = np.concatenate([np.arange(n) for n in lengths])
         arguments["position"] = backend.array(positions[None], None)

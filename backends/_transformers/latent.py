@@ -19,7 +19,7 @@ from attention_conformance.backends._transformers.attention import (
 )
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.masks import AttentionCall, split_native
-from attention_conformance.backends.memory import own_arrays
+from attention_conformance.backends.memory import all_arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
@@ -77,7 +77,7 @@ class DeepseekV3(Implementation):
 
         torch, s = self.backend.torch, inputs.sizes
         mask = additive_mask(AttentionCall(self.backend, inputs, split_native(inputs)))
-        arguments = own_arrays(self.backend, inputs) | {"attention_mask": mask}
+        arguments = all_arrays(self.backend, inputs) | {"attention_mask": mask}
         layer, past = self.layer(inputs), s.Lk - s.Lq
         zeros = arguments["query"].new_zeros(s.B, s.Lq, inputs.letters["e"])
         rotation = zeros + 1, zeros  # cosine and sine of the angle 0
