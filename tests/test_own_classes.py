@@ -202,7 +202,7 @@ def test_a_constructor_is_given_what_its_names_say(
 def test_a_config_has_the_names_of_the_list_and_no_others() -> None:
     config = Settings(draw(Case.parse(MULTI_HEAD)))
     assert (config.n_embd, config["n_head"], getattr(config, "flash", 7)) == (12, 3, 7)
-    assert list(config.read) == ["n_embd", "n_head"]
+    assert list(config.names_read) == ["n_embd", "n_head"]
     with pytest.raises(AttributeError, match="a config no 'n_hidden_things': expected names of"):
         _ = config.n_hidden_things
 

@@ -14,11 +14,12 @@ from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 FORMATS = {
     fmt.long_name: fmt for fmt in (*DTYPES.values(), CODES["e5m2"], CODES["e4m3"], CODES["int8"])
 }
-"""The formats that textbook code casts to. int4 codes lie in bytes, as int8 codes do."""
+"""The formats to which textbook code casts. int4 codes lie in bytes, as int8 codes do."""
 
 
 def rounding(function: Callable[..., Any]) -> Callable[..., Rounded]:
-    """`function` of arrays' values as a function of `Rounded`, in the format of the first."""
+    """Returns `function` of NumPy arrays as a function of `Rounded`. Its result has the format of the
+    first argument."""
 
     def rounded_function(x: Rounded, *further: Any) -> Rounded:
         return rounded(function, x.fmt, x, *further)
@@ -27,28 +28,28 @@ def rounding(function: Callable[..., Any]) -> Callable[..., Rounded]:
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    """The softmax over the last axis; NaN where all scores are -inf."""
+    """Returns the softmax over the last axis; NaN if all scores are -inf."""
     weights = np.exp(x - x.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
 def take(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Slices along the first axis. Raises IndexError for negative indices, which NumPy would count from
-    the end."""
+    """Returns slices along the first axis. Raises IndexError for negative indices, which NumPy would
+    count from the end."""
     if indices.min(initial=0) < 0:
         raise IndexError(f"an index is 0 or more, got {indices.min()}")
     return x[indices]
 
 
 def put(x: np.ndarray, indices: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """A copy of x with `values` at `indices` of its first axis."""
+    """Returns a copy of x with `values` at `indices` of its first axis."""
     written = x.copy()
     written[indices] = values
     return written
 
 
 def concat(arrays: Sequence[Rounded], axis: int) -> Rounded:
-    """The concatenated arrays, in the format of the first."""
+    """Returns the concatenated arrays, in the format of the first."""
     arrays = list(arrays)
     return Rounded(np.concatenate([x.values for x in arrays], axis), arrays[0].fmt)
 
@@ -61,7 +62,7 @@ class Namespace:
 
 
 def operations() -> Operations:
-    """The operations of textbook code in NumPy."""
+    """Returns the operations of textbook code in NumPy."""
     return operations_of(
         Namespace(),
         softmax=rounding(softmax),

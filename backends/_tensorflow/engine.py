@@ -44,7 +44,7 @@ EAGER = TextbookAttention.declared.but(numerics=NUMERICS).electing({"subnormal-o
 
 
 def operations(tf: Any) -> Operations:
-    """The operations of textbook code in TensorFlow."""
+    """Returns the operations of textbook code in TensorFlow."""
     return operations_of(
         tf,
         softmax=lambda x: tf.nn.softmax(x, axis=-1),
@@ -71,7 +71,7 @@ def operations(tf: Any) -> Operations:
 
 
 class TensorflowEngine(TensorflowProfiler, Backend):
-    """Arrays of TensorFlow; subclasses list the implementations, and may list compilers: `tf.function`,
+    """Arrays of TensorFlow. Subclasses list the implementations, and may list compilers: `tf.function`,
     alone ("function") and through XLA ("xla")."""
 
     has_views = False
