@@ -62,7 +62,7 @@ def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients
     """
     if isinstance(prepared.function, Jitted):
         return prepared.function.vjp(prepared, wrt, cotangent)
-    out, pull = _pull(prepared, wrt)
+    out, pull = _output_and_vjp(prepared, wrt)
     if out.dtype != cotangent.dtype:
         return out, {}  # wrong dtype of the answer: vjp would refuse the cotangent
     return out, dict(zip(wrt, pull(cotangent), strict=True))
@@ -72,7 +72,7 @@ def pullback(prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
     """Returns output and pullback by `jax.vjp`."""
     if isinstance(prepared.function, Jitted):
         return prepared.function.pullback(prepared, wrt)
-    out, pull = _pull(prepared, wrt)
+    out, pull = _output_and_vjp(prepared, wrt)
     return out, lambda cotangent: dict(zip(wrt, pull(cotangent), strict=True))
 
 
@@ -105,7 +105,7 @@ def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
         arrays, static = split_arguments(arguments)
 
         def output_and_pullback(arrays: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
-            return _pull(replace(unjitted, arguments=static.arguments(arrays)), wrt)
+            return _output_and_vjp(replace(unjitted, arguments=static.arguments(arrays)), wrt)
 
         def output_and_gradients(arrays: Mapping[str, Any], cotangent: Any) -> Gradients:
             out, pull = output_and_pullback(arrays)
@@ -132,7 +132,7 @@ def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _pull(prepared: PreparedCall, wrt: Sequence[str]) -> tuple[Any, Callable[[Any], Any]]:
+def _output_and_vjp(prepared: PreparedCall, wrt: Sequence[str]) -> tuple[Any, Callable[[Any], Any]]:
     """Returns the output of a call, and the function of its VJP with respect to `wrt`."""
     import jax
 

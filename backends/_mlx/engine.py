@@ -56,7 +56,7 @@ class MlxEngine(Backend):
         return "cpu"
 
     def sync(self, outputs: Any) -> None:
-        """Compute these outputs: MLX computes arrays when they are read."""
+        """Compute these outputs: MLX computes arrays only when they are read."""
         self.mlx.eval(outputs)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:

@@ -52,8 +52,8 @@ def group_query(
     *, bias: Symbol | None = None, sinks: Symbol | None = None, chunk_lengths: Symbol | None = None,
     table: Sequence[Symbol | None] = (None, None), **attributes: Any,
 ) -> tuple[Symbol, Symbol, Symbol]:  # fmt: skip
-    """GroupQueryAttention of a query (B, Lq, H, D) and new keys and values (B, L, Hkv, D): the output
-    (B, Lq, H, D), and the cache with the new tokens."""
+    """Record GroupQueryAttention of a query (B, Lq, H, D) and new keys and values (B, L, Hkv, D). Returns
+    the output (B, Lq, H, D), and the cached keys and values with the new tokens."""
     B, Lq, H, D = query.shape
     rows, key, value = query.graph.add(
         "GroupQueryAttention", *map(packed, (query, *new)), *past, last, key_total, *table, None, bias,
@@ -64,7 +64,8 @@ def group_query(
 
 
 def mask(call: AttentionCall) -> Any:
-    """Mask and bias as one array (B or 1, H or 1, Lq, Lk), which is added to the scores, or None."""
+    """Returns mask and bias as one array (B or 1, H or 1, Lq, Lk) that is added to the scores; None
+    without both."""
     inputs, native = call.inputs, call.native
     dense = native.dense(inputs)
     if dense is not None and dense.dtype.kind != "b":
@@ -76,13 +77,13 @@ def mask(call: AttentionCall) -> Any:
 
 
 def lengths_without_flag(inputs: Inputs) -> Native:
-    """The mask split into lengths, the flag with as many keys as queries, and the rest."""
+    """Returns the mask divided into lengths, the causal flag if Lq = Lk, and the rest."""
     return split_native(inputs, causal=inputs.sizes.Lq == inputs.sizes.Lk, lengths=True)
 
 
 def multi_head_graph(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
-    """The function that records MultiHeadAttention, with -inf for keys beyond the lengths in place of the
-    default -10000 (finding masked-by-ten-thousand)."""
+    """Returns the function that records MultiHeadAttention. Keys beyond the lengths get -inf in place of
+    the default -10000 (finding masked-by-ten-thousand)."""
     check_packed(inputs)
     native = impl.row.native(inputs)
     attributes: dict[str, Any] = {"scale": inputs.scale}
@@ -134,8 +135,8 @@ MULTI_HEAD = Kernel(
 
 
 def flag_and_window(inputs: Inputs) -> Native:
-    """The mask split into the causal flag, a window that ends at its query, and the rest: a window needs
-    the flag."""
+    """Returns the mask divided into the causal flag, a window that ends at its query, and the rest. A
+    window needs the flag."""
     native = split_native(inputs, causal=True, window=True)
     window = native.window
     if window is None:
@@ -146,25 +147,25 @@ def flag_and_window(inputs: Inputs) -> Native:
 
 
 def per_sample(call: AttentionCall, count: int) -> Any:
-    """The number `count` for every sample, (B,) int32."""
+    """Returns the number `count` for every sample, (B,) int32."""
     return call.backend.array(np.full(call.inputs.sizes.B, count, np.int32), None)
 
 
 def chunk_lengths(call: AttentionCall) -> Any:
-    """The numbers of queries (B,) if the causal flag is used, or None."""
+    """Returns the number of queries for every sample, (B,), if the causal flag is used, or None."""
     return per_sample(call, call.inputs.sizes.Lq) if call.native.causal else None
 
 
 def key_total(call: AttentionCall) -> Any:
-    """The number of keys (1,)."""
+    """Returns the number of keys, (1,) int32."""
     return call.backend.array(np.array([call.inputs.sizes.Lk], np.int32), None)
 
 
 def grouped_graph(
     is_cached: bool, impl: FrameworkFunction, inputs: Inputs
 ) -> Callable[..., Symbol]:
-    """The function that records GroupQueryAttention. If `is_cached`, the keys before the queries are a
-    cache."""
+    """Returns the function that records GroupQueryAttention. `is_cached`: the keys before the queries are
+    a cache."""
     check_packed(inputs)
     native = impl.row.native(inputs)
     attributes: dict[str, Any] = {
@@ -185,7 +186,7 @@ def grouped_graph(
 
 
 def unsupported_with_cache(case: Case) -> str | None:
-    """The reason why a case is not supported with a cache, or None."""
+    """Returns the reason why a case is not supported with a cache, or None."""
     s, parts = case.sizes, case.mask.parts if case.mask is not None else ()
     if s.Lk <= s.Lq:
         return NO_PAST_KEYS

@@ -34,12 +34,12 @@ class Eager(TextbookAttention):
 
 
 def layers(backend: OnnxEngine, numerics: Numerics) -> list[Implementation]:
-    """All textbook layers as graphs, in the numerics class of the operators."""
+    """Returns all textbook layers as graphs, in the numerics class of the operators."""
     return textbooks(backend, operations(backend), numerics)
 
 
 def operations(backend: OnnxEngine) -> Operations:
-    """ONNX's names for the operations of textbook code."""
+    """Returns the operations of textbook code as ONNX operators."""
 
     def called(layer: Implementation, call: PreparedCall) -> PreparedCall:
         return backend.recorded(call)
