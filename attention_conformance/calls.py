@@ -67,8 +67,10 @@ def attention_bound(
     problem = _Problem(
         query, key, value, mask, bias, features, scale, causal, numerics, dtype, axis_order
     )
-    want = problem.oracle(None).expected["output"]
-    return Expected(problem.in_callers_order(want.value), problem.in_callers_order(want.error))
+    expected = problem.oracle(None).expected["output"]
+    return Expected(
+        problem.in_callers_order(expected.value), problem.in_callers_order(expected.error)
+    )
 
 
 def assert_attention_close(
@@ -202,11 +204,11 @@ class _Problem:
 
     def check_dtype(self, what: str, array: Any, like: Any) -> None:
         """Raise AssertionError if an output or a gradient has another dtype than the array `like`."""
-        got, want = _dtype_name(array), _dtype_name(like)
-        if got and want and got not in {want, *self.storage_dtypes}:
+        name, expected = _dtype_name(array), _dtype_name(like)
+        if name and expected and name not in {expected, *self.storage_dtypes}:
             raise AssertionError(
-                f"{what} has dtype {got}, expected {want}: the output has the dtype of query, key and "
-                "value, lse the same or float32 beside 16 bits, and a gradient the dtype of its array"
+                f"{what} has dtype {name}, expected {expected}: the output has the dtype of query, key "
+                "and value, lse the same or float32 beside 16 bits, and a gradient the dtype of its array"
             )
 
     def in_callers_order(self, array: np.ndarray) -> np.ndarray:
@@ -261,15 +263,17 @@ class _Problem:
         outputs: Outputs = Oracle.vjp(self.inputs, values, self.rounding).outputs
         largest_ratio = 0.0
         for name, array in grads.items():
-            want, what = outputs.arrays[name], f"gradient of {name}"
+            expected, what = outputs.arrays[name], f"gradient of {name}"
             is_operand = name in OPERANDS
-            got = self.read(array, what) if is_operand else as_numpy(array, what)
-            if name == "bias" and got.size == want.value.size:
-                got = got.reshape(want.value.shape)  # leading axes of size 1 may be absent
-            _check_shape(what, got, want.value.shape)
-            judged = np.ones(got.shape, bool)
+            gradient = self.read(array, what) if is_operand else as_numpy(array, what)
+            if name == "bias" and gradient.size == expected.value.size:
+                gradient = gradient.reshape(
+                    expected.value.shape
+                )  # leading axes of size 1 may be absent
+            _check_shape(what, gradient, expected.value.shape)
+            judged = np.ones(gradient.shape, bool)
             _, measured, deviation = against_oracle(
-                got, want.value, want.error, judged, self.dtype, self.rounding.numerics,
+                gradient, expected.value, expected.error, judged, self.dtype, self.rounding.numerics,
                 f"{what}, ",
             )  # fmt: skip
             if deviation is not None:

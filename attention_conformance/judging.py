@@ -154,8 +154,8 @@ def plan_of(
 def cells_of(plan: Plan, checks: Iterable[str] = ()) -> list[Cell]:
     """Returns the cells of a plan, check by check. Raises UsageError for the name of an unknown check."""
     known = all_checks()
-    asked = (checks,) if isinstance(checks, str) else checks
-    names = list(asked) or list(known)
+    selected = (checks,) if isinstance(checks, str) else checks
+    names = list(selected) or list(known)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"unknown check {unknown[0]!r}; valid: {', '.join(known)}")
     return [cell for name in names for cell in plan.cells(known[name])]

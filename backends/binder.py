@@ -237,12 +237,16 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     `torch.autograd.Function`. Raises UnreadableSignature."""
     bound_to = getattr(function, "__self__", None)
     is_apply = getattr(function, "__name__", "") == "apply" and hasattr(bound_to, "backward")
-    called: Any = function if isinstance(function, type) else callable_with_signature(function)
+    signature_owner: Any = (
+        function if isinstance(function, type) else callable_with_signature(function)
+    )
     if isinstance(function, type) and type(function).__call__ is not type.__call__:
         # The metaclass makes the instances, and may take anything, as that of Flax NNX.
-        called = partial(called.__init__, None)
+        signature_owner = partial(signature_owner.__init__, None)
     try:
-        signature = inspect.signature(bound_to.forward if is_apply and bound_to else called)
+        signature = inspect.signature(
+            bound_to.forward if is_apply and bound_to else signature_owner
+        )
     except (TypeError, ValueError) as error:
         raise UnreadableSignature(
             f"cannot read the signature of {function!r}: {error}; wrap it in a function that has one"

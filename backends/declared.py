@@ -140,8 +140,10 @@ def checked_words(what: str, words: Iterable[str], valid: Collection[str]) -> No
     """Raise DeclarationError, with the valid words, if any of `words` is not in `valid`."""
     for word in words:
         if word not in valid:
-            shown = ", ".join(sorted(valid) if isinstance(valid, frozenset) else valid) or "none"
-            raise DeclarationError(f"unknown {what} {word!r}; valid: {shown}")
+            valid_text = (
+                ", ".join(sorted(valid) if isinstance(valid, frozenset) else valid) or "none"
+            )
+            raise DeclarationError(f"unknown {what} {word!r}; valid: {valid_text}")
 
 
 def _read_only(mapping: Mapping[str, Any]) -> Mapping[str, Any]:

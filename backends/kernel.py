@@ -22,8 +22,8 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 def function_of_row(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """Returns the function of the row; it is imported if the row has its dotted name."""
     function = impl.row.function
-    called: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
-    return called
+    resolved: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
+    return resolved
 
 
 def calls_with_explicit_arguments(

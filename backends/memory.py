@@ -82,7 +82,7 @@ WINDOWS: Mapping[str, Callable[[Shape], Window]] = {
     "shifted": lambda s: ((int(np.prod(s)) + 1,), lambda x: x[1:].reshape(s)),
     "negative": lambda s: (s, lambda x: x[..., ::-1, :]),
     "odd-strides": lambda s: (s, _with_odd_strides),
-    **{how: partial(_expanded, axes=axes) for how, axes in EXPANDED.items()},
+    **{arrangement: partial(_expanded, axes=axes) for arrangement, axes in EXPANDED.items()},
 }
 """By arrangement: the function from the shape of the values to their `Window`."""
 
@@ -97,15 +97,15 @@ def view(flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndar
 
 
 def layer_variables_of(
-    layer: Any, path: str = "", seen: set[int] | None = None
+    layer: Any, path: str = "", visited: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yields (path, variable) for each variable in a layer's attributes, lists and dictionaries. A
     variable is yielded once. Public attributes come first, so that paths have public names if possible.
-    `seen`: the ids of objects visited so far."""
-    seen = set() if seen is None else seen
-    if id(layer) in seen:
+    `visited`: the ids of objects found so far."""
+    visited = set() if visited is None else visited
+    if id(layer) in visited:
         return
-    seen.add(id(layer))
+    visited.add(id(layer))
     if hasattr(layer, "assign") and hasattr(layer, "shape"):
         yield path, layer
         return
@@ -122,7 +122,7 @@ def layer_variables_of(
     containers = [name for name in private if isinstance(children[name], list | tuple | Mapping)]
     for name in [*public, *(n for n in private if n not in containers), *containers]:
         yield from layer_variables_of(
-            children[name], f"{path}.{name.lstrip('_')}".lstrip("."), seen
+            children[name], f"{path}.{name.lstrip('_')}".lstrip("."), visited
         )
 
 

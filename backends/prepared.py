@@ -260,14 +260,14 @@ def all_at_once(
     start = Barrier(len(calls))
     rounds *= max(map(len, calls))
 
-    def waits_for_others() -> bool:
-        ended = (n and isinstance(n[-1], BaseException) for n in outcomes)
-        return any(len(n) < rounds and not end for n, end in zip(outcomes, ended, strict=True))
+    def needs_calls(outcome: list[Any]) -> bool:
+        has_raised = outcome and isinstance(outcome[-1], BaseException)
+        return len(outcome) < rounds and not has_raised
 
     def run(calls: Sequence[PreparedCall], outcome: list[Any]) -> None:
         start.wait()
         try:
-            while waits_for_others() and len(outcome) < MOST_ROUNDS:
+            while any(map(needs_calls, outcomes)) and len(outcome) < MOST_ROUNDS:
                 prepared = calls[len(outcome) % len(calls)]
                 native = prepared.function(**prepared.arguments)
                 sync(native)

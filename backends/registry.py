@@ -243,11 +243,11 @@ def load_object(text: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def _has_attribute(thing: Any, name: str, who: str) -> bool:
+def _has_attribute(target: Any, name: str, who: str) -> bool:
     """True if a user's object has an attribute. Raises UsageError if its `__getattr__` raises another
     error than AttributeError."""
     try:
-        return hasattr(thing, name)
+        return hasattr(target, name)
     except Exception as error:
         raise UsageError(
             f"{who}: reading {name!r} raised {type(error).__name__}: {error}; `__getattr__` raises "

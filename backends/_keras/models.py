@@ -88,8 +88,8 @@ def in_model(impl: Implementation, inputs: Inputs, layer: Any, plain_call: Call)
         }
         model_outputs = plain_call(**{name: symbols[first] for name, first in names.items()})
         answer = keras.Model(symbols, model_outputs)({name: arrays[name] for name in symbols})
-        pairs = list(zip(_as_list(model_outputs), _as_list(answer), strict=True))
-        for symbol, array in pairs[:1] if impl.operator is MULTI_HEAD else pairs:
+        compared = list(zip(_as_list(model_outputs), _as_list(answer), strict=True))
+        for symbol, array in compared[:1] if impl.operator is MULTI_HEAD else compared:
             stated, shape = symbol.shape, array.shape
             if stated[0] not in (None, shape[0]) or stated[1:] != shape[1:]:
                 raise RuntimeError(f"the model says shape {stated}, and answers {shape}")

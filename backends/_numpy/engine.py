@@ -70,7 +70,7 @@ class NumpyEngine(Backend):
     @property
     def settings(self) -> Mapping[str, Setting]:
         warn = {"np.errstate(all='warn')": Ambient(partial(np.errstate, all="warn"))}
-        return {"NumPy's errors": Setting(np.geterr, lambda how: np.seterr(**how), warn)}
+        return {"NumPy's errors": Setting(np.geterr, lambda handling: np.seterr(**handling), warn)}
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Rounded:
         return Rounded(np.array(values), dtype)

@@ -133,9 +133,9 @@ class ByDefinition(OperatorFunction):
 
         answer = outputs(problem)
         # Attention over codes that the call writes is attention over the rounded codes.
-        given = reference.inputs_given(problem, {n: y.values for n, y in answer.items()})
-        if given is not problem:
-            answer["output"] = outputs(given)["output"]
+        rounded_problem = reference.inputs_given(problem, {n: y.values for n, y in answer.items()})
+        if rounded_problem is not problem:
+            answer["output"] = outputs(rounded_problem)["output"]
         arrays = tuple(answer[name] for name in inputs.outputs)
         return arrays if len(arrays) > 1 else arrays[0]
 

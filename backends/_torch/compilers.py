@@ -188,7 +188,7 @@ def by_onnx(opset: int | None, module: Any, arrays: Any) -> Callable[..., Any]:
     import torch
 
     exporter = logging.getLogger("torch.onnx")
-    level = exporter.level
+    level_before = exporter.level
     exporter.setLevel(logging.ERROR)  # it warns of every package without operators
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -197,7 +197,7 @@ def by_onnx(opset: int | None, module: Any, arrays: Any) -> Callable[..., Any]:
                 module, kwargs={"arrays": arrays}, dynamo=True, opset_version=opset, verbose=False
             )
     finally:
-        exporter.setLevel(level)
+        exporter.setLevel(level_before)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4

@@ -53,8 +53,10 @@ def constructor_row(
     joined_heads: Callable[[Inputs], Any] | None = None,
 ) -> Named:
     """Returns a row of the list. `names` are separated by spaces; the first is the suite's own name."""
-    name, *others = names.split()
-    return Named(name, features, value, names=tuple(others), text=text, joined_heads=joined_heads)
+    name, *other_names = names.split()
+    return Named(
+        name, features, value, names=tuple(other_names), text=text, joined_heads=joined_heads
+    )
 
 
 def option_value(name: str) -> Callable[[Inputs], Any]:

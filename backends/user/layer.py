@@ -230,14 +230,14 @@ class UserLayer(Implementation):
             if unread:
                 return f"the layer has no {', '.join(unread)}"
             return f"the layer has {', '.join(unknown)}, which there is not here" if unknown else ""
-        read = ReadNames(self.parameters(inputs))
+        recorded = ReadNames(self.parameters(inputs))
         try:
-            self.layer(inputs).load_attention(read)
+            self.layer(inputs).load_attention(recorded)
         except KeyError as error:
             return f"load_attention asks for {error.args[0]}, which there is not here"
         except Exception as error:
             return f"load_attention raised {type(error).__name__}: {error}"
-        unread = [name for name in inputs.parameters if name not in read.names]
+        unread = [name for name in inputs.parameters if name not in recorded.names]
         return f"load_attention never reads {', '.join(unread)}" if unread else ""
 
     def check_read(self, name: str, case: Case) -> None:

@@ -284,16 +284,16 @@ def _check_claimed(reading: SignatureReading) -> None:
 def _misfit(name: str, reading: SignatureReading) -> str:
     """Returns the message about a signature that does not fit."""
     expected = f"{name}({signature_text(OPERANDS, [*reading.known_rows])}), any of the keywords"
-    ways = "".join(
+    advice = "".join(
         f"; nobody knows what {p!r} is given: give it a default, a name of docs/signatures.md, or "
         f'--parameter {p}=WORD or @claims(parameters={{"{p}": WORD}}), WORD one of '
         f"{', '.join(ROWS)}"
         for p in reading.unbound_parameters[:1]
     )
     if len(reading.parameters) == 1:
-        ways = "; one array is taken by layers, classes that make projections: --like=multi-head"
-        ways += " ... (docs/layers.md)"
-    return f"{name}{reading.signature} does not fit; expected {expected}{ways}"
+        advice = "; one array is taken by layers, classes that make projections: --like=multi-head"
+        advice += " ... (docs/layers.md)"
+    return f"{name}{reading.signature} does not fit; expected {expected}{advice}"
 
 
 def called_by(instance: Any) -> Callable[..., Any]:
