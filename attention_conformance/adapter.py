@@ -1,4 +1,4 @@
-"""What an adapter of your own imports; docs/backend.md shows a complete one.
+"""The names that your own adapter imports; docs/backend.md shows a complete adapter.
 
     from attention_conformance.adapter import Backend, Declared, Implementation, PreparedCall
 

@@ -10,8 +10,8 @@ from attention_conformance.suite.spec.dtypes import DTYPES, DType, dtype, round_
 
 
 def as_numpy(array: Any, what: str) -> np.ndarray:
-    """The array in NumPy: booleans unchanged, numbers as float64; `what` names it in messages. Raises
-    TypeError if NumPy cannot read it."""
+    """Returns the array in NumPy: booleans unchanged, numbers as float64. `what` names the array in
+    messages. Raises TypeError if NumPy cannot read it."""
     if hasattr(array, "detach"):  # torch has bfloat16, NumPy has not
         array = array.detach().cpu()
         array = array.double() if array.is_floating_point() else array
@@ -25,9 +25,11 @@ def as_numpy(array: Any, what: str) -> np.ndarray:
 
 
 def dtype_of(array: Any, name: str | None, what: str) -> DType:
-    """The dtype called `name`, or else the dtype of the array; `what` names the array in messages.
+    """Returns the dtype called `name`, or without a name that of the array. `what` names the array in
+    messages.
 
-    Raises ValueError if the suite does not judge the dtype, or if values need rounding to `name`.
+    Raises ValueError if the suite does not judge the dtype, or if values are not exact in the dtype
+    `name`.
     """
     if name is not None:
         wanted, values = dtype(name), as_numpy(array, what)

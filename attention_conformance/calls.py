@@ -25,7 +25,7 @@ from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import NUMERICS, OPERANDS, VALUES
 
 ALIGNMENTS = {False: None, True: Causal(), "top-left": Causal(), "bottom-right": Causal(True)}
-"""The values of `causal`, with their masks."""
+"""By value of `causal`: the mask, or None."""
 
 SECONDS = 5.0
 """Processor seconds for the diagnosis of a wrong answer."""
@@ -35,7 +35,7 @@ EMPTY_ROWS = (None, "zeros", "uniform", "nan")
 
 
 class Expected(NamedTuple):
-    """Expected values in float64, and the bound of each element's rounding error."""
+    """Expected values in float64, and for each element the bound of its rounding error."""
 
     value: np.ndarray
     bound: np.ndarray
@@ -58,17 +58,19 @@ def attention_bound(
     axis_order: str = "bhld",
     **features: Any,
 ) -> Expected:
-    """The expected output for these arrays, with the bound of a numerics class.
+    """Returns the expected output for these arrays, and the bound of a numerics class.
 
     Arguments are those of `assert_attention_close`. Values and bounds are float64 and have the shape of
-    the output; fully masked rows are 0. The bound is derived in `references/primitives/softmax.py`.
+    the output. Fully masked rows are 0. The bound is derived in `references/primitives/softmax.py`.
     """
     features |= {"sinks": sinks, "alibi_slopes": alibi_slopes, "softcap": softcap}
     problem = _Problem(
         query, key, value, mask, bias, features, scale, causal, numerics, dtype, axis_order
     )
-    want = problem.oracle(None).expected["output"]
-    return Expected(problem.in_callers_order(want.value), problem.in_callers_order(want.error))
+    expected = problem.oracle(None).expected["output"]
+    return Expected(
+        problem.in_callers_order(expected.value), problem.in_callers_order(expected.error)
+    )
 
 
 def assert_attention_close(
@@ -150,7 +152,7 @@ def assert_attention_close(
 
 
 class _Problem:
-    """The attention problem that a caller's arrays state."""
+    """The attention problem of a caller's arrays."""
 
     def __init__(
         self, query: Any, key: Any, value: Any, mask: Any, bias: Any, features: Mapping[str, Any],
@@ -193,7 +195,8 @@ class _Problem:
         self.causal_flag = None if mask is not None else ALIGNMENTS[causal]
 
     def read(self, array: Any, what: str) -> np.ndarray:
-        """An operand or an output as (B, H, L, D), float64; `what` names it in messages."""
+        """Returns an operand or an output as (B, H, L, D), float64. `what` names it in messages. Raises
+        ValueError unless it has four axes."""
         values = as_numpy(array, what)
         if values.ndim != 4:
             raise ValueError(f"{what} has four axes, batch and heads included; got {values.shape}")
@@ -201,25 +204,27 @@ class _Problem:
 
     def check_dtype(self, what: str, array: Any, like: Any) -> None:
         """Raise AssertionError if an output or a gradient has another dtype than the array `like`."""
-        got, want = _dtype_name(array), _dtype_name(like)
-        if got and want and got not in {want, *self.storage_dtypes}:
+        name, expected = _dtype_name(array), _dtype_name(like)
+        if name and expected and name not in {expected, *self.storage_dtypes}:
             raise AssertionError(
-                f"{what} has dtype {got}, expected {want}: the output has the dtype of query, key and "
-                "value, lse the same or float32 beside 16 bits, and a gradient the dtype of its array"
+                f"{what} has dtype {name}, expected {expected}: the output has the dtype of query, key "
+                "and value, lse the same or float32 beside 16 bits, and a gradient the dtype of its array"
             )
 
     def in_callers_order(self, array: np.ndarray) -> np.ndarray:
-        """An output in the caller's axis order."""
+        """Returns an output in the caller's axis order."""
         array = np.array(array, np.float64)  # a copy: the oracle keeps its own
         return array.swapaxes(1, 2) if self.lengths_first else array
 
     def oracle(self, rows: str | None, lse: bool = False) -> Oracle:
-        """The expected outputs; `rows` are the expected fully masked rows, None to skip them."""
+        """Returns the expected outputs. `rows`: the expected fully masked rows; None does not judge
+        them."""
         inputs = self.inputs.replace(lse=True) if lse else self.inputs
         return Oracle.forward(inputs, self.rounding, rows or "unmasked")
 
     def diagnosis(self, answer: Mapping[str, np.ndarray], oracle: Oracle) -> str:
-        """Sentences on the fault of wrong outputs, as lines for a message; "" if the fault is unknown."""
+        """Returns sentences on the fault of wrong outputs, as lines for a message; "" if the fault is
+        unknown."""
         from attention_conformance.suite.checks import all_checks
         from attention_conformance.suite.judge.diagnosis.catalogue import explained_call
         from attention_conformance.suite.judge.diagnosis.instrument import deadline
@@ -239,7 +244,8 @@ class _Problem:
         return "".join(lines)
 
     def judge_gradients(self, grads: Mapping[str, Any], cotangent: Any, rows: str | None) -> float:
-        """The largest |error| / bound of the gradients. Raises WrongAnswer and ValueError."""
+        """Returns the largest |error| / bound of the gradients. Raises WrongAnswer for a wrong gradient,
+        and ValueError for invalid arguments."""
         if cotangent is None:
             raise ValueError(
                 "grads need the cotangent: the gradient of the loss with respect to the output"
@@ -257,15 +263,17 @@ class _Problem:
         outputs: Outputs = Oracle.vjp(self.inputs, values, self.rounding).outputs
         largest_ratio = 0.0
         for name, array in grads.items():
-            want, what = outputs.arrays[name], f"gradient of {name}"
+            expected, what = outputs.arrays[name], f"gradient of {name}"
             is_operand = name in OPERANDS
-            got = self.read(array, what) if is_operand else as_numpy(array, what)
-            if name == "bias" and got.size == want.value.size:
-                got = got.reshape(want.value.shape)  # leading axes of size 1 may be absent
-            _check_shape(what, got, want.value.shape)
-            judged = np.ones(got.shape, bool)
+            gradient = self.read(array, what) if is_operand else as_numpy(array, what)
+            if name == "bias" and gradient.size == expected.value.size:
+                gradient = gradient.reshape(
+                    expected.value.shape
+                )  # leading axes of size 1 may be absent
+            _check_shape(what, gradient, expected.value.shape)
+            judged = np.ones(gradient.shape, bool)
             _, measured, deviation = against_oracle(
-                got, want.value, want.error, judged, self.dtype, self.rounding.numerics,
+                gradient, expected.value, expected.error, judged, self.dtype, self.rounding.numerics,
                 f"{what}, ",
             )  # fmt: skip
             if deviation is not None:
@@ -275,7 +283,7 @@ class _Problem:
 
 
 def _sizes(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> Sizes:
-    """The sizes of the operands. Raises ValueError if their shapes do not fit."""
+    """Returns the sizes of the operands. Raises ValueError if their shapes do not fit."""
     B, H, Lq, D = query.shape
     Hkv, Lk, Dv = key.shape[1], key.shape[2], value.shape[3]
     _check_shape("key", key, (B, Hkv, Lk, D))
@@ -286,7 +294,8 @@ def _sizes(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> Sizes:
 
 
 def _mask(mask: Any, causal: bool | str, sizes: Sizes) -> np.ndarray | None:
-    """The boolean mask, combined with the causal mask; None if both are absent."""
+    """Returns the boolean mask (True attends), combined with the causal mask; None without both. Raises
+    ValueError for a mask that is not boolean."""
     allowed = None
     if mask is not None:
         allowed = as_numpy(mask, "mask")
@@ -301,7 +310,7 @@ def _mask(mask: Any, causal: bool | str, sizes: Sizes) -> np.ndarray | None:
 
 
 def _broadcast(what: str, array: np.ndarray, sizes: Sizes) -> np.ndarray:
-    """The array with four axes. Raises ValueError if it does not broadcast to (B, H, Lq, Lk)."""
+    """Returns the array with four axes. Raises ValueError if it does not broadcast to (B, H, Lq, Lk)."""
     shape = (sizes.B, sizes.H, sizes.Lq, sizes.Lk)
     try:
         np.broadcast_to(array, shape)
@@ -311,12 +320,12 @@ def _broadcast(what: str, array: np.ndarray, sizes: Sizes) -> np.ndarray:
 
 
 def _dtype_name(array: Any) -> str:
-    """The name of an array's dtype in any framework; "" for a list or a number."""
+    """Returns the name of an array's dtype in any framework; "" for a list or a number."""
     return (re.findall(r"\w+", str(getattr(array, "dtype", ""))) or [""])[-1]
 
 
 def _number(what: str, value: Any) -> float:
-    """The value as a float. Raises ValueError if it is no finite number."""
+    """Returns the value as a float. Raises ValueError if it is no finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Make pytest cases of a function's cells."""
+"""pytest cases of a function's cells."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from attention_conformance.suite.spec.vocabulary import BROKEN
 
 
 class JudgedCell:
-    """One cell of one function; calling the object judges the cell.
+    """One cell of one function. A call of the object judges the cell.
 
-    The call returns if the cell passes. The test fails if the cell fails, is skipped if the function does
-    not support the case, and is an expected failure if a manifest says so. `check` and `case` name the
-    cell; `verdict` is its record after the call.
+    The call returns if the cell passes. The pytest case fails if the cell fails, is skipped if the
+    function does not support the case, and is an expected failure if a manifest says so. `check` and
+    `case` name the cell. `verdict` is its record after the call, None before.
     """
 
     def __init__(self, plan: Plan, cell: Cell) -> None:
@@ -60,16 +60,18 @@ def parametrize_attention(
     argument: str = "cell",
     **options: Any,
 ) -> pytest.MarkDecorator:
-    """Decorate a test so that every cell that the function supports is a pytest case.
+    """Returns a decorator of a test: every cell that the function supports becomes a pytest case.
 
         @parametrize_attention(my_kernel, backend="torch", dtypes=("f16",))
         def test_my_kernel(cell):
             cell()
 
-    `expected_failures` maps shell patterns of CHECK/CASE to reasons; matching cases are strict expected
-    failures. `argument` is the name of the test's argument. `options` are those of `check_attention`,
-    without `raises` and `timeout`. Frameworks are imported when the test module is imported. Raises
-    UsageError.
+    - `expected_failures`: reasons by shell pattern of CHECK/CASE; matching cases are strict expected
+      failures
+    - `argument`: the name of the test's argument
+    - `options`: those of `check_attention`, without `raises` and `timeout`
+
+    Frameworks are imported when the test module is imported. Raises UsageError.
     """
     plan = plan_of(function, backend, level, **options)
     supported = [

@@ -104,7 +104,7 @@ def judge_module(
     `factory(**configuration)` returns the layer: a class as it is, or a function. The documentation of
     `--like` lists the names of the configuration and of the layer's arguments. The output is compared
     with the reference if the parameters are found by names and shapes, or if the layer has a method
-    `load_attention(parameters)`. Otherwise only checks without a reference are asked. `options`, result
+    `load_attention(parameters)`. Otherwise only checks without a reference are made. `options`, result
     and errors are those of `check_attention`.
     """
     __tracebackhide__ = True
@@ -126,7 +126,7 @@ def plan_of(
     timeout: float = 0.0,
     **claims: Any,
 ) -> Plan:
-    """The plan of a run that judges one function, with its `claims`. Raises UsageError."""
+    """Returns the plan of a run that judges one function, with its `claims`. Raises UsageError."""
     if not isinstance(backend, str):
         raise UsageError(f"backend: expected a name such as 'torch', got {backend!r}")
     given_claims = {n: v for n, v in claims.items() if v is not None and v is not False}
@@ -152,17 +152,18 @@ def plan_of(
 
 
 def cells_of(plan: Plan, checks: Iterable[str] = ()) -> list[Cell]:
-    """The cells of a plan, check by check. Raises UsageError for the name of an unknown check."""
+    """Returns the cells of a plan, check by check. Raises UsageError for the name of an unknown check."""
     known = all_checks()
-    asked = (checks,) if isinstance(checks, str) else checks
-    names = list(asked) or list(known)
+    selected = (checks,) if isinstance(checks, str) else checks
+    names = list(selected) or list(known)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"unknown check {unknown[0]!r}; valid: {', '.join(known)}")
     return [cell for name in names for cell in plan.cells(known[name])]
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function or of its class, without characters that names in tables cannot have."""
+    """Returns the name of a function or of its class, without characters that names in tables cannot
+    have."""
     name = type(function).__name__
     with suppress(Exception):  # `check_function` says what a user's `__getattr__` raises
         unwrapped = getattr(function, "func", function)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-"""The root of a checkout: pytest runs that start here have short names of options."""
+"""The root of a checkout. pytest runs that start here have short names of options."""
 
 BACKEND_OPTION = "--attention-backend"
-"""The option that every run of the suite has."""
+"""The option that every run of the suite needs."""
 
 
 @pytest.hookimpl(tryfirst=True)

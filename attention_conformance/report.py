@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 GROUPS_SHOWN = 10
-"""The number of groups of failures that the text shows."""
+"""The number of groups of failures that the text lists."""
 
 
 class AttentionFailure(AssertionError):
-    """A function failed. `report` has every cell."""
+    """A judged function failed. `report` has every cell."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
@@ -31,7 +31,9 @@ class AttentionFailure(AssertionError):
 class Report:
     """The verdicts of all cells. `str` explains groups of failures, each with its smallest case.
 
-    `run` holds the records, `notes` further remarks, `shortfalls` the reasons if too little was judged.
+    - `run`: the records
+    - `notes`: further remarks
+    - `shortfalls`: the reasons if too little was judged
     """
 
     def __init__(
@@ -41,28 +43,28 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """True if no cell failed, a cell passed, and enough was judged."""
+        """True if no cell failed, at least one passed, and enough was judged."""
         totals = self.run.totals
         failed = any(totals[status] for status in BROKEN)
         return bool(totals["pass"]) and not failed and not self.shortfalls
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A row per cell, with the fields of `suite.records.cells.CellRecord`."""
+        """One row per cell, with the fields of `suite.records.cells.CellRecord`."""
         from attention_conformance.suite.report import frames
 
         return frames.cells(self.run)
 
     @cached_property
     def failures(self) -> pd.DataFrame:
-        """A row per group of failures: the difference to passing cells, and the smallest case."""
+        """One row per group of failures: how it differs from passing cells, and its smallest case."""
         from attention_conformance.suite.report import explanation
 
         return explanation.failure_table(self.table)
 
     @cached_property
     def diagnoses(self) -> pd.DataFrame:
-        """A row per diagnosis, the best first: a sentence on what is wrong, with its evidence (the fields
+        """One row per diagnosis, the best first: a sentence on the fault, with its evidence (the fields
         of `suite.records.diagnoses.DiagnosisRecord`)."""
         from attention_conformance.suite.report import frames
 
@@ -70,14 +72,15 @@ class Report:
 
     @cached_property
     def elections(self) -> pd.DataFrame:
-        """A row per election question: the function's answer beside the answer of the framework's own
-        attention. Different answers are marked."""
+        """One row per election question: the function's answer and that of the framework's own attention.
+        Different answers are marked."""
         from attention_conformance.suite.report.semantics import BY_QUESTION
 
         return BY_QUESTION.make(self.table)
 
     def save(self, path: str | Path) -> Path:
         """Write the records as `pytest suite --results` does, for the commands `report` and `diff`.
+        Returns the path.
 
         Raises FileExistsError.
         """
@@ -89,7 +92,7 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The page of `attention-conformance report --format=html`, for notebooks."""
+        """Returns the page of `attention-conformance report --format=html`, for notebooks."""
         from attention_conformance.suite.report.kinds import CONFORMANCE, conformance_frames
         from attention_conformance.suite.report.overview import overview
         from attention_conformance.suite.report.render import as_html
@@ -100,7 +103,7 @@ class Report:
         return f'<iframe srcdoc="{escape(page)}" style="width:100%;height:40rem;border:0"></iframe>'
 
     def _lines(self) -> list[str]:
-        """The text of the report, line by line."""
+        """Returns the text of the report, line by line."""
         totals, options = self.run.totals, self.run.header.options
         counts = ", ".join(f"{totals[status]} {status}" for status in STATUSES if totals[status])
         names = ", ".join(dict.fromkeys(cell.implementation for cell in self.run.cells))

@@ -11,7 +11,7 @@ import numpy as np
 from attention_conformance.backends.memory import Shape, view
 from attention_conformance.backends.prepared import set_to
 from attention_conformance.backends.protocol import Backend, needed
-from attention_conformance.backends.threads import threads_asked
+from attention_conformance.backends.threads import requested_threads
 from attention_conformance.suite.spec.dtypes import DType
 
 
@@ -31,7 +31,7 @@ class NumpyArrays(Backend):
         return super().refusals | {"gradient": "NumPy's arrays have no automatic differentiation"}
 
     def kind(self, long_name: str) -> np.dtype:
-        """The NumPy dtype with a long name such as "bfloat16"."""
+        """Returns the NumPy dtype for a long dtype name such as "bfloat16"."""
         return self.bfloat16 if long_name == "bfloat16" else np.dtype(long_name)
 
     def array(self, values: np.ndarray, dtype: DType | None) -> np.ndarray:
@@ -58,8 +58,8 @@ class NumpyArrays(Backend):
 
 
 class RuntimeThreads(Backend):
-    """A backend whose calls run on `thread_count` threads. It is named before the arrays among base
-    classes."""
+    """A mixin: calls of the backend run on `thread_count` threads. It must stand before the arrays' class
+    among the base classes."""
 
     has_threads = True
     thread_count: int
@@ -70,11 +70,11 @@ class RuntimeThreads(Backend):
 
 
 class RuntimeArrays(NumpyArrays):
-    """A runtime that takes NumPy arrays, and makes every call a model. `thread_count` is the number of
-    threads of a call, for runtimes with `RuntimeThreads`."""
+    """A runtime with NumPy arrays that runs every call as a model. `thread_count` is the number of
+    threads of a call; only runtimes with `RuntimeThreads` let it be chosen."""
 
     runs_models = True
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.thread_count = threads_asked()
+        self.thread_count = requested_threads()

@@ -1,8 +1,8 @@
-"""The binder: the parameters of a user's callable, and the arguments passed to the callable.
+"""The binder: the parameters of a user's callable, and the arguments passed to it.
 
-Every kind of callable (a function with a framework's signature, a merge, the factory of a layer, ...) has
-a table of `Parameter`. A `Binder` compares such a table with one callable's signature. It gives the
-lacking features, misspelt names, and the arguments of a call.
+Each kind of callable (a function with a framework's signature, a merge, the factory of a layer, ...) has
+a table of `Parameter`. A `Binder` compares the table with one callable's signature. It gives the lacking
+features, misspelt names, and the arguments of a call.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ BY_PLACE = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KE
 """The kinds of positional parameters."""
 
 
-CALLED = ("forward", "call", "__call__")
-"""The methods whose signature is that of calls of an object."""
+CALL_METHODS = ("forward", "call", "__call__")
+"""The methods by which an object is called; their signature is that of its calls."""
 
 
-def unasked(call: Any) -> None:
-    """The value of a parameter that no call passes: None."""
+def no_argument(call: Any) -> None:
+    """Returns None: the argument of a parameter that no call passes."""
 
 
 @dataclass(frozen=True)
 class Parameter(Generic[T]):
-    """One parameter that a user's callable may have, passed by keyword.
+    """One parameter that a user's callable may have. It is passed by keyword.
 
     - `features`: a callable lacks a feature if it takes no parameter that serves the feature
     - `value(call)`: the argument; None if the call does not need the parameter
-    - `passes_none`: None is passed, too
+    - `passes_none`: None is also passed
     - `unless`: nothing is passed if the callable takes the parameter of this name
-    - `names`: other names that people use for it
-    - `neutral(call)`: the argument of a parameter without a default in a call that does not need it
+    - `names`: other common names of the parameter
+    - `neutral(call)`: the argument in a call that does not need a parameter without a default
     - `word`: the name of the row in its table, if `name` is the callable's name for it
     """
 
     name: str
     features: tuple[str, ...] = ()
-    value: Callable[[T], Any] = unasked
+    value: Callable[[T], Any] = no_argument
     passes_none: bool = False
     unless: str = ""
     names: tuple[str, ...] = ()
-    neutral: Callable[[T], Any] = unasked
+    neutral: Callable[[T], Any] = no_argument
     word: str = ""
 
     @property
@@ -59,15 +59,15 @@ class Parameter(Generic[T]):
         return (self.name, *self.names)
 
     def under(self, name: str, required: bool = False) -> Parameter[T]:
-        """The row under the name that a callable has for it. A parameter that is `required`, without a
-        default, is passed None, too."""
+        """Returns the row under the name that a callable has for it. A `required` parameter, which has no
+        default, is also passed None."""
         passes_none = self.passes_none or required
         word = self.word or self.name
         return replace(self, name=name, names=(), word=word, passes_none=passes_none)
 
 
 class UnreadableSignature(TypeError):
-    """Python cannot read the signature of a callable, for example of one written in C++."""
+    """Python cannot read the signature of a callable, for example one written in C++."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,15 @@ class Binder(Generic[T]):
         arrays: Sequence[str] | None,
         what: str = "function",
     ) -> Binder[T]:
-        """Read the signature of a callable, which may have any of the names of a row.
+        """Returns the binder of a callable, whose parameters may have any of the names of a row.
 
-        `arrays` are passed by position; None stands for all positional parameters without a default that
-        are not in the table. Raises TypeError if the callable takes fewer arrays or requires other
+        `arrays` are passed by position. None stands for all positional parameters that have no default
+        and are not in the table. Raises TypeError if the callable takes fewer arrays or requires other
         parameters, UnreadableSignature if its signature cannot be read.
         """
         signature = signature_of(function)
         parameters = list(signature.parameters.values())
-        table = tuple(named_as(table, parameters))
+        table = tuple(rows_under_own_names(table, parameters))
         row_names = [parameter.name for parameter in table]
         kinds = {p.kind for p in parameters}
         places = [p for p in parameters if p.kind in BY_PLACE]
@@ -132,7 +132,7 @@ class Binder(Generic[T]):
 
     @cached_property
     def lacking(self) -> dict[str, str]:
-        """The features that the callable lacks, with the reason."""
+        """The features that the callable lacks, each with the reason."""
         serving: dict[str, list[str]] = {}
         for parameter in self.table:
             for feature in parameter.features:
@@ -145,22 +145,22 @@ class Binder(Generic[T]):
         }
 
     def serving(self, feature: str) -> tuple[str, ...]:
-        """The parameters of the callable that serve a feature."""
+        """Returns the names of the callable's parameters that serve a feature."""
         rows = (row for row in self.table if row.name in self.taken)
         return tuple(row.name for row in rows if feature in row.features)
 
     def name_of(self, word: str) -> str:
-        """The callable's name for the row `word`; "" if it takes no such parameter."""
+        """Returns the callable's name for the row `word`; "" if it takes no such parameter."""
         rows = (row for row in self.table if row.name in self.taken)
         return next((row.name for row in rows if row.word == word), "")
 
     def without(self, word: str) -> Binder[T]:
-        """The binder that never passes the row `word`."""
+        """Returns the binder that never passes the row `word`."""
         names = {row.name for row in self.table if row.word == word}
         return replace(self, taken=self.taken - names)
 
     def bind(self, call: T, needs: Iterable[str] = ()) -> dict[str, Any]:
-        """The arguments that the call needs and the callable takes.
+        """Returns the arguments, by name, that the call needs and the callable takes.
 
         An argument that serves one of the features `needs` is passed even if the callable does not take
         it: then Python refuses the call.
@@ -177,12 +177,14 @@ class Binder(Generic[T]):
         return passed
 
     def with_one_more(self) -> dict[str, Binder[T]]:
-        """Binders of the callable with one more parameter, by the parameter's name."""
+        """Returns by the names of parameters that the callable does not take: its binder with that
+        parameter."""
         names = [p.name for p in self.table if p.name not in self.taken]
         return {name: replace(self, taken=self.taken | {name}) for name in names}
 
     def check_names(self, who: str) -> None:
-        """Raise UsageError if a knob's name is similar to a parameter that is not taken."""
+        """Raise UsageError if a knob's name is similar to that of a parameter that is not taken. `who`:
+        the callable's name for the message."""
         untaken = [p.name for p in self.table if p.name not in self.taken]
         matches = {knob: get_close_matches(knob, untaken, 1) for knob in self.knobs}
         misspelt = [knob for knob, names in matches.items() if names]
@@ -196,7 +198,7 @@ class Binder(Generic[T]):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks for the user on the knobs."""
+        """Remarks for the user on the knobs; () if there are none."""
         knobs = ", ".join(self.knobs)
         return (f"never passed, so that the default is judged: {knobs}",) if knobs else ()
 
@@ -206,11 +208,11 @@ class Binder(Generic[T]):
         return tuple(dict.fromkeys([*self.arrays, *self.names, *sorted(self.taken)]))
 
 
-def named_as(
+def rows_under_own_names(
     table: Iterable[Parameter[T]], parameters: Sequence[inspect.Parameter]
 ) -> Iterator[Parameter[T]]:
-    """The rows under the names that a callable with these parameters has for them. A row without such a
-    name keeps its own."""
+    """Yields the rows under the names that a callable with these parameters has for them. A row that the
+    callable lacks has its own name."""
     for row in table:
         named = [p for p in parameters if p.name in row.every_name]
         for parameter in named:
@@ -225,22 +227,26 @@ def required(parameter: inspect.Parameter) -> bool:
 
 
 def signature_text(arrays: Iterable[str], keywords: Sequence[str]) -> str:
-    """Arrays and keywords as the text of a signature."""
+    """Returns arrays and keywords as the text of a signature: "query, *, scale=..."."""
     return ", ".join([*arrays, *(["*", *(f"{n}=..." for n in keywords)] if keywords else [])])
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature that says how a callable is called: that of `forward` or `call` for a module, that of
-    the constructor for a class, and for `apply` of a `torch.autograd.Function` that of its `forward`, by
-    position. Raises UnreadableSignature."""
+    """Returns the signature by which a callable is called. That is the signature of `forward` or `call`
+    for a module, of the constructor for a class, and of `forward`, by position, for `apply` of a
+    `torch.autograd.Function`. Raises UnreadableSignature."""
     bound_to = getattr(function, "__self__", None)
     is_apply = getattr(function, "__name__", "") == "apply" and hasattr(bound_to, "backward")
-    called: Any = function if isinstance(function, type) else ends_in(function)
+    signature_owner: Any = (
+        function if isinstance(function, type) else callable_with_signature(function)
+    )
     if isinstance(function, type) and type(function).__call__ is not type.__call__:
         # The metaclass makes the instances, and may take anything, as that of Flax NNX.
-        called = partial(called.__init__, None)
+        signature_owner = partial(signature_owner.__init__, None)
     try:
-        signature = inspect.signature(bound_to.forward if is_apply and bound_to else called)
+        signature = inspect.signature(
+            bound_to.forward if is_apply and bound_to else signature_owner
+        )
     except (TypeError, ValueError) as error:
         raise UnreadableSignature(
             f"cannot read the signature of {function!r}: {error}; wrap it in a function that has one"
@@ -252,29 +258,31 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def signature_of_instances(kind: type) -> inspect.Signature:
-    """The signature that says how an instance of a class is called. Raises UnreadableSignature."""
-    methods = (vars(base).get(name) for base in kind.__mro__ for name in CALLED)
+    """Returns the signature by which instances of a class are called. Raises UnreadableSignature."""
+    methods = (vars(base).get(name) for base in kind.__mro__ for name in CALL_METHODS)
     method = next((base for base in methods if inspect.isfunction(base)), None)
     if method is None:
-        raise UnreadableSignature(f"{kind.__name__} has no method {', '.join(CALLED)} in Python")
+        raise UnreadableSignature(
+            f"{kind.__name__} has no method {', '.join(CALL_METHODS)} in Python"
+        )
     _, *parameters = inspect.signature(method).parameters.values()  # without self
     return inspect.Signature(parameters)
 
 
-def ends_in(thing: Callable[..., Any]) -> Callable[..., Any]:
-    """The callable whose signature is that of calls of `thing`: `thing` itself or, if its signature is
-    only `*args, **kwargs`, its method `forward` (torch) or `call` (Keras)."""
-    if not _takes_anything(thing):
-        return thing
-    module = getattr(thing, "_orig_mod", thing)  # the module inside torch.compile's wrapper
+def callable_with_signature(target: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `target`, or if its signature is only `*args, **kwargs`, its method `forward` (torch) or
+    `call` (Keras)."""
+    if not _takes_anything(target):
+        return target
+    module = getattr(target, "_orig_mod", target)  # the module inside torch.compile's wrapper
     inner = (getattr(module, name, None) for name in ("forward", "call"))
-    return next((f for f in inner if callable(f) and not _takes_anything(f)), thing)
+    return next((f for f in inner if callable(f) and not _takes_anything(f)), target)
 
 
-def _takes_anything(thing: Callable[..., Any]) -> bool:
+def _takes_anything(target: Callable[..., Any]) -> bool:
     """True for a signature of only `*args` and `**kwargs`, or one that Python cannot read."""
     try:
-        parameters = inspect.signature(thing).parameters.values()
+        parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
         return True
     return all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)

@@ -1,4 +1,4 @@
-"""Attention with a key-value cache that is called step by step, as the script of a case says."""
+"""Attention with a key-value cache, called step by step as the script of a case says."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from attention_conformance.suite.spec.operators.views import allowed
 
 @dataclass(frozen=True)
 class StepContext:
-    """The context of a step: the inputs of the case, the chunk of tokens that the step adds, and the
-    contents of the cache after the step. b is the number of samples of the chunk."""
+    """What a step of a script is about: the inputs of the case, the chunk of tokens that the step adds,
+    and the contents of the cache after the step. b is the number of samples of the chunk."""
 
     inputs: Inputs
     chunk: Chunk
@@ -34,99 +34,103 @@ class StepContext:
 
     @property
     def begins(self) -> np.ndarray:
-        """The first position (b, tokens) that each token of the chunk attends without a window."""
+        """The first position (b, tokens) that each token of the chunk attends, apart from a window."""
         return self.contents.begins[self.contents.newest(self.chunk)]
 
     @property
     def padding(self) -> np.ndarray:
-        """The left padding (b,) of the chunk's samples; only for a case without documents."""
+        """The number of padding tokens (b,) before each sample of the chunk. Not for a case with
+        documents."""
         return self.begins[:, 0]
 
     @property
     def total(self) -> int:
-        """The number of tokens of the longest sample."""
+        """The number of cached tokens of the longest sample."""
         return self.contents.positions.shape[1]
 
     def mask(self, columns: int) -> np.ndarray:
-        """The mask (b, tokens, columns) over the tokens of the cache; columns behind them are hidden."""
+        """Returns the mask (b, tokens, columns) of the chunk over the cached tokens; True attends.
+        Columns beyond the cached tokens are False."""
         keys, tree = self.contents.positions[list(self.chunk.sample_ids)], self.chunk.tree
-        mask = allowed(self.inputs.case, self.rows, self.begins, keys, tree)
+        mask = allowed(self.inputs.case, self.token_positions, self.begins, keys, tree)
         return np.pad(mask, ((0, 0), (0, 0), (0, columns - mask.shape[2])))
 
     @property
-    def rows(self) -> np.ndarray:
-        """The positions of the chunk's tokens (b, tokens)."""
+    def token_positions(self) -> np.ndarray:
+        """The positions (b, tokens) of the chunk's tokens."""
         return self.contents.positions[self.contents.newest(self.chunk)]
 
 
 def rolled_back(length: int, count: int) -> int:
-    """The number of cached tokens after a rollback of `count` tokens. Raises ValueError for more tokens
-    than there are. For caches that do not count their tokens themselves."""
+    """Returns the number of cached tokens after a rollback of `count` of `length` tokens, for caches that
+    do not count their tokens. Raises ValueError if `count` is negative or above `length`."""
     if not 0 <= count <= length:
         raise ValueError(f"a rollback of {count} tokens, and there are {length}")
     return length - count
 
 
 class Scripted(Implementation):
-    """A cache with a method for each action of a script, which returns the state after the action.
+    """A cache as an implementation. It has a method for each action of a script, which returns the state
+    after the action.
 
-    Operands and rows (outputs of attention) have the order of `axis_order`. An action on some samples
-    alone gets their indices as `samples`, the framework's integers.
+    Operands, and rows (outputs of attention), have the axes of `axis_order`. If an action is about some
+    samples only, the method gets their indices as `samples`, integers of the framework.
     """
 
     operator = CACHED
 
     @abstractmethod
     def init(self, inputs: Inputs, key: Any) -> Any:
-        """The state of an empty cache for keys like `key`."""
+        """Returns the state of an empty cache for keys with the dtype and device of `key`."""
 
     @abstractmethod
     def step(
         self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
-        """The rows of the chunk's queries, and the state with the chunk's keys and values."""
+        """Returns the rows of the chunk's queries, and the state with the chunk's keys and values."""
 
     def fill(self, state: Any, query: Any, key: Any, value: Any, context: StepContext) -> Any:
-        """The state with tokens whose rows are not judged; the queries are zeros."""
+        """Returns the state with tokens whose rows are not judged. `query` has only zeros."""
         return self.step(state, query, key, value, context)[1]
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
-        """The state without its last `count` tokens."""
+        """Returns the state without its last `count` tokens."""
         raise NotImplementedError
 
-    def rewinds(self, inputs: Inputs) -> bool:
+    def can_rewind(self, inputs: Inputs) -> bool:
         """True if `rewound` can restore the state before a timed step."""
         windowed = inputs.case.option("left") is not None
         return self.missing(["rollback", *(["window-rollback"] * windowed)]) is None
 
     def rewound(self, state: Any, count: int) -> Any:
-        """The state without the `count` tokens of a timed step."""
+        """Returns the state without the `count` tokens of a timed step."""
         return self.crop(state, count)
 
     def reset(self, state: Any, *samples: Any) -> Any:
-        """The state without tokens."""
+        """Returns the state without tokens."""
         raise NotImplementedError
 
     def keep(self, state: Any, paths: Any, count: int, *samples: Any) -> Any:
-        """The state in which the last `count` tokens, a tree, are replaced by its nodes `paths` (b,
-        longest). Shorter paths end with -1."""
+        """Returns the state in which the nodes `paths` (b, longest) replace the last `count` tokens,
+        which are a tree. Shorter paths end with -1."""
         raise NotImplementedError
 
     def reorder(self, state: Any, samples: Any) -> Any:
-        """The state whose sample n has the tokens of sample `samples[n]`."""
+        """Returns the state in which sample n has the tokens of sample `samples[n]`."""
         raise NotImplementedError
 
     @abstractmethod
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
-        """The arrays concatenated along `axis`."""
+        """Returns the arrays concatenated along `axis`."""
 
     @property
-    def place(self) -> int:
+    def token_axis(self) -> int:
         """The axis of tokens in operands and rows."""
         return 2 if self.axis_order == "bhld" else 1
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        """The operands, and as `earlier` zero queries of the Lk - Lq tokens that fill the cache."""
+        """Returns the operands by name; if Lk > Lq also `earlier`, zero queries for the Lk - Lq tokens
+        that fill the cache."""
         backend, s = self.backend, inputs.sizes
         operands = backend.operands(inputs, self.axis_order)
         arguments = dict(zip(("query", "key", "value"), operands, strict=True))
@@ -136,13 +140,14 @@ class Scripted(Implementation):
         return arguments
 
     def timed(self, inputs: Inputs) -> PreparedCall:
-        """The call of a single chunk behind a filled cache, whose state is rewound after every call.
+        """Returns a call of one chunk with a filled cache. The state is rewound after every call.
 
-        The whole script is timed if it is longer, or if the cache cannot be rewound.
+        Returns the call of the whole script if the script has more chunks, or if the cache cannot be
+        rewound.
         """
         s, case = inputs.sizes, inputs.case
         single = len(case.option("script")) == 1 and s.Lk > s.Lq
-        if not single or case.option("used") or not self.rewinds(inputs):
+        if not single or case.option("used") or not self.can_rewind(inputs):
             return self.prepare(inputs)
         before, last = (
             StepContext(inputs, action, contents)
@@ -151,7 +156,7 @@ class Scripted(Implementation):
         )
         operands = self.arguments(inputs)
         old, new = (
-            {n: step.chunk.cut(operands[n], self.concat, self.place) for n in ("key", "value")}
+            {n: step.chunk.cut(operands[n], self.concat, self.token_axis) for n in ("key", "value")}
             for step in (before, last)
         )
         empty = self.init(inputs, operands["key"])
@@ -172,8 +177,8 @@ class Scripted(Implementation):
         return self.scripted(inputs, refusing=True)
 
     def scripted(self, inputs: Inputs, refusing: bool = False) -> PreparedCall:
-        """The call that plays the script; `refusing`: see `Implementation.refusing`. With the option
-        `used` the script is played with other tokens first, and the cache is reset."""
+        """Returns the call that plays the script. `refusing`: see `Implementation.refusing`. With the
+        option `used` the script is played with other tokens first, and the cache is reset."""
         backend, case = self.backend, inputs.case
         # The cache, not the script, must refuse malformed actions.
         script = [(inputs, *each) for each in play_script(case, lenient=True)]
@@ -196,14 +201,14 @@ class Scripted(Implementation):
                     case Crop() if refused:
                         refused = False
                     case Chunk():
-                        k, v = (action.cut(x, self.concat, self.place) for x in (key, value))
+                        k, v = (action.cut(x, self.concat, self.token_axis) for x in (key, value))
                         if played_inputs is not inputs:  # another sequence has other tokens
                             k, v = -k, -v
                         context = StepContext(played_inputs, action, contents)
                         if not action.asked:
                             state = self.fill(state, earlier, k, v, context)
                             continue
-                        q = action.cut(query, self.concat, self.place, queries=True)
+                        q = action.cut(query, self.concat, self.token_axis, queries=True)
                         try:
                             rows, state = self.step(state, q, k, v, context)
                         except Exception:
@@ -221,32 +226,33 @@ class Scripted(Implementation):
                         state = self.keep(
                             state, integers(action.table), count, *as_argument(samples)
                         )
-            return concatenate_chunks(parts, self.concat, self.place)
+            return concatenate_chunks(parts, self.concat, self.token_axis)
 
         return PreparedCall(call, self.arguments(inputs), axis_order=self.axis_order)
 
 
 SIGNS = ((1, 1, 1, 1), (-1, 1, -1, 1), (-1, -1, -1, -1), (1, -1, 1, -1))
-"""Signs of a layer's projections of query, key, value and rows. Steps use the tuples in turn."""
+"""Signs of the projections of query, key, value and rows of a layer. Steps take the tuples in turn."""
 
 
 class Projected(Scripted):
-    """A cache inside a layer with projections, each the identity or its negative.
+    """A cache inside a layer whose projections are the identity or its negative.
 
-    Signs of projections change between steps, as if the layer were trained. Each step multiplies operands
-    and rows by the same signs, which then cancel. A layer that keeps old parameters gives wrong answers.
+    The signs of projections change between steps, as if the layer were trained. Each step also multiplies
+    operands and rows by these signs, so that they cancel. A layer that keeps old parameters gives wrong
+    answers.
     """
 
     @abstractmethod
     def project(self, state: Any, signs: Sequence[int]) -> Any:
-        """The state with projections of query, key, value and rows that are the identity times `signs`;
-        a layer is changed in place."""
+        """Returns the state in which the projections of query, key, value and rows are the identity times
+        `signs`. A layer may be changed in place."""
 
     @abstractmethod
     def layer_step(
         self, state: Any, query: Any, key: Any, value: Any, context: StepContext
     ) -> tuple[Any, Any]:
-        """The layer's rows of a chunk, with the signs of its projections, and the state."""
+        """Returns the layer's rows for a chunk, with the signs of its projections, and the new state."""
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, context: StepContext

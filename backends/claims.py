@@ -34,16 +34,16 @@ REFUSED = {
     "forward_only": ("gradient", "gradient-of-bias"),
     "threads": ("calls-at-once",),
 }
-"""The features that a function lacks, by the claim that says so."""
+"""By claim: the features that a function with this claim lacks."""
 
 ROUNDING = tuple(one.name for one in fields(DeclaredRounding) if one.name in CLAIMS)
-"""Claims about rounding, which hold in every claimed dtype."""
+"""The claims about rounding. They hold in every claimed dtype."""
 
 BY_OPTION = {
     "elections": "promised with --elect QUESTION=ANSWER",
     "parameters": "bound with --parameter NAME=WORD",
 }
-"""Claims that have an option of their own."""
+"""Claims that have an option of their own, with the option."""
 
 ORDER = ("f32", "bf16", "f16", "f64")
 """The dtypes, by descending number of cases."""
@@ -51,9 +51,9 @@ ORDER = ("f32", "bf16", "f16", "f64")
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of one function, read and checked.
+    """The claims about one function, converted and checked.
 
-    - `values`: what is claimed, by the names of `suite.spec.claims.CLAIMS`
+    - `values`: the claimed values, by the names of `suite.spec.claims.CLAIMS`
     - `dtypes`: the claimed dtypes, or all
     - `elections`: the claimed answers to election questions
     - `limits`: the claimed sizes and scales, or limits by short dtype name
@@ -68,16 +68,16 @@ class Claims:
 
     @classmethod
     def of(cls, function: Any, option_claims: Mapping[str, Any], operator: str = "") -> Claims:
-        """The claims in `option_claims` (options) and of the function itself; options override the
-        function's.
+        """Returns the claims about a function: those of options (`option_claims`) override those attached
+        to the function.
 
-        Elections and manifests of both are joined. Raises UsageError, also for a claim that a function
-        of `operator` cannot make.
+        Elections and manifests of both are joined. Raises UsageError for an invalid claim, and for a
+        claim that functions of `operator` cannot have.
         """
         try:
             by_function, by_options = (
-                {name: read(name, value) for name, value in source.items()}
-                for source in (stated(function), option_claims)
+                {name: claim_value(name, value) for name, value in source.items()}
+                for source in (attached_claims(function), option_claims)
             )
             values = {**by_function, **by_options}
             folder = Path(getattr(inspect.getmodule(function), "__file__", None) or ".").parent
@@ -97,12 +97,13 @@ class Claims:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """The claim `parameters`: the word of each bound parameter (see `backends.user.names`)."""
+        """The claim `parameters`: by name of a parameter, the word that it is bound to (see
+        `backends.user.names`)."""
         return self.values.get("parameters", {})
 
     @property
     def binding(self) -> Binding:
-        """The binding of the function, with the claims about axes, masks and log-sum-exp."""
+        """The binding of the function: the claims about axes, masks and log-sum-exp."""
         names = ("axes", "output_axes", "lse_base", "masks")
         return Binding(**{name: self.values.get(name, "") for name in names})
 
@@ -119,8 +120,8 @@ class Claims:
     def declared(
         self, features: Iterable[str] = (), native: Declared | None = None, **fields: Any
     ) -> Declared:
-        """The declaration of the function's implementation; `native` is the declaration of the
-        framework's own attention. Raises DeclarationError."""
+        """Returns the declaration of the function's implementation. `native` is the declaration of the
+        framework's own attention, `fields` are further fields. Raises DeclarationError."""
         claimed, numerics = self.values, self.values.get("numerics", {})
         if not isinstance(numerics, str):
             defaults = {name: _default(name, native) for name in self.dtypes}
@@ -141,7 +142,7 @@ class Claims:
         )  # fmt: skip
 
     def _rounding(self) -> DeclaredRounding:
-        """The claims about rounding, in every claimed dtype."""
+        """Returns the claims about rounding, in every claimed dtype."""
         claimed: dict[str, Any] = {}
         for name in ROUNDING:
             value = self.values.get(name)
@@ -152,14 +153,16 @@ class Claims:
         return DeclaredRounding(**claimed)
 
 
-def read(name: str, value: Any) -> Any:
-    """Convert the value of a claim to the claim's type, or values by short dtype name.
+def claim_value(name: str, value: Any) -> Any:
+    """Convert the value of the claim `name` to the claim's type. A mapping by dtype is converted value by
+    value, and gets short dtype names.
 
-    For a tuple, text is split at commas, and a single value becomes a tuple. Raises ValueError.
+    Text for a tuple is split at commas; a single value becomes a tuple. Raises ValueError if the value
+    cannot be converted, or is a whole number below 1.
     """
     claim = CLAIMS[name]
     if claim.by_dtype and isinstance(value, Mapping):
-        return {dtype(place).name: read(name, item) for place, item in value.items()}
+        return {dtype(place).name: claim_value(name, item) for place, item in value.items()}
     if get_origin(claim.type) is tuple:
         if isinstance(value, str):
             value = [part.strip() for part in value.split(",")]
@@ -181,8 +184,8 @@ def read(name: str, value: Any) -> Any:
 
 
 def read_claims(texts: Iterable[str]) -> dict[str, Any]:
-    """Read claims from texts such as "head_sizes=64,128", "f16.max_length=512" and "equal_lengths". A
-    claim that may differ by dtype becomes a dictionary by short dtype name.
+    """Returns claims by name from texts such as "head_sizes=64,128", "f16.max_length=512" and
+    "equal_lengths". The value of a claim that may differ by dtype is a dictionary by short dtype name.
 
     Raises UsageError with the valid names.
     """
@@ -202,7 +205,7 @@ def read_claims(texts: Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"{text}: {name} are {BY_OPTION[name]}")
         try:
             places = [dtype(place).name] if place else DTYPES
-            claimed = read(name, value)
+            claimed = claim_value(name, value)
         except ValueError as error:
             raise UsageError(f"{text}: {error}") from error
         if claim.by_dtype:
@@ -212,7 +215,7 @@ def read_claims(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def read_parameters(texts: Iterable[str]) -> dict[str, str]:
-    """The words of parameters by name, from texts such as "m=attn_mask". Raises UsageError."""
+    """Returns words by the names of parameters, from texts such as "m=attn_mask". Raises UsageError."""
     bound: dict[str, str] = {}
     for text in texts:
         name, _, word = text.partition("=")
@@ -223,7 +226,8 @@ def read_parameters(texts: Iterable[str]) -> dict[str, str]:
 
 
 def read_elections(texts: Iterable[str]) -> dict[str, Election]:
-    """Read elections from texts such as "minus-inf-row=nan" and "minus-inf-row=f16:zeros".
+    """Returns answers by question from texts such as "minus-inf-row=nan" and "minus-inf-row=f16:zeros".
+    Answers for single dtypes are a dictionary by short dtype name.
 
     Raises UsageError with the valid questions or answers.
     """
@@ -250,12 +254,13 @@ def read_elections(texts: Iterable[str]) -> dict[str, Election]:
     return elections
 
 
-def stated(function: Any) -> dict[str, Any]:
-    """The claims of the decorator `claims`, and of attributes with the names of claims.
+def attached_claims(function: Any) -> dict[str, Any]:
+    """Returns the claims of the decorator `claims`, and those in attributes of the function with the
+    names of claims.
 
-    Of a class only the decorator counts. An attribute of a module or another callable object is a claim
+    Of a class only the decorator is read. An attribute of a module or another callable object is a claim
     only if its value has the claim's type. Raises UsageError if a function has an attribute whose name is
-    similar to a claim.
+    similar to that of a claim.
     """
     claims = dict(getattr(function, MARK, {}))
     if isinstance(function, type):
@@ -274,24 +279,24 @@ def stated(function: Any) -> dict[str, Any]:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """True if a value has the type of a claim."""
+    """True if a value has the type of the claim `name`."""
     try:
-        read(name, value)
+        claim_value(name, value)
     except Exception:
         return False  # for example an array, which cannot be compared
     return True
 
 
 def _default(dtype_name: str, native: Declared | None) -> str:
-    """The default numerics class in a dtype: `DEFAULT_NUMERICS`, or the class of `native` if that is
-    wider."""
+    """Returns the default numerics class in a dtype: `DEFAULT_NUMERICS`, or the class of `native` if that
+    is wider."""
     if native is None or dtype_name not in native.dtypes:
         return DEFAULT_NUMERICS
     return max(DEFAULT_NUMERICS, native.numerics_for(DTYPES[dtype_name]), key=NUMERICS.index)
 
 
 def _limits(values: Mapping[str, Any], dtypes: Iterable[str]) -> Limits | dict[str, Limits]:
-    """The limits among the claims; by short dtype name if one of them differs by dtype."""
+    """Returns the limits among the claims, by short dtype name if one of them differs by dtype."""
     limits = {f.name: values[f.name] for f in fields(Limits) if f.name in values}
     if not any(isinstance(value, Mapping) for value in limits.values()):
         return Limits(**limits)

@@ -1,4 +1,4 @@
-"""Implementations through the compilers of a framework."""
+"""Implementations that are called through a compiler of their framework."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 def mode_of(name: str) -> str:
-    """The mode of the implementation `name`."""
+    """Returns "compiled" if the name has the part of a compiler ("sdpa@inductor"), else "eager"."""
     return Compiled.mode if THROUGH in name else Implementation.mode
 
 
 class Compiled(Implementation):
-    """One implementation through one of `Engine.compilers`, with a name such as "sdpa@inductor".
+    """An implementation that is called through one of `Engine.compilers`. Its name is such as
+    "sdpa@inductor".
 
-    Its declaration is `Engine.declared_through`, by default the declaration of the implementation. Every
+    Its declaration is `Engine.declared_through`, by default that of the implementation `inner`. Each
     prepared call is compiled anew.
     """
 
@@ -61,10 +62,8 @@ class Compiled(Implementation):
 
 
 def compiled_forms(backend: Backend, implementations: list[Implementation]) -> list[Compiled]:
-    """Every implementation through each of its compilers (`Engine.compilers_of`).
-
-    If `implementations` has any of the backend's own, `Engine.only_compiled` are included.
-    """
+    """Returns each implementation through each of its compilers (`Engine.compilers_of`).
+    `Engine.only_compiled` is included if `implementations` has any of the backend's own."""
     own = {i.name for i in implementations} & {i.name for i in backend.implementations()}
     return [
         Compiled(inner, compiler)
@@ -81,10 +80,10 @@ def over_batch(
     prepared: PreparedCall,
     batch: int,
 ) -> PreparedCall:
-    """The call mapped over its samples by `vmap(function, axes)`.
+    """Returns the call mapped over its samples by `vmap(function, axes)`.
 
-    The key is mapped over its last axis, where batching rules that assume axis 0 fail. Other operands are
-    mapped over axis 0. Masks and biases that all samples share, and arrays per head, are not mapped.
+    The key is mapped over its last axis, to find batching rules that assume axis 0. Other operands are
+    mapped over axis 0. Arrays per head, and masks and biases that all samples share, are not mapped.
     """
     function = prepared.function
     feature_arguments = {prepared.argument(name) for name in ARRAYS}
@@ -117,8 +116,8 @@ def with_constants(
     is_array: Callable[[Any], bool],
     prepared: PreparedCall,
 ) -> PreparedCall:
-    """The call compiled as a function of a dictionary of its arrays; flags and numbers are constants. The
-    compiled function is the handle `compiled`."""
+    """Returns the call compiled as a function of the dictionary of its arrays. All other arguments are
+    constants. The field `compiled` is the compiled function."""
     constants: Mapping[str, Any] = {n: a for n, a in prepared.arguments.items() if not is_array(a)}
     inner = prepared.function  # a reference to `prepared` would keep its arrays alive
     function = compiler(lambda arrays: inner(**arrays, **constants))
@@ -130,6 +129,7 @@ def with_constants(
 
 
 def kernels_in(text: str) -> str:
-    """The custom calls, matrix products and fusions of an optimised program in XLA's notation."""
+    """Returns a text with the custom calls, and the numbers of matrix products and fusions, of an
+    optimised program in XLA's notation."""
     targets = sorted(set(re.findall(r'custom_call_target="([^"]+)"', text)))
     return ", ".join([*targets, *(f"{text.count(f' {op}(')} {op}" for op in ("dot", "fusion"))])

@@ -25,12 +25,12 @@ Numerics = str | Mapping[str, str]
 SINGLE_EAGER, SINGLE_FUSED = (
     {"f64": "single", **dict.fromkeys(("f32", "bf16", "f16"), kind)} for kind in ("eager", "fused")
 )
-"""Numerics classes of code that computes in float32 in every dtype, such as its softmax."""
+"""Numerics classes of code that computes partly in float32 in every dtype, for example its softmax."""
 
 LOWEST_IN_FLOAT32: dict[str, str] = {
     "f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked",
 }  # fmt: skip
-"""Answers for a row whose bias is everywhere the lowest number, with scores in float32 or wider. The
+"""Answers for a row whose bias is the lowest number everywhere, with scores in float32 or wider. The
 lowest float16, -65504, does not absorb float32 scores."""
 
 ADDED: dict[str, Election] = {
@@ -40,15 +40,15 @@ ADDED: dict[str, Election] = {
     "nan-in-query": "nan",
     "value-size": "accepted",
 }
-"""Elections of matmul, softmax, matmul, with a mask that is added to scores."""
+"""Elections of matmul, softmax, matmul, where the mask is added to the scores."""
 
 FILLED: dict[str, Election] = ADDED | {"nan-in-masked-key": "blocked"}
-"""Elections of matmul, softmax, matmul, with masked scores set to another number."""
+"""Elections of matmul, softmax, matmul, where masked scores are set to another number."""
 
 LEAKING_GRADIENTS: dict[str, Election] = {
     "nan-in-masked-key-gradient": "leaks", "nan-in-masked-value-gradient": "leaks",
 }  # fmt: skip
-"""Elections of derivatives of matmul, softmax, matmul."""
+"""Elections of the derivatives of matmul, softmax, matmul."""
 
 LOWEST_FILL: dict[str, Election] = FILLED | LEAKING_GRADIENTS | {
     "fully-masked-row": "uniform",
@@ -59,19 +59,20 @@ LOWEST_FILL: dict[str, Election] = FILLED | LEAKING_GRADIENTS | {
     "integer-mask": "raises",
     "score-overflow": "nan",
 }  # fmt: skip
-"""Elections of matmul, softmax, matmul, with masked scores set to the lowest number of their dtype."""
+"""Elections of matmul, softmax, matmul, where masked scores are set to the lowest number of their
+dtype."""
 
 ZEROS: dict[str, Election] = dict.fromkeys(("fully-masked-row", "minus-inf-row"), "zeros")
-"""Elections of zeros for rows in which nothing is attended, by a mask or by a bias of -inf."""
+"""Elections of zeros for rows that attend nothing, by a mask or by a bias of -inf."""
 
 NANS: dict[str, Election] = dict.fromkeys(ZEROS, "nan")
-"""Elections of NaN for rows in which nothing is attended."""
+"""Elections of NaN for rows that attend nothing."""
 
 UNFLUSHED: dict[str, Election] = {"subnormal-output": "kept", "score-overflow": "finite"}
-"""Elections of a function that keeps the smallest numbers, and sums products in a wider type."""
+"""Elections of a function that does not flush subnormals, and sums products in a wider type."""
 
 INTERSECTED: dict[str, Election] = {"causal-alignment": "top-left", "causal-with-mask": "intersect"}
-"""Elections of a causal flag that counts from the first query and applies beside a mask."""
+"""Elections of a causal flag that is top-left, and intersects with a mask."""
 
 DROPOUT = ("", "elements", "shared")
 """Kinds of dropout: none, independent for each weight, or one pattern for all samples and heads."""
@@ -81,8 +82,8 @@ NO_DROPOUT = "has no dropout"
 OF_BACKENDS = frozenset(
     {"strides", "strided-operands", "negative-views", "threads", "calls-at-once"}
 )
-"""Features that all implementations of a backend have, unless `Backend.refusals` or the implementation
-refuses them."""
+"""Features of all implementations of a backend, unless `Backend.refusals` or the implementation refuses
+them."""
 
 ATTENTION_FEATURES = frozenset(
     {
@@ -114,7 +115,7 @@ THROUGH = "@"
 
 
 class UsageError(Exception):
-    """A name does not exist or a value does not fit; the message lists what is valid."""
+    """A name does not exist, or a value does not fit; the message lists what is valid."""
 
 
 class DeclarationError(UsageError):
@@ -122,7 +123,7 @@ class DeclarationError(UsageError):
 
 
 def checked_name(what: str, name: str, extra: str = "") -> str:
-    """`name`, if valid in ids, file names and command lines.
+    """Returns `name` if it is valid in ids, file names and command lines.
 
     Raises DeclarationError for characters other than ASCII letters, digits, "_", ".", "-" and `extra`.
     """
@@ -136,11 +137,13 @@ def checked_name(what: str, name: str, extra: str = "") -> str:
 
 
 def checked_words(what: str, words: Iterable[str], valid: Collection[str]) -> None:
-    """Raise DeclarationError with the valid words if one of `words` is not valid."""
+    """Raise DeclarationError, with the valid words, if any of `words` is not in `valid`."""
     for word in words:
         if word not in valid:
-            shown = ", ".join(sorted(valid) if isinstance(valid, frozenset) else valid) or "none"
-            raise DeclarationError(f"unknown {what} {word!r}; valid: {shown}")
+            valid_text = (
+                ", ".join(sorted(valid) if isinstance(valid, frozenset) else valid) or "none"
+            )
+            raise DeclarationError(f"unknown {what} {word!r}; valid: {valid_text}")
 
 
 def _read_only(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -156,19 +159,19 @@ class DeclaredRounding:
     """Rounding of an implementation or backend that differs from its numerics class, by short dtype name.
     Raises DeclarationError for an unknown dtype or parameter.
 
-    - `absorbs`: whether latent attention attends the latents themselves; a dtype left out may do either
+    - `absorbs`: True if latent attention attends the latents themselves; unknown for a dtype left out
     - `centred_keys`: the dtypes in which a constant, such as their mean, is subtracted from the keys of
       scaled dot-product attention
-    - `codes`: the format of `suite.spec.dtypes.CODES` in which a cache keeps keys and values, with a
-      scale of every token and head
+    - `codes`: the format of `suite.spec.dtypes.CODES` in which a cache stores keys and values, with a
+      scale for every token and head
     - `exp_error`: the relative error of an approximated exponential
-    - `gradient_blocks`: the rows and the keys after which running sums of gradients are stored in the
-      dtype
+    - `gradient_blocks`: (queries, keys), the sizes of the blocks after which running sums of gradients
+      are stored in the dtype
     - `narrow_biases`: the canonical parameters whose gradients are summed in the dtype
     - `narrow_reductions`: the dtypes in which all gradients are summed over broadcast axes
     - `narrow_statistics`: the dtypes in which a norm stores mean and root for its backward pass
     - `stored_parts`: the dtypes in which answers over parts of the keys are stored before they are merged
-    - `truncates_matmul`: the dtypes in which stored matrix products are truncated instead of rounded
+    - `truncates_matmul`: the dtypes in which stored matrix products are truncated, not rounded
     """
 
     exp_error: Mapping[str, float] = field(default_factory=_empty)
@@ -193,8 +196,8 @@ class DeclaredRounding:
         checked_words("format of codes", self.codes.values(), CODES)
 
     def in_dtype(self, dtype: str) -> dict[str, Any]:
-        """The values in a dtype by field: that of a mapping that has the dtype; True for a tuple with
-        it."""
+        """Returns by field the value in a dtype, only for fields that have the dtype. For a tuple of
+        dtypes it is True."""
         declared = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
             name: value[dtype] if isinstance(value, Mapping) else dtype in value
@@ -203,7 +206,8 @@ class DeclaredRounding:
         }
 
     def joined(self, other: DeclaredRounding) -> DeclaredRounding:
-        """The rounding of both declarations; `other` prevails for a dtype with a value in both."""
+        """Returns the rounding of both declarations. If both have a value for a dtype, that of `other`
+        counts."""
         joined: dict[str, Any] = {}
         for f in fields(self):
             mine, theirs = getattr(self, f.name), getattr(other, f.name)
@@ -299,34 +303,34 @@ class Declared:
         return self.drop_in or not self.is_user_code
 
     def numerics_for(self, dtype: DType) -> str:
-        """The numerics class in a dtype; "" for an unsupported dtype without a declared class."""
+        """Returns the numerics class in a dtype; "" for an unsupported dtype without a declared class."""
         return (
             self.numerics if isinstance(self.numerics, str) else self.numerics.get(dtype.name, "")
         )
 
     def limits_for(self, dtype: DType) -> Limits:
-        """The limits in a dtype."""
+        """Returns the limits in a dtype."""
         return self.limits if isinstance(self.limits, Limits) else self.limits.get(dtype.name, ANY)
 
     def but(self, **changes: Any) -> Declared:
-        """The declaration with some fields replaced."""
+        """Returns the declaration with some fields replaced."""
         return replace(self, **changes)
 
     def refusing(self, refusals: Mapping[str, str]) -> Declared:
-        """The declaration without some features; `refusals` are reasons by feature."""
+        """Returns the declaration without some features; `refusals` are reasons by feature."""
         return replace(self, refusals={**self.refusals, **refusals})
 
     def taking(self, *features: str) -> Declared:
-        """The declaration with further features, without refusals of these."""
+        """Returns the declaration with further features, which are not refused any more."""
         refusals = {n: reason for n, reason in self.refusals.items() if n not in features}
         return replace(self, features=self.features | {*features}, refusals=refusals)
 
     def electing(self, elections: Mapping[str, Election]) -> Declared:
-        """The declaration with other answers to some questions."""
+        """Returns the declaration with other answers to some questions."""
         return replace(self, elections={**self.elections, **elections})
 
     def without_axes(self, samples: int, heads: int) -> Declared:
-        """The declaration with `Limits.samples` and `Limits.heads`, in every dtype."""
+        """Returns the declaration with `Limits.samples` and `Limits.heads` in every dtype."""
 
         def with_axes(limits: Limits) -> Limits:
             return replace(limits, samples=samples, heads=heads)
@@ -336,8 +340,8 @@ class Declared:
         return replace(self, limits={n: with_axes(limits) for n, limits in self.limits.items()})
 
     def on(self, device: str) -> Declared:
-        """The declaration on a device. A framework's elections and rounding were verified only on the CPU
-        and are dropped elsewhere; the claims of user code hold on every device."""
+        """Returns the declaration on a device. A framework's elections and rounding were verified only on
+        the CPU and are dropped elsewhere. The claims of user code hold on every device."""
         if device == "cpu" or self.is_user_code:
             return self
         return replace(self, elections={}, rounding=AS_CLASS)

@@ -21,7 +21,7 @@ from attention_conformance.backends.memory import (
     WINDOWS,
     Shape,
     filler,
-    reached,
+    layer_variables_of,
 )
 from attention_conformance.backends.prepared import (
     ForwardOnly,
@@ -43,8 +43,8 @@ Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 
 
 class Engine(ABC):
-    """A framework on one device: arrays, derivatives, settings; and as far as the framework has them
-    layouts of arrays, layers, compilers, threads, kernels, clocks."""
+    """A framework on one device: arrays, derivatives and settings. If the framework has them, also
+    layouts of arrays, layers, compilers, threads, kernels and clocks."""
 
     name: str
     device: str
@@ -53,14 +53,14 @@ class Engine(ABC):
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
-        """The framework's array with exactly these values, C-contiguous, on the device.
+        """Returns the framework's array with exactly these values, C-contiguous, on the device.
 
         `dtype` None keeps the NumPy dtype (boolean and integer masks, lengths).
         """
 
     @abstractmethod
     def to_numpy(self, array: Any) -> np.ndarray:
-        """The array's values as float64 (bool and integers unchanged)."""
+        """Returns the array's values as float64 (bool and integers unchanged)."""
 
     @abstractmethod
     def is_array(self, value: Any) -> bool:
@@ -68,37 +68,37 @@ class Engine(ABC):
 
     @abstractmethod
     def dtype_name(self, array: Any) -> str:
-        """Long dtype name: float64, float32, bfloat16, float16."""
+        """Returns the long dtype name: float64, float32, bfloat16 or float16."""
 
     @abstractmethod
     def device_name(self, array: Any) -> str:
-        """The array's device, as an argument of --device."""
+        """Returns the array's device, as an argument of --device."""
 
     # Derivatives.
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-        """The call's output and its gradients by operand, for a cotangent like the output.
+        """Returns the call's output, and its gradients by operand for a cotangent with the output's
+        shape.
 
-        `wrt` names the operands and parameters to differentiate by. An array that does not influence the
-        output has the gradient None. If query, key and value are one array, its whole gradient is that of
-        the query. Raises ForwardOnly if the output cannot be differentiated.
+        `wrt` names the operands and parameters to differentiate by. The gradient by an array without
+        influence on the output is None. If query, key and value are one array, the gradient by the query
+        is that of the whole array. Raises ForwardOnly if the output cannot be differentiated.
         """
         raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
 
     def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
-        """`vjp` in two steps: the output, and the function from cotangents to gradients.
+        """`vjp` in two steps. Returns the output, and the function from cotangents to gradients by
+        operand.
 
-        Other forward passes may lie between the two, and the function may be called again. By default it
+        The function may be called several times, also after other forward passes. By default each call
         repeats the forward pass.
         """
         output = prepared.output(prepared.arguments)
         return output, lambda cotangent: self.vjp(prepared, wrt, cotangent)[1]
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        """JVP of the call's output for `tangents` by operand.
-
-        Raises ForwardOnly if the backend has no forward-mode differentiation.
-        """
+        """Returns the JVP of the call's output for `tangents` by operand. Raises ForwardOnly if the
+        backend has no forward-mode differentiation."""
         raise ForwardOnly(f"{self.name} is asked no directional derivatives", declared=True)
 
     # State that calls must not change.
@@ -119,60 +119,61 @@ class Engine(ABC):
     """True if arrays have strides."""
 
     has_views = True
-    """True if a transposed array is a view. Else operands are made with the axes of the call."""
+    """True if a transposed array is a view. Otherwise operands are made with the axes of the call."""
 
     def overwrite(self, array: Any, values: Any) -> bool:
-        """Copy `values` into `array`, both the framework's arrays or variables; False if arrays are
-        immutable."""
+        """Copy `values` into `array`, both arrays or variables. Returns False, and does nothing, if
+        arrays are immutable."""
         if not hasattr(array, "assign"):
             return False
         array.assign(values)
         return True
 
     def layer_parameters(self, layer: Any) -> tuple[Any, ...]:
-        """The parameters of a user's layer that training changes in place; none if the layer is a
+        """Returns the parameters of a user's layer that training changes in place; () if the layer is a
         function of its parameters."""
         return tuple(getattr(layer, "trainable_variables", ()))
 
     def layer_variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
-        """The variables of `found` by their path of attributes, as "query.kernel", in the order of
-        definition; each with the order of a matrix' axes: "io" if the first axis is that of the inputs,
-        "oi" if the last one is, "" if unknown."""
+        """Returns (variable, order) of each learned variable of a layer by path of attributes
+        ("query.kernel"), as defined. The order is "io" if a matrix' first axis is the inputs', "oi" if
+        the last is, "" if unknown."""
         learned = {id(x) for x in self.layer_parameters(layer)}
-        found = {path: x for path, x in reached(layer) if id(x) in learned}
+        found = {path: x for path, x in layer_variables_of(layer) if id(x) in learned}
         return {path: (x, "io" if path.endswith("kernel") else "") for path, x in found.items()}
 
     def transpose(self, array: Any, *axes: int) -> Any:
-        """The array with permuted axes: a view if the framework has views."""
+        """Returns the array with permuted axes; a view if the framework has views."""
         return array.transpose(*axes)
 
     def view(self, flat: Any, shape: Shape, strides: Shape, offset: int) -> Any:
-        """A view of an array (n,), with `shape`, `strides` and `offset` in elements."""
+        """Returns a view of an array (n,), with `shape`, and with `strides` and `offset` in elements."""
         raise NotImplementedError
 
     def alias(self, array: Any) -> Any:
-        """A view of the whole array, which keeps no reference to it; the array itself, if the framework
-        has no views."""
+        """Returns a view of the whole array that has no reference to it; the array itself if the
+        framework has no views."""
         return array
 
-    def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
-        """The framework's array with these values, in the arrangement `how` of `ARRANGEMENTS`.
+    def arranged(self, values: np.ndarray, dtype: DType | None, arrangement: str) -> Any:
+        """Returns the framework's array with these values, in an arrangement of `ARRANGEMENTS`.
 
-        Contiguous if the framework has no strides. Raises KeyError for an unknown arrangement, and
+        It is contiguous if the framework has no strides. Raises KeyError for an unknown arrangement, and
         ValueError if values differ along an axis of stride 0 (`EXPANDED`).
         """
-        return self.arranged_and_base(values, dtype, how)[0]
+        return self.arranged_and_base(values, dtype, arrangement)[0]
 
     def arranged_and_base(
-        self, values: np.ndarray, dtype: DType | None, how: str
+        self, values: np.ndarray, dtype: DType | None, arrangement: str
     ) -> tuple[Any, Any]:
-        """The array of `arranged`, and the array that it is a view of (itself, if it is no view)."""
-        if how not in ARRANGEMENTS:
-            raise KeyError(f"unknown arrangement {how!r}; valid: {', '.join(ARRANGEMENTS)}")
-        if how == "contiguous" or not self.has_strides:
+        """Returns the array of `arranged`, and the array that it is a view of (itself if it is no
+        view)."""
+        if arrangement not in ARRANGEMENTS:
+            raise KeyError(f"unknown arrangement {arrangement!r}; valid: {', '.join(ARRANGEMENTS)}")
+        if arrangement == "contiguous" or not self.has_strides:
             array = self.array(np.ascontiguousarray(values), dtype)
             return array, array
-        shape, window_of = WINDOWS[how](values.shape)
+        shape, window_of = WINDOWS[arrangement](values.shape)
         larger = np.resize(filler(values, dtype), shape)
         window = window_of(larger)
         window[...] = values
@@ -182,7 +183,7 @@ class Engine(ABC):
         return self.window(flat, larger, window), flat
 
     def window(self, flat: Any, larger: np.ndarray, window: np.ndarray) -> Any:
-        """The view of the framework's array `flat` (n,) that lies in it as `window` lies in the
+        """Returns the view of the framework's array `flat` (n,) that lies in it as `window` lies in the
         contiguous array `larger`."""
         offset, remainder = divmod(window.ctypes.data - larger.ctypes.data, larger.itemsize)
         assert not remainder
@@ -190,10 +191,10 @@ class Engine(ABC):
         return self.view(flat, window.shape, strides, offset)
 
     def operands(self, inputs: Inputs, axis_order: str) -> tuple[Any, Any, Any]:
-        """query, key and value as the framework's arrays, (B, H, L, D) or (B, L, H, D).
+        """Returns query, key and value as the framework's arrays, (B, H, L, D) or (B, L, H, D).
 
-        Memory has the case's axis order. If this differs from `axis_order`, the arrays are transposed
-        (views, if the framework has views).
+        Their memory has the case's axis order. If this differs from `axis_order`, the arrays are
+        transposed (views, if the framework has views).
         """
         query, key, value = (
             self.operand(x, inputs, axis_order) for x in (inputs.query, inputs.key, inputs.value)
@@ -201,7 +202,7 @@ class Engine(ABC):
         return query, key, value
 
     def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        """One operand (B, H, L, D) in an axis order, with the memory of the case's axis order.
+        """Returns one operand (B, H, L, D) in an axis order; its memory has the case's axis order.
 
         The axes of an array of another rank are not permuted.
         """
@@ -215,8 +216,8 @@ class Engine(ABC):
         return array if back == (0, 1, 2, 3) else self.transpose(array, *back)
 
     def placed_layer(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
-        """The new layer `make()`, converted to the dtype, device and mode (training or evaluation) if the
-        framework's layers can be converted."""
+        """Returns the new layer `make()`, converted to dtype, device and mode (training or evaluation),
+        if the framework's layers can be converted."""
         return make()
 
     # Compilers.
@@ -226,44 +227,44 @@ class Engine(ABC):
     timed_compilers: tuple[str, ...] = ()
     """Compilers for deployment, whose speed is measured."""
     layer_compilers: tuple[str, ...] = ()
-    """Compilers that layers are also judged through."""
+    """Compilers through which layers are also judged."""
     compiles_shapes = False
-    """True if calls, also eager calls, are compiled for every new shape."""
+    """True if calls, also in eager mode, are compiled for every new shape."""
     runs_models = False
-    """True if every call, also of textbook code, is compiled to a model that the runtime rewrites."""
+    """True if every call, also of textbook code, becomes a model that the runtime rewrites."""
     ambient: Mapping[str, str] = {}
-    """The names of transformations that users' programs apply around calls: no answer may depend on them,
-    in eager mode, too. By name the election question whose answer "raises" allows an error."""
+    """Names of transformations that users' programs apply around calls; no answer may depend on them. By
+    name, the election question whose answer "raises" allows an error."""
 
     def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
-        """The compilers that an implementation is judged through: none for costly kernels, which are
-        interpreted or run in several processes."""
+        """Returns the compilers through which an implementation is judged; () for costly kernels, which
+        are interpreted or run in several processes."""
         if "kernels" in implementation.postponed:
             return ()
         return self.layer_compilers if implementation.operator.is_layer else self.compilers
 
     def only_compiled(self) -> list[Implementation]:
-        """Implementations that are judged only through compilers."""
+        """Returns implementations that are judged only through compilers."""
         return []
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        """The call with its function compiled by one of `compilers`, at the first call. `batch` is the
-        number of samples."""
+        """Returns the call with its function compiled by one of `compilers`, at the first call. `batch`
+        is the number of samples."""
         raise NotImplementedError
 
     def recomputed(
         self, prepared: PreparedCall, rate: float, compiler: str
     ) -> dict[str, PreparedCall]:
-        """Calls that drop weights at `rate` and compute the forward pass again in the backward pass, by
-        name. `prepared` drops nothing; `compiler` is "" in eager mode."""
+        """Returns by name calls that drop weights at `rate` and compute the forward pass again in the
+        backward pass. `prepared` drops nothing; `compiler` is "" in eager mode."""
         return {}
 
     def dropout(self, rate: float) -> Callable[[Any], Any]:
-        """A function that drops elements of an array at this rate, as a layer of dropout does."""
+        """Returns a function that drops elements of an array at this rate, as a layer of dropout does."""
         raise NotImplementedError
 
     def gradient_call(self, prepared: PreparedCall, operand: str, cotangent: Any) -> PreparedCall:
-        """The call whose output is the gradient by one operand, for a cotangent of the output."""
+        """Returns the call whose output is the gradient by one operand, for a cotangent of the output."""
 
         def gradient(**arguments: Any) -> Any:
             call = replace(prepared, arguments=arguments)
@@ -272,32 +273,33 @@ class Engine(ABC):
         return replace(prepared, function=gradient, outputs=("output",), vjp=None)
 
     def declared_through(self, implementation: Implementation, compiler: str) -> Declared:
-        """The declaration of an implementation in a compiler, by default unchanged: a compiler may round
-        less, but must not change elections."""
+        """Returns the declaration of an implementation in a compiler, by default unchanged. A compiler
+        may round less, but must not change elections."""
         return implementation.declared
 
     def lacking_through(self, implementation: Implementation, compiler: str) -> dict[str, str]:
-        """The features that an implementation loses in a compiler, with the reason. Other keys: the long
-        name of an unsupported dtype, and "compiled" if nothing can be compiled."""
+        """Returns the features that a compiler lacks for an implementation, with reasons. Other keys: the
+        long name of an unsupported dtype, and "compiled" if nothing can be compiled."""
         return {}
 
     def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
-        """A function that makes the context in which users' programs run with arrays of a dtype; by
-        default that context changes nothing."""
+        """Returns a function that makes the context in which users' programs run with arrays of a dtype.
+        By default the context changes nothing."""
         return nullcontext
 
     def raised_inside(self, error: BaseException) -> BaseException:
-        """The original error, if a compiler wraps errors of the compiled function; else `error`."""
+        """Returns the original error if a compiler wraps errors of the compiled function; otherwise
+        `error`."""
         return error
 
     def as_program(self, function: Implementation, prepared: PreparedCall) -> PreparedCall:
-        """The call of a user's function, by default unchanged. A quick backend may compile it to one
-        program, if `PreparedCall.constants` is known."""
+        """Returns the call of a user's function. A quick backend may compile it to one program, if
+        `PreparedCall.constants` is known."""
         return prepared
 
     def quick(self) -> Self | None:
-        """The same backend with reduced optimisation, which compiles faster; None if there is none. The
-        speed of such a backend is never measured."""
+        """Returns the same backend with reduced optimisation, which compiles faster; None if there is
+        none. The speed of such a backend is never measured."""
         return None
 
     # Calls.
@@ -305,47 +307,47 @@ class Engine(ABC):
     has_threads = False
     """True if the number of threads of a call can be chosen."""
     attention_functions: tuple[str, ...] = ()
-    """Functions of the engine that compute attention, which untrusted code must not call."""
+    """Functions of the engine that compute attention; untrusted code must not call them."""
 
     def threads(self, count: int) -> AbstractContextManager[None]:
-        """A context in which calls run on `count` threads; only if `has_threads`."""
+        """A context in which calls run on `count` threads. Only if `has_threads`."""
         raise NotImplementedError
 
     def at_once(self, calls: Sequence[Sequence[PreparedCall]], rounds: int) -> list[list[Any]]:
-        """The outputs of each thread, which makes its `calls` in turn. The last entry of a thread that
-        raised is the error.
+        """Returns a list of outputs for each thread, which makes its `calls` in turn. If a thread raised,
+        its last entry is the error.
 
-        Every thread calls until each has made all its calls `rounds` times, so that all of them overlap.
-        It waits for each output (`sync`): arrays of some frameworks are computed when they are read.
+        Each thread continues until all have made all their calls `rounds` times, so that they overlap. It
+        waits for each output (`sync`): some frameworks compute arrays only when they are read.
         """
         return all_at_once(calls, rounds, self.sync)
 
     def kernels(self, prepared: PreparedCall) -> str:
-        """The framework's names of the call's kernels; empty if the framework does not tell."""
+        """Returns the framework's names of the call's kernels; "" if the framework does not tell."""
         return ""
 
     def operator_pattern(self, function: Any) -> Pattern[str] | None:
-        """The pattern of the names under which `recorded_operators` reports a function of the framework;
-        None if the function is no operator."""
+        """Returns the pattern of the names by which `recorded_operators` reports a function of the
+        framework; None if the function is no operator."""
         return None
 
     def recorded_operators(
         self, call: Callable[[], Any], threads: bool
     ) -> tuple[Any, Iterable[str]]:
-        """The value of a call, and the names of the operators that it ran in this thread, or in all
-        `threads` of Python, as far as the framework tells them."""
+        """Returns the value of a call, and the names of the operators that it ran, as far as known: in
+        this thread, or with `threads` in all threads of Python."""
         return call(), ()
 
     def private_ways(self, name: str) -> Sequence[str]:
-        """The dotted names of private functions through which code can call the function `name`."""
+        """Returns dotted names of private functions through which code can call the function `name`."""
         return ()
 
     def guard_recording(self) -> None:
-        """From now on raise ForbiddenCall in functions that would stop the recording of operators."""
+        """From now on functions that would stop the recording of operators raise ForbiddenCall."""
         return
 
     def derive_by(self, output: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
-        """Let `make` make the calls that compute derivatives of an output, if the framework can."""
+        """Let `make(call)` make the calls that compute derivatives of `output`, if the framework can."""
         return
 
     def is_tracing(self) -> bool:
@@ -357,26 +359,25 @@ class Engine(ABC):
         return
 
     def timed_step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-        """A function of the call's arguments and a cotangent. This function does the untimed preparation
-        and returns the timed function, which has no arguments.
+        """Returns a function of the call's arguments and a cotangent, which does the untimed preparation.
+        It returns the timed function, which has no arguments.
 
-        `direction` is one of `DIRECTIONS`. The timed function returns the output ("forward"), or the pair
-        of output and gradients by `wrt`; the output is None for "backward". Raises ForwardOnly if the
-        backend has no differentiation.
+        `direction` is one of `DIRECTIONS`. The timed function returns the output ("forward"), or (output,
+        gradients by `wrt`); with "backward" the output is None. Raises ForwardOnly if the backend has no
+        differentiation.
         """
         if direction == "forward":
             return lambda arguments, cotangent: lambda: prepared.call(arguments)
         raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
 
     def compilations(self, prepared: PreparedCall) -> int | None:
-        """A number that increases with every trace or compilation in the process or of the call's
-        function; None if the framework does not tell.
-        """
+        """Returns a number that increases with every trace or compilation in the process or of the call's
+        function; None if the framework does not tell."""
         return None
 
     def machine_limit(self, what: str, size: int, dtype: DType) -> tuple[Callable[[], Any], int]:
-        """A function that shows the machine's limit, and its operations or bytes. "gemm" multiplies two
-        square matrices of `size` rows, "copy" copies an array of `size` elements."""
+        """Returns a function that shows the machine's limit, and its operations or bytes: "gemm"
+        multiplies two square matrices of `size` rows, "copy" copies an array of `size` elements."""
         shape = (size, size) if what == "gemm" else (size,)
         values = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
         array = self.array(round_to(values, dtype), dtype)
@@ -385,14 +386,14 @@ class Engine(ABC):
         return self.copied(array), 2 * size * dtype.itemsize
 
     def multiplied(self, array: Any) -> Callable[[], Any]:
-        """A function that multiplies a matrix by itself as fast as the framework can."""
+        """Returns a function that multiplies a matrix by itself as fast as the framework can."""
         return lambda: array @ array
 
     def copied(self, array: Any) -> Callable[[], Any]:
-        """A function that reads an array once and writes a copy."""
+        """Returns a function that reads an array once and writes a copy."""
         return lambda: array.copy()
 
     def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
-        """The additional peak memory of one `call`, counted by the framework's allocator or planned by
-        the compiler of `prepared`; None if unknown."""
+        """Returns the additional peak memory of one `call` in bytes, as counted by the framework's
+        allocator or planned by the compiler of `prepared`; None if unknown."""
         return None

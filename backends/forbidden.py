@@ -1,14 +1,13 @@
-"""The claim `forbid`: a user's function that calls one of these functions raises ForbiddenCall.
+"""The claim `forbid`: a user's function raises ForbiddenCall if it calls one of the forbidden functions.
 
-- An operator of the framework is recognised by its name, whoever calls it
-  (`Engine.recorded_operators`), in threads of the function, too, from the call after the one that starts
-  them.
-- Any other function is replaced, in every module that has it, by a function that notes its calls.
-- A function cannot stop that: what would is replaced by what raises ForbiddenCall
+- Operators of the framework are recognised by name, whoever calls them (`Engine.recorded_operators`). In
+  threads that the function starts they are recognised from its next call on.
+- Any other function is replaced, in each module that has it, by one that notes its calls.
+- User code cannot stop the recording: functions that would stop it raise ForbiddenCall
   (`Engine.guard_recording`).
 
-A compiled program calls no Python. So what a function called once for arguments of some shapes and dtypes
-counts for every call with such arguments.
+A compiled program calls no Python. So a forbidden call is remembered for all later calls with arguments
+of the same shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -30,32 +29,33 @@ if TYPE_CHECKING:
     from attention_conformance.backends.protocol import Backend
 
 _RUNNING: dict[int, tuple[int, set[str]]] = {}
-"""Each running call of a watched function: its thread, and the names of functions that note their calls
-and were called meanwhile."""
+"""Running calls of watched functions, by id: the thread of the call, and the names of noting functions
+called so far."""
 
-_STARTS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
+_THREAD_STARTERS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
 """The functions that start threads; the second one from Python 3.13 on."""
 
-_BEFORE: set[int] = set()
-"""The threads that ran before the functions began to note their calls."""
+_EARLIER_THREADS: set[int] = set()
+"""The ids of threads that ran before the first function was made to note its calls."""
 
-_NOTED: set[str] = set()
+_NOTING_FUNCTIONS: set[str] = set()
 """The names of functions that note their calls."""
 
 
 def watched(
     backend: Backend, function: Callable[..., Any], names: Iterable[str]
 ) -> Callable[..., Any]:
-    """The function, changed to raise ForbiddenCall if it calls one of the functions `names`. Raises
-    UsageError."""
-    operators = listen(backend, names)
+    """Returns the function, changed to raise ForbiddenCall if it calls one of the functions `names`.
+    Returns it unchanged without names. Raises UsageError as `note_calls`."""
+    operators = note_calls(backend, names)
     if not operators:
         return function
     called_by_signature: dict[str, set[str]] = {}
-    has_threads = bool({*sys._current_frames()} - _BEFORE)
+    has_threads = bool({*sys._current_frames()} - _EARLIER_THREADS)
 
-    def make(called: set[str], action: Callable[[], Any]) -> Any:
-        """The value of `action`, a call or its derivative; adds forbidden calls to `called`."""
+    def run_recorded(forbidden_calls: set[str], action: Callable[[], Any]) -> Any:
+        """Returns the value of `action`, a call of the function or of its derivative. Adds the forbidden
+        functions that it called to `forbidden_calls`, and raises ForbiddenCall if there are any."""
         nonlocal has_threads
         noted: set[str] = set()
         _RUNNING[id(noted)] = get_ident(), noted
@@ -63,12 +63,14 @@ def watched(
             output, ran = backend.recorded_operators(action, has_threads)
         finally:
             del _RUNNING[id(noted)]
-            has_threads |= not noted.isdisjoint(_STARTS)
-        called |= {name for name in noted if name in operators}
-        called |= {name for name, op in operators.items() if op and any(map(op.fullmatch, ran))}
-        if called:
+            has_threads |= not noted.isdisjoint(_THREAD_STARTERS)
+        forbidden_calls |= {name for name in noted if name in operators}
+        forbidden_calls |= {
+            name for name, op in operators.items() if op and any(map(op.fullmatch, ran))
+        }
+        if forbidden_calls:
             raise ForbiddenCall(
-                f"the function calls {', '.join(sorted(called))}, which is forbidden"
+                f"the function calls {', '.join(sorted(forbidden_calls))}, which is forbidden"
             )
         return output
 
@@ -76,20 +78,21 @@ def watched(
     def call(*arguments: Any, **keywords: Any) -> Any:
         if backend.is_tracing():
             return function(*arguments, **keywords)
-        called = called_by_signature.setdefault(_signature(arguments, keywords), set())
-        output = make(called, partial(function, *arguments, **keywords))
-        backend.derive_by(output, partial(make, called))
+        forbidden_calls = called_by_signature.setdefault(_signature(arguments, keywords), set())
+        output = run_recorded(forbidden_calls, partial(function, *arguments, **keywords))
+        backend.derive_by(output, partial(run_recorded, forbidden_calls))
         return output
 
     return call
 
 
-def listen(backend: Backend, names: Iterable[str]) -> dict[str, Pattern[str] | None]:
-    """Let the functions `names` note their calls, from now on. Returns the patterns of those that are
-    operators. Raises UsageError.
+def note_calls(backend: Backend, names: Iterable[str]) -> dict[str, Pattern[str] | None]:
+    """Make the functions `names` note their calls from now on. Returns by name the pattern of its
+    operator, or None for a function that is no operator. Raises UsageError for a name that is no
+    function.
 
-    Modules that are imported later have the functions that note. Code that took one before, in a closure
-    or a container, calls it unheard.
+    Modules that are imported later get the noting functions. Calls of a reference that code took earlier,
+    in a closure or a container, are not noted.
     """
     operators: dict[str, Pattern[str] | None] = {}
     for name in names:
@@ -98,41 +101,41 @@ def listen(backend: Backend, names: Iterable[str]) -> dict[str, Pattern[str] | N
         except (ImportError, AttributeError, ValueError) as error:
             raise UsageError(f"forbid: there is no function {name!r}: {error}") from error
         operators[name] = backend.operator_pattern(function)
-        if operators[name] is None and name not in _NOTED:
+        if operators[name] is None and name not in _NOTING_FUNCTIONS:
             if isinstance(function, type) or not callable(function):
                 raise UsageError(f"forbid: {name} is no function; name a function or a method")
             for place in (name, *backend.private_ways(name)):
                 _make_noting(name, place)
     if operators:
         backend.guard_recording()
-    if operators and not _BEFORE:
-        _BEFORE.update(sys._current_frames())
-        for name in _STARTS:
+    if operators and not _EARLIER_THREADS:
+        _EARLIER_THREADS.update(sys._current_frames())
+        for name in _THREAD_STARTERS:
             with suppress(AttributeError):
                 _make_noting(name, name)
     return operators
 
 
 def _make_noting(name: str, place: str) -> None:
-    """Let the function at a place note its calls as calls of `name`."""
-    _NOTED.add(name)
-    replace(place, _with_note(name, pkgutil.resolve_name(place)))
+    """Replace the function at the dotted name `place` by one that notes its calls as calls of `name`."""
+    _NOTING_FUNCTIONS.add(name)
+    replace_function(place, _with_note(name, pkgutil.resolve_name(place)))
 
 
 def _with_note(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which adds `name` to the running calls of `_RUNNING` when it is called."""
+    """Returns `function`, changed to add `name` to each running call (`_RUNNING`) when it is called."""
 
     @wraps(function)
     def noting(*arguments: Any, **keywords: Any) -> Any:
         for thread, noted in [*_RUNNING.values()]:
-            if name not in _STARTS or thread == get_ident():
+            if name not in _THREAD_STARTERS or thread == get_ident():
                 noted.add(name)
         return function(*arguments, **keywords)
 
     return noting
 
 
-def replace(name: str, new: Callable[..., Any]) -> None:
+def replace_function(name: str, new: Callable[..., Any]) -> None:
     """Replace the function with the dotted `name` by `new`, in every module that has it."""
     replaced, (place, _, attribute) = pkgutil.resolve_name(name), name.rpartition(".")
     setattr(pkgutil.resolve_name(place), attribute, new)
@@ -143,6 +146,6 @@ def replace(name: str, new: Callable[..., Any]) -> None:
 
 
 def _signature(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
-    """A text that is the same for arguments with the same names, shapes, dtypes and constants."""
+    """Returns a text that is equal for arguments with equal names, shapes, dtypes and constants."""
     every = [*enumerate(arguments), *sorted(keywords.items())]
     return repr([(n, getattr(x, "shape", x), str(getattr(x, "dtype", ""))) for n, x in every])

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:
-    """Decorate a method that prepares calls of user code: preparation and call run in the context of
-    users' programs (`Engine.surroundings`). A backend may compile the call as one program
+    """Decorates a method that prepares calls of user code. Preparation and call run in the context of
+    users' programs (`Engine.surroundings`), and a backend may compile the call as one program
     (`Engine.as_program`)."""
 
     @wraps(prepare)
@@ -43,15 +43,15 @@ def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., Prepar
 ALL_BUT_FLOAT32 = tuple(name for name in DTYPES if name != "f32")
 
 ORDINARY = ("normal", "ties", "integers", "onehot")
-"""Recipes whose cases make sense in every dtype."""
+"""Recipes of inputs whose cases make sense in every dtype."""
 
 
 class Implementation(ABC):
     """One way in which a framework computes an operator.
 
     `operator` is the computed operator: only its cases are tested. `mode` is "eager" or "compiled". Name
-    and declaration are class attributes or arguments of the constructor, which raises DeclarationError
-    for a bad name.
+    and declaration are class attributes or arguments of the constructor. It raises DeclarationError for
+    an invalid name.
     """
 
     name: str
@@ -63,20 +63,20 @@ class Implementation(ABC):
     judged: Any = None
     """The user's function, or the factory of the user's layer; None for a framework's code."""
     beside: Implementation | None = None
-    """For a user's function: the framework's own attention, to compare elections with."""
+    """For a user's function: the framework's own attention, with whose elections its own are compared."""
     axis_order = "bhld"
-    """The order of the axes of the operands. A case in another order has operands that are not
-    contiguous, if the backend has strides."""
+    """The axis order of the operands. If the backend has strides, a case in another order has operands
+    that are not contiguous."""
     argument_names: tuple[str, ...] = ()
-    """For a user's function: its argument names, one of which an error that refuses a case must name."""
+    """For a user's function: its argument names. An error that refuses a case must name one of them."""
     optimized: Implementation | None = None
-    """For a quick backend: the same implementation in the backend with all optimisations."""
+    """In a quick backend: the same implementation in the backend with all optimisations."""
     remarks: tuple[str, ...] = ()
     """For a user's function: remarks for the user on how the function is called."""
     causal_alignment = "top-left"
-    """The alignment of the causal flag if the answer to `causal-alignment` is unknown."""
+    """The alignment of the causal flag if the answer to the question `causal-alignment` is unknown."""
     advice: tuple[str, tuple[str, ...]] = ("", ())
-    """For a user's function: the claim that trial calls suggest, as a sentence, and the features of cases
+    """For a user's function: a claim that trial calls suggest, as a sentence, and the features of cases
     that fail without the claim."""
 
     def __init__(self, backend: Backend, name: str = "", declared: Declared | None = None) -> None:
@@ -87,11 +87,12 @@ class Implementation(ABC):
 
     @property
     def postponed(self) -> frozenset[str]:
-        """The short dtype names, and the words "variations" and "kernels", whose cells are tested only
-        from a later level on (see `suite.spec.levels.POSTPONED`).
+        """Short dtype names, and the words "variations" and "kernels": their cells are tested only from a
+        later level on (see `suite.spec.levels.POSTPONED`).
 
-        Textbook code postpones all dtypes but float32: the framework's functions and layers test its
-        operations in every dtype. A runtime that rewrites the code into its own kernels postpones none.
+        Textbook code postpones all dtypes but float32, because the framework's functions and layers test
+        its operations in every dtype. A runtime that rewrites the code into its own kernels postpones
+        none.
         """
         if not self.textbook or self.backend.runs_models:
             return frozenset()
@@ -101,40 +102,41 @@ class Implementation(ABC):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         """Convert the inputs and return the call. A layer is new and has the inputs' parameters.
 
-        Only the call may raise errors of the framework.
+        Errors of the framework are raised only by the call.
         """
 
     def timed(self, inputs: Inputs) -> PreparedCall:
-        """The call whose time is measured, by default that of `prepare`. Caches override it to be filled
-        before the time starts."""
+        """Returns the call whose time is measured, by default that of `prepare`. Caches override it: they
+        are filled before the time starts."""
         return self.prepare(inputs)
 
     @property
     def unwatched(self) -> Implementation:
-        """The implementation whose time is measured: this one, without the search for forbidden calls."""
+        """The implementation whose time is measured: this one without the recording of forbidden
+        calls."""
         return self
 
     def refusing(self, inputs: Inputs) -> PreparedCall | None:
-        """The call of `prepare` of a cache, in which steps may raise; None if the implementation has no
-        steps. A step that raised has its queries as rows, and the rollback behind it is not made."""
+        """For a cache: returns the call of `prepare`, in which steps may raise. The rows of a step that
+        raised are its queries, and the rollback after it is left out. None for other implementations."""
         return None
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        """The call to differentiate. It also takes canonical parameters as arguments, if possible."""
+        """Returns the call to differentiate. If possible, canonical parameters are arguments, too."""
         return self.prepare(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """Further calls that must give the same answer, such as calls with other flags, by a name."""
+        """Returns further calls by name that must give the same answer, for example with other flags."""
         return {}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        """Calls with invalid arguments, by a description of the error; each must raise. Arguments that
-        the framework leaves unchecked without documenting an error are not included."""
+        """Returns calls with invalid arguments, by a description of the error; each must raise. Arguments
+        that the framework does not check, without documenting an error, are left out."""
         return {}
 
     def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
-        """For an operator that is registered with its framework: the framework's rules that it breaks, by
-        name, each with the reason."""
+        """For an operator that is registered with its framework: returns the framework's rules that it
+        breaks, by name, each with the reason."""
         return {}
 
     def begin_cell(self) -> None:
@@ -142,11 +144,12 @@ class Implementation(ABC):
         return None
 
     def refusal(self, case: Case) -> str | None:
-        """The reason why a case is beyond limits that no declaration describes, or None."""
+        """Returns the reason why a case exceeds limits that no declaration describes, or None."""
         return None
 
     def unsupported(self, case: AnyCase) -> str | None:
-        """The reason why a case is not supported, or None. Reads only declarations, and `refusal`."""
+        """Returns the reason why a case is not supported, or None. Reads only declarations, and
+        `refusal`."""
         refusal = self.refusal(case) if isinstance(case, Case) else None
         if refusal is not None:
             return refusal
@@ -158,25 +161,25 @@ class Implementation(ABC):
         return self._refuses_order(case) or self.beyond_limits(case)
 
     def _refuses_order(self, case: Case) -> str | None:
-        """The reason why operands in the case's axis order are not supported, or None."""
+        """Returns the reason why operands in the case's axis order are not supported, or None."""
         if case.axis_order == self.axis_order or not self.backend.has_strides:
             return None
         return self.missing(["strided-operands"])
 
     def beyond_limits(self, case: Case) -> str | None:
-        """The reason why a case is beyond the declared limits, or None."""
+        """Returns the reason why a case exceeds the declared limits, or None."""
         limits = self.declared.limits_for(case.dtype)
         return limits.refusal(case.sizes, case.option("scale"), case.option("page_size"))
 
     def refuses(self, inputs: Inputs) -> str | None:
-        """The reason why inputs (of a case or a variation) are not supported, or None."""
+        """Returns the reason why the inputs of a case or a variation are not supported, or None."""
         case = inputs.case
         if not inputs.operator.is_layer and inputs.sizes != case.sizes:
             case = replace(case, sizes=inputs.sizes)
         return self.missing(inputs.needs) or self.unsupported(case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """The nearest supported case; None if this case is supported, or if there is no near case.
+        """Returns the nearest supported case. None if `case` is supported, or if there is no near case.
 
         A case beyond the declared limits is tested in the nearest sizes. User code is also tested in
         another dtype, axis order and scale, and without the features that it lacks (see `Case.without`).
@@ -211,7 +214,7 @@ class Implementation(ABC):
         return nearest if self.unsupported(nearest) is None else None
 
     def missing(self, features: Iterable[str]) -> str | None:
-        """The reason why the implementation or its backend lacks one of the features, or None."""
+        """Returns the reason why the implementation or its backend lacks one of the features, or None."""
         refusals = {**self.backend.refusals, **self.declared.refusals}
         for feature in features:
             if feature in refusals:
@@ -221,11 +224,12 @@ class Implementation(ABC):
         return None
 
     def numerics_for(self, dtype: DType) -> str:
-        """The numerics class in a dtype; "" for an unsupported dtype without a declared class."""
+        """Returns the numerics class in a dtype; "" for an unsupported dtype without a declared class."""
         return self.declared.numerics_for(dtype)
 
     def declared_answer(self, question: str, dtype: DType) -> str | None:
-        """The declared answer to an election question in a dtype; None if it is to be observed."""
+        """Returns the declared answer to an election question in a dtype; None if the answer is to be
+        observed. Raises KeyError for an unknown question."""
         if question not in QUESTIONS:
             raise KeyError(question)
         answer = self.declared.elections.get(question)
@@ -237,7 +241,7 @@ class Implementation(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Row:
-    """An implementation as a row of a table: a `Kernel` or a `Layer`, which add `name` and `declared` of
+    """An implementation as a row of a table: a `Kernel` or a `Layer`. They add `name` and `declared` of
     the implementation, and how it is called. In functions of a row `impl` is the implementation.
 
     - `postponed`, `refusal(case)`: see `Implementation`
@@ -249,12 +253,12 @@ class Row:
     wrong: tuple[Mapping[str, Any], ...] = ()
 
     def but(self, **changes: Any) -> Self:
-        """The row with some fields replaced."""
+        """Returns the row with some fields replaced."""
         return replace(self, **changes)
 
 
 class FromRow(Implementation):
-    """An implementation whose name and promises are those of a row."""
+    """An implementation with the name and the declaration of a row."""
 
     backend: Any
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """{"slots": the framework's int64 slots of tokens (B, Lk)} for `from_pages`; {} without pages."""
+    """Returns {"slots": int64 (B, Lk)}, the slot of each token, for `from_pages`. Returns {} without
+    pages. Raises ValueError for a malformed page table."""
     if "page_table" not in inputs.arrays:
         return {}
     refuse_malformed(inputs.arrays, inputs)
@@ -34,7 +35,8 @@ def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
 
 def refuse_malformed(arrays: Mapping[str, Any], inputs: Inputs) -> None:
-    """Raise as `in_pages.refuse_malformed`, and ValueError for pools of different sizes."""
+    """Raise ValueError if the pools have different sizes, and the errors of `in_pages.refuse_malformed`
+    for a malformed page table or malformed lengths."""
     pools = in_pages.pools(inputs).items()
     pool_sizes = {tuple(arrays[name].shape[axes.index(x)] for x in "ps") for name, axes in pools}
     if len(pool_sizes) > 1:
@@ -52,11 +54,11 @@ def from_pages(
     reshape: Callable[[Any, Shape], Any],
     transpose: Callable[[Any, Shape], Any],
 ) -> dict[str, Any]:
-    """The arrays of a call in which each pool is replaced by the tokens in its `slots` (B, Lk): (B, Lk,
-    .) or (B, Hkv, Lk, .). Scales that all tokens share get this order of axes. Unchanged without a page
-    table.
+    """Returns the arrays of a call in which the tokens at `slots` (B, Lk) replace each pool.
 
-    The functions are the framework's: take(array, indices) takes slices along the first axis.
+    Replaced arrays are (B, Lk, .), or (B, Hkv, Lk, .) with heads. Scales that all tokens share get the
+    same order of axes. Without a page table the arrays are returned unchanged. `take`, `reshape` and
+    `transpose` are functions of the framework; take(array, indices) returns slices along the first axis.
     """
     if "page_table" not in arrays:
         return dict(arrays)
@@ -76,7 +78,8 @@ def from_pages(
 
 
 def with_new_tokens(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:
-    """The arrays with pools in which new tokens are stored, and without the new tokens."""
+    """Returns the arrays without new tokens; the tokens are stored in the pools. Unchanged if the call
+    stores no tokens."""
     if not in_pages.stored_pool_names(inputs.case):
         return dict(arrays)
     refuse_malformed(arrays, inputs)
@@ -86,7 +89,7 @@ def with_new_tokens(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[st
 
 
 def from_numpy_pages(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:
-    """`from_pages` of NumPy arrays, by their own table and lengths."""
+    """Returns `from_pages` of NumPy arrays, with the slots of their own page table and lengths."""
     if "page_table" not in arrays:
         return dict(arrays)
     refuse_malformed(arrays, inputs)

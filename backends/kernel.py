@@ -19,51 +19,53 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
-def as_named(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function of the row; imported, if the row has only its dotted name."""
+def function_of_row(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """Returns the function of the row; it is imported if the row has its dotted name."""
     function = impl.row.function
-    called: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
-    return called
+    resolved: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
+    return resolved
 
 
-def written_out(
+def calls_with_explicit_arguments(
     impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall
 ) -> dict[str, PreparedCall]:
-    """`plain` with one additional explicit argument: each neutral value, or the default scale."""
+    """Returns copies of `plain` by description, each with one more explicit argument: a neutral value, or
+    the default scale."""
     names = [name for name in impl.row.neutral if name not in plain.arguments]
-    return plain.written_out(impl.row.ways(names, inputs.default_scale))
+    return plain.with_additional_arguments(impl.row.ways(names, inputs.default_scale))
 
 
 def call_text(arguments: Mapping[str, Any]) -> str:
-    """The text of keyword arguments in a call: "causal=True, scale=1.0"."""
+    """Returns keyword arguments as a text of Python: "causal=True, scale=1.0"."""
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel(Row):
-    """A framework's attention function as a row, and the signature that users' functions are given.
+    """A framework's attention function as a row. Users' functions have its signature.
 
     What is called:
 
     - `function`: the function, or its dotted name
     - `calls(impl, inputs)`: the callable for inputs, by default `function`
     - `source`: see `PreparedCall`
-    - `within(backend)`: the context of a call
-    - `through(impl, inputs, call)`: the call as it is made, such as one that is compiled
+    - `within(backend)`: makes the context of a call
+    - `through(impl, inputs, call)`: the call in its final form, for example compiled
 
     How the function is called:
 
     - `parameters`: the parameters that are passed besides query, key and value
-    - `passed_as`: the arguments of arrays that are passed with another name
-    - `axis_order`: the order of operands and output
-    - `flag_alone`: the function refuses its causal flag beside a mask or bias
-    - `divide(inputs)`: divides the mask, by default into the flags that `parameters` serve and the rest
-    - `without_flag`: the arguments of a call whose causal flag is merged into the mask or bias beside it.
-      A user's function is called so if it refuses both together. None without both
+    - `passed_as`: by array, the name of its argument, if that is another name
+    - `axis_order`: the axis order of operands and output
+    - `flag_alone`: the function refuses its causal flag together with a mask or bias
+    - `divide(inputs)`: the mask divided into flags and the rest; by default into the flags of
+      `parameters`
+    - `without_flag(arguments)`: the arguments with the causal flag merged into the mask or bias; None
+      unless both are passed. Used for a user's function that refuses both together
 
     What is tested besides the cases:
 
-    - `neutral`: values of parameters that change no answer (see `written_out`)
+    - `neutral`: values of parameters that change no answer (see `calls_with_explicit_arguments`)
     - `wrong`: arguments that the function must refuse
     - `paths(impl, inputs, plain)`: see `Implementation`; `plain` is the call without `through`
     """
@@ -72,7 +74,7 @@ class Kernel(Row):
     function: str | Callable[..., Any]
     parameters: tuple[Parameter[AttentionCall], ...]
     declared: Declared = field(default_factory=Declared)
-    calls: Callable[[FrameworkFunction, Inputs], Callable[..., Any]] = as_named
+    calls: Callable[[FrameworkFunction, Inputs], Callable[..., Any]] = function_of_row
     source: str = ""
     within: Callable[[Backend], AbstractContextManager[Any]] | None = None
     through: Callable[[FrameworkFunction, Inputs, PreparedCall], PreparedCall] = (
@@ -89,19 +91,20 @@ class Kernel(Row):
     )
 
     def ways(self, names: Iterable[str], scale: float | None = None) -> dict[str, dict[str, Any]]:
-        """Arguments that change no answer, by a description: the neutral values of the parameters
-        `names`, and the explicit default `scale` unless it is None."""
+        """Returns keyword arguments that change no answer, by description: the neutral value of each
+        parameter in `names`, and `scale` unless it is None."""
         ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
         return ways if scale is None else ways | {"scale written out": {"scale": scale}}
 
     @cached_property
     def binder(self) -> Binder[AttentionCall]:
-        """The binder of the framework's own function, which takes all `parameters`."""
+        """The binder of the framework's own function, which has all `parameters`."""
         return Binder(self.parameters, frozenset(p.name for p in self.parameters))
 
     def divided(self, inputs: Inputs, binder: Binder[AttentionCall], with_mask: bool) -> Native:
-        """The mask divided into the flags that a callable with `binder` takes, and the rest. `with_mask`:
-        the causal flag is also passed beside a mask or bias; else only if the case asks so."""
+        """Returns the mask divided into the flags that a callable with `binder` has, and the rest. The
+        causal flag is also passed together with a mask or bias if `with_mask` is True, if the row allows
+        it (`flag_alone`), or if the case's form is "flag-and-mask"."""
         single = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
         passes_flag = with_mask or single or not self.flag_alone or inputs.form == "flag-and-mask"
         return split_native(
@@ -114,25 +117,26 @@ class Kernel(Row):
         )
 
     def native(self, inputs: Inputs) -> Native:
-        """The mask divided into the flags that the framework's own function takes, and the rest."""
+        """Returns the mask divided into the flags of the framework's own function, and the rest."""
         if self.divide is not None:
             return self.divide(inputs)
         return self.divided(inputs, self.binder, with_mask=False)
 
     def arguments(self, backend: Backend, inputs: Inputs) -> dict[str, Any]:
-        """The arguments of the framework's own function."""
+        """Returns the arguments of the framework's own function, by name."""
         names = [self.passed_as.get(name, name) for name in OPERANDS]
         operands = backend.operands(inputs, self.axis_order)
         call = AttentionCall(backend, inputs, self.native(inputs))
         return dict(zip(names, operands, strict=True)) | self.binder.bind(call)
 
     def dropping(self, rate: float) -> dict[str, Any]:
-        """The keyword argument that sets the rate of dropout."""
+        """Returns the keyword argument that sets the rate of dropout; {} without a parameter for
+        dropout."""
         return {p.name: rate for p in self.parameters if "dropout" in p.features}
 
     def operands(self, inputs: Inputs) -> dict[str, str]:
-        """The arguments of arrays that are passed with another name. If the mask is merged into a bias,
-        it is no argument of its own."""
+        """Returns `passed_as` for these inputs. A mask that is merged into a bias has no argument of its
+        own."""
         absent = "bias" if inputs.bias is None else "mask"
         return {name: argument for name, argument in self.passed_as.items() if name != absent}
 
@@ -147,7 +151,7 @@ class FrameworkFunction(FromRow):
         super().__init__(backend, kernel)
 
     def plain(self, inputs: Inputs) -> PreparedCall:
-        """The call of the function, without `Kernel.through`."""
+        """Returns the call of the function, without `Kernel.through`."""
         kernel = self.row
         within = nullcontext if kernel.within is None else partial(kernel.within, self.backend)
         return attention_call(

@@ -12,7 +12,7 @@ import numpy as np
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.implementation import FromRow, Implementation, Row
 from attention_conformance.backends.kernel import call_text
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.spec.inputs import Inputs
@@ -23,8 +23,9 @@ SEED = "dropout_seed"
 """The argument with the seed of dropout, of calls that take it as an array."""
 
 
-def outputs(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Output and weights of a layer's answer, a pair or the output. Weights not asked for are None."""
+def output_and_weights(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Returns (output, weights) of a layer's answer, which is a pair or only the output. The weights are
+    None if the case does not ask for weights."""
     output, weights = answer if isinstance(answer, tuple | list) else (answer, None)
     return output, weights if inputs.returned != "none" else None
 
@@ -38,19 +39,19 @@ class Layer(Row):
     - `operator`: see `Implementation`
     - `make(impl, inputs, **flags)`: a new layer; `flags` go to its constructor
     - `parameters`: where the canonical parameters are in the layer, in the form that `called` needs
-    - `called(impl, inputs, arguments, **how)`: the call of a new layer, changed by `how`
+    - `called(impl, inputs, arguments, **options)`: the PreparedCall of a new layer
     - `differentiable(impl, inputs)`: see `Implementation`
 
     How the layer is called:
 
-    - `operands`: the arguments of the operands that the layer takes
-    - `arguments(impl, inputs, **given)`: the arguments besides operands, such as masks, changed by
-      `given`
+    - `operands`: by operand, the name of the layer's argument
+    - `arguments(impl, inputs, **changes)`: all arguments except operands, such as masks. `changes` choose
+      other forms of them
 
     What is tested besides the cases:
 
     - `wrong`: arguments of the constructor that a layer must refuse
-    - `paths(impl, inputs)`: see `Implementation`
+    - `paths(impl, inputs)`: further calls by name that must give the same answer
     """
 
     name: str
@@ -68,8 +69,8 @@ class Layer(Row):
 
 
 class FrameworkLayer(FromRow):
-    """The implementation that calls the layer of a row. `made_layers`: shared layers, by
-    configuration."""
+    """The implementation that calls the layer of a row. `made_layers`: layers that several calls share,
+    by configuration."""
 
     def __init__(self, backend: Backend, layer: Layer) -> None:
         self.operator = layer.operator
@@ -77,26 +78,27 @@ class FrameworkLayer(FromRow):
         super().__init__(backend, layer)
 
     def make(self, inputs: Inputs, **flags: Any) -> Any:
-        """A new layer; `flags` go to its constructor."""
+        """Returns a new layer; `flags` go to its constructor."""
         return self.row.make(self, inputs, **flags)
 
-    def arguments(self, inputs: Inputs, **given: Any) -> dict[str, Any]:
-        """The arguments of a call; `given` changes those besides operands."""
-        arrays = sequences(self.backend, inputs)
+    def arguments(self, inputs: Inputs, **changes: Any) -> dict[str, Any]:
+        """Returns the arguments of a call, operands included. `changes` go to `Layer.arguments`."""
+        arrays = operand_arrays(self.backend, inputs)
         operands = {argument: arrays[name] for name, argument in self.row.operands.items()}
-        return operands | self.row.arguments(self, inputs, **given)
+        return operands | self.row.arguments(self, inputs, **changes)
 
     def call(
         self,
         inputs: Inputs,
-        given: Mapping[str, Any] | None = None,
+        changes: Mapping[str, Any] | None = None,
         without: Collection[str] = (),
-        **how: Any,
+        **options: Any,
     ) -> PreparedCall:
-        """A call of the layer, changed by `how` (see `Layer`). `without`: arguments to leave out."""
-        arguments = self.arguments(inputs, **(given or {}))
+        """Returns a call of the layer. `changes` go to `Layer.arguments`, `options` to `Layer.called`.
+        `without`: names of arguments to leave out."""
+        arguments = self.arguments(inputs, **(changes or {}))
         passed = {name: value for name, value in arguments.items() if name not in without}
-        return self.row.called(self, inputs, passed, **how)
+        return self.row.called(self, inputs, passed, **options)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
@@ -111,42 +113,44 @@ class FrameworkLayer(FromRow):
         return {call_text(way): partial(self._answer, inputs, way) for way in self.row.wrong}
 
     def _answer(self, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
-        """The outputs of a layer that is made with these flags."""
+        """Returns the outputs of a new layer made with `flags`."""
         return self.call(inputs, **flags)()
 
 
 STEPS = (1.0, 2.0)
-"""The factor of the query in each step of training."""
+"""The factors of the query in the training steps."""
 
 
 def can_train(inputs: Inputs) -> bool:
-    """True for an evaluation of a norm that stores statistics, in which training shows: not in 16
-    bits."""
+    """True if training before the call can be tested: in an evaluation of a norm that stores statistics,
+    except in 16 bits."""
     stored = inputs.operator.array_kinds.statistics
     return bool(stored) and not inputs.training and not inputs.dtype.is_half
 
 
 def with_epsilon(norm: Implementation, inputs: Inputs, epsilon: float) -> PreparedCall:
-    """The norm's call with another epsilon."""
+    """Returns the norm's call with another epsilon, and with the problem that it answers."""
     problem = inputs.replace(epsilon=epsilon)
     return replace(norm.prepare(problem), problem=problem)
 
 
 def after_training(call: Callable[..., PreparedCall], inputs: Inputs) -> PreparedCall:
-    """The call of an evaluation after training on `STEPS`; each batch contributes 0.01 to the statistics.
+    """Returns an evaluation after training on `STEPS`. Each batch contributes 0.01 to the statistics.
     `call(inputs, steps=...)` prepares the norm's call after these steps."""
-    return replace(call(inputs, steps=STEPS), problem=trained(inputs, (0.01, 0.01)))
+    return replace(call(inputs, steps=STEPS), problem=inputs_after_training(inputs, (0.01, 0.01)))
 
 
-def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> Inputs:
-    """The inputs of an evaluation after a step of training on each of `STEPS`. New statistics are a
-    weighted mean of the batch's (weights `shares`) and the old. `unbiased` divides the batch's variance
-    by n - 1."""
+def inputs_after_training(
+    inputs: Inputs, shares: Sequence[float], unbiased: bool = False
+) -> Inputs:
+    """Returns the inputs of an evaluation whose statistics are those after a training step on each of
+    `STEPS`. Step n sets statistics to `shares[n]` times the batch's plus 1 - `shares[n]` times the old
+    ones. `unbiased` divides the batch's variance by n - 1 instead of n."""
     mean, variance = inputs.parameters["mean"], inputs.parameters["variance"]
-    count = inputs.query.shape[0] * inputs.query.shape[1]
+    token_count = inputs.query.shape[0] * inputs.query.shape[1]
     for factor, share in zip(STEPS, shares, strict=True):
         tokens = factor * inputs.query.astype(np.longdouble)
-        batch_variance = tokens.var((0, 1)) * (count / (count - 1) if unbiased else 1.0)
+        batch_variance = tokens.var((0, 1)) * (token_count / (token_count - 1) if unbiased else 1.0)
         mean = (1 - share) * mean + share * tokens.mean((0, 1))
         variance = (1 - share) * variance + share * batch_variance
     statistics = {"mean": np.float64(mean), "variance": np.float64(variance)}

@@ -71,7 +71,7 @@ class Limits:
 
     @property
     def sizes_of_values(self) -> tuple[int, ...]:
-        """The supported Dv."""
+        """The supported Dv; () for no limit."""
         return self.value_sizes or self.head_sizes
 
     @property
@@ -83,7 +83,8 @@ class Limits:
     def refusal(
         self, sizes: Sizes, scale: float | None = None, page_size: int | None = None
     ) -> str | None:
-        """The reason why sizes, an explicit scale or pages exceed the limits, or None."""
+        """Returns the reason why sizes, an explicit scale or pages of `page_size` slots exceed the
+        limits. None if they do not."""
         if self.head_sizes and sizes.D not in self.head_sizes:
             return f"declares head sizes {_listed(self.head_sizes)}, and {sizes.D} is none of them"
         if self.sizes_of_values and sizes.Dv not in self.sizes_of_values:
@@ -118,9 +119,10 @@ class Limits:
         return None
 
     def fitted(self, sizes: Sizes, separate: bool = True) -> Sizes:
-        """The nearest sizes within the limits; the next larger size if there is one.
+        """Returns the nearest sizes within the limits. A size outside becomes the next larger valid size,
+        or the largest.
 
-        - Dv stays equal to D if the limits allow. With `separate` Dv also stays unequal.
+        - Dv stays equal to D if the limits allow. With `separate` an unequal Dv stays unequal.
         - The longer of Lq and Lk stays the longer one if the limits allow.
         - Lk of 0 or 1, and Lq of 0, stay unchanged: with one key every row has its value.
         """
@@ -144,17 +146,18 @@ class Limits:
         return Sizes(B, H, Hkv, Lq, Lk, D, Dv)
 
     def nearest_scale(self, scale: float | None) -> float | None:
-        """The supported explicit scale nearest to `scale`; None for the default scale."""
+        """Returns the supported scale nearest to `scale`; None for the default scale."""
         if scale is None or self.scales is None:
             return scale
         return min(max(scale, self.scales[0]), self.scales[1])
 
     def nearest_page_size(self, size: int) -> int:
-        """The next larger supported size of a page, or the largest one."""
+        """Returns the supported page size nearest to `size`: the next larger one, or the largest."""
         return _next(size, self.page_sizes)
 
     def _multiple(self, length: int, step: int) -> int:
-        """The next multiple of `step` from `length` on, or the largest one up to `max_length`."""
+        """Returns the smallest multiple of `step` that is at least `length`; with `max_length` at most
+        its largest multiple."""
         multiple = -(-length // step) * step
         return min(multiple, self.max_length // step * step) if self.max_length else multiple
 
@@ -164,7 +167,8 @@ ANY = Limits()
 
 
 def _next(size: int, valid: tuple[int, ...]) -> int:
-    """The size itself if `valid` has it or is empty; else the next larger valid size, or the largest."""
+    """Returns `size` if it is valid, or if `valid` is empty. Otherwise returns the next larger valid
+    size, or the largest."""
     if not valid or size in valid:
         return size
     return min((n for n in valid if n > size), default=max(valid))

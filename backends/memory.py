@@ -26,19 +26,20 @@ EXPANDED = {
     "expanded-rows": (-2,),
     "scalar": (0, 1, 2, 3),
 }
-"""Arrangements with stride 0, and their axes of stride 0."""
+"""The axes that have stride 0, by arrangement."""
 
 INNER = ("reversed", "transposed", "inner-stride")
-"""Arrangements whose last axis is not contiguous."""
+"""Arrangements in which the last axis is not contiguous."""
 
 Shape = tuple[int, ...]
 Window = tuple[Shape, Callable[[np.ndarray], np.ndarray]]
-"""The shape of a larger array, and the view of the larger array that holds the values."""
+"""How an array of values lies in a larger array: the shape of the larger array, and a function that
+returns the view of it that holds the values."""
 
 
-def _shared(shape: Shape, axes: tuple[int, ...]) -> Window:
-    """The smaller shape of the memory, and the view (a `Window`) that repeats it with stride 0 along
-    those of `axes` that the shape has."""
+def _expanded(shape: Shape, axes: tuple[int, ...]) -> Window:
+    """Returns the window of an array of `shape` that has stride 0 along `axes`, as far as it has these
+    axes. The larger array has size 1 along them."""
     shared = {axis % len(shape) for axis in axes if axis < len(shape)}
 
     def window(x: np.ndarray) -> np.ndarray:
@@ -49,13 +50,13 @@ def _shared(shape: Shape, axes: tuple[int, ...]) -> Window:
 
 
 def _with_odd_strides(x: np.ndarray) -> np.ndarray:
-    """The array with a stride of 7 elements along every axis of size 1."""
+    """Returns a view of the array with a stride of 7 elements along every axis of size 1."""
     steps = (7 * x.itemsize if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
     return np.lib.stride_tricks.as_strided(x, x.shape, list(steps))
 
 
 def _grown(shape: Shape, axis: int, added: int) -> Shape:
-    """The shape with `axis` increased by `added`."""
+    """Returns the shape with `added` more elements along `axis`."""
     return (*shape[:axis], shape[axis] + added, *shape[len(shape) + axis + 1 :])
 
 
@@ -81,27 +82,30 @@ WINDOWS: Mapping[str, Callable[[Shape], Window]] = {
     "shifted": lambda s: ((int(np.prod(s)) + 1,), lambda x: x[1:].reshape(s)),
     "negative": lambda s: (s, lambda x: x[..., ::-1, :]),
     "odd-strides": lambda s: (s, _with_odd_strides),
-    **{how: partial(_shared, axes=axes) for how, axes in EXPANDED.items()},
+    **{arrangement: partial(_expanded, axes=axes) for arrangement, axes in EXPANDED.items()},
 }
-"""For each arrangement a function from the shape of the values to their window."""
+"""By arrangement: the function from the shape of the values to their `Window`."""
 
 AXES = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "bhdl": (0, 1, 3, 2)}
-"""The permutation of (B, H, L, D) for each of `suite.spec.vocabulary.AXIS_ORDERS`."""
+"""By axis order of `suite.spec.vocabulary.AXIS_ORDERS`: the permutation of (B, H, L, D) that makes it."""
 
 
 def view(flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
-    """A view of a NumPy array (n,) (see `Engine.view`)."""
+    """Returns a view of a NumPy array (n,), with `shape`, and with `strides` and `offset` in elements."""
     steps = [step * flat.itemsize for step in strides]
     return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps)
 
 
-def reached(layer: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Each variable in a layer's attributes, lists and dictionaries, once, with its path. Public
-    attributes come first, so that a path has public names."""
-    seen = set() if seen is None else seen
-    if id(layer) in seen:
+def layer_variables_of(
+    layer: Any, path: str = "", visited: set[int] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yields (path, variable) for each variable in a layer's attributes, lists and dictionaries. A
+    variable is yielded once. Public attributes come first, so that paths have public names if possible.
+    `visited`: the ids of objects found so far."""
+    visited = set() if visited is None else visited
+    if id(layer) in visited:
         return
-    seen.add(id(layer))
+    visited.add(id(layer))
     if hasattr(layer, "assign") and hasattr(layer, "shape"):
         yield path, layer
         return
@@ -117,11 +121,14 @@ def reached(layer: Any, path: str = "", seen: set[int] | None = None) -> Iterato
     private = [name for name in children if name.startswith("_")]
     containers = [name for name in private if isinstance(children[name], list | tuple | Mapping)]
     for name in [*public, *(n for n in private if n not in containers), *containers]:
-        yield from reached(children[name], f"{path}.{name.lstrip('_')}".lstrip("."), seen)
+        yield from layer_variables_of(
+            children[name], f"{path}.{name.lstrip('_')}".lstrip("."), visited
+        )
 
 
 def filler(values: np.ndarray, dtype: DType | None) -> np.ndarray:
-    """Wrong numbers, repeated to fill the memory of a larger array around the `values` of a view."""
+    """Returns wrong values (1 or more) for the memory around a view with these `values`: NaN, the largest
+    code of a whole-number code, 0 for integers, the negated values for booleans."""
     if values.dtype == bool:
         return np.asarray(~values)
     if values.dtype.kind == "i":
@@ -131,9 +138,10 @@ def filler(values: np.ndarray, dtype: DType | None) -> np.ndarray:
     return np.full(1, np.nan)
 
 
-def sequences(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """query, key and value of a layer or of packed attention, as the framework's arrays. In
-    self-attention all three are one array. The axis that the option `squeezed` removes is removed."""
+def operand_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """Returns query, key and value of a layer or of packed attention, as the framework's arrays. In
+    self-attention all three are one array. The axis of the option `squeezed` is left out if the case has
+    it."""
     arrays: dict[str, Any] = {}
     for name in OPERANDS:
         if inputs.self_attention and arrays:
@@ -146,15 +154,16 @@ def sequences(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     return arrays
 
 
-def segmented(
+def packed_arrays(
     backend: Backend,
     inputs: Inputs,
     names: tuple[str, str] = ("query_offsets", "key_offsets"),
     integers: type[np.signedinteger[Any]] = np.int64,
 ) -> dict[str, Any]:
-    """query, key and value of packed attention, and by `names` the cumulative segment lengths of queries
-    and keys, (B + 1,) of `integers`, starting at 0."""
-    arrays = sequences(backend, inputs)
+    """Returns the arrays of packed attention: query, key, value, and the cumulative lengths of query
+    and key segments. The latter are (B + 1,), start at 0, have the dtype `integers`, and are called
+    `names`."""
+    arrays = operand_arrays(backend, inputs)
     for name, lengths in zip(names, ("query_lengths", "key_lengths"), strict=True):
         arrays[name] = backend.array(
             cumulative_lengths(inputs.arrays[lengths]).astype(integers), None
@@ -162,11 +171,11 @@ def segmented(
     return arrays
 
 
-def paged(
+def paged_arrays(
     backend: Backend, inputs: Inputs, integers: type[np.signedinteger[Any]] = np.int32
 ) -> dict[str, Any]:
-    """query, key and value of paged attention, and as `integers` the cumulative lengths of queries from 0
-    on, `query_offsets` (B + 1,), `key_lengths` (B,) and `page_table` (B, T)."""
+    """Returns the arrays of paged attention: query, key, value, and as `integers` the cumulative query
+    lengths `query_offsets` (B + 1,), `key_lengths` (B,) and `page_table` (B, T)."""
     inputs_arrays = inputs.arrays
     arrays = {
         "query_offsets": cumulative_lengths(inputs_arrays["query_lengths"]),
@@ -174,14 +183,14 @@ def paged(
         "page_table": inputs_arrays["page_table"],
     }
     integer_arrays = {n: backend.array(array.astype(integers), None) for n, array in arrays.items()}
-    return sequences(backend, inputs) | integer_arrays
+    return operand_arrays(backend, inputs) | integer_arrays
 
 
-def own_arrays(
+def all_arrays(
     backend: Backend, inputs: Inputs, integers: type[np.signedinteger[Any]] = np.int32
 ) -> dict[str, Any]:
-    """All arrays of the inputs, as the framework's arrays: whole numbers as `integers`, others in their
-    dtype."""
+    """Returns all arrays of the inputs, as the framework's arrays. Whole numbers have the dtype
+    `integers`, other arrays their dtype of the case."""
     integral, dtype_of = inputs.operator.array_kinds.integers, inputs.case.dtype_of
     arrays = dict[str, Any]()
     for name, x in inputs.arrays.items():
@@ -190,19 +199,19 @@ def own_arrays(
     return arrays
 
 
-def coded(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """The arrays of attention over codes, or of writing codes, by name. Scales and zero points get axes
-    to broadcast with their keys or values, except those of tiles (see `by_component`)."""
+def quantized_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """Returns all arrays of attention over codes, or of writing codes. Scales and zero points get axes of
+    size 1 to broadcast with keys or values, except those of tiles (see `with_scale_per_component`)."""
     names = [name for name in inputs.arrays if name.endswith(("scale", "zero"))]
     broadcast = {name: scale_argument(inputs, name) for name in names}
-    return own_arrays(backend, replace(inputs, arrays={**inputs.arrays, **broadcast}))
+    return all_arrays(backend, replace(inputs, arrays={**inputs.arrays, **broadcast}))
 
 
-def by_component(
+def with_scale_per_component(
     arrays: Mapping[str, Any], inputs: Inputs, repeat: Callable[[Any, int, int], Any]
 ) -> dict[str, Any]:
-    """The arrays of `coded`, with scales and zero points of tiles repeated for every component of keys
-    and values; `repeat(array, times, axis)` is the framework's."""
+    """Returns the arrays of `quantized_arrays`, with scales and zero points of tiles repeated to one for
+    each component of keys and values. `repeat(array, times, axis)` is the framework's function."""
     sizes = {"key": inputs.sizes.D, "value": inputs.sizes.Dv}
     tiled = inputs.case.option("scales") == "pertile"
     return {

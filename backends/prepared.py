@@ -17,21 +17,21 @@ from attention_conformance.suite.spec import features
 from attention_conformance.suite.spec.inputs import Inputs
 
 ARRAYS = ("query", "key", "value", "bias", *features.ARRAYS, "mask")
-"""The arrays that a call may have as arguments, besides a layer's parameters."""
+"""The arrays that a call may have as arguments, without a layer's parameters."""
 
 LAYER_OUTPUTS = ("output", "weights")
-"""The outputs of a layer's call; weights are None if the case does not ask for them."""
+"""The outputs of a layer's call. The weights are None if the case does not ask for weights."""
 
 
 Gradients = tuple[Any, dict[str, Any]]
-"""The output of a call, and its gradients by operand."""
+"""(The output of a call, its gradients by operand)."""
 
 Pullback = tuple[Any, Callable[[Any], dict[str, Any]]]
-"""The output of a call, and its gradients by operand as a function of the cotangent."""
+"""(The output of a call, the function from a cotangent to its gradients by operand)."""
 
 
 class ForwardOnly(Exception):
-    """The call's output cannot be differentiated; the message says why.
+    """The output of the call cannot be differentiated; the message says why.
 
     `declared` is True if the backend has no differentiation at all.
     """
@@ -42,16 +42,17 @@ class ForwardOnly(Exception):
 
 
 class NoKernel(NotImplementedError):
-    """The framework was told to use one kernel, and says that this kernel cannot answer the call."""
+    """The framework was restricted to one kernel, and says that the kernel does not support the call."""
 
 
 class ForbiddenCall(Exception):
-    """A user's function called what the claim `forbid` rules out; the message names the function."""
+    """A user's function called a function that the claim `forbid` names; the message has the name."""
 
 
 @contextmanager
-def raised_as(make: Callable[[str], Exception], message: str) -> Iterator[None]:
-    """A context in which an error whose message matches a pattern is replaced by `make(first line)`."""
+def errors_raised_as(make: Callable[[str], Exception], message: str) -> Iterator[None]:
+    """A context in which an error whose message matches the pattern `message` is replaced by
+    `make(text)`, with the first line of the message as text."""
     try:
         yield
     except (ForwardOnly, NoKernel):
@@ -62,15 +63,17 @@ def raised_as(make: Callable[[str], Exception], message: str) -> Iterator[None]:
         raise make(str(error).partition("\n")[0]) from error
 
 
-def underivable(message: str, declared: bool = False) -> AbstractContextManager[None]:
-    """A context in which an error whose message matches the pattern is raised as ForwardOnly: the
-    framework says that an operation has no derivative, or, if `declared`, cannot have this one."""
-    return raised_as(partial(ForwardOnly, declared=declared), message)
+def no_derivative_as_forward_only(
+    message: str, declared: bool = False
+) -> AbstractContextManager[None]:
+    """A context in which an error whose message matches the pattern is replaced by ForwardOnly. Such
+    messages say that an operation has no derivative, or with `declared` not this kind of derivative."""
+    return errors_raised_as(partial(ForwardOnly, declared=declared), message)
 
 
 def kernel_missing(message: str) -> AbstractContextManager[None]:
-    """A context in which an error whose message matches the pattern is raised as NoKernel."""
-    return raised_as(NoKernel, message)
+    """A context in which an error whose message matches the pattern is replaced by NoKernel."""
+    return errors_raised_as(NoKernel, message)
 
 
 class TimeOver(BaseException):
@@ -87,23 +90,24 @@ class ProcessDied(TimeOver):
 
 
 ENDS = (KeyboardInterrupt, TimeOver)
-"""The exceptions that end a cell from outside. All other exceptions of a call are the implementation's,
-also SystemExit and pytest's skip and xfail."""
+"""Exceptions that end a cell from outside. All other exceptions of a call are the implementation's,
+SystemExit and pytest's skip and xfail included."""
 
 
 FORK_RETURNED = mmap.mmap(-1, 1)
-"""1 if a fork of a call returned from the call; memory that forks share."""
+"""Memory that forked processes share: 1 if a call forked this process, and the fork returned from the
+call."""
 
 
 def end_fork() -> None:
-    """End this process, which a call forked: otherwise two processes would go on with the run, and four
-    after the next call."""
+    """Set `FORK_RETURNED` and end this process, which a call forked. Otherwise both processes would
+    continue the run."""
     FORK_RETURNED[0] = 1
     os._exit(0)
 
 
-def at_rate(rate: float) -> dict[str, Any]:
-    """The keyword argument of torch's own attention that sets the rate of dropout."""
+def dropout_p_argument(rate: float) -> dict[str, Any]:
+    """Returns the keyword argument of torch's own attention that sets the rate of dropout."""
     return {"dropout_p": rate}
 
 
@@ -111,24 +115,25 @@ def at_rate(rate: float) -> dict[str, Any]:
 class PreparedCall:
     """A prepared call: `function(**arguments)` returns the framework's output.
 
-    - `outputs`: names of the outputs; a call with several returns a tuple in this order
-    - `axis_order`: order of operands and output, "bhld" (B, H, L, D) or "blhd" (B, L, H, D); layers
-      ignore it
-    - `operands`: the argument of each array that is passed
-    - `vjp`: the call's derivative, for frameworks without differentiation: takes the arguments,
-      `cotangent` and `wrt` (argument names), returns gradients by argument
-    - `jvp`: takes the arguments and `tangents` by argument, returns the output's tangent
-    - `within`: makes the context of the call, which is not compiled (choice of kernel, thread count)
+    - `outputs`: the names of the outputs; a call with several returns a tuple in this order
+    - `axis_order`: the axis order of operands and output, "bhld" (B, H, L, D) or "blhd" (B, L, H, D). Not
+      used by layers
+    - `operands`: by array, the name of the argument that passes it
+    - `vjp`: the call's VJP, for frameworks without differentiation. It takes the arguments, `cotangent`
+      and `wrt` (argument names), and returns gradients by argument
+    - `jvp`: the call's JVP. It takes the arguments and `tangents` by argument, and returns the output's
+      tangent
+    - `within()`: makes the context of the call, which is not compiled (choice of kernel, thread count)
     - `source`: script lines that set `function`, which takes the arguments; "" if there are none
     - `through`: the expression that compiles `call` in scripts (see `sources.Dialect`)
-    - `constants`: the plain values that the function depends on, besides its arguments; None if unknown.
+    - `constants`: the plain values that the function depends on, without its arguments; None if unknown.
       Calls of an implementation with equal constants have equal functions
     - `compiled`: the framework's compiled program, or None
-    - `ahead`: computes values that must not be part of a compiled call, or None
-    - `layer_parameters`: the parameters of the layer that the function calls, if they are no arguments
-      and can be changed in place
-    - `dropping`: the arguments that drop weights at a rate, by name
-    - `problem`: the problem that a path (`Implementation.paths`) answers, if it differs from the case's
+    - `ahead()`: computes values that must not be part of a compiled call; or None
+    - `layer_parameters`: the parameters of the called layer, if they are not arguments and can be changed
+      in place
+    - `dropping(rate)`: the arguments, by name, that drop weights at a rate
+    - `problem`: the problem that a path (`Implementation.paths`) answers, if it is not the case's
     """
 
     function: Callable[..., Any]
@@ -145,14 +150,14 @@ class PreparedCall:
     compiled: Any = None
     ahead: Callable[[], None] | None = None
     layer_parameters: tuple[Any, ...] = ()
-    dropping: Callable[[float], dict[str, Any]] = at_rate
+    dropping: Callable[[float], dict[str, Any]] = dropout_p_argument
     problem: Inputs | None = None
 
     def __call__(self) -> Any:
         return self.call(self.arguments)
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
-        """The framework's outputs for these arguments."""
+        """Returns the framework's outputs for these arguments. Ends the process if the call forked it."""
         process = os.getpid()
         with self.within():
             answer = self.function(**arguments)
@@ -161,7 +166,7 @@ class PreparedCall:
         return answer
 
     def under(self, within: Callable[[], AbstractContextManager[Any]]) -> PreparedCall:
-        """The call whose function runs in the context that `within()` makes."""
+        """Returns the call whose function runs in the context `within()`."""
         if within is nullcontext:
             return self
         inner = self.function
@@ -173,7 +178,7 @@ class PreparedCall:
         return replace(self, function=function, within=within)
 
     def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` as a function that runs in the context of this call."""
+        """Returns `function`, changed to run in the context of this call."""
         if self.within is nullcontext:
             return function
 
@@ -184,31 +189,34 @@ class PreparedCall:
         return run
 
     def output(self, arguments: Mapping[str, Any]) -> Any:
-        """The output of the call for these arguments, without weights or log-sum-exp."""
+        """Returns the output for these arguments, without weights or log-sum-exp."""
         answer = self.call(arguments)
         is_tuple = len(self.outputs) > 1 and isinstance(answer, tuple)
         return answer[self.outputs.index("output")] if is_tuple else answer
 
-    def of_operands(self, names: Sequence[str]) -> tuple[Callable[..., Any], list[Any]]:
-        """The output as a function of the operands and parameters `names`, and their arrays."""
+    def output_function(self, names: Sequence[str]) -> tuple[Callable[..., Any], list[Any]]:
+        """Returns (the output as a function of the operands and parameters `names`, their arrays in this
+        order)."""
 
         def output(*operands: Any) -> Any:
             return self.output(self.with_operands(dict(zip(names, operands, strict=True))))
 
         return output, [self.arguments[self.argument(name)] for name in names]
 
-    def written_out(self, ways: Mapping[str, Mapping[str, Any]]) -> dict[str, PreparedCall]:
-        """For each name in `ways` this call with the additional arguments `ways[name]`."""
+    def with_additional_arguments(
+        self, ways: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, PreparedCall]:
+        """Returns for each name in `ways` this call with the additional arguments `ways[name]`."""
         return {n: replace(self, arguments=self.arguments | {**way}) for n, way in ways.items()}
 
     def argument(self, name: str) -> str:
-        """The name of the argument that passes the operand or parameter `name`."""
+        """Returns the name of the argument that passes the operand or parameter `name`."""
         return self.operands.get(name, name)
 
     def with_operands(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with other arrays for some operands and parameters, by name.
+        """Returns the arguments, in which `arrays` replace some operands and parameters by name.
 
-        Arguments that share one array (self-attention) are all replaced, unless `arrays` names them.
+        Arguments that are the same array (self-attention) are all replaced, unless `arrays` names them.
         """
         passed = {self.argument(name): array for name, array in arrays.items()}
         new_by_id: dict[int, Any] = {}
@@ -224,7 +232,8 @@ class PreparedCall:
 def attention_call(
     function: Callable[..., Any], arguments: dict[str, Any], inputs: Inputs, **fields: Any
 ) -> PreparedCall:
-    """A call of plain attention with all outputs of the inputs.
+    """Returns a call of plain attention with all outputs of the inputs. `fields` are fields of
+    `PreparedCall`.
 
     A call with several outputs has no source, because scripts have only an output.
     """
@@ -237,7 +246,7 @@ def attention_call(
 
 
 EAGER_SWITCHES = 1e-6
-"""Python's switch interval in seconds while several threads make calls."""
+"""Python's switch interval, in seconds, while several threads make calls."""
 
 MOST_ROUNDS = 400
 """The greatest number of calls of one thread in `all_at_once`."""
@@ -246,19 +255,19 @@ MOST_ROUNDS = 400
 def all_at_once(
     calls: Sequence[Sequence[PreparedCall]], rounds: int, sync: Callable[[Any], None]
 ) -> list[list[Any]]:
-    """The outputs of each thread; see `Engine.at_once`."""
+    """Returns the outputs of each thread; see `Engine.at_once`."""
     outcomes: list[list[Any]] = [[] for _ in calls]
     start = Barrier(len(calls))
     rounds *= max(map(len, calls))
 
-    def waits_for_others() -> bool:
-        ended = (n and isinstance(n[-1], BaseException) for n in outcomes)
-        return any(len(n) < rounds and not end for n, end in zip(outcomes, ended, strict=True))
+    def needs_calls(outcome: list[Any]) -> bool:
+        has_raised = outcome and isinstance(outcome[-1], BaseException)
+        return len(outcome) < rounds and not has_raised
 
     def run(calls: Sequence[PreparedCall], outcome: list[Any]) -> None:
         start.wait()
         try:
-            while waits_for_others() and len(outcome) < MOST_ROUNDS:
+            while any(map(needs_calls, outcomes)) and len(outcome) < MOST_ROUNDS:
                 prepared = calls[len(outcome) % len(calls)]
                 native = prepared.function(**prepared.arguments)
                 sync(native)
@@ -280,7 +289,7 @@ def all_at_once(
 
 @contextmanager
 def set_to(value: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> Iterator[None]:
-    """A context in which a setting has `value`; afterwards the value before is written back."""
+    """A context in which a setting has `value`. At its end the earlier value is written back."""
     before = read()
     write(value)
     try:

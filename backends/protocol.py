@@ -54,10 +54,10 @@ from attention_conformance.suite.spec.inputs import Inputs
 class Ambient(NamedTuple):
     """A mode of a framework or of the process in which users make calls.
 
-    - `within` makes the context of the mode.
+    - `within()` makes the context of the mode.
     - `dtype`: the short name of the dtype in which calls may compute; "" for the dtype of the operands.
     - `question`: the election question whose answer "raises" allows an error; "" if a call must answer.
-    - `forward_only`: True if no gradients are made in the mode.
+    - `forward_only`: True if no gradients are computed in the mode.
     """
 
     within: Callable[[], AbstractContextManager[Any]]
@@ -67,9 +67,12 @@ class Ambient(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Functions that read and write a setting of a framework or of the process. Read values can be
-    compared, printed, and written back. `modes` are other values of the setting under which calls must
-    give the same answers, by name."""
+    """A setting of a framework or of the process.
+
+    - `read()` returns its value, which can be compared, printed, and written back.
+    - `write(value)` sets it.
+    - `modes`: other values of the setting, by name. Calls must give the same answers under them.
+    """
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
@@ -77,9 +80,12 @@ class Setting(NamedTuple):
 
 
 class ChildSettings(dict[str, Setting]):
-    """Settings of a child process that makes the calls of a backend; the child reads and writes them.
-    `begin` begins a cell in the child. It returns a function that restores the settings and returns the
-    names of the changed ones."""
+    """The settings of a child process that makes the calls of a backend; they are read and written in the
+    child.
+
+    `begin()` begins a cell in the child. It returns a function that restores the settings and returns the
+    names of those that the cell changed.
+    """
 
     def __init__(
         self, settings: Mapping[str, Setting], begin: Callable[[], Callable[[], list[str]]]
@@ -106,7 +112,7 @@ class BrokenFramework(BackendUnavailable):
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """A context for the import of a framework: errors are raised as BackendUnavailable."""
+    """A context for the import of a framework. Any exception is raised again as BackendUnavailable."""
     try:
         yield
     except Exception as error:
@@ -114,25 +120,26 @@ def needed() -> Iterator[None]:
 
 
 class Backend(Engine):
-    """A framework on one device, seen through its adapter: an engine, and the list of implementations.
+    """A framework on one device, seen through its adapter: an engine with a list of implementations.
 
-    `name` is what --backend takes. The constructor imports the framework. It raises BackendUnavailable
-    with the reason if that fails, and DeclarationError for a bad name, and for timed compilers and
-    compilers of layers that are not in `compilers`.
+    `name` is the name for --backend. The constructor imports the framework. It raises BackendUnavailable
+    if the import fails or the device is missing, and DeclarationError for an invalid name, or for
+    compilers of `timed_compilers` or `layer_compilers` that are not in `compilers`.
     """
 
     modules: tuple[str, ...] = ()
     """The modules that must be installed."""
     distributions: tuple[str, ...] = ()
-    """The distributions of `versions`, the framework's own first."""
+    """The distributions that `versions` reports, the framework's own first."""
     devices: tuple[str, ...] = ("cpu",)
     native = ""
-    """The name of the framework's own attention, whose signature a user's function must have; "" if there
-    is none."""
+    """The name of the framework's own attention; "" if there is none. A user's function must have its
+    signature."""
     rounding: DeclaredRounding = AS_CLASS
-    """Rounding of all implementations, on every device, that differs from their numerics classes."""
+    """The rounding of all implementations on every device, as far as it differs from their numerics
+    classes."""
     validation_errors: tuple[type[Exception], ...] = (ValueError, TypeError)
-    """The errors that functions of the framework raise for invalid arguments."""
+    """The exceptions by which the framework's functions refuse invalid arguments."""
 
     def __init__(self, device: str = "cpu") -> None:
         checked_name("a backend", self.name)
@@ -151,12 +158,13 @@ class Backend(Engine):
 
     @property
     def expectations(self) -> Path:
-        """The manifest of known failures, by default NAME.toml beside the backend's module."""
+        """The path of the manifest of known failures, by default NAME.toml in the folder of the backend's
+        module."""
         return Path(inspect.getfile(type(self))).with_name(f"{self.name}.toml")
 
     @property
     def refusals(self) -> dict[str, str]:
-        """The features of `OF_BACKENDS` that the backend lacks, with the reason."""
+        """The features of `OF_BACKENDS` that the backend lacks, each with the reason."""
         reasons = {}
         if not self.has_strides:
             reasons["strides"] = f"arrays of {self.name} lie in memory as the framework likes"
@@ -168,12 +176,12 @@ class Backend(Engine):
 
     @abstractmethod
     def implementations(self) -> list[Implementation]:
-        """All implementations that exist on this device."""
+        """Returns all implementations that exist on this device."""
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        """The implementation of a user's function with the framework's native signature.
+        """Returns the implementation of a user's function with the framework's native signature.
 
-        Raises TypeError with the expected signature if the function's signature does not fit.
+        Raises TypeError, with the expected signature, if the function's signature does not fit.
         """
         raise TypeError(f"backend {self.name} has no native signature to judge a function by")
 
@@ -182,12 +190,14 @@ class Backend(Engine):
 
 
 def own_attention(backend: Backend) -> Implementation | None:
-    """The framework's own attention, named `backend.native`; None if it has none."""
+    """Returns the framework's own attention, the implementation named `backend.native`; None if there is
+    none."""
     return next((i for i in backend.implementations() if i.name == backend.native), None)
 
 
 def seeded(backend: Backend, function: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-    """The function; for inputs with dropout one that first sets their seed in every call."""
+    """Returns a function that sets the seed of dropout before every call of `function`; without dropout
+    returns `function` itself."""
     if not (inputs.training and inputs.rate):
         return function
 

@@ -1,4 +1,4 @@
-"""The registry: backend names and aliases, and loading of backends and user functions."""
+"""The registry: names and aliases of backends, and loading of backends and users' functions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.backends.claims import Claims, read
+from attention_conformance.backends.claims import Claims, claim_value
 from attention_conformance.backends.declared import THROUGH, checked_name
-from attention_conformance.backends.forbidden import listen
+from attention_conformance.backends.forbidden import note_calls
 from attention_conformance.backends.protocol import (
     ENDS,
     Backend,
@@ -35,7 +35,7 @@ from attention_conformance.suite.spec.operators import computed_like
 from attention_conformance.suite.spec.operators.cached import CACHED
 
 GROUP = "attention_conformance.backends"
-"""The group of entry points by which a distribution registers backends: NAME = "module:object"."""
+"""The group of entry points (NAME = "module:object") by which a distribution registers backends."""
 
 REGISTRY = {
     "numpy": f"{GROUP}._numpy.backend:NumpyBackend",
@@ -46,21 +46,22 @@ REGISTRY = {
     "keras-jax": f"{GROUP}._keras.on_jax:KerasJaxBackend",
     "keras-numpy": f"{GROUP}._keras.on_numpy:KerasNumpyBackend",
 }
-"""The backends that need no entry point, with the place of their classes."""
+"""The backends that need no entry point: "module:object" by name."""
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
 
 
 @cache
 def registered() -> Mapping[str, str]:
-    """The place ("module:object") of every backend by name: those of `REGISTRY`, and those that installed
+    """Returns "module:object" of every backend by name: those of `REGISTRY`, and those that installed
     distributions register. Imports no backend."""
     entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     return REGISTRY | {entry.name: entry.value for entry in entries if entry.name not in REGISTRY}
 
 
 def canonical(name: str) -> str:
-    """The registered name of a name or alias; a third-party "module:object" is unchanged.
+    """Returns the registered name for a name or alias. A third-party "module:object" is returned
+    unchanged.
 
     Raises UsageError with the valid names.
     """
@@ -72,7 +73,7 @@ def canonical(name: str) -> str:
 
 
 def installed() -> list[str]:
-    """Registered backends that can be loaded: their modules can be found. Imports no framework."""
+    """Returns the registered backends whose modules are installed. Imports no framework."""
 
     def can_be_loaded(name: str) -> bool:
         with suppress(UsageError):
@@ -83,30 +84,31 @@ def installed() -> list[str]:
 
 
 def modules(name: str) -> tuple[str, ...]:
-    """The modules that must be installed for a registered backend; () for an unregistered one."""
+    """Returns the modules that must be installed for a registered backend; () for an unregistered one."""
     return _class_attribute(name, "modules", ())
 
 
 def keras_engine(name: str) -> str:
-    """The engine of Keras that a registered backend needs, "" if it does not use Keras."""
+    """Returns the engine of Keras that a registered backend needs; "" if it does not use Keras."""
     return _class_attribute(name, "engine_of_keras", "")
 
 
 def _class_attribute(name: str, attribute: str, default: Any) -> Any:
-    """An attribute of the class or function that makes a registered backend, which is not made."""
+    """Returns an attribute of the class or function that makes a registered backend, which is not
+    called."""
     place = registered().get(name)
     return getattr(load_object(place, "a backend object"), attribute, default) if place else default
 
 
 def judged_together(names: list[str]) -> list[str]:
-    """The `names` that fit in one process: those that do not use Keras, or use the engine of the first
-    backend with Keras."""
+    """Returns those of `names` that fit in one process: backends without Keras, and those with the engine
+    of the first backend with Keras."""
     engine = next(filter(None, map(keras_engine, names)), "")
     return [name for name in names if keras_engine(name) in ("", engine)]
 
 
 def check_one_engine(names: list[str]) -> None:
-    """Raise UsageError if the backends need Keras with more than one engine, as a process has one."""
+    """Raise UsageError if the backends need Keras with different engines: a process has only one."""
     engines = {name: engine for name in names if (engine := keras_engine(name))}
     if len(set(engines.values())) > 1:
         listed = ", ".join(f"{n} (Keras on {engine})" for n, engine in engines.items())
@@ -116,7 +118,7 @@ def check_one_engine(names: list[str]) -> None:
 
 
 def load(name: str, device: str = "cpu") -> Backend:
-    """The backend called `name` on `device`.
+    """Returns the backend called `name` on `device`.
 
     Raises UsageError for an unknown name or an invalid declaration, BackendUnavailable if the framework
     is not installed or lacks the device, BrokenFramework if an installed framework cannot be imported.
@@ -135,7 +137,7 @@ def load(name: str, device: str = "cpu") -> Backend:
 
 
 def _make_backend(make: Callable[[str], Any], name: str, device: str) -> Any:
-    """The object that a class or function makes for the device. Raises as `load`."""
+    """Returns the object that a class or function makes for the device. Raises as `load`."""
     modules_needed, engine = getattr(make, "modules", ()), getattr(make, "engine_of_keras", "")
     if engine:
         os.environ.setdefault("KERAS_BACKEND", engine)
@@ -160,7 +162,8 @@ def _make_backend(make: Callable[[str], Any], name: str, device: str) -> Any:
 
 
 def kind_of(name: str, device: str = "cpu") -> type[Backend]:
-    """The class of a backend. Imports no framework if the backend is registered. Raises as `load`."""
+    """Returns the class of a backend. Imports no framework if the backend is registered. Raises as
+    `load`."""
     name = canonical(name)
     if name in registered():
         backend_class = load_object(registered()[name], "a backend object")
@@ -170,7 +173,7 @@ def kind_of(name: str, device: str = "cpu") -> type[Backend]:
 
 
 def implementations(backend: Backend) -> list[Implementation]:
-    """The implementations of a backend. Raises DeclarationError for an invalid name."""
+    """Returns the implementations of a backend. Raises DeclarationError for an invalid name."""
     entries = list(backend.implementations())
     for implementation in entries:
         extra = THROUGH if implementation.mode == "compiled" else ""
@@ -179,13 +182,13 @@ def implementations(backend: Backend) -> list[Implementation]:
 
 
 FOLDERS: set[str] = set()
-"""The folders of users' files, which stand first on `sys.path`."""
+"""The folders of users' files. They stand first on `sys.path`."""
 
 
 def _make_importable(folder: Path) -> None:
     """Let a user's file import the modules in its folder, as Python does for a script.
 
-    Raises UsageError if one of the modules has the name of an imported module of another user's folder.
+    Raises UsageError if a module has the name of an imported module from another user's folder.
     """
     for neighbour in sorted(folder.iterdir()):
         file = getattr(sys.modules.get(neighbour.stem), "__file__", None) or neighbour
@@ -200,7 +203,7 @@ def _make_importable(folder: Path) -> None:
 
 
 def load_object(text: str, what: str) -> Any:
-    """The object named by "PATH.py:NAME" or "module:NAME".
+    """Returns the object named by "PATH.py:NAME" or "module:NAME". `what` names the object in messages.
 
     A file may import its neighbours, and belong to a package. Raises UsageError if the file, module or
     name does not exist, or if the import fails.
@@ -240,11 +243,11 @@ def load_object(text: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def _has_attribute(thing: Any, name: str, who: str) -> bool:
+def _has_attribute(target: Any, name: str, who: str) -> bool:
     """True if a user's object has an attribute. Raises UsageError if its `__getattr__` raises another
     error than AttributeError."""
     try:
-        return hasattr(thing, name)
+        return hasattr(target, name)
     except Exception as error:
         raise UsageError(
             f"{who}: reading {name!r} raised {type(error).__name__}: {error}; `__getattr__` raises "
@@ -253,7 +256,7 @@ def _has_attribute(thing: Any, name: str, who: str) -> bool:
 
 
 def check_function(function: Any, text: str) -> None:
-    """Raise UsageError if an object cannot be a user's function; messages call the object `text`."""
+    """Raise UsageError if an object cannot be a user's function. Messages call the object `text`."""
     kinds = {
         "an async function": inspect.iscoroutinefunction,
         "a generator function": inspect.isgeneratorfunction,
@@ -267,12 +270,12 @@ def check_function(function: Any, text: str) -> None:
 def function_implementation(
     backend: Backend, text: str, option_claims: Mapping[str, Any], like: str = ""
 ) -> tuple[Implementation, Claims]:
-    """The implementation of the user's function named by `text` (see `load_object`), and its claims by
-    options (`option_claims`) and by attributes of the function.
+    """Returns the implementation of the user's function named by `text` (see `load_object`), and its
+    claims: by options (`option_claims`), and attached to the function.
 
-    `like` names the layer that the function makes, or the function's operator; "" stands for the
-    framework's attention signature. Raises UsageError if the function cannot be imported or called, has
-    another signature or an invalid name, or if a claim is invalid.
+    `like` names the layer that the function makes, or the function's operator; "" is plain attention.
+    Raises UsageError if the function cannot be imported or called, has another signature or an invalid
+    name, or if a claim is invalid.
     """
     function = load_function(backend, text, option_claims)
     return callable_implementation(
@@ -281,7 +284,8 @@ def function_implementation(
 
 
 def example(backend: Backend) -> Implementation | None:
-    """The implementation of a minimal user's function; None if the framework has no native signature."""
+    """Returns the implementation of a minimal user's function; None if the framework has no native
+    signature."""
     try:
         return backend.function(lambda query, key, value: value, "any", Claims())
     except TypeError:
@@ -289,18 +293,18 @@ def example(backend: Backend) -> Implementation | None:
 
 
 def attention_names(backend: Backend) -> tuple[str, ...]:
-    """The places of the attention functions of a framework and its engine, the native one first, as
-    `jax.nn.dot_product_attention`."""
+    """Returns the dotted names of the attention functions of a framework and its engine, the native one
+    first."""
     place = getattr(getattr(example(backend), "native", None), "function", None)
     native = (place,) if isinstance(place, str) and "." in place else ()
     return tuple(dict.fromkeys((*native, *backend.attention_functions)))
 
 
 def load_function(backend: Backend, text: str, option_claims: Mapping[str, Any]) -> Any:
-    """The user's function named by `text`. Before its file is imported, the functions that the claims
-    `option_claims` forbid are made to note their calls. Raises UsageError."""
+    """Returns the user's function named by `text`. Before its file is imported, the functions that the
+    claim `forbid` in `option_claims` names are made to note their calls. Raises UsageError."""
     try:
-        listen(backend, read("forbid", option_claims.get("forbid", ())))
+        note_calls(backend, claim_value("forbid", option_claims.get("forbid", ())))
     except ValueError as error:
         raise UsageError(f"a claim cannot be used: {error}") from error
     return load_object(text, "function")
@@ -314,7 +318,7 @@ def callable_implementation(
     like: str = "",
     text: str = "",
 ) -> tuple[Implementation, Claims]:
-    """The result of `function_implementation` for a function object; messages call it `text`."""
+    """Returns the result of `function_implementation` for a function object. Messages call it `text`."""
     text, operator = text or name, computed_like(like) if like else None
     if not callable(function) and operator is not CACHED:
         raise UsageError(

@@ -9,9 +9,14 @@ from typing import Any, NamedTuple
 
 
 class Dialect(NamedTuple):
-    """Templates for `str.format` of a framework's code in scripts: imports; an array of the NumPy
-    `values`; lines that set `output` and `grads`, the gradients by `names` for `cotangent`; by compiler
-    the expression that compiles `call`, "" to call it directly. Other compilers have no scripts."""
+    """Templates (`str.format`) for a framework's code in scripts.
+
+    - `imports`: the lines that import the framework
+    - `array`: the expression of an array with the NumPy `values`
+    - `gradients`: lines that set `output`, and `grads`, the gradients by `names` for `cotangent`
+    - `compiled`: by compiler, the expression that compiles `call`; "" calls it directly. Other compilers
+      have no scripts
+    """
 
     imports: str
     array: str
@@ -47,7 +52,7 @@ _KERAS = Dialect("import keras", 'keras.ops.convert_to_tensor({values}, "{dtype}
 
 
 def _on(engine: str, dialect: Dialect) -> Dialect:
-    """The dialect of a framework as the engine of Keras."""
+    """Returns the dialect of a framework that Keras uses as its engine."""
     engine_lines = f'import os\n\nos.environ["KERAS_BACKEND"] = "{engine}"\n'
     return dialect._replace(imports=engine_lines + dialect.imports)
 
@@ -56,16 +61,16 @@ DIALECTS = {
     "torch": _TORCH, "tf": _on("tensorflow", _TF), "jax": _JAX, "keras-torch": _on("torch", _TORCH),
     "keras-jax": _on("jax", _JAX), "keras-numpy": _on("numpy", _KERAS),
 }  # fmt: skip
-"""The dialects by the names of backends. There are no scripts of other backends."""
+"""The dialects by backend. Other backends have no scripts."""
 
 
 JUDGED = "_judged_"
-"""The beginning of the names of modules that are made of users' files."""
+"""The first letters of the names of modules that are imported from users' files."""
 
 
 def home_of(path: Path) -> tuple[Path, str]:
-    """The folder that a Python file's neighbours are imported from, and the name of the package that the
-    file belongs to; "" for none."""
+    """Returns the folder from which a Python file can import its neighbours, and the dotted name of the
+    package that the file belongs to ("" without a package)."""
     folder, names = path.resolve().parent, []
     while (folder / "__init__.py").is_file():
         names.append(folder.name)
@@ -74,7 +79,8 @@ def home_of(path: Path) -> tuple[Path, str]:
 
 
 def function_source(function: Any, name: str) -> str:
-    """Lines that import a user's function as `function`; "" if it cannot be imported."""
+    """Returns lines of Python that import a user's function under the name `function`; "" if it cannot be
+    imported."""
     module = sys.modules.get(getattr(function, "__module__", ""))
     if module is None or getattr(module, name, None) is not function or not name.isidentifier():
         return ""

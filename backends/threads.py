@@ -13,7 +13,8 @@ VARIABLES = (
 
 
 def thread_variables(threads: int, processes: int = 1) -> dict[str, str]:
-    """`VARIABLES` with values for `threads` threads; 0 divides all CPUs among `processes`."""
+    """Returns `VARIABLES` with their values for `threads` threads. 0 threads: each of `processes`
+    processes gets an equal share of the CPUs, at least one."""
     count = threads or max(1, (os.cpu_count() or 1) // processes)
     return dict.fromkeys(VARIABLES, str(count))
 
@@ -21,18 +22,19 @@ def thread_variables(threads: int, processes: int = 1) -> dict[str, str]:
 def limit_threads(
     threads: int, processes: int = 1, environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Set the environment variables `VARIABLES` that are not set. Call before a framework is imported."""
+    """Set those environment variables of `VARIABLES` that are not set yet (see `thread_variables`). Must
+    be called before a framework is imported."""
     for name, count in thread_variables(threads, processes).items():
         environment.setdefault(name, count)
 
 
-def threads_as_set() -> dict[str, str]:
-    """The environment variables among `VARIABLES` that are set, with their values."""
+def present_thread_variables() -> dict[str, str]:
+    """Returns the environment variables of `VARIABLES` that are set, with their values."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
-def threads_asked() -> int:
-    """The number of threads in OMP_NUM_THREADS, for runtimes that read no variable; 1 if it has no
-    number."""
+def requested_threads() -> int:
+    """Returns the number of threads in OMP_NUM_THREADS, or 1 if it has no number. Used for runtimes that
+    read no environment variable."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else 1

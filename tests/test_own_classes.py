@@ -9,8 +9,13 @@ import pytest
 
 from attention_conformance import judge_module
 from attention_conformance.backends.registry import UsageError
-from attention_conformance.backends.user.construct import CONSTRUCTOR, Maker, Settings, order_of
-from attention_conformance.backends.user.found import Variable, readings
+from attention_conformance.backends.user.construct import (
+    CONSTRUCTOR,
+    Maker,
+    Settings,
+    operand_order,
+)
+from attention_conformance.backends.user.found import Variable, assignments_for
 from attention_conformance.suite.judge.trial import trial
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
@@ -165,7 +170,7 @@ def square(*names: str, order: str = "oi") -> dict[str, Variable]:
 def test_parameters_are_found_by_names_and_shapes(
     variables: dict[str, Variable], first: str, count: int
 ) -> None:
-    found = readings(variables, Case.parse(MULTI_HEAD))
+    found = assignments_for(variables, Case.parse(MULTI_HEAD))
     assert len(found) == count
     assert not found or found[0].text == first
 
@@ -197,16 +202,16 @@ def test_a_constructor_is_given_what_its_names_say(
 def test_a_config_has_the_names_of_the_list_and_no_others() -> None:
     config = Settings(draw(Case.parse(MULTI_HEAD)))
     assert (config.n_embd, config["n_head"], getattr(config, "flash", 7)) == (12, 3, 7)
-    assert list(config.read) == ["n_embd", "n_head"]
+    assert list(config.names_read) == ["n_embd", "n_head"]
     with pytest.raises(AttributeError, match="a config no 'n_hidden_things': expected names of"):
         _ = config.n_hidden_things
 
 
 def test_arrays_are_passed_in_the_order_of_their_names() -> None:
-    assert order_of(["query", "value", "key"]) == ["query", "value", "key"]
-    assert order_of(["V", "K", "Q"]) == ["value", "key", "query"]
-    assert order_of(["a", "b", "c"]) == ["query", "key", "value"]
-    assert order_of(["hidden_states"]) == ["query"]
+    assert operand_order(["query", "value", "key"]) == ["query", "value", "key"]
+    assert operand_order(["V", "K", "Q"]) == ["value", "key", "query"]
+    assert operand_order(["a", "b", "c"]) == ["query", "key", "value"]
+    assert operand_order(["hidden_states"]) == ["query"]
 
 
 def test_the_page_lists_every_name() -> None:

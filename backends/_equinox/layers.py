@@ -1,8 +1,8 @@
-"""equinox: rows of `nn.MultiheadAttention` and `nn.LayerNorm`, mapped over samples, by `jax.jit`; and
-`nn.RotaryPositionalEmbedding`. A call of a row builds the module from parameters among its arguments.
+"""equinox on JAX: rows of `nn.MultiheadAttention` and `nn.LayerNorm`, mapped over samples, by `jax.jit`;
+and `nn.RotaryPositionalEmbedding`. A call of a row builds the module from parameters among its arguments.
 
-The rotary module takes one sequence (L, D), in halves of whole heads, and numbers rows from 0; samples
-and heads are mapped. It takes no positions, so the call puts rows of zeros before a query at a later
+The rotary module rotates one sequence (L, D), in halves of whole heads; samples and heads are mapped. It
+takes no positions but numbers rows from 0. So the call puts rows of zeros before a query at a later
 position.
 """
 
@@ -29,13 +29,13 @@ PARTS = ("query", "key", "value", "output")
 """The projections; their modules are called `query_proj` and so on."""
 
 LEAVES = {"kernel": "weight", "bias": "bias"}
-"""The names of a projection's arrays."""
+"""By canonical name of a projection's array: equinox's name."""
 
 NO_BIAS = "equinox has no bias of the scores"
 
 
 def multi_head(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """An abstract `equinox.nn.MultiheadAttention`: no initializer runs."""
+    """Returns an abstract `equinox.nn.MultiheadAttention`: no initializer runs."""
     import equinox
 
     s, w = inputs.sizes, inputs.widths
@@ -57,8 +57,8 @@ def called(
     jit: bool = True,
     switches_off: bool = False,
 ) -> PreparedCall:
-    """The call, through `jax.jit` or operation by operation. `switches_off`: the module has dropout, and
-    an argument of the call switches it off."""
+    """Returns the call, through `jax.jit` or operation by operation. `switches_off`: the module has
+    dropout, and an argument of the call switches it off."""
     import equinox
 
     array, jax = impl.backend.array, impl.backend.jax
@@ -97,7 +97,8 @@ def called(
 
 
 def mask(impl: FrameworkLayer, inputs: Inputs, every_head: bool = False) -> dict[str, Any]:
-    """The mask (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ or with `every_head`."""
+    """Returns the argument `mask`: (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ or `every_head` is
+    True. B is left out if `inputs.squeezed`. Returns {} without a mask."""
     if inputs.dense_mask is None:
         return {}
     per_head = every_head or rank4(inputs.dense_mask).shape[1] != 1
@@ -106,7 +107,8 @@ def mask(impl: FrameworkLayer, inputs: Inputs, every_head: bool = False) -> dict
 
 
 def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls without `jax.jit`, with a mask of every head, and with dropout that the call switches off."""
+    """Returns calls without `jax.jit`, with a mask of every head, and with dropout that the call switches
+    off."""
     calls = {"operation by operation": impl.call(inputs, jit=False)}
     if inputs.dense_mask is not None:
         calls["mask of every head"] = impl.call(inputs, {"every_head": True})
@@ -147,7 +149,7 @@ EQUINOX_MULTI_HEAD = Layer(
 
 
 def layer_norm(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """An `equinox.nn.LayerNorm` of a token."""
+    """Returns an `equinox.nn.LayerNorm` of a token."""
     import equinox
 
     affine = "gain" in inputs.parameters
@@ -171,9 +173,9 @@ LONGEST = 2**17
 
 
 class EquinoxRotary(Implementation):
-    """The module with sine and cosine in the dtype `table`, "" for the query's.
+    """The module with sine and cosine in the dtype `table`; "" is the query's dtype.
 
-    All instances share one table of sine and cosine in equinox, which is empty before each cell.
+    In equinox all instances share one table of sine and cosine. It is emptied before each cell.
     """
 
     backend: JaxEngine
@@ -230,8 +232,8 @@ class EquinoxRotary(Implementation):
 
 
 def rotaries(backend: JaxEngine) -> list[EquinoxRotary]:
-    """Two implementations: with sine and cosine in the query's dtype, and in float32, as in JAX without
-    float64."""
+    """Returns two implementations: with sine and cosine in the query's dtype, and in float32 as in JAX
+    without float64."""
     # The answer, and each product of a gradient, is rounded once.
     single = EquinoxRotary.declared.but(
         numerics={"f32": "exact", "bf16": "eager", "f16": "eager"}, dtypes=("f32", "bf16", "f16")

@@ -1,6 +1,6 @@
 """Attention with a cache by ExecuTorch's operators sdpa_with_kv_cache, custom_sdpa and update_cache.
 
-Positions are the caller's: a rollback and a reset move the position back, as ExecuTorch's runner does.
+The caller has the positions: a rollback and a reset move the position back, as ExecuTorch's runner does.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NO_FEATURES = {
 }
 
 
-def llama_object(name: str) -> Any:
-    """The object of ExecuTorch's llama example with a name such as "module:Class"."""
+def object_of_llama_example(name: str) -> Any:
+    """Returns an object of ExecuTorch's llama example, named as "module:Class"."""
     return resolve_name(f"executorch.examples.models.llama.source_transformation.{name}")
 
 
@@ -102,7 +102,7 @@ class FusedCache(Scripted):
 
 
 class CustomRing(FusedCache):
-    """`CustomRingKVCache`, with twice as many slots as the window has keys, and `custom_sdpa` under the
+    """`CustomRingKVCache`, with twice as many slots as the window has keys, and `custom_sdpa` with the
     cache's own mask. A cache has one position for all samples, so every sample has a cache.
 
     A ring refuses chunks of more tokens than it has slots. Earlier tokens are written in chunks of one
@@ -115,7 +115,7 @@ class CustomRing(FusedCache):
     )
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        s, cache_class = inputs.sizes, llama_object("custom_kv_cache:CustomRingKVCache")
+        s, cache_class = inputs.sizes, object_of_llama_example("custom_kv_cache:CustomRingKVCache")
         window = inputs.case.option("left") + 1
         return tuple(CacheState(cache_class(1, window, s.Hkv, s.D, key.dtype)) for _ in range(s.B))
 
@@ -151,7 +151,8 @@ class CustomRing(FusedCache):
     def sample_step(
         self, state: CacheState, query: Any, key: Any, value: Any, scale: float | None
     ) -> tuple[Any, CacheState]:
-        """Write the cache, make the mask and attend, as a layer of the llama model does."""
+        """Write the cache, make the mask and attend, as a layer of the llama model does. Returns the rows
+        and the state of the sample."""
         torch, cache, first = self.backend.torch, state.cache, state.count
         positions = torch.arange(first, first + key.shape[1])
         updated = cache.update(positions, key.transpose(1, 2), value.transpose(1, 2))
@@ -161,7 +162,8 @@ class CustomRing(FusedCache):
         return rows, CacheState(cache, first + len(positions))
 
     def mask(self, cache: Any, positions: Any) -> Any:
-        """The mask (rows, slots), 0 or -inf, of the newest tokens, at these positions (rows,)."""
+        """Returns the mask (rows, slots), 0 or -inf, of the newest tokens, which are at these positions
+        (rows,)."""
         return cache.create_causal_mask_for_ring_buffer(int(positions[0]), len(positions))
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
@@ -175,19 +177,20 @@ class CustomRing(FusedCache):
 
     @staticmethod
     def change_each(state: Any, samples: tuple[Any, ...], change: Callable[..., Any]) -> Any:
-        """All samples' caches after `change` of the samples `samples[0]`, without `samples` of all."""
+        """Returns the caches of all samples, after `change` of those of the samples `samples[0]`, or of
+        all samples if `samples` is empty."""
         chosen = samples[0].tolist() if samples else range(len(state))
         return tuple(change(x) if n in chosen else x for n, x in enumerate(state))
 
 
 class SinkRing(CustomRing):
-    """`KVCacheWithAttentionSink`, whose first token keeps its slot. The mask of the cache shows this
-    token to every row; here it is hidden behind the window, as all tokens are."""
+    """`KVCacheWithAttentionSink`, whose first token keeps its slot. The mask of the cache lets every row
+    attend it; here it is masked outside of the window, as all tokens are."""
 
     name = "attention-sink-kv-cache"
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        s, make = inputs.sizes, llama_object("attention_sink:KVCacheWithAttentionSink")
+        s, make = inputs.sizes, object_of_llama_example("attention_sink:KVCacheWithAttentionSink")
         window = inputs.case.option("left") + 1
         make_cache = partial(make, s.Hkv, s.D, False, None, window, sink_size=1, dtype=key.dtype)
         return tuple(CacheState(make_cache()) for _ in range(s.B))

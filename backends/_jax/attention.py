@@ -19,7 +19,7 @@ from attention_conformance.backends.declared import (
     SINGLE_FUSED,
     Declared,
 )
-from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel, function_of_row
 from attention_conformance.backends.masks import FLAGGED, AttentionCall
 from attention_conformance.backends.prepared import PreparedCall, kernel_missing
 from attention_conformance.backends.textbook.attention import TextbookAttention
@@ -34,8 +34,8 @@ LENGTHS = partial(AttentionCall.lengths, integers=np.int32)
 
 
 def local_window_size(call: AttentionCall) -> Any:
-    """The window (left, right) in keys, None without a window. A side without an end gets the longest
-    length."""
+    """Returns the window (left, right) in keys; a side without limit gets the larger of Lq and Lk. None
+    without a window."""
     window, sizes = call.native.window, call.inputs.sizes
     if window is None:
         return None
@@ -44,14 +44,14 @@ def local_window_size(call: AttentionCall) -> Any:
 
 
 def operations(backend: JaxEngine) -> Operations:
-    """The operations of textbook code, which is called through `jax.jit`."""
+    """Returns the operations of textbook code, which is called through `jax.jit`."""
     jax, jnp = backend.jax, backend.numpy
     return operations_of(
         jnp,
         softmax=lambda x: jax.nn.softmax(x, axis=-1),
         fill=lambda x, hidden, number: jnp.where(hidden, number, x),
         # Refuses a mask with more axes than the scores, instead of broadcasting.
-        hide=lambda scores, mask: jnp.where(
+        mask_scores=lambda scores, mask: jnp.where(
             jnp.broadcast_to(mask, scores.shape), scores, jnp.finfo(scores.dtype).min
         ),
         logsumexp=lambda x: jax.nn.logsumexp(
@@ -59,8 +59,8 @@ def operations(backend: JaxEngine) -> Operations:
         ),
         take=lambda x, indices: x[indices],
         put=lambda x, indices, values: x.at[indices].set(values),
-        like=lambda x, other: x.astype(other.dtype),
-        counted=lambda n, x: jnp.arange(n, dtype=x.dtype),
+        cast_like=lambda x, other: x.astype(other.dtype),
+        arange_like=lambda n, x: jnp.arange(n, dtype=x.dtype),
         concat=jnp.concatenate,
         called=backend.jitted,
     )
@@ -75,8 +75,8 @@ EAGER = TextbookAttention.declared.but(numerics="stepwise").electing(
 def paths(
     impl: FrameworkFunction, inputs: Inputs, plain_call: PreparedCall
 ) -> Mapping[str, PreparedCall]:
-    """Calls in which the function chooses its kernel, with lengths of queries, without a batch axis, and
-    with a window of one number."""
+    """Returns calls in which the function chooses its kernel, with lengths of queries, without a batch
+    axis, and with a window of one number."""
     if inputs.feature("lse"):  # the paths return only the output
         return {}
     s, jnp = inputs.sizes, impl.backend.numpy
@@ -97,7 +97,7 @@ def paths(
         # Rows beyond query_seq_lengths must be zeros: the sum with the full answer would show others.
         return jnp.where(valid[..., None, None], answer, answer + function(**arguments))
 
-    functions: dict[str, Callable[..., Any]] = {"no implementation": as_named(impl, inputs)}
+    functions: dict[str, Callable[..., Any]] = {"no implementation": function_of_row(impl, inputs)}
     if s.Lq > 1:
         functions["query_seq_lengths below Lq"] = with_query_lengths
     if s.B == 1 and "key_value_seq_lengths" not in plain_call.arguments:
@@ -111,21 +111,21 @@ def paths(
 
 
 def with_kernel(kernel: str, impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function, called with `implementation=kernel`."""
+    """Returns the function, called with `implementation=kernel`."""
     options = {"return_residual": True} if inputs.feature("lse") else {}
-    return partial(as_named(impl, inputs), implementation=kernel, **options)
+    return partial(function_of_row(impl, inputs), implementation=kernel, **options)
 
 
 def through_jit(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
-    """The call through `jax.jit`; the unchanged call if it names no constants, by which calls share a
-    program, or if its dtype is in `stepwise_dtypes`."""
+    """Returns the call through `jax.jit`. Returns the call unchanged if it has no constants, by which
+    calls share a program, or if its dtype is in `stepwise_dtypes`."""
     if call.constants is None:
         return call
     return impl.backend.jitted_native(impl, call, inputs.dtype)
 
 
 def source_of(kernel: str) -> str:
-    """Source text of the function with `implementation=kernel`."""
+    """Returns the source text of the function with `implementation=kernel`."""
     function = f"partial({NATIVE}, implementation={kernel!r})"
     return f"from functools import partial\n\nfunction = {function}"
 

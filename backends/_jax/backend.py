@@ -27,7 +27,7 @@ from attention_conformance.suite.spec.vocabulary import DEVICES
 
 
 def flax_implementations(backend: JaxEngine) -> list[Implementation]:
-    """Flax's functions and layers."""
+    """Returns Flax's functions and layers as implementations."""
     from attention_conformance.backends._jax.flax_decode import LinenDecode, NnxDecode
     from attention_conformance.backends._jax.flax_functions import LINEN as LINEN_FUNCTION
     from attention_conformance.backends._jax.flax_functions import NNX as NNX_FUNCTION

@@ -1,6 +1,7 @@
-"""Compiled modes in JAX: operation by operation, mapped over the batch, compiled ahead of the first call.
+"""Compiled modes in JAX: operation by operation, mapped over the batch, and compiled ahead of the first
+call.
 
-`jax.jit` is the form of eager mode.
+Eager mode already calls `jax.jit`, except for user code.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ AHEAD = {
     "gradient": "a program that is compiled ahead has no derivative",
     "other-shapes": "a program that is compiled ahead has fixed shapes",
 }
-"""Features that programs lack if they are compiled ahead, with reasons."""
+"""Features that programs compiled ahead lack, with reasons."""
 
 
 class Ahead:
-    """A function lowered and compiled ahead of its first call, for the shapes of that call."""
+    """A function that is compiled ahead of its first call, for the shapes of that call."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -49,15 +50,15 @@ class Ahead:
 
 
 AS_ROUNDED = {"xla_allow_excess_precision": False}
-"""XLA's option by which a program rounds after every operation, as the operations one by one do. Without
-the option XLA leaves out conversions to 16 bits and back, and so their overflow to infinity."""
+"""XLA's option by which a program rounds after every operation, as single operations do. Without the
+option XLA leaves out conversions to 16 bits and back, and so their overflow to infinity."""
 
 
 class Traced(Jitted):
-    """A user's function through `jax.jit`, as far as JAX can trace it.
+    """A user's function through `jax.jit`, if JAX can trace it.
 
-    A function that is called as a program runs no Python. So checks of calls themselves call it operation
-    by operation (`suite.spec.levels.AS_CALLED`).
+    A program runs no Python. So checks of calls themselves call the function operation by operation
+    (`suite.spec.levels.AS_CALLED`).
 
     If a program cannot be made, or raises, the function is called operation by operation. If this call
     returns, `tries_programs` becomes False: no further program is tried.
@@ -111,7 +112,8 @@ class Traced(Jitted):
 
 
 USER_CODE = (UserLayer, UserFunction)
-"""Implementations that eager mode calls operation by operation; all others go through `jax.jit`."""
+"""Implementations that eager mode calls operation by operation. All others are called through
+`jax.jit`."""
 
 
 class JaxCompilers(Backend):
@@ -134,10 +136,10 @@ class JaxCompilers(Backend):
     def jitted(
         self, owner: Implementation, prepared: PreparedCall, kind: type[Jitted] = Jitted
     ) -> PreparedCall:
-        """The call through `jax.jit`; calls of the implementation `owner` with equal constants share a
-        function.
+        """Returns the call through `jax.jit`. Calls of the implementation `owner` with equal constants
+        share a function.
 
-        Raises ValueError if the call has no constants, since it would be compiled each time.
+        Raises ValueError if the call has no constants: it would be compiled each time.
         """
         if prepared.constants is None:
             raise ValueError(
@@ -149,7 +151,8 @@ class JaxCompilers(Backend):
         return replace(prepared, function=function, compiled=function, through=text)
 
     def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
-        """The context of a call. 64-bit numbers are on only in float64 calls; by default JAX has none."""
+        """Returns the context of a call. 64-bit numbers are on only in float64 calls; by default JAX has
+        none."""
         wide = dtype.name == "f64"
         return nullcontext if wide else partial(self.jax.enable_x64, False)
 
@@ -158,7 +161,8 @@ class JaxCompilers(Backend):
         return tuple(name for name in super().compilers_of(implementation) if name != default_form)
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        """The call in a form: "ops" (operation by operation), "jit", "vmap", or "aot" (`Ahead`)."""
+        """Returns the call in a form: "ops" (operation by operation), "jit", "vmap", or "aot"
+        (`Ahead`)."""
         import jax
 
         call, is_array = by_operation(prepared), self.is_array
@@ -183,7 +187,8 @@ class JaxCompilers(Backend):
         return replace(program, compiled=None, through="")
 
     def quick(self) -> Self | None:
-        """A new backend that compiles with the known `OPTIONS`; None on a GPU, or if XLA knows none."""
+        """Returns a new backend that compiles with the known `OPTIONS`; None on a GPU, or if XLA knows
+        none."""
         options = known_options() if self.device == "cpu" else {}
         if not options:
             return None

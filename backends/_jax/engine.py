@@ -12,7 +12,12 @@ from attention_conformance.backends._jax import transforms
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.modules import ModuleLayer, made_layer
 from attention_conformance.backends._jax.profiler import JaxProfiler
-from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback, underivable
+from attention_conformance.backends.prepared import (
+    Gradients,
+    PreparedCall,
+    Pullback,
+    no_derivative_as_forward_only,
+)
 from attention_conformance.backends.protocol import (
     Backend,
     BackendUnavailable,
@@ -27,10 +32,10 @@ FLAGS = (
     "jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_disable_jit",
     "jax_debug_nans", "jax_debug_infs", "jax_default_device",
 )  # fmt: skip
-"""JAX's settings that the suite records; a release may lack some."""
+"""JAX's settings that the suite records. A release may lack some."""
 
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
-"""JAX's names of devices by the suite's names."""
+"""JAX's name of each device."""
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
 """XLA's CPU programs flush subnormals to zero; float16 is computed in float32."""
@@ -105,7 +110,8 @@ class JaxEngine(JaxCompilers, JaxProfiler, Backend):
     def jitted_native(
         self, owner: Implementation, prepared: PreparedCall, dtype: DType
     ) -> PreparedCall:
-        """A call of `jax.nn.dot_product_attention`, through `jax.jit` unless in `stepwise_dtypes`."""
+        """Returns a call of `jax.nn.dot_product_attention`, through `jax.jit` unless `dtype` is in
+        `stepwise_dtypes`."""
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
 
     def layer_variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
@@ -133,6 +139,6 @@ class JaxEngine(JaxCompilers, JaxProfiler, Backend):
         with (
             prepared.within(),
             transforms.deriving(),
-            underivable(transforms.NO_JVP, declared=True),
+            no_derivative_as_forward_only(transforms.NO_JVP, declared=True),
         ):
             return transforms.jvp(prepared, tangents)

@@ -1,4 +1,4 @@
-"""Flax' layers that decode: one token a call, with a cache.
+"""Flax's layers with a cache, which decode one token per call.
 
 Projections are the identity or its negative, so that the layer is attention over its operands.
 """
@@ -104,12 +104,12 @@ class NnxDecode(Projected):
         return Decoding(cache, cache, parameters, parameters)
 
     def program_key(self, inputs: Inputs) -> Any:
-        """The key of a program: sizes and dtype, which are no arguments of it."""
+        """Returns the key of a program: sizes and dtype, which are not among its arguments."""
         s = inputs.sizes
         return s.B, s.H, s.Hkv, s.D, capacity(inputs.case), inputs.dtype.name
 
     def program(self, graph: Any) -> Callable[..., Any]:
-        """A program that decodes one token: the token `index` of arrays (B, L, H, D)."""
+        """Returns a program that decodes one token: the token `index` of arrays (B, L, H, D)."""
         jax = self.backend.jax
 
         def step(
@@ -126,7 +126,8 @@ class NnxDecode(Projected):
     def apply_layer(
         self, graph: Any, projections: Any, cache: Any, tokens: Sequence[Any], mask: Any
     ) -> tuple[Any, Any]:
-        """The layer's rows (B, 1, width) for query, key and value of one token, and its new cache."""
+        """Returns the layer's rows (B, 1, width) for query, key and value of one token, and its new
+        cache."""
         from flax import nnx
 
         layer = nnx.merge(graph, projections, cache)
@@ -148,7 +149,9 @@ class NnxDecode(Projected):
         program, slots = self.programs[self.program_key(context.inputs)], np.arange(capacity(case))
         for n in range(key.shape[1]):
             token = slice(n, n + 1)
-            mask = allowed(case, context.rows[:, token], context.begins[:, token], slots)[:, None]
+            mask = allowed(
+                case, context.token_positions[:, token], context.begins[:, token], slots
+            )[:, None]
             row, cache = program(state.projections, state.cache, query, key, value, mask, n)
             state = replace(state, cache=cache)
             rows.append(row)

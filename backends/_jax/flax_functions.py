@@ -16,7 +16,7 @@ from attention_conformance.backends.declared import (
     Declared,
 )
 from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
-from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel, function_of_row
 from attention_conformance.backends.layer import SEED
 from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, full
 from attention_conformance.backends.prepared import PreparedCall
@@ -24,7 +24,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def mask(call: AttentionCall) -> Any:
-    """The mask. Beside the causal flag its axes have full sizes (finding nnx-causal-broadcast)."""
+    """Returns the mask. With the causal flag its axes have full sizes (finding nnx-causal-broadcast)."""
     array = call.native.dense(call.inputs)
     if call.native.causal and array is not None and array.ndim <= 4:
         return call.backend.array(full(array, call.inputs), None)
@@ -32,14 +32,15 @@ def mask(call: AttentionCall) -> Any:
 
 
 def seed(call: AttentionCall) -> Any:
-    """The seed of dropout as an array; None without dropout."""
+    """Returns the seed of dropout as an array; None without dropout."""
     inputs = call.inputs
     return call.backend.array(np.asarray(inputs.dropout_seed), None) if inputs.rate else None
 
 
 def with_seed(impl: FrameworkFunction, inputs: Inputs, **settings: Any) -> Callable[..., Any]:
-    """A callable that passes the seed of dropout to the function as a random key, and `settings`."""
-    function, random_key = as_named(impl, inputs), impl.backend.jax.random.key
+    """Returns a callable that calls the function with `settings`, and with the seed of dropout as a
+    random key."""
+    function, random_key = function_of_row(impl, inputs), impl.backend.jax.random.key
 
     def call(**arguments: Any) -> Any:
         if SEED in arguments:
@@ -50,8 +51,8 @@ def with_seed(impl: FrameworkFunction, inputs: Inputs, **settings: Any) -> Calla
 
 
 def with_module(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function with a module to sow its weights into. With neither a module nor dropout the function
-    would call `jax.nn.dot_product_attention`, another implementation."""
+    """Returns the function with a module into which it sows its weights. Without a module and dropout the
+    function would call `jax.nn.dot_product_attention`, another implementation."""
     from flax import nnx
 
     return lambda **arguments: with_seed(impl, inputs, module=nnx.Module())(**arguments)
@@ -60,12 +61,15 @@ def with_module(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
 def paths(
     impl: FrameworkFunction, inputs: Inputs, plain_call: PreparedCall
 ) -> dict[str, PreparedCall]:
-    """If the causal flag is used: a call whose mask has axes of size 1, which broadcast."""
+    """Returns a call whose mask has axes of size 1, which broadcast, if the causal flag is used; else
+    {}."""
     call = AttentionCall(impl.backend, inputs, impl.row.native(inputs))
     if not call.native.causal:
         return {}
     mask = call.mask()
-    return plain_call.written_out({"mask as it broadcasts": {} if mask is None else {"mask": mask}})
+    return plain_call.with_additional_arguments(
+        {"mask as it broadcasts": {} if mask is None else {"mask": mask}}
+    )
 
 
 LINEN = Kernel(

@@ -22,7 +22,7 @@ from attention_conformance.backends.declared import (
     SINGLE_FUSED,
     Declared,
 )
-from attention_conformance.backends.layer import SEED, FrameworkLayer, Layer, outputs
+from attention_conformance.backends.layer import SEED, FrameworkLayer, Layer, output_and_weights
 from attention_conformance.backends.masks import causal_alone, rank4, split_native
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.case import Case
@@ -32,7 +32,7 @@ from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
 
 def settings(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
-    """Constructor arguments of all modules. As in users' code, default values are not passed."""
+    """Returns constructor arguments of all modules. As in users' code, default values are not passed."""
     s, widths, dtypes = inputs.sizes, inputs.widths, impl.backend.numpy.dtype
     dtype = dtypes(inputs.dtype.long_name)
     values = {
@@ -50,10 +50,11 @@ def settings(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
 def arguments(
     causal: bool, impl: FrameworkLayer, inputs: Inputs, form: str = "heads", flag: bool = True
 ) -> dict[str, Any]:
-    """The mask and the bias. `causal`: the module has a causal flag; `flag`: this flag is used.
+    """Returns the arguments for mask and bias. `causal`: the module has a causal flag; `flag`: it may be
+    used.
 
-    The form of the mask: "heads" (B, 1 or H, Lq, Lk), as from `make_attention_mask`; "broadcast", with
-    sizes of 1.
+    `form` of the mask: "heads" is (B, 1 or H, Lq, Lk), as from `make_attention_mask`; "broadcast" has
+    axes of size 1.
     """
     values: dict[str, Any] = {}
     native = split_native(inputs, causal=causal and flag)
@@ -84,7 +85,7 @@ def called(
     storage_dtype: str = "",
     **flags: Any,
 ) -> PreparedCall:
-    """The call through `jax.jit`.
+    """Returns the call through `jax.jit`.
 
     - `native`: the module calls `jax.nn.dot_product_attention`
     - `storage_dtype`: the dtype of the parameters, by default that of the inputs
@@ -99,7 +100,7 @@ def called(
     def run(**arguments: Any) -> tuple[Any, Any]:
         tree = impl.row.parameters({name: arguments.pop(name) for name in parameters})
         bias, seed = arguments.pop("bias", None), arguments.pop(SEED)
-        return outputs(module(tree, bias, seed, arguments), inputs)
+        return output_and_weights(module(tree, bias, seed, arguments), inputs)
 
     arrays = {**arguments, **parameters, SEED: array(np.asarray(inputs.dropout_seed), None)}
     module_constants = (constructor, inputs.widths, inputs.sizes.Hkv)
@@ -111,34 +112,34 @@ def called(
 
 
 Ways = dict[str, dict[str, Any]]
-"""Keyword arguments of `FrameworkLayer.call`, by the name of the path."""
+"""By name of a path: keyword arguments of `FrameworkLayer.call`."""
 
 
 def nnx_ways(inputs: Inputs) -> Ways:
-    """Ways to call the module of NNX that calls `jax.nn.dot_product_attention`."""
+    """Returns ways to call the module of NNX that calls `jax.nn.dot_product_attention`."""
     ways: Ways = {"nnx.view, nnx.jit": {"view": True, "jit": True}}
     if decodes(inputs):
         # The cache masks the future; the causal flag would mask the past (finding nnx-decode-causal).
-        ways["decode"] = {"decode": True, "given": {"flag": False}}
+        ways["decode"] = {"decode": True, "changes": {"flag": False}}
         ways["decode, is_causal"] = {"decode": True}
     return ways
 
 
 def weights_ways(inputs: Inputs) -> Ways:
-    """Ways to call the module of NNX that sows weights."""
-    decode = {"decode": True, "view": True, "given": {"flag": False}}
+    """Returns ways to call the module of NNX that sows weights."""
+    decode = {"decode": True, "view": True, "changes": {"flag": False}}
     return linen_ways(inputs) | ({"nnx.view, decode": decode} if decodes(inputs) else {})
 
 
 def linen_ways(inputs: Inputs) -> Ways:
-    """Ways to call the module of Linen."""
+    """Returns ways to call the module of Linen; {} in training."""
     if inputs.training:
         return {}
     return {"dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True}}
 
 
 def decodes(inputs: Inputs) -> bool:
-    """True if decoding row by row gives the same answer: self-attention with only a causal mask."""
+    """True if decoding row by row gives the same answer: in self-attention with only a causal mask."""
     if inputs.squeezed or inputs.training or inputs.bias is not None:
         return False
     return causal_alone(inputs) and inputs.self_attention and inputs.returned == "none"
@@ -147,28 +148,29 @@ def decodes(inputs: Inputs) -> bool:
 def paths(
     ways_of: Callable[[Inputs], Ways], causal: bool, impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """Calls with other forms of the mask, with parameters in float32, and as `ways_of(inputs)` says.
-    `causal`: the module has a causal flag."""
+    """Returns calls with other forms of the mask, with parameters in float32, and in the ways
+    `ways_of(inputs)`. `causal`: the module has a causal flag."""
     ways = ways_of(inputs)
     if inputs.dense_mask is not None:
         if causal and split_native(inputs, causal=True).causal and inputs.mask_array is None:
-            ways["causal as a mask"] = {"given": {"flag": False}}
+            ways["causal as a mask"] = {"changes": {"flag": False}}
         if split_native(inputs, causal=causal).dense(inputs) is not None:
-            ways["mask as it broadcasts"] = {"given": {"form": "broadcast"}}
+            ways["mask as it broadcasts"] = {"changes": {"form": "broadcast"}}
     if inputs.dtype.is_half:
         ways["parameters in float32"] = {"storage_dtype": "f32"}
     return {name: impl.call(inputs, **way) for name, way in ways.items()}
 
 
 def unsupported_epsilon(case: Case) -> str | None:
-    """The reason if a case has another epsilon than the norms of queries and keys, or None."""
+    """Returns the reason if a case has another epsilon than the norms of queries and keys, or None."""
     if case.option("qk_norm") and case.option("epsilon") != EPSILON:
         return f"Flax's norms of queries and keys add {EPSILON:g} to a variance"
     return None
 
 
 def unsupported_widths(case: Case) -> str | None:
-    """The reason if keys and values have different widths, or that of `unsupported_epsilon`, or None."""
+    """Returns the reason if keys and values have different widths, or that of `unsupported_epsilon`, or
+    None."""
     if case.widths is not None and case.widths.key != case.widths.value:
         return "flax.nnx.MultiHeadAttention has one in_kv_features for keys and values"
     return unsupported_epsilon(case)

@@ -1,4 +1,4 @@
-"""Flax's attention modules as functions: each makes a module from parameters among its arguments, and
+"""Flax's attention modules as functions. Each makes a module from parameters among its arguments, and
 calls it. A bias is passed through `attention_fn`, as documented."""
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from attention_conformance.backends.layer import FrameworkLayer
 from attention_conformance.suite.spec.inputs import Inputs
 
 PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
-"""Canonical names of projections by Flax's names. Kernels and biases have the canonical shapes."""
+"""By Flax's names of projections: the canonical names. Kernels and biases have the canonical shapes."""
 
 EPSILON = 1e-6
-"""The default epsilon of Flax's layer norms; attention modules cannot set another."""
+"""The default epsilon of Flax's layer norms. Attention modules cannot change it."""
 
 
 def by_parts(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Flax's tree of parameters, made of canonical ones."""
+    """Returns Flax's tree of parameters, made of canonical parameters."""
     norms = {
         f"{part}_ln": {"scale": parameters[f"{part}_gain"]}
         for part in ("query", "key")
@@ -35,7 +35,7 @@ def by_parts(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def bias_setting(function: Callable[..., Any], bias: Any) -> dict[str, Any]:
-    """The constructor's argument that adds a bias to the scores; empty without a bias."""
+    """Returns the constructor's argument that adds a bias to the scores; {} without a bias."""
     return {} if bias is None else {"attention_fn": partial(function, bias=bias)}
 
 
@@ -50,10 +50,10 @@ def nnx_module(
     deterministic: bool | None = None,
     **settings: Any,
 ) -> Callable[..., Any]:
-    """A function of parameters, bias, seed and arguments that makes and calls the module.
+    """Returns a function of parameters, bias, seed and arguments that makes and calls the module.
 
-    - `view`: `nnx.view` sets `deterministic` and `decode`, which else are arguments
-    - `jit`: through `nnx.jit`
+    - `view`: `nnx.view` sets `deterministic` and `decode`; otherwise they are arguments
+    - `jit`: the call goes through `nnx.jit`
     - `decode`: row by row, with a cache by `init_cache` or `nnx.view`
     """
     import jax
@@ -76,11 +76,12 @@ def nnx_module(
 
     @cache
     def abstract() -> Any:
-        """The abstract module, made once: no initializer runs, and there are no random numbers."""
+        """Returns the abstract module, made once: no initializer runs, and there are no random
+        numbers."""
         return nnx.eval_shape(lambda: construct(None))
 
     def layer_in_mode(layer: Any, rows: Any) -> Any:
-        """The layer, with a cache if it decodes; with `view` its mode is set."""
+        """Returns the layer, with a cache if it decodes; with `view` also its mode is set."""
         cache = {"batch_size": rows.shape[0], "max_length": rows.shape[1]} if decode else {}
         if view:
             return nnx.view(layer, deterministic=evaluates, decode=decode, **cache)
@@ -124,7 +125,7 @@ def linen_module(
     deterministic: bool | None = None,
     **settings: Any,
 ) -> Callable[..., Any]:
-    """A function of parameters, bias, seed and arguments that makes and calls the module."""
+    """Returns a function of parameters, bias, seed and arguments that makes and calls the module."""
     import jax
     from flax import linen
 

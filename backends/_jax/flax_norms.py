@@ -25,7 +25,7 @@ BATCH_EPSILON = 1e-5
 
 
 def variable_collections(parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Canonical parameters as collections of variables by Flax's names."""
+    """Returns canonical parameters as collections of variables by Flax's names."""
     params = {
         flax_name: parameters[name]
         for flax_name, name in (("scale", "gain"), ("bias", "offset"))
@@ -40,7 +40,7 @@ def variable_collections(parameters: dict[str, Any]) -> dict[str, dict[str, Any]
 def norm(
     kind: str, impl: FrameworkLayer, inputs: Inputs, training: bool | None = None, **flags: Any
 ) -> Any:
-    """A module of `flax.linen`. As in users' code, a default epsilon is not passed."""
+    """Returns a module of `flax.linen`. As in users' code, a default epsilon is not passed."""
     from flax import linen
 
     dtype, affine = impl.backend.numpy.dtype(inputs.dtype.long_name), "gain" in inputs.parameters
@@ -61,9 +61,9 @@ def called(
     storage_dtype: str = "",
     **flags: Any,
 ) -> PreparedCall:
-    """The call through `jax.jit`.
+    """Returns the call through `jax.jit`.
 
-    - `steps`: the number of training steps before, each on a multiple of the query
+    - `steps`: for each training step before the call, the factor of the query
     - `storage_dtype`: the dtype of the parameters, by default that of the inputs
     """
     backend, training = impl.backend, inputs.training
@@ -87,7 +87,7 @@ def called(
 
 
 def paths(epsilon: float, impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls with the default `epsilon`, with parameters in float32, and after training."""
+    """Returns calls with the default `epsilon`, with parameters in float32, and after training."""
     calls = {"default epsilon": with_epsilon(impl, inputs, epsilon)}
     if inputs.dtype.is_half and "gain" in inputs.parameters:
         calls["parameters in float32"] = impl.call(inputs, storage_dtype="f32")

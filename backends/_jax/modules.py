@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.binder import ends_in
+from attention_conformance.backends.binder import callable_with_signature
 
 
 class Variable:
-    """A parameter of a module, to which arrays are assigned as to variables of other frameworks."""
+    """A parameter of a module. Arrays are assigned to it as to variables of other frameworks."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -33,14 +33,14 @@ class Variable:
 
 
 def zeros_like(argument: Any) -> Any:
-    """Zeros of an array's shape and dtype; an argument without a dtype is returned unchanged."""
+    """Returns zeros of an array's shape and dtype. An argument without a dtype is returned unchanged."""
     return np.zeros(argument.shape, argument.dtype) if hasattr(argument, "dtype") else argument
 
 
 class ModuleLayer:
     """A module as a layer: a callable with the module's own signature and a keyword `seed`.
 
-    - `init(*arguments, **keywords)`: the module's parameters, a tree, and its state, such as counters
+    - `init(*arguments, **keywords)`: the module's parameters, a tree, and its state, for example counters
     - `apply(parameters, state, seed, *arguments, **keywords)`: the module's answer
     - `call`: the callable whose signature the layer has
     - `variables`: the parameters by path, in `dtype`; empty before the first call
@@ -90,14 +90,15 @@ class ModuleLayer:
 
 
 def run_compiled(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """The function's answer, computed as one program, which compiles faster than single operations."""
+    """Returns the function's answer. It is computed as one program, which compiles faster than single
+    operations."""
     import jax
 
     return jax.jit(partial(function, *arguments, **keywords))()
 
 
 def linen_layer(module: Any, dtype: Any) -> ModuleLayer:
-    """The layer of a Flax Linen module; the first call makes its parameters."""
+    """Returns the layer of a Flax Linen module. The first call makes its parameters."""
     import jax
 
     def init(*arguments: Any, **keywords: Any) -> Any:
@@ -113,8 +114,8 @@ def linen_layer(module: Any, dtype: Any) -> ModuleLayer:
 
 
 def nnx_layer(module: Any, dtype: Any, training: bool) -> ModuleLayer:
-    """The layer of a Flax NNX module. Each call is made on a copy, so that counters of random numbers
-    do not advance."""
+    """Returns the layer of a Flax NNX module. Each call is made on a copy, so that counters of random
+    numbers do not advance."""
     from flax import nnx
 
     (module.train if training else module.eval)()
@@ -132,12 +133,13 @@ def nnx_layer(module: Any, dtype: Any, training: bool) -> ModuleLayer:
 
 
 def haiku_layer(make: Callable[[], Any], dtype: Any) -> ModuleLayer:
-    """The layer of a Haiku module, which `make` makes in each call, inside of `haiku.transform`."""
+    """Returns the layer of a Haiku module. `make` makes the module in each call, inside of
+    `haiku.transform`."""
     import haiku
     import jax
 
     calls: list[Any] = []
-    haiku.transform(lambda: calls.append(ends_in(make()))).init(None)
+    haiku.transform(lambda: calls.append(callable_with_signature(make()))).init(None)
     transformed = haiku.transform_with_state(
         lambda *arguments, **keywords: make()(*arguments, **keywords)
     )
@@ -151,8 +153,8 @@ def haiku_layer(make: Callable[[], Any], dtype: Any) -> ModuleLayer:
 
 
 def made_layer(make: Callable[[], Any], parameter_dtype: np.dtype, training: bool = False) -> Any:
-    """The new layer `make()`; a module of Flax or Haiku as a `ModuleLayer` with parameters of the
-    dtype."""
+    """Returns the new layer `make()`. A module of Flax or Haiku becomes a `ModuleLayer` with parameters
+    of the dtype."""
     try:
         layer = make()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Packed and paged attention that JAX ships: `jax.nn.dot_product_attention`, for which each segment is a
+"""Packed and paged attention that JAX ships: `jax.nn.dot_product_attention`, where each segment is a
 sample of a batch; the reference function of the ragged kernel for TPUs; and a kernel for GPUs, which
 Pallas interprets on a CPU."""
 
@@ -14,7 +14,7 @@ from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.pallas import NO_FLOAT64
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.limits import Limits
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.operators import Arrays, OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
@@ -25,8 +25,8 @@ from attention_conformance.suite.spec.operators import packed, paged
 
 
 class JaxNnPacked(Implementation):
-    """Segments as a batch (B, longest, H, D), padded with zeros, with `query_seq_lengths` and
-    `key_value_seq_lengths`. The answer is packed again."""
+    """Packed attention with segments as a batch (B, longest, H, D), padded with zeros, with
+    `query_seq_lengths` and `key_value_seq_lengths`. The answer is packed again."""
 
     backend: JaxEngine
 
@@ -44,7 +44,7 @@ class JaxNnPacked(Implementation):
 
     @cached_property
     def layout_programs(self) -> tuple[Any, Any]:
-        """`unpacked_rows` and `packed_tokens` as programs in every dtype; they are not judged."""
+        """`unpacked_rows` and `packed_tokens` as programs, in every dtype. They are not judged."""
         jit = self.backend.jax.jit
         return jit(unpacked_rows), jit(partial(packed_tokens, self.backend.numpy))
 
@@ -52,7 +52,7 @@ class JaxNnPacked(Implementation):
         backend, (unpack, pack) = self.backend, self.layout_programs
         if len(inputs.key) != len(inputs.value):
             raise ValueError("a batch needs as many values as keys")
-        arguments = sequences(backend, inputs)
+        arguments = operand_arrays(backend, inputs)
         for name in ("query", "key"):
             lengths = inputs.arrays[f"{name}_lengths"].astype(np.int32)
             arguments[f"{name}_lengths"] = backend.array(lengths, None)
@@ -82,7 +82,7 @@ class JaxNnPacked(Implementation):
 def unpacked_rows(
     query: Any, key: Any, value: Any, query_indices: Any, key_indices: Any
 ) -> list[Any]:
-    """Unpack tokens (L, H, D) to a batch (B, longest, H, D), padded with zeros."""
+    """Returns tokens (L, H, D), unpacked to a batch (B, longest, H, D) that is padded with zeros."""
     tokens_and_indices = ((query, query_indices), (key, key_indices), (value, key_indices))
     return [
         tokens.at[indices].get(mode="fill", fill_value=0) for tokens, indices in tokens_and_indices
@@ -90,13 +90,14 @@ def unpacked_rows(
 
 
 def packed_tokens(numpy: Any, query: Any, answer: Any, query_indices: Any) -> Any:
-    """Pack a batch (B, longest, H, Dv) to the tokens (Lq, H, Dv) of `query`; `numpy` is `jax.numpy`."""
+    """Returns a batch (B, longest, H, Dv), packed to tokens (Lq, H, Dv). `numpy` is `jax.numpy`."""
     tokens = numpy.zeros_like(answer, shape=(len(query), *answer.shape[2:]))
     return tokens.at[query_indices].set(answer, mode="drop")
 
 
 def token_indices(lengths: np.ndarray) -> np.ndarray:
-    """Indices (B, longest) of the tokens of segments; padding has an index beyond all tokens."""
+    """Returns the indices (B, longest) of the tokens of segments. Padding has an index beyond all
+    tokens."""
     starts, offsets = (
         packed.cumulative_lengths(lengths),
         np.arange(max(int(lengths.max(initial=0)), 1)),
@@ -119,7 +120,8 @@ class JaxPaged(OperatorFunction):
 
 
 class RaggedReference(JaxPaged):
-    """`ref_ragged_paged_attention`, always causal. Its pages hold each head's key next to its value."""
+    """`ref_ragged_paged_attention`, which is always causal. Its pages have each head's key next to its
+    value."""
 
     name = "ragged-reference"
     declared = Declared(
@@ -155,8 +157,8 @@ class RaggedReference(JaxPaged):
 
 
 class GpuPaged(JaxPaged):
-    """`jax.experimental.pallas.ops.gpu.paged_attention`: one query of every sample. Pages of an even
-    number are split in two parts. The query is scaled before the call."""
+    """`jax.experimental.pallas.ops.gpu.paged_attention`, with one query per sample. An even number of
+    pages is split in two parts. The query is scaled before the call."""
 
     name = "pallas-gpu-paged"
     declared = Declared(

@@ -1,4 +1,4 @@
-"""Attention kernels in Pallas that JAX ships: of GPUs and TPUs. On a CPU Pallas interprets them.
+"""Pallas kernels of attention for GPUs and TPUs that JAX ships. On a CPU Pallas interprets them.
 
 Numbers of 64 bits are off: with them the kernels for GPUs raise an error about dtypes of indices.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from attention_conformance.backends._jax.attention import LENGTHS as KEY_LENGTHS
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import Declared
-from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel, function_of_row
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.masks import EFFECTIVE_SCALE, AttentionCall
 from attention_conformance.backends.prepared import PreparedCall
@@ -33,15 +33,15 @@ NO_FLOAT64 = tuple(name for name in DTYPES if name != "f64")
 
 
 def without_elements(case: Case) -> str | None:
-    """The reason why a case without elements is not supported, or None."""
+    """Returns the reason why a case without elements is not supported, or None."""
     if 0 in (case.sizes.B, case.sizes.Lq, case.sizes.Lk):
         return "the kernel divides by its sizes"
     return None
 
 
 def without_elements_or_more_queries(case: Case) -> str | None:
-    """The reason of `without_elements`, or for a causal case with more queries than keys (finding
-    pallas-mha-causal)."""
+    """Returns the reason of `without_elements`, or that of a causal case with more queries than keys
+    (finding pallas-mha-causal), or None."""
     if case.mask is not None and case.sizes.Lq > case.sizes.Lk:
         return "with the causal flag and more queries than keys it reads behind the keys"
     return without_elements(case)
@@ -50,15 +50,15 @@ def without_elements_or_more_queries(case: Case) -> str | None:
 def in_default_precision(
     impl: FrameworkFunction, inputs: Inputs, call: PreparedCall
 ) -> PreparedCall:
-    """The call in JAX's default mode: 64-bit numbers are off, except in float64."""
+    """Returns the call in JAX's default mode: 64-bit numbers are off, except in float64."""
     return call.under(impl.backend.surroundings(inputs.dtype))
 
 
 def mha(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The kernel in blocks of 16. The backward pass takes as many blocks of queries as of keys."""
+    """Returns the kernel in blocks of 16. The backward pass has as many blocks of queries as of keys."""
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes
 
-    function, interpret = as_named(impl, inputs), impl.backend.device == "cpu"
+    function, interpret = function_of_row(impl, inputs), impl.backend.device == "cpu"
     halves = [max(length // 2, 1) for length in (inputs.sizes.Lq, inputs.sizes.Lk)]
     blocks = BlockSizes(BLOCK, BLOCK, *halves, *halves)
 
@@ -69,9 +69,9 @@ def mha(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
 
 
 def decode(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The kernel for one query, with the keys in two parts."""
+    """Returns the kernel for one query, with the keys in two parts."""
     settings = {"block_k": BLOCK, "k_splits": SPLITS, "interpret": impl.backend.device == "cpu"}
-    function = as_named(impl, inputs)
+    function = function_of_row(impl, inputs)
 
     def call(query: Any, key: Any, value: Any, scale: float, lengths: Any = None) -> Any:
         return function(query[:, 0], key, value, None, lengths, sm_scale=scale, **settings)[:, None]
@@ -80,10 +80,11 @@ def decode(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
 
 
 def splash(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The kernel in blocks of 16 queries and 128 keys. Queries are multiplied by the scale before."""
+    """Returns the kernel in blocks of 16 queries and 128 keys. Queries are multiplied by the scale before
+    the call."""
     from jax.experimental.pallas.ops.tpu import splash_attention
 
-    backend, sizes, make_kernel = impl.backend, inputs.sizes, as_named(impl, inputs)
+    backend, sizes, make_kernel = impl.backend, inputs.sizes, function_of_row(impl, inputs)
     blocks = splash_attention.BlockSizes(BLOCK, LANES, LANES, BLOCK, LANES, LANES, BLOCK, LANES)
     swap = partial(backend.numpy.swapaxes, axis1=1, axis2=2)
 
@@ -101,8 +102,8 @@ def splash(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
 
 
 def splash_reference(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The reference function with which JAX tests the kernel for TPUs."""
-    backend, s, make_attention = impl.backend, inputs.sizes, as_named(impl, inputs)
+    """Returns the reference function with which JAX tests the kernel for TPUs."""
+    backend, s, make_attention = impl.backend, inputs.sizes, function_of_row(impl, inputs)
     swap = partial(backend.numpy.swapaxes, axis1=1, axis2=2)
     softcap = inputs.feature("softcap") or None
 

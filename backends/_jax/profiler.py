@@ -21,8 +21,8 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class Compilations:
-    """Counts JAX's events in this process from its creation: `count` traces, lowerings and compilations,
-    `programs` compilations alone."""
+    """Counts JAX's events in this process from its creation on: `count` traces, lowerings and
+    compilations, `programs` only compilations."""
 
     def __init__(self) -> None:
         import jax
@@ -36,7 +36,7 @@ class Compilations:
 
 
 def _program(prepared: PreparedCall) -> Any:
-    """XLA's program of the call; None if the call is not one program."""
+    """Returns XLA's program of the call; None if the call is not one program."""
     handle = prepared.compiled
     if isinstance(handle, Jitted):
         return handle.compiled(prepared.arguments)
@@ -49,8 +49,8 @@ class JaxProfiler(Backend):
     attention_functions = ("jax.nn.dot_product_attention",)
 
     def kernels(self, prepared: PreparedCall) -> str:
-        """Kernels in XLA's program of the call; if the call is not one program, the counts of products
-        and custom calls."""
+        """Returns the kernels in XLA's program of the call. If the call is not one program, returns the
+        numbers of products and custom calls."""
         import jax
 
         program = _program(prepared)
@@ -80,7 +80,8 @@ class JaxProfiler(Backend):
         return lambda: -array
 
     def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
-        """Temporaries and output of a call that is one program, as XLA planned them; else None."""
+        """Returns the bytes of temporaries and output of a call that is one program, as XLA planned them;
+        else None."""
         program = _program(prepared)
         plan = None if program is None else program.memory_analysis()
         return None if plan is None else int(plan.temp_size_in_bytes + plan.output_size_in_bytes)

@@ -31,7 +31,7 @@ instead of 160; JAX's two options take 52 and 96 ms (jaxlib 0.10.2)."""
 
 
 def known_options() -> dict[str, Any]:
-    """The `OPTIONS` that this release of XLA accepts."""
+    """Returns those of `OPTIONS` that this release of XLA accepts."""
     import jax
 
     def is_accepted(options: dict[str, Any]) -> bool:
@@ -49,7 +49,7 @@ def known_options() -> dict[str, Any]:
 class JitProgram:
     """A function compiled by `jax.jit` with `options` of XLA.
 
-    Within another trace a function with options is called directly: a program has only one set of
+    Within another trace a function with options is called directly, because a program has only one set of
     options.
     """
 
@@ -78,11 +78,11 @@ class JitProgram:
 
 @dataclass(frozen=True)
 class Static:
-    """The parts of a call besides arrays, on which its program depends.
+    """The parts of a call without its arrays, on which its program depends.
 
-    - `aliases`: names of arguments that are the same array as an earlier argument, with its name
+    - `aliases`: arguments that are the same array as an earlier argument, with that argument's name
     - `values`: the arguments that are no arrays
-    - `output_index`: the output's place in the returned tuple; None if the return value is the output
+    - `output_index`: the output's index in the returned tuple; None if the return value is the output
 
     Equality compares `text`, since 1 == True and 0.0 == -0.0.
     """
@@ -96,18 +96,18 @@ class Static:
         object.__setattr__(self, "text", repr((self.aliases, sorted(self.values.items(), key=str))))
 
     def arguments(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of the call for these arrays."""
+        """Returns the arguments of the call for these arrays."""
         return {**arrays, **{n: arrays[first] for n, first in self.aliases.items()}, **self.values}
 
     def first(self, name: str) -> str:
-        """The name of the first argument with the same array."""
+        """Returns the name of the first argument with the same array."""
         return self.aliases.get(name, name)
 
 
 def split_arguments(
     arguments: Mapping[str, Any], output_index: int | None = None
 ) -> tuple[dict[str, Any], Static]:
-    """Split a call's arguments into arrays, each under its first name, and `Static`."""
+    """Returns a call's arrays, each under its first name, and the rest of its arguments as `Static`."""
     import jax
 
     arrays: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def split_arguments(
 
 
 class Jitted:
-    """A function through `jax.jit`, whose arguments other than arrays are static.
+    """A function through `jax.jit`. Its arguments that are no arrays are static.
 
     `function` is the function itself; `options` are compiler options of XLA.
     """
@@ -143,32 +143,33 @@ class Jitted:
         return self.forward(arrays, static=static)
 
     def ready(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
-        """A call whose arguments are already split, so that splitting is not timed."""
+        """Returns a call whose arguments are already split, so that splitting is not timed."""
         arrays, static = split_arguments(arguments)
         forward = self.forward.program
         return lambda: forward(arrays, static=static)
 
     def compiled(self, arguments: Mapping[str, Any]) -> Any:
-        """XLA's program of a call, compiled if necessary."""
+        """Returns XLA's program of a call; it is compiled if necessary."""
         arrays, static = split_arguments(arguments)
         return self.forward.program.lower(arrays, static=static).compile()
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-        """Output and gradients of a call of this function, one program (see `Backend.vjp`)."""
+        """Returns output and gradients of a call of this function, by one program (see `Backend.vjp`)."""
         arrays, static = split_arguments(prepared.arguments, _output_index(prepared))
         names = tuple(static.first(prepared.argument(name)) for name in wrt)
         output, gradients = self._vjp(arrays, cotangent, static=static, wrt=names)
         return output, dict(zip(wrt, gradients, strict=True)) if gradients else {}
 
     def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
-        """Output and pullback of a call of this function, a program each (see `Backend.pullback`)."""
+        """Returns output and pullback of a call of this function, each by a program (see
+        `Backend.pullback`)."""
         arrays, static = split_arguments(prepared.arguments, _output_index(prepared))
         names = tuple(static.first(prepared.argument(name)) for name in wrt)
         output, pull = self._pullback(arrays, static=static, wrt=names)
         return output, lambda cotangent: dict(zip(wrt, self._pull(pull, cotangent), strict=True))
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        """JVP of a call of this function, one program (see `Backend.jvp`)."""
+        """Returns the JVP of a call of this function, by one program (see `Backend.jvp`)."""
         arrays, static = split_arguments(prepared.arguments, _output_index(prepared))
         by_argument = {static.first(prepared.argument(n)): t for n, t in tangents.items()}
         return self._jvp(arrays, by_argument, static=static)
@@ -207,13 +208,13 @@ class Jitted:
 
 
 def _output_index(prepared: PreparedCall) -> int | None:
-    """The index of the output in the returned tuple; None if it is the only returned array."""
+    """Returns the index of the output in the returned tuple; None if it is the only returned array."""
     names = prepared.outputs
     return names.index("output") if len(names) > 1 else None
 
 
 def by_operation(prepared: PreparedCall) -> PreparedCall:
-    """The same call, run operation by operation, without `jax.jit`."""
+    """Returns the same call, run operation by operation, without `jax.jit`."""
     function = prepared.function
     if not isinstance(function, Jitted):
         return prepared

@@ -19,7 +19,7 @@ from attention_conformance.backends.prepared import (
     Gradients,
     PreparedCall,
     Pullback,
-    underivable,
+    no_derivative_as_forward_only,
 )
 
 UNDERIVABLE = (
@@ -27,7 +27,7 @@ UNDERIVABLE = (
     "|The FFI call to .* cannot be differentiated|Linearization failed to produce known values"
     "|Reverse-mode differentiation does not work for lax.while_loop)"
 )
-"""The messages of JAX about an operation without a derivative, such as a Pallas kernel without
+"""Pattern of JAX's messages about an operation without a derivative, such as a Pallas kernel without
 `jax.custom_vjp`."""
 
 PALLAS_RULE = "_pallas_call_jvp_rule"
@@ -41,9 +41,10 @@ NO_JVP = r"^can't apply forward-mode autodiff \(jvp\) to a custom_vjp function"
 def deriving() -> Iterator[None]:
     """A context in which an operation without a derivative raises ForwardOnly.
 
-    JAX's rule of Pallas kernels fails an assertion without a message if a kernel reads `program_id`.
+    If a kernel reads `program_id`, JAX's rule of Pallas kernels fails an assertion without a message;
+    this also becomes ForwardOnly.
     """
-    with underivable(UNDERIVABLE):
+    with no_derivative_as_forward_only(UNDERIVABLE):
         try:
             yield
         except AssertionError as error:
@@ -55,38 +56,39 @@ def deriving() -> Iterator[None]:
 
 
 def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-    """Output and gradients by `jax.vjp`, with respect to the operands `wrt`.
+    """Returns output and gradients by `jax.vjp`, with respect to the operands `wrt`.
 
     There are no gradients if output and cotangent have different dtypes.
     """
     if isinstance(prepared.function, Jitted):
         return prepared.function.vjp(prepared, wrt, cotangent)
-    out, pull = _pull(prepared, wrt)
+    out, pull = _output_and_vjp(prepared, wrt)
     if out.dtype != cotangent.dtype:
         return out, {}  # wrong dtype of the answer: vjp would refuse the cotangent
     return out, dict(zip(wrt, pull(cotangent), strict=True))
 
 
 def pullback(prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
-    """Output and pullback by `jax.vjp`."""
+    """Returns output and pullback by `jax.vjp`."""
     if isinstance(prepared.function, Jitted):
         return prepared.function.pullback(prepared, wrt)
-    out, pull = _pull(prepared, wrt)
+    out, pull = _output_and_vjp(prepared, wrt)
     return out, lambda cotangent: dict(zip(wrt, pull(cotangent), strict=True))
 
 
 def jvp(prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-    """JVP of the output for `tangents`, by `jax.jvp`."""
+    """Returns the JVP of the output for `tangents`, by `jax.jvp`."""
     import jax
 
     if isinstance(prepared.function, Jitted):
         return prepared.function.jvp(prepared, tangents)
-    output, operands = prepared.of_operands([*tangents])
+    output, operands = prepared.output_function([*tangents])
     return jax.jvp(output, tuple(operands), tuple(tangents.values()))[1]
 
 
 def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Engine.timed_step`. If the call is one program, forward and backward pass are one program, too."""
+    """Returns `Engine.timed_step`. If the call is one program, forward and backward pass are one program,
+    too."""
     import jax
 
     if direction == "forward":
@@ -99,11 +101,11 @@ def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
     programs: dict[str, Callable[..., Any]] = {}
 
     def ready(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
-        """A function of no arguments that runs the step; only its calls are timed."""
+        """Returns a function without arguments that runs the step; only its calls are timed."""
         arrays, static = split_arguments(arguments)
 
         def output_and_pullback(arrays: Mapping[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
-            return _pull(replace(unjitted, arguments=static.arguments(arrays)), wrt)
+            return _output_and_vjp(replace(unjitted, arguments=static.arguments(arrays)), wrt)
 
         def output_and_gradients(arrays: Mapping[str, Any], cotangent: Any) -> Gradients:
             out, pull = output_and_pullback(arrays)
@@ -119,7 +121,7 @@ def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
 
 
 def _forward(prepared: PreparedCall) -> Step:
-    """The step of a forward pass, which ignores the cotangent."""
+    """Returns the step of a forward pass, which ignores the cotangent."""
     function = prepared.function
     if isinstance(function, Jitted):
         return lambda arguments, cotangent: prepared.inside(function.ready(arguments))
@@ -130,9 +132,9 @@ def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _pull(prepared: PreparedCall, wrt: Sequence[str]) -> tuple[Any, Callable[[Any], Any]]:
-    """The output of a call, and the function of its VJP with respect to `wrt`."""
+def _output_and_vjp(prepared: PreparedCall, wrt: Sequence[str]) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns the output of a call, and the function of its VJP with respect to `wrt`."""
     import jax
 
-    output, operands = prepared.of_operands(wrt)
+    output, operands = prepared.output_function(wrt)
     return jax.vjp(output, *operands)

@@ -1,4 +1,4 @@
-"""Shared code of backends with Keras in their process."""
+"""Shared code of all backends with Keras."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attention_conformance.backends.user.function import UserFunction
 
 
 def settings(keras: Any, mixed: bool) -> Mapping[str, Setting]:
-    """Keras' settings by name. `mixed`: mixed policies are modes of the dtype policy."""
+    """Returns Keras' settings by name. `mixed`: mixed policies are modes of the dtype policy."""
     config = keras.config
 
     def set_flash_attention(enabled: bool | None) -> None:
@@ -49,7 +49,8 @@ def settings(keras: Any, mixed: bool) -> Mapping[str, Setting]:
 
 
 class WithKeras(Backend):
-    """A backend with Keras on an engine. It is named before the engine among base classes."""
+    """A mixin for a backend with Keras on an engine. It must stand before the engine among the base
+    classes."""
 
     engine_of_keras: str
 
@@ -58,10 +59,10 @@ class WithKeras(Backend):
         self.keras: Any = import_keras(self.engine_of_keras)
 
     def reseed(self, seed: int = 0) -> None:
-        """Restart the numbering of layer names, too, since TensorFlow makes a kernel for every new
+        """Also restart the numbering of layer names, because TensorFlow makes a kernel for every new
         variable name.
 
-        This uses a private attribute of Keras; in a release without it the numbering continues.
+        This uses a private attribute of Keras. In a release without it the numbering continues.
         """
         super().reseed(seed)
         reset_names = getattr(sys.modules.get("keras.src.utils.naming"), "reset_uids", None)
@@ -78,12 +79,12 @@ class WithKeras(Backend):
 
 
 class KerasBackend(WithKeras):
-    """Keras on an engine; user functions have the signature of Keras' function."""
+    """Keras on an engine. Users' functions have the signature of Keras' function."""
 
     native = "keras-ops"
 
     def layers(self) -> list[Implementation]:
-        """All layers of Keras on the engine."""
+        """Returns all layers of Keras on the engine."""
         tables = (multi_head, single_head, norms)
         layer_rows = (row for table in tables for row in table(self.engine_of_keras))
         return [FrameworkLayer(self, row) for row in layer_rows]

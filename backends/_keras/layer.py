@@ -3,7 +3,7 @@
 Arrays are the engine's. Keras is imported when a call is prepared. In every mask True attends.
 
 On an engine with `jitted_native` (JAX) the values of a layer's variables are arguments of the call, as in
-`stateless_call`, and one layer serves all calls of a configuration. On other engines every call has its
+`stateless_call`, and all calls of a configuration share one layer. On other engines every call has its
 own layer.
 """
 
@@ -23,7 +23,7 @@ from attention_conformance.backends.declared import (
     Election,
     Numerics,
 )
-from attention_conformance.backends.layer import SEED, FrameworkLayer, outputs
+from attention_conformance.backends.layer import SEED, FrameworkLayer, output_and_weights
 from attention_conformance.backends.masks import split_native
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
@@ -35,7 +35,7 @@ INFERENCE_RATE = 0.3
 """The dropout rate of layers in inference, where dropout must have no effect."""
 
 OPTIONS = ("training", "return_attention_scores", "use_causal_mask")
-"""The arguments of a call that are not arrays."""
+"""The arguments of a call that are no arrays."""
 
 DECLARED = Declared(
     features=LAYER_FEATURES,
@@ -50,7 +50,7 @@ def on_engine(
     numerics: Mapping[str, Numerics],
     elections: Mapping[str, Mapping[str, Election]],
 ) -> Declared:
-    """The declaration on an engine; `numerics` and `elections` are by engine."""
+    """Returns the declaration on an engine. `numerics` and `elections` are by engine."""
     # keras.ops.add of a vector calls tf.nn.bias_add, whose derivative sums in bfloat16.
     narrow = {"bf16": ("output_bias",)} if engine == "tensorflow" else {}
     return declared.electing(elections.get(engine, {})).but(
@@ -59,13 +59,15 @@ def on_engine(
 
 
 def settings(inputs: Inputs) -> dict[str, Any]:
-    """Constructor arguments of all attention layers. As in users' code, default values are not passed."""
+    """Returns constructor arguments of all attention layers. As in users' code, default values are not
+    passed."""
     rate = {"dropout": inputs.rate} if inputs.rate else {}
     return {"dtype": inputs.dtype.long_name, "seed": inputs.dropout_seed, **rate}
 
 
 def options(inputs: Inputs, scores: bool, training: bool | None = None) -> dict[str, Any]:
-    """The options of a call. `scores`: scores are returned; `training`: by default as in the inputs."""
+    """Returns the options of a call. `scores`: scores are returned; `training`: by default as in the
+    inputs. Raises ValueError if the inputs have a bias."""
     if inputs.bias is not None:
         raise ValueError(NO_BIAS)
     values = {"training": inputs.training if training is None else training}
@@ -75,20 +77,20 @@ def options(inputs: Inputs, scores: bool, training: bool | None = None) -> dict[
 
 
 def variables(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> dict[str, Any]:
-    """The variables of a layer by canonical names."""
+    """Returns the layer's variables for the inputs' parameters, by canonical names."""
     variables_by_name: dict[str, Any] = impl.row.parameters(layer)
     return {n: v for n, v in variables_by_name.items() if v is not None and n in inputs.parameters}
 
 
 def assigned(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
-    """The layer, with the inputs' parameters as its variables."""
+    """Returns the layer, after its variables are set to the inputs' parameters."""
     for name, variable in variables(impl, inputs, layer).items():
         variable.assign(inputs.parameters[name].reshape(variable.shape))
     return layer
 
 
 def by_name(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call the layer with arrays or symbols by argument names."""
+    """Returns the layer's answer for arrays or symbols, passed by the names of arguments."""
     return layer(**arrays, **options)
 
 
@@ -103,10 +105,10 @@ def called(
     apply: Callable[..., Any] = by_name,
     **flags: Any,
 ) -> PreparedCall:
-    """A call of `layer`, by default of a new one.
+    """Returns a call of `layer`, by default of a new one made with `flags`.
 
     - `way`: a way of `backends._keras.models`
-    - `steps`: the number of training steps before, each on a multiple of the query
+    - `steps`: for each training step before the call, the factor of the query
     - `apply(layer, arrays, options)` calls the layer
     """
     options = {name: value for name, value in arguments.items() if name in OPTIONS}
@@ -133,7 +135,7 @@ def called(
     function = plain_call if way is None else way(impl, inputs, layer, plain_call)
 
     def run(**arrays: Any) -> tuple[Any, Any]:
-        return outputs(function(**arrays), inputs)
+        return output_and_weights(function(**arrays), inputs)
 
     if jitted is not None:
         call = call_with_values(impl, inputs, run, arrays, layer, constants)
@@ -150,7 +152,7 @@ def call_with_values(
     layer: Any,
     constants: tuple[Any, ...],
 ) -> PreparedCall:
-    """The call as a function of the arrays, and of the values of the layer's variables."""
+    """Returns the call as a function of the arrays, and of the values of the layer's variables."""
     import keras
 
     layer_variables, array = variables(impl, inputs, layer), impl.backend.array
@@ -172,10 +174,10 @@ def call_with_values(
 
 
 def differentiable(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
-    """The call with the layer's own variables as arguments, for gradients.
+    """Returns the call with the layer's own variables as arguments, for gradients.
 
-    The layer still reads its variables, not the arguments. The call raises ValueError for a statistic
-    that is trainable, and for another variable that is not.
+    The layer still reads its variables, not the arguments. The call raises ValueError if a statistic is
+    trainable, or if another variable is not.
     """
     if hasattr(impl.backend, "jitted_native"):
         return impl.prepare(inputs)
@@ -200,12 +202,12 @@ def differentiable(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
 def paths(
     impl: FrameworkLayer, inputs: Inputs, tests_inference: bool = False
 ) -> dict[str, PreparedCall]:
-    """Calls in a functional model and with attached masks. `tests_inference`: also a call in inference of
-    a layer with a dropout rate."""
+    """Returns calls in a functional model and with attached masks. `tests_inference`: also a call in
+    inference of a layer with a dropout rate."""
     ways: dict[str, dict[str, Any]] = {"function": {"way": in_model}}
     if tests_inference and not inputs.rate:
         inference = {"training": False}
-        ways["dropout>0 in inference"] = {"given": inference, "dropout": INFERENCE_RATE}
+        ways["dropout>0 in inference"] = {"changes": inference, "dropout": INFERENCE_RATE}
     calls = {name: impl.call(inputs, **way) for name, way in ways.items()}
     if split_native(inputs, lengths=True).paddings:
         # A mask attached to the query's own tensor would be the query's mask, too.
@@ -216,5 +218,5 @@ def paths(
 
 
 def call_with_problem(impl: FrameworkLayer, problem: Inputs, **changes: Any) -> PreparedCall:
-    """The call for `problem`, which is also the problem that its answer is judged by."""
+    """Returns the call for `problem`, by which its answer is also judged."""
     return replace(impl.call(problem, **changes), problem=problem)

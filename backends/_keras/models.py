@@ -1,7 +1,7 @@
-"""Ways to call a layer of Keras other than directly: in a functional model, with attached masks.
+"""Other ways to call a layer of Keras than directly: in a functional model, and with attached masks.
 
-A way takes the implementation, the inputs, the layer and the direct call, `plain_call`, and returns
-another call with the same arguments.
+A way gets the implementation, the inputs, the layer, and the direct call `plain_call`. It returns another
+call with the same arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Way = Callable[[FrameworkLayer, Inputs, Any, Call], Call]
 
 
 def with_masks(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
-    """The call with `value_mask` attached to the value, and `query_mask` to the query."""
+    """Returns the call with `value_mask` attached to the value, and `query_mask` to the query."""
 
     def call(value_mask: Any, query_mask: Any = None, **arrays: Any) -> Any:
         from keras.src.backend import set_keras_mask
@@ -35,16 +35,16 @@ def with_masks(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Cal
 
 
 def with_masks_twice(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
-    """A call that calls the layer twice with one attached mask, and returns the second answer."""
+    """Returns a call that calls the layer twice with one attached mask, and returns the second answer."""
     return with_masks(
         impl, inputs, layer, lambda **arrays: (plain_call(**arrays), plain_call(**arrays))[1]
     )
 
 
 def with_query_mask(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
-    """The call with a `query_mask`, which must make hidden rows zero.
+    """Returns the call with a `query_mask`, which must make masked rows zero.
 
-    The unmasked rows are added to hidden rows: if these are zero, the sum is the unmasked answer.
+    The unmasked answer is added to masked rows. If these are zero, the sum is the unmasked answer.
     """
 
     def call(query_mask: Any, **arrays: Any) -> Any:
@@ -61,14 +61,15 @@ def with_query_mask(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call
 
 
 def alternating_query_mask(inputs: Inputs) -> np.ndarray:
-    """A mask of queries (B, Lq) that hides a third of the queries, different ones in every sample."""
+    """Returns a mask of queries (B, Lq) that is False for a third of the queries, different ones in every
+    sample."""
     query_mask: np.ndarray = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
     return query_mask
 
 
 def in_model(impl: Implementation, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
-    """A call of a functional model, with an input for each array. Raises RuntimeError if the model has an
-    output of another shape than it states; the stated number of samples may be unknown.
+    """Returns a call of a functional model, with an input for each array. The call raises RuntimeError if
+    an output has another shape than the model states; the stated number of samples may be unknown.
 
     Of MultiHeadAttention only the output is compared: it states a wrong shape of its second output, the
     scores (finding keras-scores-shape).
@@ -87,8 +88,8 @@ def in_model(impl: Implementation, inputs: Inputs, layer: Any, plain_call: Call)
         }
         model_outputs = plain_call(**{name: symbols[first] for name, first in names.items()})
         answer = keras.Model(symbols, model_outputs)({name: arrays[name] for name in symbols})
-        pairs = list(zip(_as_list(model_outputs), _as_list(answer), strict=True))
-        for symbol, array in pairs[:1] if impl.operator is MULTI_HEAD else pairs:
+        compared = list(zip(_as_list(model_outputs), _as_list(answer), strict=True))
+        for symbol, array in compared[:1] if impl.operator is MULTI_HEAD else compared:
             stated, shape = symbol.shape, array.shape
             if stated[0] not in (None, shape[0]) or stated[1:] != shape[1:]:
                 raise RuntimeError(f"the model says shape {stated}, and answers {shape}")
@@ -105,7 +106,8 @@ GATE_BIAS = 0.25
 
 
 def gate_kernel(width: int) -> np.ndarray:
-    """The kernel (width,) of a gate for each output; the gate is sigmoid(query @ kernel + bias)."""
+    """Returns the kernel (width,) of a gate for each output. The gate is sigmoid(query @ kernel +
+    bias)."""
     return np.cos(np.arange(1.0, width + 1)) / np.sqrt(width)
 
 
@@ -119,7 +121,7 @@ def set_gate(dense: Any) -> None:
 
 
 def divided_by_gate(impl: FrameworkLayer, inputs: Inputs, layer: Any, plain_call: Call) -> Call:
-    """A call of a layer with the gate of `set_gate`; its output is divided by the gate, which undoes it.
+    """Returns a call of a layer with the gate of `set_gate`, whose output is divided by the gate again.
 
     All heads of a query have the same gate.
     """

@@ -36,7 +36,7 @@ from attention_conformance.suite.spec.masks import Window
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
 TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "stepwise", "f16": "working"}
-"""The classes of textbook code on TensorFlow (`backends._tensorflow.engine`)."""
+"""The numerics classes of textbook code on TensorFlow (`backends._tensorflow.engine`)."""
 
 SCORES_NUMERICS: Mapping[str, Numerics] = {
     # The Python number 1 / sqrt(D) passes through float32.
@@ -124,8 +124,8 @@ PLAIN_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
 def build_layer(
     impl: FrameworkLayer, inputs: Inputs, make: Callable[..., Any], **flags: Any
 ) -> Any:
-    """The layer that `make` makes, built, with the inputs' parameters. As in users' code, default values
-    are not passed, and the key's shape defaults to the value's shape."""
+    """Returns the layer that `make` makes, built, with the inputs' parameters. As in users' code, default
+    values are not passed, and the key's shape defaults to the value's shape."""
     biases = {} if "query_bias" in inputs.parameters else {"use_bias": False}
     layer = make(**{**settings(inputs), **biases, "kernel_initializer": "zeros", **flags})
     query, value, key = (x.shape for x in (inputs.query, inputs.value, inputs.key))
@@ -136,7 +136,7 @@ def build_layer(
 
 
 def mha(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """A `keras.layers.MultiHeadAttention`."""
+    """Returns a `keras.layers.MultiHeadAttention`."""
     import keras
 
     s, widths = inputs.sizes, inputs.widths
@@ -149,7 +149,7 @@ def mha(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
 
 
 def gqa(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """A `keras.layers.GroupQueryAttention`."""
+    """Returns a `keras.layers.GroupQueryAttention`."""
     import keras
 
     s = inputs.sizes
@@ -158,14 +158,14 @@ def gqa(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
 
 
 def variables(layer: Any) -> dict[str, Any]:
-    """The variables of the projections by canonical names; Keras has the canonical shapes."""
+    """Returns the variables of the projections by canonical names. Keras has the canonical shapes."""
     names = [(n, what) for n in ("query", "key", "value", "output") for what in ("kernel", "bias")]
     return {f"{n}_{what}": getattr(getattr(layer, f"_{n}_dense"), what) for n, what in names}
 
 
 def masks(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
-    """value_mask (B, Lk) and attention_mask (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ. A causal mask
-    is a flag, and not included."""
+    """Returns `value_mask` (B, Lk), and `attention_mask` (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ.
+    A causal mask is a flag, and not included."""
     native = split_native(inputs, causal=True, lengths=True)
     remaining_mask = _remaining_mask(native, inputs)
     arrays = {"value_mask": native.valid(inputs), "attention_mask": remaining_mask}
@@ -173,7 +173,8 @@ def masks(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
 
 
 def _remaining_mask(native: Native, inputs: Inputs) -> np.ndarray | None:
-    """The mask without the parts that are flags, (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ."""
+    """Returns the mask without the parts that are flags, (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ;
+    None if nothing remains."""
     dense = native.dense(inputs)
     if dense is None:
         return None
@@ -188,13 +189,13 @@ def arguments(
     replacement: Mapping[str, Any] | None = None,
     training: bool | None = None,
 ) -> dict[str, Any]:
-    """The masks, or `replacement` in place of them, and the options of a call."""
+    """Returns the masks and the options of a call. `replacement`: used in place of the masks."""
     masks_of_call = masks(impl, inputs) if replacement is None else replacement
     return {**masks_of_call, **options(inputs, scores, training)}
 
 
 def mask_paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls with other forms of the same mask."""
+    """Returns calls with other forms of the same mask."""
     by_name = masks(impl, inputs)
     calls: dict[str, PreparedCall] = {}
     if "value_mask" in by_name:
@@ -208,7 +209,7 @@ def mask_paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
 def flag_paths(
     variants: Mapping[str, Any], impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """Calls of layers with constructor arguments: each of `variants`, a gate, and a window."""
+    """Returns calls of layers with constructor arguments: each of `variants`, a gate, and a window."""
     calls = {
         f"{name}={value}": impl.call(inputs, **{name: value}) for name, value in variants.items()
     }
@@ -225,7 +226,7 @@ def flag_paths(
 def all_paths(
     scores: bool, variants: Mapping[str, Any], impl: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """The calls of `paths`, `mask_paths` and `flag_paths`."""
+    """Returns the calls of `paths`, `mask_paths` and `flag_paths`."""
     groups = (
         paths(impl, inputs, scores),
         mask_paths(impl, inputs),
@@ -253,8 +254,8 @@ FLASH = {"flash_attention": False}
 
 
 def multi_head(engine: str) -> Iterator[Layer]:
-    """The rows on an engine: each layer calls keras.ops.dot_product_attention, and with scores einsum,
-    softmax, einsum."""
+    """Yields the rows on an engine. Each layer has two: without scores it calls
+    keras.ops.dot_product_attention, with scores einsum, softmax, einsum."""
 
     def row(name: str, make: Any, declared: Declared, scores: bool, variants: Any) -> Layer:
         numerics = SCORES_NUMERICS if scores else PLAIN_NUMERICS

@@ -26,14 +26,14 @@ from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_N
 NAMES = {
     "gain": "gamma", "offset": "beta", "mean": "moving_mean", "variance": "moving_variance",
 }  # fmt: skip
-"""Canonical parameters of a norm and their names in Keras."""
+"""By canonical parameter of a norm: Keras' name."""
 
 DEFAULT_EPSILON = 1e-3
 """The default epsilon of Keras' norms."""
 
 
 def norm(kind: str, impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """A norm of `keras.layers`, built, with the inputs' parameters."""
+    """Returns a norm of `keras.layers`, built, with the inputs' parameters."""
     import keras
 
     # As in users' code: default values are not passed.
@@ -46,18 +46,19 @@ def norm(kind: str, impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
 
 
 def variables(layer: Any) -> dict[str, Any]:
-    """The variables of a layer by canonical names."""
+    """Returns the variables of a layer by canonical names; None for those that it lacks."""
     by_keras_name = {variable.name: variable for variable in layer.variables}
     return {name: by_keras_name.get(keras_name) for name, keras_name in NAMES.items()}
 
 
-def with_tokens(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call the layer with the tokens."""
+def call_layer(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Call the layer with the array `query` (B, L, E) and the keyword arguments `options`. Returns its
+    output."""
     return layer(arrays["query"], **options)
 
 
 def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls of norms with the default epsilon, with a mask, and after training."""
+    """Returns calls of norms with the default epsilon, with a mask, and after training."""
     calls = {"default epsilon": with_epsilon(impl, inputs, DEFAULT_EPSILON)}
     if not hasattr(impl.backend, "jitted_native"):
         calls["attached mask"] = with_attached_mask(impl, inputs)
@@ -67,7 +68,7 @@ def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
 
 
 def with_attached_mask(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
-    """The call with an attached mask that hides no token; the answer must carry the mask."""
+    """Returns the call with an attached mask that masks no token. The answer must carry the mask."""
     plain_call = impl.call(inputs)
     mask = impl.backend.array(np.ones(inputs.query.shape[:2], bool), None)
 
@@ -84,13 +85,13 @@ def with_attached_mask(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
 
 
 def norms(engine: str) -> Iterator[Layer]:
-    """The rows on an engine."""
+    """Yields the rows on an engine."""
     # keras.ops casts float64 to float32, and the answer back, except on TensorFlow.
     float64_class = "exact" if engine == "tensorflow" else "single"
     numerics = dict.fromkeys(DTYPES, "exact") | {"f64": float64_class}
     layer_norm = Layer(
         "keras-layer-norm", LAYER_NORM, partial(norm, "LayerNormalization"),
-        partial(called, apply=with_tokens), variables,
+        partial(called, apply=call_layer), variables,
         Declared(numerics=numerics, features=LAYER_FEATURES),
         differentiable=differentiable, operands={"query": "query"}, paths=paths,
         wrong=({"axis": 1.5},),

@@ -24,8 +24,8 @@ from attention_conformance.suite.spec.inputs import Inputs
 def paths_on_jax(
     impl: FrameworkFunction, inputs: Inputs, call: PreparedCall
 ) -> dict[str, PreparedCall]:
-    """The calls of `paths`, and one with an integer mask, which jax.nn refuses; Keras then uses its own
-    copy of the function."""
+    """Returns the calls of `paths`, and one with an integer mask. jax.nn refuses this mask; Keras then
+    uses its own copy of the function."""
     calls = paths(impl, inputs, call)
     if "mask" not in call.arguments:
         return calls

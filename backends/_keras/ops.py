@@ -12,7 +12,11 @@ from typing import Any
 
 from attention_conformance.backends._keras import models
 from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
-from attention_conformance.backends.kernel import FrameworkFunction, Kernel, written_out
+from attention_conformance.backends.kernel import (
+    FrameworkFunction,
+    Kernel,
+    calls_with_explicit_arguments,
+)
 from attention_conformance.backends.masks import FLAGGED
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import BackendUnavailable, needed
@@ -23,7 +27,8 @@ NATIVE = "keras.ops.dot_product_attention"
 
 
 def import_keras(engine: str) -> Any:
-    """Import Keras on `engine`. Raises BackendUnavailable if this process has Keras on another engine.
+    """Returns Keras, imported on `engine`. Raises BackendUnavailable if this process has Keras on another
+    engine.
 
     Keras reads KERAS_BACKEND at its first import, so a process has one engine.
     """
@@ -39,12 +44,14 @@ def import_keras(engine: str) -> Any:
 
 
 def paths(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> dict[str, PreparedCall]:
-    """Calls with parameters written out, and in a model."""
-    return written_out(impl, inputs, call) | {"in a model": call_in_model(impl, inputs, call)}
+    """Returns calls with explicit neutral arguments, and in a functional model."""
+    return calls_with_explicit_arguments(impl, inputs, call) | {
+        "in a model": call_in_model(impl, inputs, call)
+    }
 
 
 def call_in_model(impl: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
-    """A call of a functional model with the inputs query, key and value."""
+    """Returns a call of a functional model with the inputs query, key and value."""
     options = {name: array for name, array in call.arguments.items() if name not in OPERANDS}
     model = models.in_model(impl, inputs, None, partial(call.function, **options))
     operands = {name: call.arguments[name] for name in OPERANDS}

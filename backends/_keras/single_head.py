@@ -1,5 +1,5 @@
-"""Rows of `keras.layers.Attention` and `keras.layers.AdditiveAttention`: one head, no projections, a
-mask of keys, a causal flag."""
+"""Rows of `keras.layers.Attention` and `keras.layers.AdditiveAttention`: one head, no projections, a mask
+of keys, a causal flag."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ DOT_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
 
 
 def build_layer(impl: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
-    """The layer, built, with the inputs' parameters."""
+    """Returns the layer, built, with the inputs' parameters."""
     layer.build([x.shape for x in operands(inputs)])
     return assigned(impl, inputs, layer)
 
 
 def additive(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """A `keras.layers.AdditiveAttention`, which adds queries and keys without projections."""
+    """Returns a `keras.layers.AdditiveAttention`, which adds queries and keys without projections."""
     import keras
 
     # use_scale=True is the default, and is not passed.
@@ -92,7 +92,7 @@ def additive(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
 
 
 def attention(mode: str, impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """A `keras.layers.Attention` with a score mode."""
+    """Returns a `keras.layers.Attention` with a score mode."""
     import keras
 
     scaled = "scale" in inputs.parameters
@@ -101,7 +101,7 @@ def attention(mode: str, impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> 
 
 
 def variables(layer: Any) -> dict[str, Any]:
-    """The variables by canonical names. The scale of AdditiveAttention is a vector."""
+    """Returns the variables by canonical names. The scale of AdditiveAttention is a vector."""
     scale, weight = (getattr(layer, n, None) for n in ("scale", "concat_score_weight"))
     return {"scale": scale, "score_vector": scale, "concat_weight": weight}
 
@@ -113,7 +113,8 @@ def arguments(
     scores: bool | None = None,
     query_mask: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """The mask of keys, the mask `query_mask` of queries, and the options of a call."""
+    """Returns the mask of keys, the mask `query_mask` of queries, and the options of a call. Raises
+    ValueError for a mask that differs between queries."""
     native = split_native(inputs, causal=True, lengths=True)
     if native.dense(inputs) is not None:
         raise ValueError(PAIRS)
@@ -125,7 +126,7 @@ def arguments(
 
 
 def with_list_arguments(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call the layer with lists of arrays and masks."""
+    """Call the layer with lists of arrays and masks. Returns its answer."""
     names = [name for name in ("query", "value", "key") if name in arrays]
     masks = [arrays.get(name) for name in ("query_mask", "value_mask")]
     mask = masks if any(array is not None for array in masks) else None
@@ -133,8 +134,8 @@ def with_list_arguments(layer: Any, arrays: Mapping[str, Any], options: Mapping[
 
 
 def every_path(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """The calls of `paths`, and calls that return scores, with a mask of queries, and with query and
-    value alone."""
+    """Returns the calls of `paths`, and calls that return scores, with a mask of queries, and with only
+    query and value."""
     calls = paths(impl, inputs, tests_inference=True)
     if inputs.returned == "none":
         calls["return_attention_scores"] = impl.call(inputs, {"scores": True})
@@ -148,12 +149,12 @@ def every_path(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
 
 
 def operands(inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query, value and key, in the order of Keras' list."""
+    """Returns query, value and key, in the order of Keras' list."""
     return inputs.query, inputs.value, inputs.key
 
 
 def single_head(engine: str) -> Iterator[Layer]:
-    """The rows on an engine."""
+    """Yields the rows on an engine."""
     uniform: Mapping[str, Election] = {"padded-sample": "uniform"}
     additive_row = Layer(
         "keras-additive", ADDITIVE, additive, partial(called, apply=with_list_arguments), variables,

@@ -29,7 +29,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def alibi_attention(backend: TensorflowEngine) -> OwnAlibi:
-    """Textbook attention with the ALiBi of `keras_hub.layers.AlibiBias`."""
+    """Returns textbook attention with the ALiBi of `keras_hub.layers.AlibiBias`."""
     tf = backend.tf
 
     def make(inputs: Inputs) -> Callable[[], Any]:

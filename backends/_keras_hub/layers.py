@@ -1,10 +1,10 @@
 """keras-hub's layers: rows of `CachedMultiHeadAttention` without a cache, and with a cache that calls
-fill; the same layer as it decodes, where chunks join a cache at an index; and `RotaryEmbedding`, halves
-of whole heads.
+fill; the same layer in decoding, where chunks join a cache at an index; and `RotaryEmbedding`, halves of
+whole heads.
 
-All masks are one array, since the layer has no causal flag and no mask of values. In decoding projections
-are the identity, which repeats grouped heads, or its negative, so that the layer is attention over its
-operands.
+All masks are one array, since the layer has no causal flag and no mask of values. In decoding,
+projections are the identity, which repeats grouped heads, or its negative. So the layer is attention over
+its operands.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def cached_mha(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """A `keras_hub.layers.CachedMultiHeadAttention`."""
+    """Returns a `keras_hub.layers.CachedMultiHeadAttention`."""
     import keras_hub
 
     s, kind = inputs.sizes, keras_hub.layers.CachedMultiHeadAttention
@@ -54,29 +54,29 @@ def cached_mha(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
 
 
 def with_dense_mask(inputs: Inputs) -> Inputs:
-    """The inputs with the mask as one array."""
+    """Returns the inputs with the mask as one array."""
     return inputs if inputs.dense_mask is None else inputs.with_dense()
 
 
-def dense_arguments(impl: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
-    """The mask, and the options of a call."""
-    return arguments(False, impl, with_dense_mask(inputs), **given)
+def dense_arguments(impl: FrameworkLayer, inputs: Inputs, **changes: Any) -> dict[str, Any]:
+    """Returns the mask as one array, and the options of a call."""
+    return arguments(False, impl, with_dense_mask(inputs), **changes)
 
 
 def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """The paths of `keras.layers.MultiHeadAttention`."""
+    """Returns the paths of `keras.layers.MultiHeadAttention`."""
     variants = {"flash_attention": False, "attention_axes": 1}
     return all_paths(False, variants, impl, with_dense_mask(inputs))
 
 
 def paths_without_model(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """`paths` without a functional model, in which the size of the cache is unknown."""
+    """Returns `paths` without a functional model, in which the size of the cache is unknown."""
     return {name: call for name, call in paths(impl, inputs).items() if name != "function"}
 
 
 def with_filled_cache(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call the layer with a cache (B, 2, Lk, H, D) that two calls fill, each with one half of keys and
-    values."""
+    values. Returns the output of the second call."""
     import keras
 
     query, value = arrays["query"], arrays["value"]
@@ -150,7 +150,7 @@ class DecodeState:
 class CachedDecode(Projected):
     """The layer with a cache. All masks are one array over the slots.
 
-    A reset and a rollback move the index back; samples are taken from the cache along its first axis.
+    A reset and a rollback move the index back. A reorder gathers the samples of the cache.
     """
 
     backend: WithKeras
@@ -234,8 +234,8 @@ LACKING_SCALINGS = {
 class HubRotary(Implementation):
     """The layer over (B, L, H, D), with the position of every token.
 
-    Angles are float32, also in float64 calls; sine and cosine are cast to the layer's dtype. One layer
-    serves all calls of a configuration.
+    Angles are float32, also in float64 calls. Sine and cosine are cast to the layer's dtype. All calls of
+    a configuration share one layer.
     """
 
     name = "rotary"
@@ -259,7 +259,7 @@ class HubRotary(Implementation):
         return LACKING_SCALINGS.get(case.option("scaling"))
 
     def layer(self, rotation: Rotation, dtype: str) -> Any:
-        """The layer of a configuration."""
+        """Returns the layer of a configuration."""
         import keras_hub
 
         scaling = scaling_parameters(rotation) or {"rope_type": "linear", "factor": 1.0}
@@ -284,7 +284,7 @@ class HubRotary(Implementation):
         )
 
     def position_arguments(self, inputs: Inputs) -> dict[str, Any]:
-        """The positions as arguments of the call."""
+        """Returns the positions as arguments of the call."""
         position = inputs.arrays["position"].astype(np.int32)
         return {"positions": self.backend.array(position, None)}
 

@@ -30,7 +30,8 @@ from attention_conformance.suite.spec.operators.rotary import FACTOR, FEATURES, 
 
 
 def is_bottom_right_causal(inputs: Inputs) -> bool:
-    """True if the only mask is bottom-right causal, for which the function takes the word "causal"."""
+    """True if the only mask is bottom-right causal. For this mask the function takes the word
+    "causal"."""
     parts = inputs.mask.parts if inputs.mask is not None else ()
     if inputs.form == "dense" or len(parts) != 1 or inputs.bias is not None:
         return False
@@ -39,7 +40,7 @@ def is_bottom_right_causal(inputs: Inputs) -> bool:
 
 
 def mask(call: AttentionCall) -> Any:
-    """The word "causal", or the mask or bias as an array."""
+    """Returns the word "causal", or the mask or bias as an array; None without both."""
     return "causal" if is_bottom_right_causal(call.inputs) else call.mask_or_bias()
 
 
@@ -71,7 +72,7 @@ FAST = Kernel(
 
 
 class FastRope(Implementation):
-    """`rope`, which numbers rows consecutively from an offset, with linear scaling of positions."""
+    """`rope`, which numbers rows consecutively from an offset, and scales positions linearly."""
 
     backend: MlxEngine
 

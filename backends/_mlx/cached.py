@@ -1,7 +1,7 @@
 """Caches of mlx-lm, with its masks and its attention function.
 
 A step does what a model's forward pass does: the cache makes the mask for the new tokens, takes their
-keys and values, and returns those that attention gets.
+keys and values, and returns the keys and values for attention.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ CACHES = {
     "lm-batch-cache": "BatchKVCache",
     "lm-batch-rotating-cache": "BatchRotatingKVCache",
 }
-"""The class of each implementation."""
+"""By implementation: the cache's class."""
 
-GROUP = 64
-"""Components that share a scale in a `QuantizedKVCache`, of 32, 64 or 128."""
+CODE_GROUP = 64
+"""The number of components that share a scale in a `QuantizedKVCache`: 32, 64 or 128."""
 
 
 class LmCache(Scripted):
-    """A cache of mlx-lm's class `kind`; without a window the class without "Rotating". Only caches of a
-    batch have left padding, and reorder samples."""
+    """A cache of mlx-lm's class `kind`. Without a window it is the class without "Rotating". Only caches
+    of a batch have left padding, and reorder samples."""
 
     backend: MlxEngine
 
@@ -81,7 +81,7 @@ class LmCache(Scripted):
         return getattr(cache, class_name)(*self.settings(inputs))
 
     def settings(self, inputs: Inputs) -> list[Any]:
-        """The arguments of the cache's class."""
+        """Returns the arguments of the cache's class."""
         left = inputs.case.option("left")
         size = [left + 1] if self.is_rotating and left is not None else []
         return size + ([paddings(inputs.case)[:, 0].tolist()] if "Batch" in self.kind else [])
@@ -110,7 +110,8 @@ class LmCache(Scripted):
         return rows, state
 
     def mask(self, state: Any, tokens: Any, context: StepContext) -> Any:
-        """The mask that the cache makes for new tokens (B, rows, H, D): an array, "causal" or None."""
+        """Returns the mask that the cache makes for new tokens (B, rows, H, D): an array, "causal" or
+        None."""
         from mlx_lm.models.base import create_attention_mask
 
         left = context.inputs.case.option("left")
@@ -137,12 +138,12 @@ class LmCache(Scripted):
 
 
 class LmQuantized(LmCache):
-    """`QuantizedKVCache` of 8 bits: 64 components share a scale, so a token of a head of 64 components is
-    one group. Scales have the dtype of the keys; the bound of codes has float32 scales."""
+    """`QuantizedKVCache` of 8 bits. 64 components share a scale, so a token of a head of 64 components is
+    one group. Scales have the dtype of the keys; the bound assumes float32 scales."""
 
     declared = LmCache.declared.but(
         dtypes=("f32",),
-        limits=Limits(head_sizes=(GROUP,)),
+        limits=Limits(head_sizes=(CODE_GROUP,)),
         rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8")),
     ).refusing({"sinks": "attention over codes has no sinks"})
 
@@ -152,12 +153,12 @@ class LmQuantized(LmCache):
         return super().unsupported(case)
 
     def settings(self, inputs: Inputs) -> list[Any]:
-        return [GROUP]
+        return [CODE_GROUP]
 
 
 class LmChunked(LmCache):
-    """`ChunkedKVCache`, whose front is cut to the window before every step, as Llama 4 does. The masks of
-    Llama 4 are of whole blocks, so those here are the suite's."""
+    """`ChunkedKVCache`, whose front is cut to the window before every step, as in Llama 4. The masks of
+    Llama 4 are of whole blocks, so the suite's masks are passed."""
 
     declared = LmCache.declared.refusing(
         dict.fromkeys(("window-rollback", "reset"), "its front may have been cut off")
@@ -174,7 +175,7 @@ class LmChunked(LmCache):
 
 
 def caches(backend: MlxEngine) -> list[Implementation]:
-    """An implementation for each cache."""
+    """Returns an implementation for each cache."""
     return [
         *(LmCache(backend, *names) for names in CACHES.items()),
         LmQuantized(backend, "lm-quantized-cache", "QuantizedKVCache"),

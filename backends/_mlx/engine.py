@@ -56,16 +56,16 @@ class MlxEngine(Backend):
         return "cpu"
 
     def sync(self, outputs: Any) -> None:
-        """Compute these outputs: MLX computes arrays when they are read."""
+        """Compute these outputs: MLX computes arrays only when they are read."""
         self.mlx.eval(outputs)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-        output, operands = prepared.of_operands(wrt)
+        output, operands = prepared.output_function(wrt)
         if self.dtype_name(cotangent) != self.dtype_name(out := output(*operands)):
             return out, {}  # wrong dtype of the answer: vjp would refuse the cotangent
         (out,), gradients = self.mlx.vjp(output, operands, [cotangent])
         return out, dict(zip(wrt, gradients, strict=True))
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        output, operands = prepared.of_operands([*tangents])
+        output, operands = prepared.output_function([*tangents])
         return self.mlx.jvp(output, operands, [*tangents.values()])[1][0]

@@ -1,8 +1,8 @@
 """mlx-lm's attention layer of DeepSeek-V3, made from a configuration.
 
-As in transformers' adapter the hidden states hold queries, latents and rotary keys side by side, and the
-projections select them; norm, rotation and output projection are identities. The first Lk - Lq tokens lie
-in a `KVCache`, which keeps latents. One query is absorbed, more are not.
+As in transformers' adapter, the hidden states are queries, latents and rotary keys side by side, and the
+projections select them. Norm, rotation and output projection are identities. The first Lk - Lq tokens lie
+in a `KVCache`, which stores latents. The layer absorbs the projections for one query, not for more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LmDeepseek(Implementation):
         return "every query has a token of its own, which is attended" if more_queries else None
 
     def layer(self, inputs: Inputs) -> Any:
-        """The layer, with selecting projections."""
+        """Returns the layer, with projections that select."""
         from mlx.nn import Identity
         from mlx_lm.models.deepseek_v3 import DeepseekV3Attention, ModelArgs
 

@@ -10,11 +10,11 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.textbook import textbooks
 
 MEMORIES = ("cached", "paged", "paged-write", "latent", "quantized", "quantized-write")
-"""The operators whose textbook code runs in NumPy, too: those that keep keys and values."""
+"""Operators that store keys and values. Only their textbook code also runs in NumPy."""
 
 
 class NumpyBackend(NumpyEngine):
-    """NumPy on the CPU, with the reference implementations of the modules here, and textbook code."""
+    """NumPy on the CPU: the references as implementations, and textbook code."""
 
     name = "numpy"
 

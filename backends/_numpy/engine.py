@@ -1,6 +1,6 @@
 """NumPy's arrays: float64 values with a format, because NumPy has no bfloat16.
 
-NumPy has no automatic differentiation, so a call brings its own derivatives.
+NumPy has no automatic differentiation, so a call has its own derivatives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from attention_conformance.suite.spec.dtypes import DType, round_to
 
 @dataclass
 class Rounded:
-    """Float64 values that are exact in `fmt`. `fmt` is None for boolean and integer arrays."""
+    """An array of float64 values that are exact in `fmt`. `fmt` is None for boolean and integer
+    arrays."""
 
     values: np.ndarray
     fmt: DType | None
@@ -52,8 +53,8 @@ class Rounded:
 
 
 def rounded(function: Callable[..., Any], fmt: DType | None, *operands: Any) -> Rounded:
-    """A NumPy function of the operands' values, rounded once to `fmt` (None: not rounded). Operands
-    that are not `Rounded` are passed unchanged."""
+    """Returns a NumPy function of the operands' values, rounded once to `fmt` (None: not rounded).
+    Operands that are not `Rounded` are passed unchanged."""
     values_of_operands = [x.values if isinstance(x, Rounded) else x for x in operands]
     with np.errstate(all="ignore"):
         values = function(*values_of_operands)
@@ -69,7 +70,7 @@ class NumpyEngine(Backend):
     @property
     def settings(self) -> Mapping[str, Setting]:
         warn = {"np.errstate(all='warn')": Ambient(partial(np.errstate, all="warn"))}
-        return {"NumPy's errors": Setting(np.geterr, lambda how: np.seterr(**how), warn)}
+        return {"NumPy's errors": Setting(np.geterr, lambda handling: np.seterr(**handling), warn)}
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Rounded:
         return Rounded(np.array(values), dtype)

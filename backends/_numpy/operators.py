@@ -1,4 +1,4 @@
-"""Operators by definition: the references, whose values are rounded once to the dtypes of the outputs."""
+"""Operators by definition: the references. Their values are rounded once to the dtypes of the outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attention_conformance import references
 from attention_conformance.backends._numpy.engine import Rounded
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.in_pages import refuse_malformed
-from attention_conformance.backends.memory import own_arrays
+from attention_conformance.backends.memory import all_arrays
 from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
@@ -38,7 +38,7 @@ NOTHING = {"gradient": "NumPy differentiates nothing"}
 LENGTHS = frozenset({"length-arrays"})
 
 EXACT = Roundoffs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, absorbs=False)
-"""The roundoffs of a reference whose bounds are not read."""
+"""Roundoffs for a reference whose bounds are not read."""
 
 DEFINITIONS: Mapping[str, tuple[Operator, Declared]] = {
     "segment-by-segment": (
@@ -93,18 +93,18 @@ DEFINITIONS: Mapping[str, tuple[Operator, Declared]] = {
     "weighted-sum": (merge.MERGE, Declared(features=merge.FEATURES, refusals=NOTHING)),
     "complex-rotation": (rotary.ROTARY, Declared(features=rotary.FEATURES)),
 }
-"""The definition of each operator, by the name of its implementation, with the declaration."""
+"""By name of the implementation: the operator that it defines, and the declaration."""
 
 
 class ByDefinition(OperatorFunction):
-    """The reference of an operator. Only the rotation is differentiated."""
+    """The reference of an operator as an implementation. Only the rotation is differentiated."""
 
     def __init__(self, backend: Backend, name: str) -> None:
         self.operator, declared = DEFINITIONS[name]
         super().__init__(backend, name, declared.but(numerics="exact"))
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        return own_arrays(self.backend, inputs, integers=np.int64)
+        return all_arrays(self.backend, inputs, integers=np.int64)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         call = super().prepare(inputs)
@@ -133,16 +133,16 @@ class ByDefinition(OperatorFunction):
 
         answer = outputs(problem)
         # Attention over codes that the call writes is attention over the rounded codes.
-        given = reference.inputs_given(problem, {n: y.values for n, y in answer.items()})
-        if given is not problem:
-            answer["output"] = outputs(given)["output"]
+        rounded_problem = reference.inputs_given(problem, {n: y.values for n, y in answer.items()})
+        if rounded_problem is not problem:
+            answer["output"] = outputs(rounded_problem)["output"]
         arrays = tuple(answer[name] for name in inputs.outputs)
         return arrays if len(arrays) > 1 else arrays[0]
 
 
 def with_values(arrays: Mapping[str, Rounded], inputs: Inputs) -> Inputs:
-    """The inputs with the values of a call's arrays. Raises ValueError for lengths and tables that name
-    other tokens, pages and slots than exist."""
+    """Returns the inputs with the values of a call's arrays. Raises ValueError if lengths or tables name
+    tokens, pages or slots that do not exist."""
     values = {name: array.values for name, array in arrays.items()}
     if "page_table" in values and "query_lengths" not in values:
         refuse_malformed(values, inputs)
@@ -155,5 +155,5 @@ def with_values(arrays: Mapping[str, Rounded], inputs: Inputs) -> Inputs:
 
 
 def rounded_to(values: np.ndarray, fmt: DType) -> Rounded:
-    """Values rounded once."""
+    """Returns the values, rounded once."""
     return Rounded(round_to(values, fmt), fmt)

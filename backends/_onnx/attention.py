@@ -31,16 +31,16 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
 
 NO_PAST_KEYS = "the case has no keys before the queries, so the cache would be empty"
-"""The reason of cases without keys before the queries."""
+"""The reason to refuse cases without keys before the queries."""
 
 
 def packed(x: Symbol) -> Symbol:
-    """Reshape (B, L, H, D) to (B, L, H D)."""
+    """Returns x (B, L, H, D), reshaped to (B, L, H D)."""
     return x.reshape((*x.shape[:2], x.shape[2] * x.shape[3]))
 
 
 def output_shape(query: Symbol, value: Symbol) -> tuple[int, ...]:
-    """The shape of the output: the query's shape with the size of values."""
+    """Returns the shape of the output: the query's shape with the size of values."""
     return (*query.shape[:-1], value.shape[-1])
 
 
@@ -51,7 +51,8 @@ def check_packed(inputs: Inputs) -> None:
 
 
 def in_full(mask: np.ndarray, inputs: Inputs, full_queries: bool = True) -> np.ndarray:
-    """The mask or bias with an axis of keys of full size; with `full_queries` that of queries, too."""
+    """Returns the mask or bias with an axis of keys of full size; with `full_queries` also that of
+    queries."""
     *outer_axes, Lk = mask.shape
     if full_queries and len(outer_axes) and outer_axes[-1] == 1:
         outer_axes[-1] = inputs.sizes.Lq
@@ -59,8 +60,8 @@ def in_full(mask: np.ndarray, inputs: Inputs, full_queries: bool = True) -> np.n
 
 
 def bottom_right_flag(inputs: Inputs) -> Native:
-    """The mask split into the causal flag of a call with a cache, which is bottom-right, and the rest. A
-    top-left mask is part of the rest."""
+    """Returns the mask divided into the causal flag of a call with a cache, which is bottom-right, and
+    the rest. A top-left mask is part of the rest."""
     parts = inputs.mask.parts if inputs.mask is not None else ()
     flagged = [part for part in parts if isinstance(part, Causal) and part.bottom_right]
     if inputs.form == "dense" or not flagged:
@@ -69,20 +70,21 @@ def bottom_right_flag(inputs: Inputs) -> Native:
 
 
 def with_lengths(inputs: Inputs) -> Native:
-    """The mask split into the flag or lengths, and the rest. With lengths the flag is bottom-right: the
-    last query is aligned with the last valid key."""
+    """Returns the mask divided into lengths or the causal flag, and the rest. Both are never passed
+    together: with lengths the flag is bottom-right, aligned with the last valid key."""
     native = split_native(inputs, causal=True, lengths=True)
     return split_native(inputs, causal=True) if native.causal else native
 
 
 def mask(full_queries: bool, call: AttentionCall) -> Any:
-    """The mask or bias. The operator does not broadcast a last axis of size 1: it would mask only the
-    first key. `full_queries`: the axis of queries must have full size, too."""
+    """Returns the mask or bias. Its last axis has full size, because the operator does not broadcast it:
+    of a last axis of size 1 it would mask only the first key. `full_queries`: the axis of queries also
+    has full size."""
     return call.mask_or_bias(partial(in_full, inputs=call.inputs, full_queries=full_queries))
 
 
 def attributes(inputs: Inputs, native: Native) -> dict[str, Any]:
-    """The operator's attributes, without the numbers of heads."""
+    """Returns the operator's attributes, without the numbers of heads."""
     values = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
     if native.causal:
         values["is_causal"] = 1
@@ -95,7 +97,7 @@ def attributes(inputs: Inputs, native: Native) -> dict[str, Any]:
 def graph_of(
     node: Callable[..., Symbol], impl: FrameworkFunction, inputs: Inputs
 ) -> Callable[..., Symbol]:
-    """The function that records the graph of a call, given the function that records its node."""
+    """Returns the function that records the graph of a call; `node` records its node."""
     return partial(node, **attributes(inputs, impl.row.native(inputs)))
 
 
@@ -103,7 +105,8 @@ def attention(
     query: Symbol, key: Symbol, value: Symbol, mask: Symbol | None = None,
     lengths: Symbol | None = None, **attributes: Any,
 ) -> Symbol:  # fmt: skip
-    """Record the operator. Operands have rank 4, unless `shape` computes the shape of the output."""
+    """Record the operator. Operands have rank 4, unless `shape` computes the shape of the output. Returns
+    the output."""
     keywords = {"shape": lambda: output_shape(query, value)} | attributes
     output: Symbol = query.graph.add(
         "Attention", query, key, value, mask, None, None, lengths, **keywords
@@ -112,7 +115,7 @@ def attention(
 
 
 def packed_graph(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
-    """The function that records the operator with operands (B, L, H D)."""
+    """Returns the function that records the operator with operands (B, L, H D)."""
     check_packed(inputs)
 
     def node(query: Symbol, key: Symbol, value: Symbol, **keywords: Any) -> Symbol:
@@ -129,7 +132,8 @@ def packed_graph(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbo
 def cached(
     query: Symbol, key: Symbol, value: Symbol, mask: Symbol | None = None, **attributes: Any
 ) -> Symbol:
-    """Record the operator; keys and values before the queries are past_key and past_value."""
+    """Record the operator, with the keys and values before the queries as past_key and past_value.
+    Returns the output."""
     past_length = key.shape[2] - query.shape[2]
     new = [x[:, :, past_length:] for x in (key, value)]
     cache = [x[:, :, :past_length] for x in (key, value)]
@@ -141,7 +145,8 @@ def cached(
 
 
 def inexact_attribute(case: Case) -> str | None:
-    """The reason why an attribute, which is float32, cannot hold an option of a float64 case, or None."""
+    """Returns the reason why an attribute, which is float32, cannot have the value of a float64 case, or
+    None."""
     for name in ("scale", "softcap") if case.dtype.name == "f64" else ():
         number = case.option(name)
         if number is not None and float(np.float32(number)) != number:
@@ -150,14 +155,15 @@ def inexact_attribute(case: Case) -> str | None:
 
 
 def inexact_attribute_or_no_past(case: Case) -> str | None:
-    """The reason of `inexact_attribute`, or for a case without keys before the queries, or None."""
+    """Returns the reason of `inexact_attribute`, or `NO_PAST_KEYS`, or None."""
     return NO_PAST_KEYS if case.sizes.Lk <= case.sizes.Lq else inexact_attribute(case)
 
 
 def short_mask_path(
     impl: FrameworkFunction, inputs: Inputs, plain_call: PreparedCall
 ) -> dict[str, PreparedCall]:
-    """A call with a mask that is too short, which must hide the keys beyond its end."""
+    """Returns a call whose mask is too short, which must mask the keys beyond its end; {} if there is
+    none."""
     mask, keys = inputs.dense_mask, inputs.sizes.Lk
     if mask is None or inputs.bias is not None or inputs.form != "dense" or keys < 2:
         return {}
@@ -171,12 +177,12 @@ def short_mask_path(
 
 
 def recorded(opset: int) -> Callable[[FrameworkFunction, Inputs, PreparedCall], PreparedCall]:
-    """The call as a model of an opset."""
+    """Returns a function that makes a call a model of this opset."""
     return lambda impl, inputs, call: impl.backend.recorded(call, opset)
 
 
 def array_parameters(full_queries: bool) -> tuple[Parameter[AttentionCall], ...]:
-    """The parameters for the operator's mask and lengths; `full_queries` as in `mask`."""
+    """Returns the parameters for the operator's mask and lengths. `full_queries`: see `mask`."""
     return (
         Parameter("mask", value=partial(mask, full_queries)),
         Parameter("lengths", value=AttentionCall.lengths),

@@ -1,4 +1,4 @@
-"""Steps with a cache as one model: every chunk is a node whose past keys and values are the present ones
+"""Steps with a cache as one model. Each chunk is a node, whose past keys and values are the present ones
 of the node before."""
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from attention_conformance.suite.spec.operators.steps import Action, Chunk, Pick
 
 
 def present_symbol(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:
-    """The node's output `present` as a symbol with its shape: past and new keys or values."""
+    """Returns the node's output `present` as a symbol with its shape: that of past and new keys or
+    values."""
     batch, heads, count, size = new.shape
     total = count + (0 if past is None else past.shape[2])
     return Symbol(new.graph, present.name, new.dtype, lambda: (batch, heads, total, size))
@@ -72,9 +73,9 @@ class PastAttention(TextbookCached):
         return x  # the node rotates
 
     def mask(self, n: int, arrays: dict[str, Any]) -> Any:
-        """The mask of the chunk that is action n: boolean, or with a bias the bias and -inf."""
+        """Returns the mask of the chunk that is action n: boolean, or with a bias the bias and -inf."""
         mask, bias = arrays[f"mask_{n}"], arrays.get(f"bias_{n}")
-        return mask if bias is None else self.ops.hide(bias, mask)
+        return mask if bias is None else self.ops.mask_scores(bias, mask)
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: dict[str, Any],
@@ -92,7 +93,7 @@ class PastAttention(TextbookCached):
         self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
-        """The rows (B, H, rows, Dv), and present keys and values."""
+        """Returns the rows (B, H, rows, Dv), and present keys and values."""
         case, mask = inputs.case, arrays.get(f"bias_{n}")
         if {"tree", "documents", "window", "left-padding"} & {*inputs.needs}:
             mask = self.mask(n, arrays)
@@ -108,8 +109,8 @@ class ScatterAttention(PastAttention):
     """Attention of opset 24 over slots that TensorScatter writes: the token at position p lies in slot p,
     or in a ring of C slots in slot p % C (mode "circular").
 
-    The numbers of written slots are an input of Attention. A chunk of some samples gathers their slots,
-    and scatters them back.
+    The node Attention gets the number of written slots of each sample. If only some samples step, their
+    slots are gathered before the node and scattered back after it.
     """
 
     name = "tensor-scatter-24"
@@ -144,12 +145,15 @@ class ScatterAttention(PastAttention):
     def timed(self, inputs: Inputs) -> PreparedCall:
         return self.prepare(inputs)
 
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """The arrays of `TextbookCached.masks`, with a column for every slot; unwritten slots `empty_key`
-        and `empty_value`. By chunk n: the first slot written, `write_n` (b,); the number of written slots
-        afterwards, `written_n` (b,); its samples, `own_n` (b,), unless all samples step.
+    def arrays_of_actions(self, inputs: Inputs) -> dict[str, Any]:
+        """Returns the arrays of `TextbookCached.arrays_of_actions`, with a column for every slot, and
+        unwritten slots `empty_key` and `empty_value`. By chunk n:
+
+        - `write_n` (b,), the first slot that is written
+        - `written_n` (b,), the number of written slots after the chunk
+        - `own_n` (b,), the samples that step, unless all do
         """
-        s, backend, arrays = inputs.sizes, self.backend, super().masks(inputs)
+        s, backend, arrays = inputs.sizes, self.backend, super().arrays_of_actions(inputs)
         slots = capacity(inputs.case)
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
             empty = unwritten_slots(inputs.case, s.B, s.Hkv, slots, size)
@@ -181,7 +185,7 @@ class ScatterAttention(PastAttention):
         mode = "circular" if "ring" in inputs.needs else None
 
         def write_slots(all_slots: Any, new: Any) -> Any:
-            """The slots of the chunk's samples with the chunk's new keys or values."""
+            """Returns the slots of the chunk's samples, with the chunk's new keys or values."""
             slots_of_samples = all_slots if samples is None else self.ops.take(all_slots, samples)
             newest = new if query is not None else new[:, :, max(new.shape[2] - slots, 0) :]
             return new.graph.add(
@@ -210,8 +214,8 @@ class ScatterAttention(PastAttention):
 
 
 class PastGroupQuery(PastAttention):
-    """ONNX Runtime's GroupQueryAttention with past_key and past_value: windows, softcap and sinks of its
-    own."""
+    """ONNX Runtime's GroupQueryAttention with past_key and past_value, and its own windows, softcap and
+    sinks."""
 
     name = "ms-group-query-past"
     declared = Declared(
@@ -238,9 +242,10 @@ class PastGroupQuery(PastAttention):
                 return "sine and cosine are stored in the dtype of the case"
         return None
 
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """The arrays of `TextbookCached.masks`; `cosine` and `sine` (tokens, D / 2) of all positions."""
-        arrays, rotary = super().masks(inputs), rotation(inputs.case)
+    def arrays_of_actions(self, inputs: Inputs) -> dict[str, Any]:
+        """Returns the arrays of `TextbookCached.arrays_of_actions`; with a rotation also `cosine` and
+        `sine` (tokens, D / 2) of all positions."""
+        arrays, rotary = super().arrays_of_actions(inputs), rotation(inputs.case)
         if rotary is not None:
             cosine, sine = tables(rotary, np.arange(most_tokens(inputs.case)))
             arrays["cosine"] = self.backend.array(cosine, inputs.dtype)

@@ -48,23 +48,24 @@ ELECTIONS = {n: one for n, one in (ADDED | NANS).items() if n != "value-size"} |
 
 
 def group_query(
-    query: Symbol, new: Sequence[Symbol], past: Sequence[Symbol | None], last: Symbol, total: Symbol,
-    *, bias: Symbol | None = None, sinks: Symbol | None = None, chunks: Symbol | None = None,
+    query: Symbol, new: Sequence[Symbol], past: Sequence[Symbol | None], last: Symbol, key_total: Symbol,
+    *, bias: Symbol | None = None, sinks: Symbol | None = None, chunk_lengths: Symbol | None = None,
     table: Sequence[Symbol | None] = (None, None), **attributes: Any,
 ) -> tuple[Symbol, Symbol, Symbol]:  # fmt: skip
-    """GroupQueryAttention of a query (B, Lq, H, D) and new keys and values (B, L, Hkv, D): the output
-    (B, Lq, H, D), and the cache with the new tokens."""
+    """Record GroupQueryAttention of a query (B, Lq, H, D) and new keys and values (B, L, Hkv, D). Returns
+    the output (B, Lq, H, D), and the cached keys and values with the new tokens."""
     B, Lq, H, D = query.shape
     rows, key, value = query.graph.add(
-        "GroupQueryAttention", *map(packed, (query, *new)), *past, last, total, *table, None, bias, sinks,
-        None, None, None, None, chunks, domain=DOMAIN, outputs=3, shape=lambda: (B, Lq, H * D),
-        num_heads=H, kv_num_heads=new[0].shape[2], **attributes,
+        "GroupQueryAttention", *map(packed, (query, *new)), *past, last, key_total, *table, None, bias,
+        sinks, None, None, None, None, chunk_lengths, domain=DOMAIN, outputs=3,
+        shape=lambda: (B, Lq, H * D), num_heads=H, kv_num_heads=new[0].shape[2], **attributes,
     )  # fmt: skip
     return rows.reshape((B, Lq, H, D)), key, value
 
 
 def mask(call: AttentionCall) -> Any:
-    """Mask and bias as one array (B or 1, H or 1, Lq, Lk), which is added to the scores, or None."""
+    """Returns mask and bias as one array (B or 1, H or 1, Lq, Lk) that is added to the scores; None
+    without both."""
     inputs, native = call.inputs, call.native
     dense = native.dense(inputs)
     if dense is not None and dense.dtype.kind != "b":
@@ -76,13 +77,13 @@ def mask(call: AttentionCall) -> Any:
 
 
 def lengths_without_flag(inputs: Inputs) -> Native:
-    """The mask split into lengths, the flag with as many keys as queries, and the rest."""
+    """Returns the mask divided into lengths, the causal flag if Lq = Lk, and the rest."""
     return split_native(inputs, causal=inputs.sizes.Lq == inputs.sizes.Lk, lengths=True)
 
 
 def multi_head_graph(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
-    """The function that records MultiHeadAttention, with -inf for keys beyond the lengths in place of the
-    default -10000 (finding masked-by-ten-thousand)."""
+    """Returns the function that records MultiHeadAttention. Keys beyond the lengths get -inf in place of
+    the default -10000 (finding masked-by-ten-thousand)."""
     check_packed(inputs)
     native = impl.row.native(inputs)
     attributes: dict[str, Any] = {"scale": inputs.scale}
@@ -134,8 +135,8 @@ MULTI_HEAD = Kernel(
 
 
 def flag_and_window(inputs: Inputs) -> Native:
-    """The mask split into the causal flag, a window that ends at its query, and the rest: a window needs
-    the flag."""
+    """Returns the mask divided into the causal flag, a window that ends at its query, and the rest. A
+    window needs the flag."""
     native = split_native(inputs, causal=True, window=True)
     window = native.window
     if window is None:
@@ -146,25 +147,25 @@ def flag_and_window(inputs: Inputs) -> Native:
 
 
 def per_sample(call: AttentionCall, count: int) -> Any:
-    """The number `count` for every sample, (B,) int32."""
+    """Returns the number `count` for every sample, (B,) int32."""
     return call.backend.array(np.full(call.inputs.sizes.B, count, np.int32), None)
 
 
-def chunks(call: AttentionCall) -> Any:
-    """The numbers of queries (B,) if the causal flag is used, or None."""
+def chunk_lengths(call: AttentionCall) -> Any:
+    """Returns the number of queries for every sample, (B,), if the causal flag is used, or None."""
     return per_sample(call, call.inputs.sizes.Lq) if call.native.causal else None
 
 
-def total(call: AttentionCall) -> Any:
-    """The number of keys (1,)."""
+def key_total(call: AttentionCall) -> Any:
+    """Returns the number of keys, (1,) int32."""
     return call.backend.array(np.array([call.inputs.sizes.Lk], np.int32), None)
 
 
 def grouped_graph(
     is_cached: bool, impl: FrameworkFunction, inputs: Inputs
 ) -> Callable[..., Symbol]:
-    """The function that records GroupQueryAttention. If `is_cached`, the keys before the queries are a
-    cache."""
+    """Returns the function that records GroupQueryAttention. `is_cached`: the keys before the queries are
+    a cache."""
     check_packed(inputs)
     native = impl.row.native(inputs)
     attributes: dict[str, Any] = {
@@ -175,17 +176,17 @@ def grouped_graph(
             raise ValueError("local_window_size includes the query's own key: expected 1 or more")
         attributes["local_window_size"] = 1 + native.window.left
 
-    def node(query: Symbol, key: Symbol, value: Symbol, **others: Any) -> Symbol:
+    def node(query: Symbol, key: Symbol, value: Symbol, **arrays: Any) -> Symbol:
         past = key.shape[1] - query.shape[1] if is_cached else 0
         new = [x[:, past:] for x in (key, value)]
         cache = [x[:, :past].transpose((0, 2, 1, 3)) for x in (key, value)] if past else [None] * 2
-        return group_query(query, new, cache, **others, **attributes)[0]
+        return group_query(query, new, cache, **arrays, **attributes)[0]
 
     return node
 
 
 def unsupported_with_cache(case: Case) -> str | None:
-    """The reason why a case is not supported with a cache, or None."""
+    """Returns the reason why a case is not supported with a cache, or None."""
     s, parts = case.sizes, case.mask.parts if case.mask is not None else ()
     if s.Lk <= s.Lq:
         return NO_PAST_KEYS
@@ -201,7 +202,7 @@ GROUP_QUERY = MULTI_HEAD.but(
     parameters=(
         Parameter("bias", value=mask),
         Parameter("last", value=lambda call: per_sample(call, call.inputs.sizes.Lk - 1)),
-        Parameter("total", value=total),
+        Parameter("total", value=key_total),
         Parameter("sinks", value=AttentionCall.sinks),
     ),
     declared=Declared(
@@ -232,7 +233,7 @@ GROUP_QUERY = MULTI_HEAD.but(
 
 GROUP_QUERY_CACHED = GROUP_QUERY.but(
     name="ms-group-query-cache",
-    parameters=(*GROUP_QUERY.parameters, Parameter("chunks", value=chunks)),
+    parameters=(*GROUP_QUERY.parameters, Parameter("chunks", value=chunk_lengths)),
     declared=GROUP_QUERY.declared.refusing(
         {
             "native-causal": "with a cache the causal flag is bottom-right",

@@ -16,7 +16,7 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Declared, Implementation, needed
 
 KEPT = 128
-"""The number of loaded models that are kept."""
+"""The number of loaded models that are cached."""
 
 
 class OnnxEngine(RuntimeArrays):
@@ -30,13 +30,13 @@ class OnnxEngine(RuntimeArrays):
 
     @abstractmethod
     def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs of a model for these inputs. The loaded model is kept for other calls.
+        """Returns the outputs of a model for these inputs. The loaded model is cached for other calls.
 
         Raises the runtime's errors.
         """
 
     def recorded(self, prepared: PreparedCall, opset: int = OPSET) -> PreparedCall:
-        """The call as a model.
+        """Returns the call as a model.
 
         For arrays of new shapes the function is called with symbols (`backends._onnx.graph`). Then the
         recorded model is run.
@@ -58,7 +58,8 @@ def implementations_with(
     declared: Mapping[Kernel | type[Implementation], Declared],
     layers: Sequence[Implementation],
 ) -> list[Implementation]:
-    """Implementations of the rows and classes in `declared`, with its declarations, and `layers`."""
+    """Returns implementations of the rows and classes in `declared`, with its declarations, and
+    `layers`."""
     implementations = [
         FrameworkFunction(backend, kind.but(declared=declaration))
         if isinstance(kind, Kernel)

@@ -40,14 +40,14 @@ class Graph:
         self._domains: set[str] = set()
 
     def input(self, name: str, array: np.ndarray) -> Symbol:
-        """An input with the dtype and rank of this array."""
+        """Returns an input with the dtype and rank of this array."""
         kind = self._helper.np_dtype_to_tensor_dtype(array.dtype)
         axes = [f"{name}_{axis}" for axis in range(array.ndim)]
         self._inputs.append(self._helper.make_tensor_value_info(name, kind, axes))
         return Symbol(self, name, array.dtype, lambda: array.shape)
 
     def constant(self, values: Any, dtype: Any = None) -> Symbol:
-        """A constant; `dtype` is a NumPy dtype, by default that of the values."""
+        """Returns a constant. `dtype` is a NumPy dtype, by default that of the values."""
         array = np.array(values, dtype)
         name = f"constant_{len(self._constants)}"
         self._constants.append(self._from_array(array, name))
@@ -57,10 +57,10 @@ class Graph:
         self, kind: str, *inputs: Symbol | None, outputs: int = 1, domain: str = "",
         shape: Callable[[], Shape] | None = None, dtype: Any = None, **attributes: Any,
     ) -> Any:  # fmt: skip
-        """Record a node; returns its output, or a tuple of outputs.
+        """Record a node. Returns its output, or a tuple of outputs.
 
-        None is an absent input or attribute. `shape` computes the shape of the first output, if callers
-        need it. The dtype is that of the first input unless `dtype` is given.
+        None is an absent input or attribute. `shape()` computes the shape of the first output, if callers
+        need it. `dtype` is by default that of the first input.
         """
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
@@ -75,7 +75,7 @@ class Graph:
         return symbols[0] if outputs == 1 else symbols
 
     def model(self, outputs: Sequence[Symbol]) -> bytes:
-        """The serialized model that computes `outputs`; equal graphs give equal bytes."""
+        """Returns the serialized model that computes `outputs`. Equal graphs give equal bytes."""
         helper = self._helper
         results = []
         for symbol in outputs:
@@ -114,20 +114,22 @@ class Symbol(NDArrayOperatorsMixin):
 
     @property
     def rank(self) -> int | None:
-        """The number of axes; None if the shape is unknown or invalid. The runtime
-        reports invalid shapes."""
+        """The number of axes; None if the shape is unknown or invalid. The runtime reports invalid
+        shapes."""
         with suppress(TypeError, ValueError):
             return len(self.shape)
         return None
 
     def as_symbol(self, value: Any) -> Symbol:
-        """A number or array becomes a constant, a number in this symbol's dtype; a symbol is returned."""
+        """Returns a symbol unchanged. A number or array becomes a constant; a number has this symbol's
+        dtype."""
         if isinstance(value, Symbol):
             return value
         return self.graph.constant(value, None if isinstance(value, np.ndarray) else self.dtype)
 
-    def same_shape(self, kind: str, *inputs: Any, **attributes: Any) -> Symbol:
-        """Record a node whose output has this symbol's shape and dtype; `inputs` follow this symbol."""
+    def node_of_same_shape(self, kind: str, *inputs: Any, **attributes: Any) -> Symbol:
+        """Record a node whose output has this symbol's shape and dtype. Its inputs are this symbol and
+        `inputs`. Returns the output."""
         symbols = [self.as_symbol(value) for value in inputs]
         return self.graph.add(kind, self, *symbols, shape=lambda: self.shape, **attributes)
 
@@ -147,7 +149,7 @@ class Symbol(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
     def __getitem__(self, index: Any) -> Symbol:
-        """Slice or index axes; an ellipsis before the other parts leaves the first axes whole."""
+        """Slice or index axes. An ellipsis at the front leaves the first axes whole."""
         parts = index if isinstance(index, tuple) else (index,)
         rank = len(self.shape)
         first = rank - len(parts) + 1 if parts[0] is Ellipsis else 0
@@ -173,7 +175,7 @@ class Symbol(NDArrayOperatorsMixin):
         return self.graph.add("Slice", self, *bounds, shape=lambda: tuple(shape))
 
     def reshape(self, shape: Sequence[int]) -> Symbol:
-        """Reshape; one size may be -1."""
+        """Returns the reshaped array; one size may be -1. Raises ValueError if the shape does not fit."""
         count = int(np.prod(self.shape))
         product = int(np.prod([n for n in shape if n != -1]))
         sizes = tuple(count // product if n == -1 else n for n in shape)
@@ -184,7 +186,7 @@ class Symbol(NDArrayOperatorsMixin):
         return self.graph.add("Reshape", self, target, shape=lambda: sizes, allowzero=1)
 
     def transpose(self, axes: Sequence[int]) -> Symbol:
-        """Permute the axes."""
+        """Returns the array with permuted axes."""
         return self.graph.add(
             "Transpose",
             self,
@@ -193,7 +195,7 @@ class Symbol(NDArrayOperatorsMixin):
         )
 
     def reduced(self, kind: str, axis: int) -> Symbol:
-        """A reduction that removes one axis."""
+        """Returns a reduction that removes one axis."""
         axes = self.graph.constant([axis], np.int64)
 
         def shape() -> Shape:
@@ -202,13 +204,13 @@ class Symbol(NDArrayOperatorsMixin):
         return self.graph.add(kind, self, axes, shape=shape, keepdims=0)
 
     def expanded(self, shape: Sequence[int]) -> Symbol:
-        """Broadcast to a shape."""
+        """Returns the array, broadcast to a shape."""
         sizes = tuple(shape)
         target = self.graph.constant(sizes, np.int64)
         return self.graph.add("Expand", self, target, shape=lambda: sizes)
 
     def repeated(self, times: int, axis: int) -> Symbol:
-        """Repeat every slice along an axis `times` times, as `numpy.repeat`."""
+        """Returns the array with every slice along an axis repeated `times` times, as `numpy.repeat`."""
         order = np.repeat(np.arange(self.shape[axis]), times)
         indices = self.graph.constant(order, np.int64)
         shape = list(self.shape)
@@ -216,12 +218,12 @@ class Symbol(NDArrayOperatorsMixin):
         return self.graph.add("Gather", self, indices, shape=lambda: tuple(shape), axis=axis)
 
     def cast(self, dtype: Any) -> Symbol:
-        """Cast to a NumPy dtype."""
+        """Returns the array, cast to a NumPy dtype."""
         to = self.graph._helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return self.graph.add("Cast", self, shape=lambda: self.shape, dtype=dtype, to=to)
 
     def where(self, condition: Symbol, other: Any) -> Symbol:
-        """This array where the condition is true, `other` where it is false."""
+        """Returns this array where the condition is true, `other` where it is false."""
         symbol = self.as_symbol(other)
 
         def shape() -> Shape:
@@ -231,7 +233,7 @@ class Symbol(NDArrayOperatorsMixin):
 
 
 def concatenated(symbols: Sequence[Symbol], axis: int) -> Symbol:
-    """Concatenate symbols along an axis."""
+    """Returns the symbols, concatenated along an axis."""
     first = symbols[0]
 
     def shape() -> Shape:
@@ -245,7 +247,7 @@ def concatenated(symbols: Sequence[Symbol], axis: int) -> Symbol:
 class RecordedModel:
     """The model of `function`, which returns a symbol, or a tuple of symbols and None.
 
-    `function` gets a symbol for every array, and None for every other argument.
+    `function` gets a symbol for every array, and all other arguments unchanged.
     """
 
     def __init__(
@@ -263,7 +265,7 @@ class RecordedModel:
         self.model = graph.model([output for output in outputs if output is not None])
 
     def answer(self, values: Sequence[Any]) -> Any:
-        """The outputs of the model, in the structure that the function returns."""
+        """Returns the outputs of the model, in the structure that the function returns."""
         outputs = iter(values)
         answer = tuple(next(outputs) if present else None for present in self.is_present)
         return answer[0] if self.single else answer

@@ -1,5 +1,5 @@
-"""Norms and rotation: LayerNormalization of opset 17, BatchNormalization of opset 15,
-and RotaryEmbedding of opset 23, with sine and cosine as inputs."""
+"""Norms and rotation: LayerNormalization of opset 17, BatchNormalization of opset 15, and RotaryEmbedding
+of opset 23, with sine and cosine as inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attention_conformance.backends._onnx.engine import OnnxEngine
 from attention_conformance.backends._onnx.graph import Symbol
 from attention_conformance.backends._onnx.textbook import operations
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.textbook.rotary import TextbookRotary
@@ -29,7 +29,7 @@ from attention_conformance.suite.spec.operators.rotary import (
 
 
 class OnnxNorm(Implementation):
-    """A norm of the standard. Gain and offset are inputs, 1 and 0 if a case has none."""
+    """A norm of the standard. Gain and offset are inputs; they are 1 and 0 if a case has none."""
 
     backend: OnnxEngine
 
@@ -38,7 +38,7 @@ class OnnxNorm(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, width = self.backend, inputs.widths.query
         defaults = {"gain": np.ones(width), "offset": np.zeros(width)}
-        arguments = {"query": sequences(backend, inputs)["query"]}
+        arguments = {"query": operand_arrays(backend, inputs)["query"]}
         for name, values in (defaults | inputs.parameters).items():
             arguments[name] = backend.array(values, inputs.dtype)
 
@@ -49,7 +49,7 @@ class OnnxNorm(Implementation):
 
     @abstractmethod
     def node(self, query: Symbol, parameters: Mapping[str, Symbol], inputs: Inputs) -> Symbol:
-        """The norm of (B, L, E)."""
+        """Returns the norm of (B, L, E)."""
 
 
 class OnnxLayerNorm(OnnxNorm):
@@ -60,7 +60,7 @@ class OnnxLayerNorm(OnnxNorm):
 
     def node(self, query: Symbol, parameters: Mapping[str, Symbol], inputs: Inputs) -> Symbol:
         p = parameters
-        return query.same_shape(
+        return query.node_of_same_shape(
             "LayerNormalization", p["gain"], p["offset"], axis=-1, epsilon=inputs.epsilon
         )
 
@@ -82,7 +82,7 @@ class OnnxBatchNorm(OnnxNorm):
 
 
 class OnnxRotary(Implementation):
-    """Operands of rank 4; sine and cosine of every token, computed in float64 and rounded
+    """Rotation of operands of rank 4. Sine and cosine of every token are computed in float64 and rounded
     to the dtype."""
 
     backend: OnnxEngine
@@ -108,14 +108,15 @@ class OnnxRotary(Implementation):
         return backend.recorded(PreparedCall(call, arguments))
 
     def rotary_arrays(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
-        """Cosine and sine (B, L, r / 2) of every token; r components rotate."""
+        """Returns cosine and sine (B, L, r / 2) of every token; r components rotate."""
         position = np.broadcast_to(inputs.arrays["position"], (inputs.sizes.B, inputs.sizes.Lq))
         return self.tables(position, rotation, int(position.max(initial=0)) + 1)
 
     def tables(
         self, position: np.ndarray, rotation: Rotation, length: int
     ) -> dict[str, np.ndarray]:
-        """Cosine and sine (..., r / 2) of positions; `length` of the sequence may scale frequencies."""
+        """Returns cosine and sine (..., r / 2) of positions. Frequencies may depend on `length`, that of
+        the sequence."""
         frequencies_of = TextbookRotary(self.backend, operations(self.backend)).frequencies
         frequencies, factor = frequencies_of(rotation, length, lambda n: np.asarray(n, np.float64))
         angle = position[..., None] * frequencies
@@ -124,18 +125,22 @@ class OnnxRotary(Implementation):
     def node(
         self, query: Symbol, arrays: Mapping[str, Symbol], attributes: Mapping[str, Any]
     ) -> Symbol:
-        """The rotated query (B, H, L, D)."""
-        return query.same_shape("RotaryEmbedding", arrays["cosine"], arrays["sine"], **attributes)
+        """Returns the rotated query (B, H, L, D)."""
+        return query.node_of_same_shape(
+            "RotaryEmbedding", arrays["cosine"], arrays["sine"], **attributes
+        )
 
 
 class OnnxRotaryByIds(OnnxRotary):
-    """Packed operands (B, L, H D), with a table of sine and cosine and the index of each token."""
+    """Rotation of packed operands (B, L, H D), with a table of sine and cosine and the index of each
+    token."""
 
     name = "rotary-embedding-ids"
     declared = OnnxRotary.declared.taking("position-table")
 
     def rotary_arrays(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
-        """Cosine and sine (rows, r / 2) of a table of positions, and `ids` (B, L), the tokens' rows."""
+        """Returns cosine and sine (rows, r / 2) of a table of positions, and `ids` (B, L), the tokens'
+        rows."""
         s, position = inputs.sizes, inputs.arrays["position"]
         # The table begins at the case's first position, so that large positions need no larger table.
         first = inputs.case.option("offset")
@@ -151,5 +156,5 @@ class OnnxRotaryByIds(OnnxRotary):
         B, H, L, D = query.shape
         x = packed(query.transpose((0, 2, 1, 3)))
         rotary_inputs = (arrays["cosine"], arrays["sine"], arrays["ids"])
-        rotated = x.same_shape("RotaryEmbedding", *rotary_inputs, num_heads=H, **attributes)
+        rotated = x.node_of_same_shape("RotaryEmbedding", *rotary_inputs, num_heads=H, **attributes)
         return rotated.reshape((B, L, H, D)).transpose((0, 2, 1, 3))

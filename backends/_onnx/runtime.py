@@ -99,7 +99,7 @@ class OnnxRuntimeBackend(RuntimeThreads, OnnxEngine):
         return implementations_with(self, ON_RUNTIME, textbook)
 
     def session(self, model: bytes) -> Any:
-        """The session of a model for the present number of threads."""
+        """Returns the session of a model for the present number of threads."""
 
         def session() -> Any:
             options = self.onnxruntime.SessionOptions()
@@ -124,7 +124,7 @@ class OnnxRuntimeBackend(RuntimeThreads, OnnxEngine):
         return [self._array(value) for value in session.run_with_ort_values(None, values)]
 
     def _value(self, array: np.ndarray) -> Any:
-        """The runtime's value that shares the memory of an array, also of ml_dtypes."""
+        """Returns the runtime's value that shares the memory of an array, also of ml_dtypes."""
         OrtValue = self.onnxruntime.OrtValue
         if not self._is_foreign(array.dtype):
             return OrtValue.ortvalue_from_numpy(array)
@@ -138,7 +138,7 @@ class OnnxRuntimeBackend(RuntimeThreads, OnnxEngine):
         return dtype.type.__module__ == "ml_dtypes"
 
     def _array(self, value: Any) -> np.ndarray:
-        """The runtime's value, copied to a NumPy array."""
+        """Returns the runtime's value, copied to a NumPy array."""
         dtype = self.onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
         if not self._is_foreign(dtype):
             return np.array(value.numpy())

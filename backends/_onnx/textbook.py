@@ -34,51 +34,53 @@ class Eager(TextbookAttention):
 
 
 def layers(backend: OnnxEngine, numerics: Numerics) -> list[Implementation]:
-    """All textbook layers as graphs, in the numerics class of the operators."""
+    """Returns all textbook layers as graphs, in the numerics class of the operators."""
     return textbooks(backend, operations(backend), numerics)
 
 
 def operations(backend: OnnxEngine) -> Operations:
-    """ONNX's names for the operations of textbook code."""
+    """Returns the operations of textbook code as ONNX operators."""
 
     def called(layer: Implementation, call: PreparedCall) -> PreparedCall:
         return backend.recorded(call)
 
     return Operations(
-        softmax=lambda x: x.same_shape("Softmax", axis=-1),
-        fill=lambda x, hidden, number: x.where(hidden.same_shape("Not"), number),
-        tanh=lambda x: x.same_shape("Tanh"),
+        softmax=lambda x: x.node_of_same_shape("Softmax", axis=-1),
+        fill=lambda x, hidden, number: x.where(hidden.node_of_same_shape("Not"), number),
+        tanh=lambda x: x.node_of_same_shape("Tanh"),
         sum=lambda x, axis: x.reduced("ReduceSum", axis),
         mean=lambda x, axis: x.reduced("ReduceMean", axis),
-        sqrt=lambda x: x.same_shape("Sqrt"),
+        sqrt=lambda x: x.node_of_same_shape("Sqrt"),
         concat=concatenated,
         permute_dims=lambda x, axes: x.transpose(axes),
         reshape=lambda x, shape: x.reshape(shape),
-        put=lambda x, indices, values: x.same_shape(
+        put=lambda x, indices, values: x.node_of_same_shape(
             "ScatterND", indices.reshape((*indices.shape, 1)), values
         ),
         take=lambda x, indices: x.graph.add(
             "Gather", x, indices, shape=lambda: (*indices.shape, *x.shape[1:]), axis=0
         ),
         repeat=lambda x, times, axis: x.repeated(times, axis),
-        cos=lambda x: x.same_shape("Cos"),
-        sin=lambda x: x.same_shape("Sin"),
+        cos=lambda x: x.node_of_same_shape("Cos"),
+        sin=lambda x: x.node_of_same_shape("Sin"),
         # Frequencies depend on no input: they are computed when the graph is recorded.
         pow=np.power,
         clip=lambda x, low, high: (
-            np.clip(x, low, high) if isinstance(x, np.ndarray) else x.same_shape("Clip", low, high)
+            np.clip(x, low, high)
+            if isinstance(x, np.ndarray)
+            else x.node_of_same_shape("Clip", low, high)
         ),
-        round=lambda x: x.same_shape("Round"),
-        exp=lambda x: x.same_shape("Exp"),
-        log=lambda x: x.same_shape("Log"),
+        round=lambda x: x.node_of_same_shape("Round"),
+        exp=lambda x: x.node_of_same_shape("Exp"),
+        log=lambda x: x.node_of_same_shape("Log"),
         max=lambda x, axis: x.reduced("ReduceMax", axis),
         astype=lambda x, dtype: x.cast(backend.kind(dtype)),
-        hide=lambda scores, mask: scores.where(mask, -np.inf),
+        mask_scores=lambda scores, mask: scores.where(mask, -np.inf),
         broadcast_to=lambda x, shape: x.expanded(shape),
         logsumexp=lambda x: x.cast(np.promote_types(x.dtype, np.float32)).reduced(
             "ReduceLogSumExp", -1
         ),
-        like=lambda x, other: x.cast(other.dtype),
-        counted=lambda n, x: np.arange(n),
+        cast_like=lambda x, other: x.cast(other.dtype),
+        arange_like=lambda n, x: np.arange(n),
         called=called,
     )

@@ -1,7 +1,7 @@
 """The operator ScaledDotProductAttention of opset 13 (its specification in OpenVINO's documentation).
 
 query (B, H, Lq, D), key (B, H or 1, Lk, D), value (B, H or 1, Lk, Dv); one mask, boolean or added to the
-scores; a causal flag, beside which the mask is ignored; a scale; a sink in every head.
+scores; a causal flag, with which the mask is ignored; a scale; a sink in every head.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ bfloat16: NaN on CPUs with AVX512_BF16, uniform on others."""
 
 
 class Sdpa(Implementation):
-    """The operator with dynamic batch and lengths, and fixed heads and head sizes, as in
-    a served model."""
+    """The operator with dynamic batch and lengths, and fixed heads and head sizes, as in a served
+    model."""
 
     backend: OpenvinoEngine
 
@@ -94,7 +94,8 @@ class Sdpa(Implementation):
         return {"after a call with one key": self.prepared(inputs, after_one_key)}
 
     def prepared(self, inputs: Inputs, request_for: Callable[..., Any]) -> PreparedCall:
-        """The call. `request_for(key, make_model, arrays)` returns the request that runs the model."""
+        """Returns the call. `request_for(key, make_model, arrays)` returns the request that runs the
+        model."""
         backend = self.backend
         # The operator ignores a mask beside the causal flag, so the flag is used only alone.
         single = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
@@ -124,7 +125,7 @@ class Sdpa(Implementation):
         return PreparedCall(call, arguments, operands=operands)
 
     def shape(self, name: str, array: np.ndarray) -> list[int]:
-        """The sizes of an array in a model; -1 for dynamic sizes."""
+        """Returns the sizes of an array in a model; -1 for dynamic sizes."""
         if self.fixed:
             return list(array.shape)
         if name == "mask" or array.ndim != 4:
@@ -132,7 +133,7 @@ class Sdpa(Implementation):
         return [-1, array.shape[1], -1, array.shape[3]]
 
     def model(self, arrays: Mapping[str, np.ndarray], scale: float | None, causal: bool) -> Any:
-        """A model of the single operator, for the sizes and dtypes of these arrays."""
+        """Returns a model of the single operator, for the sizes and dtypes of these arrays."""
         openvino, kind = self.backend.openvino, arrays["query"].dtype
         parameters = {
             name: openvino.op.Parameter(

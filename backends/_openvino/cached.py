@@ -1,8 +1,8 @@
-"""Attention over keys and values that the model keeps: the operator ScaledDotProductAttention behind
+"""Attention over keys and values that the model stores: the operator ScaledDotProductAttention after
 ReadValue and Assign, as in exported language models.
 
-The CPU plugin fuses these operators. Every request has a state of its own. The input `samples` says
-which sample's history each sample continues.
+The CPU plugin fuses these operators. Every request has its own state. The input `samples` has for each
+sample the index of the sample whose history it continues.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attention_conformance.suite.spec.operators.cached import FEATURES
 
 @dataclass(frozen=True)
 class Request:
-    """A request, the order of its samples at the next step, and the number of tokens of each of them."""
+    """A request, the order of its samples at the next step, and the number of tokens of each sample."""
 
     request: Any
     order: np.ndarray
@@ -33,15 +33,15 @@ class Request:
 
     @classmethod
     def of(cls, request: Any, samples: int, count: int = 0) -> Request:
-        """A request of which each sample continues its own history."""
+        """Returns a request whose samples continue their own history."""
         return cls(request, np.arange(samples, dtype=np.int32), count)
 
 
 class Stateful(Scripted):
-    """The operator behind two variables in the dtype of keys and values.
+    """The operator after two variables in the dtype of keys and values.
 
-    Masks are boolean, or added to the scores with a bias. Grouped heads are repeated behind the
-    variables. Rollbacks and kept paths set the variables.
+    Masks are boolean; with a bias they are merged into it. Grouped heads are repeated after the
+    variables. Rollbacks and `keep` set the variables.
     """
 
     backend: OpenvinoEngine
@@ -76,7 +76,8 @@ class Stateful(Scripted):
         return Request.of(compiled.create_infer_request(), s.B)
 
     def model(self, inputs: Inputs, numpy_dtype: np.dtype, sinks: bool, biased: bool) -> Any:
-        """A model of query, key, value, samples, mask and sinks, with dynamic batch and lengths."""
+        """Returns a model of query, key, value, samples, mask and sinks, with dynamic batch and
+        lengths."""
         from openvino import opset13 as op
         from openvino.op.util import Variable, VariableInfo
 
@@ -135,7 +136,8 @@ class Stateful(Scripted):
         return rows, Request.of(state.request, len(state.order), state.count + key.shape[2])
 
     def with_tokens(self, state: Request, tokens: np.ndarray) -> Request:
-        """Keep in the request's variables only the tokens with indices `tokens` (B, n)."""
+        """Keep in the request's variables only the tokens with indices `tokens` (B, n). Returns the new
+        state."""
         for variable in state.request.query_state():
             tensor = variable.state
             array = np.array(tensor.data)[state.order]

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU; compiled models are kept."""
+"""OpenVINO on the CPU. Compiled models are cached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attention_conformance.backends.protocol import needed
 from attention_conformance.suite.spec.cache import Cache
 
 KEPT = 128
-"""The number of compiled models, and of their requests, that are kept."""
+"""The number of compiled models, and of their requests, that are cached."""
 
 
 class OpenvinoEngine(RuntimeThreads, RuntimeArrays):
@@ -34,28 +34,29 @@ class OpenvinoEngine(RuntimeThreads, RuntimeArrays):
         self._requests: Cache[Any] = Cache(KEPT)
 
     def type_of(self, dtype: np.dtype) -> Any:
-        """OpenVINO's type of a dtype, also for bfloat16."""
+        """Returns OpenVINO's type of a dtype, also of bfloat16."""
         Type = self.openvino.Type
         return Type.bf16 if dtype == self.bfloat16 else Type(dtype)
 
     def constant(self, number: float, dtype: np.dtype) -> Any:
-        """A node with one number."""
+        """Returns a node with one number."""
         return self.openvino.op.Constant(self.type_of(dtype), self.openvino.Shape([]), [number])
 
     def cached_request(self, key: Any, make_model: Callable[[], Any]) -> Any:
-        """The request of the model under a key, for the present number of threads; made on first use.
-        Each thread has its own, because a request infers once at a time."""
+        """Returns the request of the model under a key, for the present number of threads; it is made on
+        first use. Each thread has its own, because a request infers once at a time."""
         model = self.cached_model(key, make_model)
         return self._requests.get((key, self.thread_count, get_ident()), model.create_infer_request)
 
     def cached_model(self, key: Any, make_model: Callable[[], Any], **config: Any) -> Any:
-        """The compiled model under a key, for the present number of threads; made on first use."""
+        """Returns the compiled model under a key, for the present number of threads; it is made on first
+        use."""
         return self._models.get(
             (key, self.thread_count), lambda: self.compiled_model(make_model(), **config)
         )
 
     def compiled_model(self, model: Any, **config: Any) -> Any:
-        """The model, compiled for the present number of threads."""
+        """Returns the model, compiled for the present number of threads."""
         config |= {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": self.thread_count,
@@ -63,7 +64,7 @@ class OpenvinoEngine(RuntimeThreads, RuntimeArrays):
         return self.core.compile_model(model, "CPU", config)
 
     def run(self, request: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The output of the request's model for its input arrays in order."""
+        """Returns the output of the request's model for its input arrays in order."""
         request.infer([self._tensor(array) for array in arrays])
         output = request.get_output_tensor(0)
         # OpenVINO returns bfloat16 bits as a float16 array.

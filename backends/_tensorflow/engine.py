@@ -44,20 +44,20 @@ EAGER = TextbookAttention.declared.but(numerics=NUMERICS).electing({"subnormal-o
 
 
 def operations(tf: Any) -> Operations:
-    """The operations of textbook code in TensorFlow."""
+    """Returns the operations of textbook code in TensorFlow."""
     return operations_of(
         tf,
         softmax=lambda x: tf.nn.softmax(x, axis=-1),
         fill=lambda x, hidden, number: tf.where(hidden, tf.constant(number, x.dtype), x),
-        hide=lambda scores, mask: tf.where(mask, scores, scores.dtype.min),
+        mask_scores=lambda scores, mask: tf.where(mask, scores, scores.dtype.min),
         logsumexp=lambda x: tf.reduce_logsumexp(
             tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32), axis=-1
         ),
         take=tf.gather,
         put=lambda x, indices, values: tf.tensor_scatter_nd_update(x, indices[:, None], values),
         astype=tf.cast,
-        like=lambda x, other: tf.cast(x, other.dtype),
-        counted=lambda n, x: tf.cast(tf.range(n), x.dtype),
+        cast_like=lambda x, other: tf.cast(x, other.dtype),
+        arange_like=lambda n, x: tf.cast(tf.range(n), x.dtype),
         sum=tf.reduce_sum,
         mean=tf.reduce_mean,
         max=tf.reduce_max,
@@ -71,7 +71,7 @@ def operations(tf: Any) -> Operations:
 
 
 class TensorflowEngine(TensorflowProfiler, Backend):
-    """Arrays of TensorFlow; subclasses list the implementations, and may list compilers: `tf.function`,
+    """Arrays of TensorFlow. Subclasses list the implementations, and may list compilers: `tf.function`,
     alone ("function") and through XLA ("xla")."""
 
     has_views = False

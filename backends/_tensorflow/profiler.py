@@ -10,24 +10,30 @@ from typing import Any
 
 from attention_conformance.backends.compilers import kernels_in
 from attention_conformance.backends.engine import Step
-from attention_conformance.backends.prepared import Gradients, PreparedCall, Pullback, underivable
+from attention_conformance.backends.prepared import (
+    Gradients,
+    PreparedCall,
+    Pullback,
+    no_derivative_as_forward_only,
+)
 from attention_conformance.backends.protocol import Backend
 
 _TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
 
 
 UNDERIVABLE = "gradient registry has no entry for|No gradient defined for operation"
-"""The messages of TensorFlow about an operation without a gradient."""
+"""Pattern of TensorFlow's messages about an operation without a gradient."""
 
 
 def by_tape(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-    """Output and gradients by `tf.GradientTape`, which watches only the operands `wrt`."""
+    """Returns output and gradients by `tf.GradientTape`, which watches only the operands `wrt`."""
     out, pull = pullback(prepared, wrt, persistent=False)
     return out, pull(cotangent)
 
 
 def pullback(prepared: PreparedCall, wrt: Sequence[str], persistent: bool = True) -> Pullback:
-    """Output and pullback by `tf.GradientTape`; `persistent` keeps the tape for another call."""
+    """Returns output and pullback by `tf.GradientTape`. `persistent`: the pullback can be called
+    again."""
     import tensorflow as tf
 
     sources = {name: prepared.arguments[prepared.argument(name)] for name in wrt}
@@ -36,7 +42,7 @@ def pullback(prepared: PreparedCall, wrt: Sequence[str], persistent: bool = True
         out = prepared.output(prepared.arguments)
 
     def pull(cotangent: Any) -> dict[str, Any]:
-        with underivable(UNDERIVABLE):
+        with no_derivative_as_forward_only(UNDERIVABLE):
             gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
         # The gradient of what was gathered is IndexedSlices.
         tensors = [None if x is None else tf.convert_to_tensor(x) for x in gradients]
@@ -46,7 +52,8 @@ def pullback(prepared: PreparedCall, wrt: Sequence[str], persistent: bool = True
 
 
 def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Engine.timed_step` by `tf.GradientTape`; the step of a compiled call is compiled as a whole."""
+    """Returns `Engine.timed_step` by `tf.GradientTape`. The step of a compiled call is compiled as a
+    whole."""
     import tensorflow as tf
 
     programs: list[Callable[..., Any]] = []

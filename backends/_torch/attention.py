@@ -29,20 +29,20 @@ EAGER = TextbookAttention.declared.electing(
 
 
 def operations(torch: Any) -> Operations:
-    """The operations of textbook code in PyTorch."""
+    """Returns the operations of textbook code in PyTorch."""
     return operations_of(
         torch,
         softmax=lambda x: torch.softmax(x, -1),
         fill=lambda x, hidden, number: x.masked_fill(hidden, number),
-        hide=lambda scores, mask: scores.masked_fill(~mask, -torch.inf),
+        mask_scores=lambda scores, mask: scores.masked_fill(~mask, -torch.inf),
         logsumexp=lambda x: torch.logsumexp(
             x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1
         ),
         take=lambda x, indices: x[indices],
         put=lambda x, indices, values: x.index_put((indices,), values),
         astype=lambda x, dtype: x.to(getattr(torch, dtype)),
-        like=lambda x, other: x.to(other.dtype),
-        counted=lambda n, x: torch.arange(n, dtype=x.dtype, device=x.device),
+        cast_like=lambda x, other: x.to(other.dtype),
+        arange_like=lambda n, x: torch.arange(n, dtype=x.dtype, device=x.device),
         max=torch.amax,
         permute_dims=torch.permute,
         repeat=torch.repeat_interleave,
@@ -55,8 +55,8 @@ TWIN = "the variant for rewrites by pattern"
 class EagerPermuted(TextbookAttention):
     """Textbook attention with keys as (Lk, H, B, D), which one call permutes to (B, H, D, Lk).
 
-    It is judged only through compilers: a rewrite of the pattern `key.transpose` must not match this
-    permutation, also if all sizes are equal.
+    It is judged only through compilers. A compiler that rewrites the pattern `key.transpose` must not
+    match this permutation, even if all sizes are equal.
     """
 
     name = "eager-permuted"

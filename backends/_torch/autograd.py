@@ -14,32 +14,34 @@ from attention_conformance.backends.prepared import (
     Gradients,
     PreparedCall,
     Pullback,
-    underivable,
+    no_derivative_as_forward_only,
 )
 
 DERIVED_BY = "suite_derived_by"
-"""The attribute of an output with the function that makes the calls for its derivatives."""
+"""The attribute of an output that holds a function; this function makes the calls for the output's
+derivatives."""
 
 UNDERIVABLE = (
     "no autograd formula was registered|You must implement either the backward or vjp method"
     "|^derivative for .* is not implemented"
 )
-"""The messages of torch about an operator or `torch.autograd.Function` without a backward pass."""
+"""Pattern of torch's messages about an operator or `torch.autograd.Function` without a backward pass."""
 
 
 def by_autograd(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-    """Output and gradients by `torch.autograd.grad`; raises as `pullback`."""
-    output, pull = pullback(prepared, wrt, keeps_graph=False)
-    return output, pull(cotangent)
+    """Returns output and gradients by `torch.autograd.grad`. Raises as `pullback`."""
+    output, gradients_for = pullback(prepared, wrt, keeps_graph=False)
+    return output, gradients_for(cotangent)
 
 
 def pullback(
     prepared: PreparedCall, wrt: Sequence[str], keeps_graph: bool = True, passes_leaves: bool = True
 ) -> Pullback:
-    """Output and pullback by `torch.autograd.grad`; `keeps_graph`: allow several pullbacks.
+    """Returns output and pullback by `torch.autograd.grad`. `keeps_graph`: the pullback can be called
+    several times.
 
-    Leaves have the strides of the call's arguments; a parameter of a layer, or an array that is part of a
-    graph, is itself the leaf. Without `passes_leaves` the call takes views of the leaves. Raises
+    Leaves have the strides of the call's arguments. A parameter of a layer, or an array that is part of a
+    graph, is itself the leaf. Without `passes_leaves` the call gets views of the leaves. Raises
     ForwardOnly if the output has no gradient function, or an operation no derivative.
     """
     import torch
@@ -61,27 +63,27 @@ def pullback(
         for a in prepared.arguments.values()
     )
 
-    def pull(cotangent: Any) -> dict[str, Any]:
-        """The gradients by operand. If `Engine.derive_by` marked the output, its function makes the
-        call that computes them."""
+    def gradients_for(cotangent: Any) -> dict[str, Any]:
+        """Returns the gradients by operand. If `Engine.derive_by` marked the output, its function makes
+        the call that computes them."""
         derivative = partial(
             torch.autograd.grad, output, [*leaves.values()], cotangent, create_graph=in_graph,
             retain_graph=keeps_graph or in_graph, allow_unused=True,
         )  # fmt: skip
         derive_by = getattr(output, DERIVED_BY, None)
-        with underivable(UNDERIVABLE):
+        with no_derivative_as_forward_only(UNDERIVABLE):
             gradients = derivative() if derive_by is None else derive_by(derivative)
         # torch leaves out the error of `once_differentiable`: no input lies behind it.
         if any(gradient is None for gradient in gradients) and _delays_error(output.grad_fn):
             raise RuntimeError("differentiated twice, and marked with @once_differentiable")
         return dict(zip(leaves, gradients, strict=True))
 
-    return output.detach(), pull
+    return output.detach(), gradients_for
 
 
 def _delays_error(root: Any) -> bool:
-    """True if a graph holds the error of `once_differentiable`. No input lies behind this error, so that
-    `torch.autograd.grad` leaves the error out."""
+    """True if a graph has the error node of `once_differentiable`. No input lies behind this node, so
+    `torch.autograd.grad` would not raise the error."""
     visited, nodes = set(), [root]
     while nodes:
         node = nodes.pop()
@@ -92,7 +94,7 @@ def _delays_error(root: Any) -> bool:
 
 
 def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Engine.timed_step` by `torch.autograd.grad`; "backward" keeps its graph between calls."""
+    """Returns `Engine.timed_step` by `torch.autograd.grad`. "backward" keeps its graph between calls."""
 
     # A compiled derivative that reuses the memory of its graph cannot run twice. `import torch` does
     # not import the module with this option.
@@ -103,7 +105,7 @@ def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str])
         call = replace(prepared, arguments=dict(arguments))
         if direction == "forward+backward":
             return lambda: by_autograd(call, wrt, cotangent)
-        _, pull = pullback(call, wrt)
-        return lambda: (None, pull(cotangent))
+        _, gradients_for = pullback(call, wrt)
+        return lambda: (None, gradients_for(cotangent))
 
     return timed_function

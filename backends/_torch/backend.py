@@ -53,7 +53,8 @@ class TorchBackend(TorchEngine):
 
     @cached_property
     def exporters(self) -> tuple[str, ...]:
-        """The names of the compilers that export to ONNX; () on CUDA or without the needed packages."""
+        """The names of the compilers that export to ONNX; () on CUDA, or if a needed package is not
+        installed."""
         return exporters() if self.device == "cpu" else ()
 
     def implementations(self) -> list[Implementation]:
@@ -115,12 +116,12 @@ class TorchBackend(TorchEngine):
         if getattr(implementation, "row", None) is FAST:
             return {"compiled": "a compiled call does not show whether the fast path is taken"}
         if compiler == "vmap":
-            missing = {"empty-batch": "vmap cannot map over an empty batch"}
+            lacking = {"empty-batch": "vmap cannot map over an empty batch"}
             if is_flex:
-                missing["compiled"] = "flex_attention has no rule for vmap"
+                lacking["compiled"] = "flex_attention has no rule for vmap"
             if isinstance(implementation, EagerPermuted):
-                missing["compiled"] = "vmap is asked only with the batch axis of keys in front"
-            return missing
+                lacking["compiled"] = "vmap is asked only with the batch axis of keys in front"
+            return lacking
         if compiler == "inductor" and is_flex and self.device == "cpu":
             return {"float64": "flex_attention's CPU template has no float64"}
         if compiler == "export":

@@ -47,7 +47,8 @@ class TorchCompilers(Backend):
     def recomputed(
         self, prepared: PreparedCall, rate: float, compiler: str
     ) -> dict[str, PreparedCall]:
-        """Calls with `torch.utils.checkpoint`, and compiled calls that keep no or all activations."""
+        """Returns calls with `torch.utils.checkpoint`, and compiled calls that keep no or all
+        activations. In compiled modes "vmap" and "export" there are none."""
         from torch.utils.checkpoint import checkpoint
 
         dropping = replace(prepared, arguments=prepared.arguments | prepared.dropping(rate))
@@ -79,7 +80,8 @@ class TorchCompilers(Backend):
         return partial(torch.nn.functional.dropout, p=rate)
 
     def raised_inside(self, error: BaseException) -> BaseException:
-        """The function's own error, if dynamo reports one that it observed in tracing; else `error`."""
+        """Returns the function's own error if dynamo reports one that it observed in tracing; otherwise
+        `error`."""
         dynamo = sys.modules.get("torch._dynamo.exc")  # absent before the first compilation
         kinds = dynamo.observed_exception_map if dynamo else {}
         cause = error.__cause__
@@ -90,10 +92,11 @@ class TorchCompilers(Backend):
 def by_torch_compile(
     backend: Backend, prepared: PreparedCall, compiler: str, one_graph: bool = True
 ) -> PreparedCall:
-    """Compile by `torch.compile` with fixed shapes; differentiated calls are compiled separately.
+    """Returns the call compiled by `torch.compile` with fixed shapes. Differentiated calls are compiled
+    separately.
 
-    With `one_graph` the call raises unless it makes one graph. Without, dynamo is reset: calls that were
-    prepared before are compiled again.
+    With `one_graph` the call raises unless it makes one graph. Without, dynamo is reset, so that earlier
+    prepared calls are compiled again.
     """
     import torch
     import torch._dynamo
@@ -120,10 +123,10 @@ def by_torch_compile(
 
 
 def copied(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a Python function with its own code object.
+    """Returns a copy of a Python function with its own code object.
 
-    Dynamo keeps at most eight programs per code object, and all closures from one line of source share
-    a code object. Raises TypeError if the function is not written in Python.
+    Dynamo keeps at most eight programs per code object, and all closures from one line of source share a
+    code object. Raises TypeError if the function is not written in Python.
     """
     if not isinstance(function, FunctionType):
         raise TypeError(f"expected a function written in Python, got {function!r}")
@@ -134,10 +137,11 @@ def copied(function: Callable[..., Any]) -> Callable[..., Any]:
 def exported(
     backend: Backend, prepared: PreparedCall, export: Callable[[Any, Any], Callable[..., Any]]
 ) -> PreparedCall:
-    """The call through the program that `export(module, arrays)` makes of the first call."""
+    """Returns the call through the program that `export(module, arrays)` makes at the first call."""
 
     def compile_by_export(function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` of the dictionary of arrays, exported at the first call and run detached."""
+        """Returns `function` of the dictionary of arrays, exported at the first call. It runs on detached
+        arrays."""
         import torch
 
         class Module(torch.nn.Module):
@@ -158,7 +162,7 @@ def exported(
 
 
 def by_torch_export(module: Any, arrays: Any) -> Callable[..., Any]:
-    """The program that `torch.export` makes of a module for example arrays."""
+    """Returns the program that `torch.export` makes of a module for example arrays."""
     import torch
 
     program: Callable[..., Any] = torch.export.export(module, (arrays,)).module()
@@ -166,24 +170,25 @@ def by_torch_export(module: Any, arrays: Any) -> Callable[..., Any]:
 
 
 OPSETS: dict[str, int | None] = {"onnx": None, "onnx-23": 23}
-"""The opset of each exporter to ONNX; None for the default. From 23 on attention is one operator."""
+"""The opset of each exporter to ONNX; None is the default. From 23 on attention is one operator."""
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-"""Modules that export to ONNX and runs of the model need besides torch."""
+"""Modules besides torch that are needed to export to ONNX and to run the model."""
 
 
 def exporters() -> tuple[str, ...]:
-    """The names of the exporters to ONNX (`OPSETS`); () if a module of `NEEDED` is not installed."""
+    """Returns the names of the exporters to ONNX (`OPSETS`); () if a module of `NEEDED` is not
+    installed."""
     return tuple(OPSETS) if all(find_spec(module) for module in NEEDED) else ()
 
 
 def by_onnx(opset: int | None, module: Any, arrays: Any) -> Callable[..., Any]:
-    """A function that runs the model of `torch.onnx.export` in ONNX Runtime on the CPU."""
+    """Returns a function that runs the model of `torch.onnx.export` in ONNX Runtime on the CPU."""
     import onnxruntime
     import torch
 
     exporter = logging.getLogger("torch.onnx")
-    level = exporter.level
+    level_before = exporter.level
     exporter.setLevel(logging.ERROR)  # it warns of every package without operators
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -192,7 +197,7 @@ def by_onnx(opset: int | None, module: Any, arrays: Any) -> Callable[..., Any]:
                 module, kwargs={"arrays": arrays}, dynamo=True, opset_version=opset, verbose=False
             )
     finally:
-        exporter.setLevel(level)
+        exporter.setLevel(level_before)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4

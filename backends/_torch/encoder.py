@@ -28,7 +28,7 @@ from attention_conformance.suite.spec.operators.encoder import ENCODER, FEATURES
 
 
 def encoder(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """An encoder layer with the inputs' parameters."""
+    """Returns an encoder layer with the inputs' parameters."""
     import torch
 
     n, option = inputs.letters, inputs.case.option
@@ -42,7 +42,8 @@ def encoder(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
 
 
 def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
-    """Canonical parameters (arrays of NumPy or torch) by the module's names; `join` concatenates."""
+    """Returns canonical parameters (arrays of NumPy or torch) by the module's names. `join` concatenates
+    arrays."""
     state = {f"self_attn.{name}": array for name, array in module_state(p, join).items()}
     for n in ("1", "2"):
         state[f"norm{n}.weight"], state[f"norm{n}.bias"] = p[f"norm{n}_gain"], p[f"norm{n}_offset"]
@@ -51,22 +52,23 @@ def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
     return state
 
 
-def named_masks(impl: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
-    """The arguments of masks (`modules.masks`) by the layer's names."""
+def named_masks(impl: FrameworkLayer, inputs: Inputs, **options: Any) -> dict[str, Any]:
+    """Returns the mask arguments of `modules.masks` by this layer's names. `options` go to
+    `modules.masks`."""
     names = {"attn_mask": "src_mask", "key_padding_mask": "src_key_padding_mask"}
-    return {names.get(name, name): mask for name, mask in masks(impl, inputs, **how).items()}
+    return {names.get(name, name): mask for name, mask in masks(impl, inputs, **options).items()}
 
 
 def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls in training mode, and with other forms of masks."""
-    calls = fast_paths(impl, inputs) | {"train()": impl.call(inputs, train=True)}
+    """Returns calls in training mode, and with other forms of masks."""
+    calls = float_mask_path(impl, inputs) | {"train()": impl.call(inputs, train=True)}
     if causal_alone(inputs):
         calls["is_causal hint"] = impl.call(inputs, {"hint": True})
     return calls
 
 
-def fast_paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """A call with a float mask, if there is a mask."""
+def float_mask_path(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+    """Returns the call with a float mask, as a path; {} without a mask."""
     if inputs.mask is None and inputs.mask_array is None:
         return {}
     return {"float mask": impl.call(inputs, {"float_mask": True})}
@@ -102,13 +104,14 @@ ENCODER_FAST = NN_ENCODER.but(
             "gradient": "the fast path has no gradients",
         }
     ).but(elections={"fully-masked-row": "nan", "padded-sample": "nan"}),
-    paths=fast_paths,
+    paths=float_mask_path,
 )
 """The layer in eval() under no_grad: the fast path, `torch._transformer_encoder_layer_fwd`."""
 
 
 class TextbookEncoder(PackedHeads):
-    """Textbook code: attention and a network with residuals, and norms behind or before (`pre`) each."""
+    """Textbook code: attention and a network, each with a residual, and norms after them, or before them
+    with `pre`."""
 
     name = "textbook-encoder"
     operator = ENCODER

@@ -126,10 +126,10 @@ class TorchEngine(TorchCompilers, TorchProfiler, Backend):
         return array.detach()
 
     def arranged_and_base(
-        self, values: np.ndarray, dtype: DType | None, how: str
+        self, values: np.ndarray, dtype: DType | None, arrangement: str
     ) -> tuple[Any, Any]:
-        if how != "negative":
-            return super().arranged_and_base(values, dtype, how)
+        if arrangement != "negative":
+            return super().arranged_and_base(values, dtype, arrangement)
         import torch
 
         # PyTorch's strides are never negative. Its negative views are lazy: `x.conj().imag` is one. Of

@@ -36,7 +36,7 @@ FLEX_REFUSALS = {
 
 
 def scale_and_groups(inputs: Inputs) -> dict[str, Any]:
-    """The arguments for an explicit scale, and for grouped heads."""
+    """Returns the arguments `scale`, if it is explicit, and `enable_gqa`, if heads are grouped."""
     scale: dict[str, Any] = {} if inputs.scale is None else {"scale": inputs.scale}
     return scale | ({"enable_gqa": True} if inputs.sizes.H != inputs.sizes.Hkv else {})
 
@@ -98,7 +98,7 @@ class Flex(Implementation):
             def score_mod(score, b, h, i, j):
                 if softcap is not None:
                     score = softcap * torch.tanh(score / softcap)
-                return score if bias is None else score + looked_up(bias, b, h, i, j)
+                return score if bias is None else score + table_entry(bias, b, h, i, j)
 
             return score_mod
 
@@ -156,18 +156,18 @@ class Flex(Implementation):
 
 
 def _mask_mod_of(allowed: Any) -> Callable[..., Any]:
-    """A mask as a function of indices."""
+    """Returns a mask as a function of indices."""
 
     def mask_mod(b, h, i, j):
-        return looked_up(allowed, b, h, i, j)
+        return table_entry(allowed, b, h, i, j)
 
     return mask_mod
 
 
-def looked_up(table: Any, *indices: Any) -> Any:
-    """The entry `table[indices]` within a mask_mod or score_mod.
+def table_entry(table: Any, *indices: Any) -> Any:
+    """Returns `table[indices]` within a mask_mod or score_mod.
 
-    Without compilation and gradients this calls the operator `aten.index`: brackets in a mod make an
+    Without compilation and gradients this calls the operator `aten.index`. Brackets in a mod make an
     autograd function, which takes 3 of the 4 ms of a call.
     """
     import torch
@@ -178,7 +178,8 @@ def looked_up(table: Any, *indices: Any) -> Any:
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """flex_attention, called with its documented switch for debugging, which turns compilation off.
+    """Returns flex_attention, called with its documented switch for debugging, which turns compilation
+    off.
 
     Without the switch every call traces its closures again through torch.compile with the eager backend,
     0.35 s per call, to run the same operator. The switch warns of wrong gradients, so differentiated

@@ -21,7 +21,12 @@ from attention_conformance.backends.declared import (
     Declared,
     DeclaredRounding,
 )
-from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named, written_out
+from attention_conformance.backends.kernel import (
+    FrameworkFunction,
+    Kernel,
+    calls_with_explicit_arguments,
+    function_of_row,
+)
 from attention_conformance.backends.masks import IS_CAUSAL, SCALE, AttentionCall
 from attention_conformance.backends.prepared import PreparedCall, kernel_missing
 from attention_conformance.backends.protocol import Backend
@@ -43,7 +48,7 @@ NAN_QUERY = {"f32": "zeros", "bf16": "zeros", "f16": "zeros"}
 
 
 def without_flag(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments with the causal flag merged into `attn_mask`; None unless both are passed."""
+    """Returns the arguments with the causal flag merged into `attn_mask`; None unless both are passed."""
     mask = arguments.get("attn_mask")
     if mask is None or not arguments.get("is_causal"):
         return None
@@ -54,13 +59,16 @@ def without_flag(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def enable_gqa_argument(call: AttentionCall) -> Any:
-    """The argument `enable_gqa`: True if queries and keys have different numbers of heads, else None."""
+    """Returns the argument `enable_gqa`: True if queries and keys have different numbers of heads, else
+    None."""
     return call.inputs.query.shape[1] != call.inputs.key.shape[1] or None
 
 
-def paths(impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
-    """Calls with neutral values as explicit arguments."""
-    return written_out(impl, inputs, plain) | plain.written_out(
+def calls_with_neutral_arguments(
+    impl: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+) -> dict[str, PreparedCall]:
+    """Returns calls with one neutral value as an explicit argument, by description."""
+    return calls_with_explicit_arguments(impl, inputs, plain) | plain.with_additional_arguments(
         {"enable_gqa=True": {"enable_gqa": True}}
     )
 
@@ -111,14 +119,14 @@ SDPA = Kernel(
     flag_alone=True,
     without_flag=without_flag,
     neutral={"dropout_p": 0.0},
-    paths=paths,
+    paths=calls_with_neutral_arguments,
 )
 """torch chooses the kernel."""
 
 
 @contextmanager
 def force_kernel(kernel: str, backend: Backend) -> Iterator[None]:
-    """A context in which torch uses one kernel, by its name in `SDPBackend`, or raises."""
+    """A context in which torch uses one kernel, a member of `SDPBackend` by its name, or raises."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     # torch warns why a kernel refuses, and then raises.
@@ -131,23 +139,31 @@ def force_kernel(kernel: str, backend: Backend) -> Iterator[None]:
             yield
 
 
-def force(name: str, kernel: str, declared: Declared = SDPA.declared, **changes: Any) -> Kernel:
-    """The row `SDPA` changed so that torch uses one kernel, by its name in `SDPBackend`, or raises."""
+def sdpa_by_kernel(
+    name: str, kernel: str, declared: Declared = SDPA.declared, **changes: Any
+) -> Kernel:
+    """Returns the row `SDPA` restricted to one kernel, and with `changes` of fields. `kernel` is a member
+    of `SDPBackend`. A call raises if this kernel does not support its arguments."""
     function = f"sdpa_kernel(SDPBackend.{kernel})({NATIVE})"
     return SDPA.but(
         name=name,
         declared=declared,
         source=f"from torch.nn.attention import SDPBackend, sdpa_kernel\n\nfunction = {function}",
         within=partial(force_kernel, kernel),
-        paths=written_out,
+        paths=calls_with_explicit_arguments,
         **changes,
     )
 
 
 def flash_with_lse(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, enable_gqa: bool = False, **others: Any
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    enable_gqa: bool = False,
+    **further: Any,
 ) -> Any:
-    """Output and log-sum-exp of the CPU's flash operator, for arguments of `NATIVE`."""
+    """Returns output and log-sum-exp of the CPU's flash operator, for arguments of `NATIVE`."""
     import torch
 
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -158,22 +174,23 @@ def flash_with_lse(
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return operator(query, key, value, attn_mask=attn_mask, **others)
+    return operator(query, key, value, attn_mask=attn_mask, **further)
 
 
-def flash(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The row's function, or `flash_with_lse` if the case asks for the log-sum-exp."""
-    return flash_with_lse if inputs.feature("lse") else as_named(impl, inputs)
+def flash_function(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """Returns the row's function, or `flash_with_lse` if the case asks for the log-sum-exp."""
+    return flash_with_lse if inputs.feature("lse") else function_of_row(impl, inputs)
 
 
 def refusal_without_rows(case: Case) -> str | None:
-    """The reason to refuse a case without queries or keys (finding flash-operator-without-rows)."""
+    """Returns the reason to refuse a case without queries or keys (finding flash-operator-without-rows),
+    or None."""
     if case.option("lse") and 0 in (case.sizes.Lq, case.sizes.Lk):
         return "without rows torch's flash operator divides by zero and ends the process"
     return None
 
 
-MATH = force(
+MATH = sdpa_by_kernel(
     "sdpa-math",
     "MATH",
     SDPA.declared.but(numerics="exact", rounding=AS_CLASS).electing(
@@ -182,7 +199,7 @@ MATH = force(
 )
 """Separate operations, in float32 for 16-bit dtypes."""
 
-FLASH = force(
+FLASH = sdpa_by_kernel(
     "sdpa-flash",
     "FLASH_ATTENTION",
     SDPA.declared.electing({"value-size": "raises"}).refusing(
@@ -192,7 +209,7 @@ FLASH = force(
             "gradient-of-bias": "the flash kernel has no gradient of a mask or bias",
         }
     ),
-    calls=flash,
+    calls=flash_function,
     refusal=refusal_without_rows,
 )
 
@@ -210,6 +227,6 @@ ON_CUDA = (
     SDPA,
     MATH,
     FLASH,
-    force("sdpa-efficient", "EFFICIENT_ATTENTION"),
-    force("sdpa-cudnn", "CUDNN_ATTENTION"),
+    sdpa_by_kernel("sdpa-efficient", "EFFICIENT_ATTENTION"),
+    sdpa_by_kernel("sdpa-cudnn", "CUDNN_ATTENTION"),
 )

@@ -39,7 +39,7 @@ SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
 
 
 def layers(backend: TorchEngine) -> list[Implementation]:
-    """The judged layers of PyTorch: textbook layers, and rows."""
+    """Returns the judged layers of PyTorch: textbook layers, and rows."""
     ops = operations(backend.torch)
     rows = (NN_MHA, WEIGHTS, FAST, QUANTIZABLE, LAYER, BATCH, NN_ENCODER, ENCODER_FAST)
     return [
@@ -49,7 +49,8 @@ def layers(backend: TorchEngine) -> list[Implementation]:
 
 
 def construct(impl: FrameworkLayer, inputs: Inputs, kind: Any, **flags: Any) -> Any:
-    """A new module of class `kind` by the arguments of `torch.nn.MultiheadAttention`."""
+    """Returns a new module of class `kind`, by the arguments of `torch.nn.MultiheadAttention`; `flags`
+    override them."""
     w = inputs.widths
     arguments = {
         "embed_dim": w.query, "num_heads": inputs.sizes.H, "dropout": inputs.rate,
@@ -65,32 +66,33 @@ def multi_head(
     state: Mapping[str, np.ndarray] | None = None,
     **flags: Any,
 ) -> Any:
-    """The module with the inputs' parameters and those in `state`."""
+    """Returns the module with the inputs' parameters and those in `state`."""
     kind = impl.backend.torch.nn.MultiheadAttention
     layer = construct(impl, inputs, kind, **{"batch_first": True, **flags})
     named_parameters = module_state(inputs.parameters, np.concatenate)
     return with_state(impl, inputs, layer, named_parameters | dict(state or {}))
 
 
-def masks_without_weights(impl: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
-    """The arguments of masks (`modules.masks`), and need_weights=False."""
-    return masks(impl, inputs, **how) | {"need_weights": False}
+def masks_without_weights(impl: FrameworkLayer, inputs: Inputs, **options: Any) -> dict[str, Any]:
+    """Returns the mask arguments of `modules.masks`, and need_weights=False."""
+    return masks(impl, inputs, **options) | {"need_weights": False}
 
 
-def masks_with_weights(impl: FrameworkLayer, inputs: Inputs, **how: Any) -> dict[str, Any]:
-    """The arguments of masks, and average_attn_weights=False for the weights of every head."""
+def masks_with_weights(impl: FrameworkLayer, inputs: Inputs, **options: Any) -> dict[str, Any]:
+    """Returns the mask arguments of `modules.masks`; if the case asks for the weights of every head, also
+    average_attn_weights=False."""
     weights_of_heads = {"average_attn_weights": False} if inputs.returned == "head" else {}
-    return masks(impl, inputs, **how) | weights_of_heads
+    return masks(impl, inputs, **options) | weights_of_heads
 
 
 def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls in other modes, with other forms of masks, and of layers that append a key."""
+    """Returns calls in other modes, with other forms of masks, and of layers that append a key."""
     ways: dict[str, dict[str, Any]] = {"train()": {"train": True}, "no_grad": {"no_grad": True}}
     hints: dict[str, dict[str, Any]] = {}
     if causal_alone(inputs) and inputs.bias is None:
-        hints = {"is_causal hint": {"given": {"hint": True}}}
+        hints = {"is_causal hint": {"changes": {"hint": True}}}
     if inputs.mask is not None or inputs.mask_array is not None:
-        ways["float mask"] = {"given": {"float_mask": True}}
+        ways["float mask"] = {"changes": {"float_mask": True}}
     calls = {name: impl.call(inputs, **way) for name, way in (ways | hints).items()}
     if inputs.squeezed:
         return calls
@@ -104,8 +106,8 @@ def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
 
 
 def with_appended_key(inputs: Inputs) -> dict[str, tuple[Inputs, dict[str, Any]]]:
-    """Problems with one more key, which a layer appends and all rows attend: a learned key (add_bias_kv),
-    or zeros (add_zero_attn). By name, each with the flags of `multi_head`.
+    """Returns by name problems with one more key, each with the flags of `multi_head` that make a layer
+    append this key. All rows attend it. It is a learned key (add_bias_kv) or zeros (add_zero_attn).
 
     Without biases a row of zeros is projected to zeros.
     """
@@ -119,16 +121,15 @@ def with_appended_key(inputs: Inputs) -> dict[str, tuple[Inputs, dict[str, Any]]
 
 
 def _last_projected(inputs: Inputs, name: str) -> np.ndarray:
-    """The projection (1, 1, H D) of the last key or value of the first sample."""
+    """Returns the projection (1, 1, H D) of the last key or value of the first sample."""
     p = inputs.parameters
     row = np.einsum("x,xhd->hd", getattr(inputs, name)[0, -1], p[f"{name}_kernel"])
     return round_to(row + p.get(f"{name}_bias", 0.0), inputs.dtype).reshape(1, 1, -1)
 
 
 def _with_row(inputs: Inputs, factor: int) -> Inputs:
-    """The inputs with the key and value that a layer appends to every sample (see
-    `with_appended_key`). All rows attend them. They are the first ones of the first sample times
-    `factor`; 0 makes zeros."""
+    """Returns the inputs with one more key and value in every sample, which all rows attend (see
+    `with_appended_key`). They are the first ones of the first sample times `factor`; 0 makes zeros."""
     changes: dict[str, Any] = {"self_attention": False}
     for name in ("key", "value"):
         rows = getattr(inputs, name)
@@ -230,7 +231,7 @@ FAST = NN_MHA.but(
 
 
 def quantizable(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """The module before it is quantized. Its base class has parameters that it never reads."""
+    """Returns the module before it is quantized. Its base class has parameters that it never reads."""
     from torch.ao.nn.quantizable import MultiheadAttention
 
     layer = construct(impl, inputs, MultiheadAttention, **flags)
@@ -241,8 +242,8 @@ def quantizable(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
 QUANTIZABLE = WEIGHTS.but(
     name="ao-quantizable-mha",
     make=quantizable,
-    called=lambda impl, inputs, given, **how: batch_second(
-        impl, called(impl, inputs, given, **how)
+    called=lambda impl, inputs, arguments, **options: batch_second(
+        impl, called(impl, inputs, arguments, **options)
     ),
     parameters=linear_state,
     differentiable=lambda impl, inputs: batch_second(impl, differentiable(impl, inputs)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.layer import FrameworkLayer, outputs
+from attention_conformance.backends.layer import FrameworkLayer, output_and_weights
 from attention_conformance.backends.masks import full, split_native
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import seeded
@@ -18,21 +18,22 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def matrix(kernel: Any) -> Any:
-    """A kernel (inputs, ...) as the weight (outputs, inputs) of a linear layer."""
+    """Returns a kernel (inputs, ...) as the weight (outputs, inputs) of a linear layer."""
     return kernel.reshape(kernel.shape[0], -1).T
 
 
 def output_state(p: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of the projection `out_proj` by their names."""
+    """Returns the parameters of the projection `out_proj` by their names."""
     kernel = p["output_kernel"]
     state = {"out_proj.weight": kernel.reshape(-1, kernel.shape[-1]).T}
     return state | ({"out_proj.bias": p["output_bias"]} if "output_bias" in p else {})
 
 
 def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
-    """Canonical parameters (arrays of NumPy or torch) by the names of `torch.nn.MultiheadAttention`.
+    """Returns canonical parameters (arrays of NumPy or torch) by the names of
+    `torch.nn.MultiheadAttention`.
 
-    The module has one weight for three projections of one width; `join` concatenates.
+    The module has one weight for three projections of the same width. `join` concatenates arrays.
     """
     weights = {f"{n[0]}_proj_weight": matrix(p[f"{n}_kernel"]) for n in OPERANDS}
     if len({weight.shape[1] for weight in weights.values()}) == 1:
@@ -43,8 +44,8 @@ def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, An
 
 
 def linear_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters of `module_state` by the names of `torch.ao.nn.quantizable.MultiheadAttention`,
-    which has a linear layer for each projection."""
+    """Returns canonical parameters by the names of `torch.ao.nn.quantizable.MultiheadAttention`, which
+    has a linear layer for each projection."""
     names = {name: f"linear_{name[0].upper()}" for name in OPERANDS}
     weights = {f"{names[n]}.weight": matrix(p[f"{n}_kernel"]) for n in OPERANDS}
     if "query_bias" in p:
@@ -53,7 +54,7 @@ def linear_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, An
 
 
 def settings(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
-    """The device and the dtype of a module's parameters."""
+    """Returns the device and the dtype of a module's parameters, as arguments of its constructor."""
     dtype = getattr(impl.backend.torch, inputs.dtype.long_name)
     return {"device": impl.backend.device, "dtype": dtype}
 
@@ -61,7 +62,7 @@ def settings(impl: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
 def with_state(
     impl: FrameworkLayer, inputs: Inputs, layer: Any, state: Mapping[str, Any], strict: bool = True
 ) -> Any:
-    """The layer after `load_state_dict(state)`; `strict`: raise if `state` lacks a parameter."""
+    """Returns the layer after `load_state_dict(state)`. `strict`: raise if `state` lacks a parameter."""
     array, dtype = impl.backend.array, inputs.dtype
     arrays = {name: array(np.ascontiguousarray(a), dtype) for name, a in state.items()}
     layer.load_state_dict(arrays, strict=strict)
@@ -71,9 +72,13 @@ def with_state(
 def masks(
     impl: FrameworkLayer, inputs: Inputs, hint: bool = False, float_mask: bool = False
 ) -> dict[str, Any]:
-    """key_padding_mask and attn_mask, in which True hides. `hint`: also is_causal=True, a hint that
-    attn_mask is causal. `float_mask`: attn_mask has 0 and -inf. The form "flag" passes is_causal
-    alone."""
+    """Returns the arguments key_padding_mask (B, Lk) and attn_mask, in which True is masked.
+
+    - `hint`: also pass is_causal=True, a hint that attn_mask is causal
+    - `float_mask`: attn_mask has 0 and -inf
+
+    In the form "flag" only is_causal is passed.
+    """
     array = impl.backend.array
     if inputs.form == "flag":
         return {"is_causal": True}
@@ -97,7 +102,7 @@ def masks(
 
 
 def _shaped(mask: np.ndarray, inputs: Inputs) -> np.ndarray:
-    """The mask as (Lq, Lk) if samples and heads share it, else as (B H, Lq, Lk)."""
+    """Returns the mask as (Lq, Lk) if samples and heads share it, else as (B H, Lq, Lk)."""
     s = inputs.sizes
     if mask.ndim == 2 or mask.shape[:2] == (1, 1):
         return np.ascontiguousarray(np.broadcast_to(mask, (1, 1, s.Lq, s.Lk))[0, 0])
@@ -114,10 +119,10 @@ def called(
     no_grad: bool = False,
     **flags: Any,
 ) -> PreparedCall:
-    """A call of `layer`, by default a new one.
+    """Returns a call of `layer`, by default of a new one made with `flags`.
 
     - `train`: the layer's mode, by default that of the inputs
-    - `no_grad`: the call is made without gradients, else with gradients
+    - `no_grad`: the call is made without gradients
     """
     import torch
 
@@ -126,7 +131,7 @@ def called(
 
     def run(**arguments: Any) -> tuple[Any, Any]:
         with torch.set_grad_enabled(not no_grad):
-            return outputs(layer(**arguments), inputs)
+            return output_and_weights(layer(**arguments), inputs)
 
     state = layer.state_dict(keep_vars=True).values()
     return PreparedCall(
@@ -136,7 +141,8 @@ def called(
 
 
 def batch_second(impl: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
-    """`plain`, a call of operands (L, B, E), as a call whose operands and output are (B, L, E)."""
+    """Returns `plain`, a call of operands (L, B, E), as a call whose operands and output are (B, L,
+    E)."""
     operands = impl.row.operands.values()
 
     def run(**arguments: Any) -> tuple[Any, Any]:
@@ -151,7 +157,7 @@ def batch_second(impl: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
 
 
 def differentiable(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
-    """The call to differentiate: canonical parameters are arguments, too."""
+    """Returns the call to differentiate, in which canonical parameters are arguments, too."""
     import torch
 
     prepared, layer = impl.prepare(inputs), impl.make(inputs).train(inputs.training)
@@ -160,16 +166,17 @@ def differentiable(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
 
     def run(**arguments: Any) -> tuple[Any, Any]:
         state = impl.row.parameters({name: arguments.pop(name) for name in p}, torch.cat)
-        return outputs(torch.func.functional_call(layer, state, (), arguments), inputs)
+        return output_and_weights(torch.func.functional_call(layer, state, (), arguments), inputs)
 
     return replace(prepared, function=run, arguments=prepared.arguments | p, layer_parameters=())
 
 
 def fast(
-    native: str, impl: FrameworkLayer, inputs: Inputs, arguments: dict[str, Any], **how: Any
+    native: str, impl: FrameworkLayer, inputs: Inputs, arguments: dict[str, Any], **options: Any
 ) -> PreparedCall:
-    """The call without gradients, which raises RuntimeError unless it calls the function `native`."""
-    prepared = called(impl, inputs, arguments, no_grad=True, **how)
+    """Returns the call without gradients. It raises RuntimeError unless it calls the function
+    `torch.<native>`."""
+    prepared = called(impl, inputs, arguments, no_grad=True, **options)
 
     def call(**arguments: Any) -> Any:
         answer, took_fast_path = witnessed(lambda: prepared.function(**arguments), native)
@@ -183,11 +190,12 @@ def fast(
 MULTI_HEAD_PATH = "_native_multi_head_attention"
 
 _WITNESS = RLock()
-"""Held while a function of torch is replaced by its witness, which all threads see."""
+"""Locked while a function of torch is replaced by its witness, which all threads see."""
 
 
 def witnessed(function: Callable[[], Any], native: str = MULTI_HEAD_PATH) -> tuple[Any, bool]:
-    """The answer of a call, and True if the call took the fast path, that is, called `torch.<native>`."""
+    """Returns the answer of a call, and True if it called `torch.<native>`, that is, took the fast
+    path."""
     import torch
 
     if torch.compiler.is_compiling():

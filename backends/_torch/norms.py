@@ -17,7 +17,7 @@ from attention_conformance.backends.layer import (
     FrameworkLayer,
     Layer,
     can_train,
-    trained,
+    inputs_after_training,
     with_epsilon,
 )
 from attention_conformance.backends.prepared import PreparedCall
@@ -27,19 +27,20 @@ from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_N
 NAMES = {
     "gain": "weight", "offset": "bias", "mean": "running_mean", "variance": "running_var",
 }  # fmt: skip
-"""Torch's names of canonical parameters."""
+"""By canonical parameter: torch's name."""
 
 OWN_EPSILON = 1e-5
 """The default epsilon of torch's norms."""
 
 
 def state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
-    """Canonical parameters by the module's names."""
+    """Returns canonical parameters by the module's names."""
     return {NAMES[name]: array for name, array in p.items()}
 
 
 def norm(kind: Any, affine: str, impl: FrameworkLayer, inputs: Inputs, /, **flags: Any) -> Any:
-    """A norm of class `kind` with the inputs' parameters; its argument `affine` says if there are any."""
+    """Returns a norm of class `kind` with the inputs' parameters. `affine` is its argument for gain and
+    offset."""
     p = inputs.parameters
     # As in users' code: default values are not passed.
     arguments: dict[str, Any] = {} if "gain" in p else {affine: False}
@@ -51,7 +52,7 @@ def norm(kind: Any, affine: str, impl: FrameworkLayer, inputs: Inputs, /, **flag
 
 
 def layer_norm(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """`torch.nn.LayerNorm`, over the last axis."""
+    """Returns a `torch.nn.LayerNorm` over the last axis."""
     import torch
 
     return norm(torch.nn.LayerNorm, "elementwise_affine", impl, inputs, **flags)
@@ -59,7 +60,8 @@ def layer_norm(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
 
 @cache
 def batch_norm_of_last_axis() -> Any:
-    """A subclass of `torch.nn.BatchNorm1d` for tokens (B, L, E): torch's class takes (B, E, L)."""
+    """Returns a subclass of `torch.nn.BatchNorm1d` for tokens (B, L, E). Torch's class takes (B, E,
+    L)."""
     import torch
 
     class LastAxisBatchNorm(torch.nn.BatchNorm1d):
@@ -70,12 +72,12 @@ def batch_norm_of_last_axis() -> Any:
 
 
 def batch_norm(impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """`torch.nn.BatchNorm1d`, whose features are the last axis."""
+    """Returns a `torch.nn.BatchNorm1d` over the features in the last axis."""
     return norm(batch_norm_of_last_axis(), "affine", impl, inputs, **flags)
 
 
 def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls with the default epsilon, and after training."""
+    """Returns calls with the default epsilon, and after training."""
     calls = {"default epsilon": with_epsilon(impl, inputs, OWN_EPSILON)}
     if can_train(inputs):
         calls["after training"] = after_training(impl, inputs)
@@ -83,8 +85,8 @@ def paths(impl: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
 
 
 def after_training(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
-    """Evaluation after training steps with evaluations in between, which must not change statistics.
-    torch divides the running variance by n - 1."""
+    """Returns an evaluation after training steps, with evaluations in between, which must not change
+    statistics. torch divides the running variance by n - 1."""
 
     def call(input: Any) -> tuple[Any, None]:
         layer = impl.make(inputs)
@@ -93,7 +95,7 @@ def after_training(impl: FrameworkLayer, inputs: Inputs) -> PreparedCall:
             layer.eval()(input)
         return layer(input), None
 
-    problem = trained(inputs, (0.1, 0.1), unbiased=True)
+    problem = inputs_after_training(inputs, (0.1, 0.1), unbiased=True)
     return replace(impl.prepare(inputs), function=call, layer_parameters=(), problem=problem)
 
 

@@ -25,11 +25,11 @@ RULES = {
     "dtypes than it returns",
     "test_aot_dispatch_dynamic": "traced with symbolic sizes it answers otherwise, or fails",
 }
-"""The fault of an operator, by the test of `torch.library.opcheck` that fails."""
+"""By test of `torch.library.opcheck`: the fault of an operator that fails it."""
 
 
 def overload_of(function: object) -> Any:
-    """The overload of a custom operator, which has a schema; None for other functions."""
+    """Returns the overload of a custom operator, which has a schema; None for other functions."""
     torch: Any = sys.modules.get("torch")
     if torch is None:  # in a process that judges what runs in another one
         return None
@@ -43,7 +43,7 @@ def overload_of(function: object) -> Any:
 
 
 def signature_of(overload: Any) -> inspect.Signature:
-    """The signature that an operator's schema states."""
+    """Returns the signature that an operator's schema states."""
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature([
         inspect.Parameter(
@@ -56,7 +56,7 @@ def signature_of(overload: Any) -> inspect.Signature:
 
 
 class CustomOperator(UserFunction):
-    """A custom operator, whose parameters are those of its schema."""
+    """A custom operator. Its parameters are those of its schema."""
 
     def bound(self, function: Callable[..., Any], name: str) -> CallBinder:
         self.overload = overload_of(function)
@@ -67,24 +67,26 @@ class CustomOperator(UserFunction):
         return super().declaration(claims).taking(REGISTERED)
 
     def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
-        """The tests of `torch.library.opcheck` that fail. Tensors require gradients only if the operator
-        has a backward pass."""
+        """Returns the tests of `torch.library.opcheck` that fail, each with the reason. Tensors require
+        gradients only if the operator has a backward pass."""
         import torch
 
         prepared = self.prepare(inputs)
         arguments = dict(prepared.arguments)
         operands = [arguments.pop(name).detach().clone() for name in OPERANDS]
-        if self.differentiates(prepared):
+        if self.has_backward(prepared):
             operands = [x.requires_grad_() for x in operands]
         outcomes = torch.library.opcheck(
             self.overload, tuple(operands), arguments, raise_exception=False
         )
         failed = {name: why for name, why in outcomes.items() if why != "SUCCESS"}
-        return {name: f"{RULES.get(name, 'fails')}: {_line(why)}" for name, why in failed.items()}
+        return {
+            name: f"{RULES.get(name, 'fails')}: {first_line(why)}" for name, why in failed.items()
+        }
 
-    def differentiates(self, prepared: PreparedCall) -> bool:
-        """True unless the operator has no backward pass. A backward pass that fails counts: opcheck
-        reports it."""
+    def has_backward(self, prepared: PreparedCall) -> bool:
+        """True unless the operator has no backward pass. Also True if its backward pass fails: opcheck
+        reports that."""
         import torch
 
         try:
@@ -96,7 +98,7 @@ class CustomOperator(UserFunction):
         return True
 
 
-def _line(error: object) -> str:
-    """The first line of an error of opcheck, at most 300 characters."""
+def first_line(error: object) -> str:
+    """Returns the first line of an error of opcheck, at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

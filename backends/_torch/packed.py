@@ -13,8 +13,8 @@ from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.flex import (
     FLEX_REFUSALS,
     KEPT_MASKS,
-    looked_up,
     scale_and_groups,
+    table_entry,
     uncompiled,
 )
 from attention_conformance.backends.declared import Declared
@@ -63,7 +63,7 @@ class NestedSdpa(Implementation):
             )  # fmt: skip
             return answer.transpose(1, 2).values()
 
-        return PreparedCall(call, memory.segmented(self.backend, inputs))
+        return PreparedCall(call, memory.packed_arrays(self.backend, inputs))
 
 
 class FlexPacked(Implementation):
@@ -103,20 +103,20 @@ class FlexPacked(Implementation):
             more_keys = key_offsets.diff() - query_offsets.diff()  # than queries, by document
 
             def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
-                document = looked_up(query_documents, i)
-                same_document = document == looked_up(key_documents, j)
+                document = table_entry(query_documents, i)
+                same_document = document == table_entry(key_documents, j)
                 if alignment == "all":
                     return same_document
-                row = i - looked_up(query_offsets, document)
-                key_place = j - looked_up(key_offsets, document)
+                row = i - table_entry(query_offsets, document)
+                key_place = j - table_entry(key_offsets, document)
                 if alignment == "causalbr":
-                    row = row + looked_up(more_keys, document)
+                    row = row + table_entry(more_keys, document)
                 return same_document & (key_place <= row)
 
             return create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
 
         def cached_block_mask(*offsets: Any) -> Any:
-            """The block mask of these documents, cached: models make it once per batch.
+            """Returns the block mask of these documents, cached: models make it once per batch.
 
             The key is the values of the offsets; on a GPU reading them synchronises.
             """
@@ -135,16 +135,16 @@ class FlexPacked(Implementation):
             answer = function(*operands, block_mask=block_mask, **settings)
             return answer[0].transpose(0, 1)
 
-        return PreparedCall(call, memory.segmented(self.backend, inputs))
+        return PreparedCall(call, memory.packed_arrays(self.backend, inputs))
 
 
 def heads_first(pool: Any, hnd: bool) -> Any:
-    """A pool as (P, Hkv, S, .): unchanged with `hnd`, else from (P, S, Hkv, .). Its own inverse."""
+    """Converts a pool between (P, S, Hkv, .) and (P, Hkv, S, .). Unchanged with `hnd`."""
     return pool if hnd else pool.transpose(1, 2)
 
 
 def as_cache(pool: Any, hnd: bool) -> Any:
-    """A pool as the cache (1, Hkv, P S, .) of `PagedAttention`."""
+    """Returns a pool as the cache (1, Hkv, P S, .) of `PagedAttention`."""
     return heads_first(pool, hnd).transpose(0, 1).flatten(1, 2)[None]
 
 
@@ -169,8 +169,9 @@ class FlexPaged(Implementation):
     postponed = frozenset({"f64", "f16"})
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """Calls of the same problem: `freed`: the last sample's pages belonged to the first one before;
-        `swapped`: samples stand in reversed order in the page tables, and `batch_idx` names them."""
+        """Returns calls of the same problem. "erase": the last sample's pages belonged to the first
+        sample before. "batch_idx": samples stand in reversed order in the page tables, and `batch_idx`
+        names them."""
         if inputs.sizes.B == 1:
             return {}
         return {
@@ -179,7 +180,8 @@ class FlexPaged(Implementation):
         }
 
     def prepare(self, inputs: Inputs, freed: bool = False, swapped: bool = False) -> PreparedCall:
-        """The call; the flags are those of `paths`. Packed tokens become a batch and are packed again."""
+        """Returns the call. Packed tokens become a batch and are packed again. `freed`: the path "erase";
+        `swapped`: the path "batch_idx" (see `paths`)."""
         from torch.nn.attention.experimental._paged_attention import PagedAttention
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -193,13 +195,13 @@ class FlexPaged(Implementation):
         sample = np.repeat(np.arange(s.B), queries)
         row = np.concatenate([np.arange(count) for count in queries])
         longest = max(queries)
-        arguments = memory.paged(backend, inputs, np.int64)
+        arguments = memory.paged_arrays(backend, inputs, np.int64)
         arguments |= {"sample": backend.array(sample, None), "row": backend.array(row, None)}
         offset = torch.tensor(np.subtract(keys, queries), device=device)
         settings = scale_and_groups(inputs)
 
         def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
-            last = i + looked_up(offset, b)
+            last = i + table_entry(offset, b)
             attends = j <= last if causal else j >= 0
             return attends & (j >= last - left) if left is not None else attends
 
@@ -209,19 +211,19 @@ class FlexPaged(Implementation):
             return torch.tanh(score / softcap) * softcap
 
         def manager_of(page_table: Any) -> Any:
-            """A `PagedAttention` whose page tables are set."""
+            """Returns a `PagedAttention` whose page tables are set."""
             manager = PagedAttention(pages_of_pool, page_size, s.B, device=device)
 
-            def give(sample: int, pages: Any) -> None:
+            def set_pages(sample: int, pages: Any) -> None:
                 manager.page_table[sample, : len(pages)] = pages
                 order = torch.arange(len(pages), device=device)
                 manager.physical_to_logical[sample, pages] = order
 
             if freed:
-                give(0, page_table[-1, : counts[-1]])
+                set_pages(0, page_table[-1, : counts[-1]])
                 manager.erase(torch.tensor([0], device=device))
             for sample, pages, count in zip(samples, page_table, counts.tolist(), strict=True):
-                give(sample, pages[:count])
+                set_pages(sample, pages[:count])
             return manager
 
         def call(
@@ -289,5 +291,5 @@ class FlexWrite(Implementation):
             return new_key, new_value
 
         constants = (tuple(n.items()), hnd)
-        arguments = memory.own_arrays(self.backend, inputs, integers=np.int64)
+        arguments = memory.all_arrays(self.backend, inputs, integers=np.int64)
         return PreparedCall(call, arguments, inputs.outputs, constants=constants)

@@ -13,7 +13,7 @@ from typing import Any
 
 from attention_conformance.backends._torch.autograd import DERIVED_BY, step_by_autograd
 from attention_conformance.backends.engine import Step
-from attention_conformance.backends.forbidden import replace
+from attention_conformance.backends.forbidden import replace_function
 from attention_conformance.backends.prepared import ForbiddenCall, PreparedCall, set_to
 from attention_conformance.backends.protocol import Backend
 
@@ -24,19 +24,20 @@ KERNELS = {
         "aten::_transformer_encoder_layer_fwd",
     )
 }  # fmt: skip
-"""Patterns of the private operators by which code may call a public one, or its kernels in a layer."""
+"""By public operator: patterns of the private operators by which code may call it, or its kernels in a
+layer."""
 
 
 FLEX = "torch.nn.attention.flex_attention.flex_attention"
 
-WAYS = {FLEX: ("torch._higher_order_ops.flex_attention.FlexAttentionHOP.__call__",)}
-"""The private functions, written in Python, by which code may call a public one."""
+PRIVATE_FUNCTIONS = {FLEX: ("torch._higher_order_ops.flex_attention.FlexAttentionHOP.__call__",)}
+"""By public function: private functions, written in Python, by which code may call it."""
 
 SWITCHES = (
     "_enable_record_function", "_enable_profiler", "_disable_profiler", "_enable_profiler_legacy",
     "_disable_profiler_legacy", "_clear_callbacks", "_toggle_collection_dynamic",
 )  # fmt: skip
-"""The functions that switch torch's profilers on or off."""
+"""Functions that switch torch's profilers on or off."""
 
 
 class _ThreadState(threading.local):
@@ -49,13 +50,13 @@ THIS_THREAD = _ThreadState()
 
 
 def switching_allowed() -> AbstractContextManager[None]:
-    """A context in which this thread can call the functions of `guarded_switch`."""
+    """A context in which this thread may call the functions of `guarded_switch`."""
     return set_to(True, lambda: THIS_THREAD.may_switch, partial(setattr, THIS_THREAD, "may_switch"))
 
 
 @contextmanager
 def profiled(**settings: Any) -> Iterator[Any]:
-    """A context in which torch's profiler records calls on the CPU; its value is the profiler."""
+    """A context in which torch's profiler records calls on the CPU. Its value is the profiler."""
     import torch
 
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **settings)
@@ -69,7 +70,7 @@ def profiled(**settings: Any) -> Iterator[Any]:
 
 
 def guarded_switch(name: str, switch: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of `SWITCHES` that raises ForbiddenCall outside of `switching_allowed`."""
+    """Returns a function of `SWITCHES`, changed to raise ForbiddenCall outside of `switching_allowed`."""
 
     # Without `wraps`: its attribute `__wrapped__` would be the unguarded switch.
     def call(*arguments: Any) -> Any:
@@ -87,7 +88,9 @@ def guard_switches() -> None:
 
     for name in SWITCHES:
         if switch := getattr(torch._C._autograd, name, None):
-            replace(f"torch._C._autograd.{name}", guarded_switch(f"torch.autograd.{name}", switch))
+            replace_function(
+                f"torch._C._autograd.{name}", guarded_switch(f"torch.autograd.{name}", switch)
+            )
 
 
 class TorchProfiler(Backend):
@@ -108,7 +111,7 @@ class TorchProfiler(Backend):
         return set_to(count, torch.get_num_threads, torch.set_num_threads)
 
     def kernels(self, prepared: PreparedCall) -> str:
-        """The fused attention kernels that torch's profiler sees, or else the matrix products."""
+        """Returns the fused attention kernels that torch's profiler sees, or else the matrix products."""
         with profiled() as profile:
             prepared()
         names = {event.key.removeprefix("aten::") for event in profile.key_averages()}
@@ -117,7 +120,8 @@ class TorchProfiler(Backend):
         return ", ".join(fused or products) or "no attention kernel and no matrix product"
 
     def operator_pattern(self, function: Any) -> re.Pattern[str] | None:
-        """The pattern for a public function of torch's C++ code, or for one of `torch.ops`."""
+        """Returns the pattern for a public function of torch's C++ code, or for one of `torch.ops`; None
+        for others."""
         import torch
 
         name = getattr(function, "_qualified_op_name", "")
@@ -130,7 +134,7 @@ class TorchProfiler(Backend):
         return re.compile("|".join([re.escape(name), *KERNELS.get(name, ())]))
 
     def private_ways(self, name: str) -> Sequence[str]:
-        return WAYS.get(name, ())
+        return PRIVATE_FUNCTIONS.get(name, ())
 
     def guard_recording(self) -> None:
         guard_switches()
@@ -138,10 +142,12 @@ class TorchProfiler(Backend):
     def recorded_operators(
         self, call: Callable[[], Any], threads: bool
     ) -> tuple[Any, Iterable[str]]:
-        """What `call` returns, and the names of all operators that the dispatcher calls meanwhile, also
-        from C++ and from compiled code; no names if another profiler is active. To listen to all
-        `threads` costs some 30 ms a call; the older profiler of one thread costs less, and only the
-        suite itself may switch it (`switching_allowed`)."""
+        """Returns the value of `call`, and the names of all operators that the dispatcher calls, also
+        from C++ and from compiled code; no names if another profiler is active.
+
+        Recording all `threads` costs some 30 ms a call. The older profiler of one thread costs less; only
+        the suite itself may switch it (`switching_allowed`).
+        """
         from torch import _C, autograd
 
         if self._is_profiled():
@@ -184,7 +190,8 @@ class TorchProfiler(Backend):
         return step_by_autograd(prepared, direction, wrt)
 
     def compilations(self, prepared: PreparedCall) -> int:
-        """Graphs that dynamo has compiled in this process; none if it was never imported."""
+        """Returns the number of graphs that dynamo has compiled in this process; 0 if it was never
+        imported."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
@@ -192,10 +199,10 @@ class TorchProfiler(Backend):
         return array.clone
 
     def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
-        """The peak memory of a call's tensors, as the allocator counts it.
+        """Returns the peak memory of a call's tensors, as the allocator counts it.
 
-        On the CPU the sum of torch.profiler's events, the bytes of allocations and (negative) of
-        releases.
+        On the CPU this is the largest sum of torch.profiler's events: bytes of allocations and, negative,
+        of releases.
         """
         import torch
 

@@ -29,7 +29,7 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
 
 RANKS = 2
-"""The processes of a ring."""
+"""The number of processes of a ring."""
 
 
 class RankProcesses:
@@ -42,7 +42,7 @@ class RankProcesses:
         atexit.register(self.end)
 
     def call(self, arguments: Mapping[str, Any]) -> list[Any]:
-        """`rank_answer` of all ranks for the same arguments. Raises the first error of a rank."""
+        """Returns `rank_answer` of all ranks for the same arguments. Raises the first error of a rank."""
         with self.lock:
             try:
                 pipes = [pipe for _, pipe in self.started_processes()]
@@ -60,7 +60,8 @@ class RankProcesses:
         return answers
 
     def started_processes(self) -> list[tuple[subprocess.Popen[bytes], Any]]:
-        """Every process with the parent's file of its socket. Starts the processes if there are none."""
+        """Returns each process with the parent's file of its socket. Starts the processes if there are
+        none."""
         if not self.processes:
             self.folder = tempfile.TemporaryDirectory()
             for rank in range(RANKS):
@@ -75,7 +76,7 @@ class RankProcesses:
         return self.processes
 
     def end(self) -> None:
-        """End the processes; the next call starts new ones."""
+        """End the processes. The next call starts new ones."""
         for process, pipe in self.processes:
             process.kill()
             process.wait()
@@ -87,8 +88,8 @@ class RankProcesses:
 
 
 def serve(rank: int, store: str, descriptor: int) -> None:
-    """In the process of a rank: write `rank_answer` of each read dictionary of arguments to the socket
-    `descriptor`, until the parent closes the socket."""
+    """Run in the process of a rank. Reads dictionaries of arguments from the socket `descriptor` and
+    writes `rank_answer` of each, until the parent closes the socket."""
     import torch
     from torch import distributed
 
@@ -111,7 +112,7 @@ def serve(rank: int, store: str, descriptor: int) -> None:
 
 
 def rank_answer(rank: int, operands: Any, cotangent: Any, settings: Mapping[str, Any]) -> Any:
-    """The output rows of one rank, or, with a cotangent, the gradients of its queries, keys and
+    """Returns the output rows of one rank, or with a cotangent the gradients of its queries, keys and
     values."""
     import torch
     from torch import distributed
@@ -122,7 +123,7 @@ def rank_answer(rank: int, operands: Any, cotangent: Any, settings: Mapping[str,
     ring._cp_options.convert_to_f32 = operands[0].dtype != torch.float64
     group: Any = distributed.group.WORLD
     aten = torch.ops.aten
-    query, key, value = (part_of_rank(x, rank) for x in operands)
+    query, key, value = (block_of_rank(x, rank) for x in operands)
     output, lse = ring._templated_ring_attention(
         group, 2, aten._scaled_dot_product_flash_attention_for_cpu, query, key, value, **settings
     )
@@ -130,18 +131,18 @@ def rank_answer(rank: int, operands: Any, cotangent: Any, settings: Mapping[str,
         return output
     return ring._templated_ring_attention_backward(
         group, 2, aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-        part_of_rank(cotangent, rank), "grad_out", query, key, value, output, lse,
+        block_of_rank(cotangent, rank), "grad_out", query, key, value, output, lse,
         dropout_p=0.0, **settings,
     )  # fmt: skip
 
 
-def part_of_rank(array: Any, rank: int) -> Any:
-    """The block (B, H, L / n, D) of an array (B, H, L, D) that a rank holds."""
+def block_of_rank(array: Any, rank: int) -> Any:
+    """Returns the block (B, H, L / n, D) of an array (B, H, L, D) that a rank has."""
     return array.chunk(RANKS, 2)[rank].contiguous()
 
 
 class Ring(Implementation):
-    """The ring, with keys that are gathered at once."""
+    """Ring attention, with keys that are gathered at once."""
 
     backend: TorchEngine
 
@@ -173,7 +174,7 @@ class Ring(Implementation):
         return PreparedCall(call, arguments)
 
     def function(self, settings: Mapping[str, Any]) -> Any:
-        """The ring as a `torch.autograd.Function` of query, key and value."""
+        """Returns the ring as a `torch.autograd.Function` of query, key and value."""
         torch, answers_of_ranks = self.backend.torch, partial(self.answers_of_ranks, settings)
 
         class Function(torch.autograd.Function):  # type: ignore[name-defined]
@@ -193,7 +194,7 @@ class Ring(Implementation):
     def answers_of_ranks(
         self, settings: Mapping[str, Any], operands: Any, cotangent: Any
     ) -> list[Any]:
-        """The answers of all ranks to detached copies of the arrays."""
+        """Returns the answers of all ranks for detached copies of the arrays."""
         detached = tuple(x.detach().clone() for x in operands)
         detached_cotangent = None if cotangent is None else cotangent.detach().clone()
         return self.ranks.call(
@@ -202,7 +203,7 @@ class Ring(Implementation):
 
 
 def rings(backend: TorchEngine) -> list[Implementation]:
-    """The ring, on a CPU: that of a GPU needs a process for each GPU."""
+    """Returns the ring on a CPU; [] on a GPU, where it needs one GPU per process."""
     import torch
 
     if backend.device != "cpu" or not torch.distributed.is_available():

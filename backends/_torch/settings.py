@@ -15,7 +15,7 @@ from attention_conformance.backends.protocol import Ambient, Setting
 _SUBNORMAL = np.float32(1e-45)
 
 
-MOVING = ("copy_", "to", "type_as", "expand_as", "view_as", "reshape_as")
+TWO_DEVICE_FUNCTIONS = ("copy_", "to", "type_as", "expand_as", "view_as", "reshape_as")
 """Functions that PyTorch allows to take arrays of two devices."""
 
 
@@ -23,7 +23,8 @@ MOVING = ("copy_", "to", "type_as", "expand_as", "view_as", "reshape_as")
 def _on_meta(torch: Any) -> Iterator[None]:
     """A context in which the default device is meta, and calls with arrays of two devices raise.
 
-    PyTorch itself raises in some functions; in others it reads memory that arrays on meta lack."""
+    PyTorch itself raises only in some functions; others read memory that arrays on meta lack.
+    """
 
     class OneDevice(torch.overrides.TorchFunctionMode):
         def __torch_function__(
@@ -33,7 +34,7 @@ def _on_meta(torch: Any) -> Iterator[None]:
             checked = args[:2] if name == "__setitem__" else (args, kwargs)  # the value is copied
             arrays = [x for x in tree_leaves(checked) if isinstance(x, torch.Tensor)]
             mixes = any(x.is_meta for x in arrays) and any(x.ndim and not x.is_meta for x in arrays)
-            if mixes and name not in MOVING:
+            if mixes and name not in TWO_DEVICE_FUNCTIONS:
                 raise RuntimeError(
                     f"{name} is given arrays of the default device and of another one"
                 )
@@ -45,11 +46,11 @@ def _on_meta(torch: Any) -> Iterator[None]:
 
 
 def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
-    """The settings by name. Autocast has modes only for `own_device`, that of the backend. The default
-    device is read as its type.
+    """Returns the settings by name. Autocast has modes only for `own_device`, the device of the backend.
+    The default device is read as its type.
 
-    `torch.vmap` is a compiler (see `TorchCompilers`). In deterministic mode other algorithms warn: which
-    algorithms are deterministic depends on the machine.
+    `torch.vmap` is a compiler (see `TorchCompilers`). In deterministic mode other algorithms only warn,
+    because it depends on the machine which algorithms are deterministic.
     """
     kernels = torch.backends.cuda
 
@@ -90,8 +91,8 @@ def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
     deterministic = Ambient(partial(set_to, "warn", *debug_mode))
 
     def modes(stack: Callable[[], list[Any]], pop: Callable[[], object]) -> Setting:
-        """The setting of the modes on a stack, without the default device. Writing it pops the modes that
-        a call entered and did not exit."""
+        """Returns the setting of the modes on a stack, without the default device. Writing it pops the
+        modes that a call entered and did not exit."""
 
         def names() -> tuple[str, ...]:
             device = torch.utils._device.DeviceContext

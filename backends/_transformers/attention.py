@@ -26,7 +26,7 @@ from attention_conformance.backends.declared import (
     SINGLE_EAGER,
     Declared,
 )
-from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel, function_of_row
 from attention_conformance.backends.masks import (
     AttentionCall,
     Native,
@@ -40,7 +40,7 @@ from attention_conformance.suite.spec.masks import Causal
 
 
 def modeling(model: str) -> Any:
-    """The module with the code of a model, named as in transformers ("llama")."""
+    """Returns the module with the code of a model, named as in transformers ("llama")."""
     return import_module(f"transformers.models.{model}.modeling_{model}")
 
 
@@ -75,7 +75,7 @@ EAGER = Declared(
 
 
 def additive_mask(call: AttentionCall) -> Any:
-    """Mask and bias as one array that is added to scores."""
+    """Returns mask and bias as one array that is added to scores; None without both."""
     inputs, backend = call.inputs, cast(TorchEngine, call.backend)
     torch = backend.torch
     mask, bias = call.native.dense(inputs), call.bias()
@@ -93,8 +93,9 @@ def additive_mask(call: AttentionCall) -> Any:
 
 
 def function_of_layer(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """A callable that passes the function a module with the attributes of a layer that it reads."""
-    function = as_named(impl, inputs)
+    """Returns a callable that passes the function a module with the attributes that it reads of a
+    layer."""
+    function = function_of_row(impl, inputs)
     layer: Any = impl.backend.torch.nn.Module()
     layer.num_key_value_groups = inputs.sizes.group
     layer.eval()
@@ -110,7 +111,7 @@ def function_of_layer(impl: FrameworkFunction, inputs: Inputs) -> Callable[..., 
 
 
 def sinks(call: AttentionCall) -> Any:
-    """The sinks (H,). Every layer of gpt-oss has sinks; a sink of -inf changes nothing."""
+    """Returns the sinks (H,). Every layer of gpt-oss has sinks; a sink of -inf changes nothing."""
     if call.inputs.feature("sinks") is not None:
         return call.sinks()
     return call.backend.array(np.full(call.inputs.sizes.H, -np.inf), call.inputs.dtype)
@@ -158,7 +159,7 @@ GPT_OSS = LLAMA.but(
 
 
 def single_causal_query(case: Case) -> str | None:
-    """The reason if the case is a single causal query before several keys, or None."""
+    """Returns the reason to refuse a case of a single causal query before several keys, or None."""
     top_left = (
         isinstance(case.mask, Causal) and not case.mask.bottom_right and case.form == "native"
     )
@@ -168,7 +169,7 @@ def single_causal_query(case: Case) -> str | None:
 
 
 def causal_only(inputs: Inputs) -> Native:
-    """The causal flag if the mask is only causal; otherwise the whole mask is an array."""
+    """Returns the causal flag if the mask is only causal; otherwise the whole mask is an array."""
     return split_native(inputs, causal=causal_alone(inputs))
 
 
@@ -205,6 +206,6 @@ SDPA_FORWARD = Kernel(
 
 
 def function_named(name: str) -> Any:
-    """The attention function that a configuration names "sdpa", or "eager" (Llama's)."""
+    """Returns the attention function that a configuration names "sdpa", or "eager" (Llama's)."""
     row = {"sdpa": SDPA_FORWARD, "eager": LLAMA}[name]
     return resolve_name(str(row.function))

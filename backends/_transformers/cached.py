@@ -2,9 +2,8 @@
 functions of its models.
 
 A step with a cache does what a model's forward pass does: the mask is made for the cache before the step,
-then the cache takes the new keys and values and returns those that the attention function gets. In
-packing one sample has positions that begin at 0 for each sequence; `create_causal_mask` finds the
-sequences.
+then the cache takes the new keys and values and returns the keys and values for attention. In packing,
+one sample has positions that begin at 0 for each sequence; `create_causal_mask` finds the sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from attention_conformance.backends._torch.flex import Flex, uncompiled
 from attention_conformance.backends._transformers.attention import function_named, modeling
 from attention_conformance.backends.caching import Scripted, StepContext
 from attention_conformance.backends.declared import SINGLE_EAGER, Declared, DeclaredRounding
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
@@ -37,7 +36,8 @@ NO_FEATURES = dict.fromkeys(
 
 
 class DynamicSdpa(Scripted):
-    """`DynamicCache`, which grows, and slides if the configuration has a window; "sdpa"."""
+    """`DynamicCache`, which grows, and slides if the configuration has a window; the function is
+    "sdpa"."""
 
     backend: TorchEngine
 
@@ -71,7 +71,7 @@ class DynamicSdpa(Scripted):
         return None
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        """The state: the cache, the configuration, and a layer."""
+        """Returns the state: the cache, the configuration, and a layer."""
         from transformers import MistralConfig
 
         s, left, rotary = inputs.sizes, inputs.case.option("left"), rotation(inputs.case)
@@ -87,7 +87,7 @@ class DynamicSdpa(Scripted):
         return self.cache(config, inputs), config, layer
 
     def cache(self, config: Any, inputs: Inputs) -> Any:
-        """An empty cache."""
+        """Returns an empty cache."""
         from transformers import DynamicCache
 
         return DynamicCache(config=config)
@@ -127,24 +127,30 @@ class DynamicSdpa(Scripted):
         return nullcontext()
 
     def function_options(self, context: StepContext, key: Any) -> dict[str, Any]:
-        """Further arguments of the attention function, for `key`, the keys that the cache returns."""
+        """Returns further arguments of the attention function. `key`: the keys that the cache returns."""
         return {}
 
     def rotated(self, query: Any, key: Any, state: Any, context: StepContext) -> tuple[Any, Any]:
-        """Query and key, rotated as in Mistral's model: the first position is the length of the cache."""
+        """Returns query and key, rotated as in Mistral's model: the first position is the length of the
+        cache."""
         torch, source, (cache, config, _) = self.backend.torch, modeling("mistral"), state
         length, tree = cache.get_seq_length(), context.chunk.tree
         new_positions = length + torch.arange(query.shape[2], device=query.device)
-        positions = new_positions[None] if tree is None else self.backend.array(context.rows, None)
+        positions = (
+            new_positions[None]
+            if tree is None
+            else self.backend.array(context.token_positions, None)
+        )
         embedding = source.MistralRotaryEmbedding(config=config).to(query.device)
         cosine, sine = embedding(query, positions)
         rotated: tuple[Any, Any] = source.apply_rotary_pos_emb(query, key, cosine, sine)
         return rotated
 
     def tree_mask(self, context: StepContext, key: Any) -> Any:
-        """The mask (B, 1, rows, keys) of a tree, 0 or -inf, for the keys that the cache returns.
+        """Returns the mask (B, 1, rows, keys) of a tree, 0 or -inf, for the keys `key` that the cache
+        returns.
 
-        The masks of masking_utils are causal; a mask of rank 4 passes through them unchanged.
+        The masks of masking_utils are causal. A mask of rank 4 passes through them unchanged.
         """
         columns = max(key.shape[2], context.total)
         hidden = ~context.mask(columns)[:, None, :, columns - key.shape[2] :]
@@ -236,7 +242,7 @@ class QuantizedFp8(DynamicSdpa):
 
 
 class StaticSdpa(DynamicSdpa):
-    """`StaticCache`, which has its slots from the start."""
+    """`StaticCache`, which has all its slots from the start."""
 
     name = "static-cache-sdpa"
     declared = DynamicSdpa.declared.refusing(
@@ -248,7 +254,7 @@ class StaticSdpa(DynamicSdpa):
 
         return StaticCache(config=config, max_cache_len=capacity(inputs.case))
 
-    def rewinds(self, inputs: Inputs) -> bool:
+    def can_rewind(self, inputs: Inputs) -> bool:
         return inputs.case.option("left") is None
 
     def rewound(self, state: Any, count: int) -> Any:
@@ -256,13 +262,13 @@ class StaticSdpa(DynamicSdpa):
         return state
 
 
-def ones(query: Any) -> Any:
-    """The mask (1, Lq) of a sample without padding."""
+def mask_of_ones(query: Any) -> Any:
+    """Returns the mask (1, Lq) of a sample without padding."""
     return query.new_ones(1, len(query))
 
 
 def empty_cache() -> Any:
-    """The cache that a model makes by default."""
+    """Returns the cache that a model makes by default."""
     from transformers import DynamicCache
 
     return DynamicCache()
@@ -293,7 +299,9 @@ class PackedByPositions(Implementation):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return {
-            "a mask of ones": self.prepare(inputs, lambda query: {"attention_mask": ones(query)}),
+            "a mask of ones": self.prepare(
+                inputs, lambda query: {"attention_mask": mask_of_ones(query)}
+            ),
             "an empty cache": self.prepare(
                 inputs, lambda query: {"past_key_values": empty_cache()}
             ),
@@ -302,12 +310,12 @@ class PackedByPositions(Implementation):
     def prepare(
         self, inputs: Inputs, mask_options: Callable[[Any], dict[str, Any]] = lambda query: {}
     ) -> PreparedCall:
-        """The call; `mask_options(query)` are further arguments of create_causal_mask."""
+        """Returns the call. `mask_options(query)`: further arguments of create_causal_mask."""
         from transformers import LlamaConfig
         from transformers.masking_utils import create_causal_mask
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
-        arguments = sequences(backend, inputs)
+        arguments = operand_arrays(backend, inputs)
         lengths = inputs.arrays["query_lengths"].astype(int)
         positions = np.concatenate([np.arange(n) for n in lengths])
         arguments["position"] = backend.array(positions[None], None)

@@ -1,9 +1,10 @@
 """The attention layer of DeepSeek-V3 in transformers, made from a configuration.
 
 The layer projects hidden states to queries, latents and rotary keys, rotates, and normalises latents.
-Here the hidden states hold these arrays side by side, the projections select them, the rotation is by
-angles of 0, and norm and output projection are identities: all exact. What is left is the layer's own way
-from latents to an output. The first Lk - Lq tokens lie in a `DynamicCache`, which keeps latents.
+Here all these steps are exact: the hidden states are these arrays side by side, the projections select
+them, the rotation is by angles of 0, and norm and output projection are identities. So only the layer's
+computation from latents to an output is tested. The first Lk - Lq tokens lie in a `DynamicCache`, which
+stores latents.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from attention_conformance.backends._transformers.attention import (
 )
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.masks import AttentionCall, split_native
-from attention_conformance.backends.memory import own_arrays
+from attention_conformance.backends.memory import all_arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
@@ -50,7 +51,7 @@ class DeepseekV3(Implementation):
         return "every query has a token of its own, which is attended" if more_queries else None
 
     def layer(self, inputs: Inputs) -> Any:
-        """The layer, with selecting projections."""
+        """Returns the layer, with projections that select."""
         torch, s, letters = self.backend.torch, inputs.sizes, inputs.letters
         module, R, E = modeling("deepseek_v3"), letters["r"], letters["e"]
         queries = s.H * (s.D + E)
@@ -77,7 +78,7 @@ class DeepseekV3(Implementation):
 
         torch, s = self.backend.torch, inputs.sizes
         mask = additive_mask(AttentionCall(self.backend, inputs, split_native(inputs)))
-        arguments = own_arrays(self.backend, inputs) | {"attention_mask": mask}
+        arguments = all_arrays(self.backend, inputs) | {"attention_mask": mask}
         layer, past = self.layer(inputs), s.Lk - s.Lq
         zeros = arguments["query"].new_zeros(s.B, s.Lq, inputs.letters["e"])
         rotation = zeros + 1, zeros  # cosine and sine of the angle 0
@@ -107,7 +108,8 @@ class DeepseekV3(Implementation):
         return PreparedCall(call, arguments, operands=operands, constants=constants)
 
     def cached_rope(self, rope: Any) -> Any:
-        """Rotary keys as a cache holds them: with the first components of all pairs in front."""
+        """Returns rotary keys as a cache stores them: the first components of all pairs, then the second
+        ones."""
         if rope.shape[-1] % 2:
             return rope
         return self.backend.torch.cat([rope[..., ::2], rope[..., 1::2]], -1)

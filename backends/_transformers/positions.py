@@ -1,5 +1,5 @@
-"""Positions in transformers: the ALiBi of Bloom, Falcon and MPT in textbook attention; rotary embeddings,
-of which a module computes sine and cosine of positions, and a function rotates query and key."""
+"""Positions in transformers: the ALiBi of Bloom, Falcon and MPT in textbook attention; and rotary
+embeddings, where a module computes sine and cosine of positions, and a function rotates query and key."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from attention_conformance.suite.spec.operators.rotary import (
 
 
 def model_alibi(model: str, backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
-    """A function that returns a model's bias (1, H, 1, Lk); the first key has number 0. Bloom's slopes
-    are float32 and cast to the dtype; Falcon's slopes and products are bfloat16."""
+    """Returns a function that returns a model's bias (1, H, 1, Lk); the first key has number 0. Bloom's
+    slopes are float32 and cast to the dtype. Falcon's slopes and products are bfloat16."""
     torch, source, s = backend.torch, modeling(model), inputs.sizes
     dtype = getattr(torch, inputs.dtype.long_name)
 
@@ -42,8 +42,8 @@ def model_alibi(model: str, backend: TorchEngine, inputs: Inputs) -> Callable[[]
 
 
 def mpt_alibi(backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
-    """A function that returns MPT's bias (1, H, 1, Lk), cast to the dtype. Slopes are float32; the last
-    key has number 0."""
+    """Returns a function that returns MPT's bias (1, H, 1, Lk), cast to the dtype. Slopes are float32;
+    the last key has number 0."""
     source, s = modeling("mpt"), inputs.sizes
     dtype = getattr(backend.torch, inputs.dtype.long_name)
 
@@ -55,7 +55,7 @@ def mpt_alibi(backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
 
 
 def alibis(backend: TorchEngine) -> list[OwnAlibi]:
-    """Textbook attention with the ALiBi of each model."""
+    """Returns textbook attention with the ALiBi of each model."""
     # Slopes are float32, also in float64 calls.
     declared = EAGER.but(numerics=SINGLE_EAGER)
     makers: dict[str, Callable[[TorchEngine, Inputs], Callable[[], Any]]] = {
@@ -76,9 +76,9 @@ NO_PARTIAL = {"partial-rotation": "this model rotates whole heads"}
 
 
 class ModelRotary(Implementation):
-    """The rotary embedding of a model of transformers, named as its module ("llama"). One module serves
-    all calls of a configuration. `casts`: the module is cast to the query's dtype after its creation, as
-    by `model.bfloat16()`.
+    """The rotary embedding of a model of transformers, named as its module ("llama"). All calls of a
+    configuration share one module. `casts`: the module is cast to the query's dtype after its creation,
+    as by `model.bfloat16()`.
 
     Sine and cosine are float32, also in float64 calls, and cast to the query's dtype.
     """
@@ -102,7 +102,7 @@ class ModelRotary(Implementation):
         return modeling(self.model)
 
     def module(self, rotation: Rotation, sizes: Any, dtype: Any) -> Any:
-        """The model's rotary embedding."""
+        """Returns the model's rotary embedding."""
         class_name = self.model.capitalize()
         configuration = getattr(
             import_module(f"transformers.models.{self.model}.configuration_{self.model}"),
@@ -145,7 +145,8 @@ class ModelRotary(Implementation):
 
 
 def rotaries(backend: Backend) -> list[ModelRotary]:
-    """The rotary embeddings of three models, and the one that most models copy after a cast."""
+    """Returns the rotary embeddings of three models, and also Llama's, which most models copy, after a
+    cast."""
     halves = ModelRotary.declared.refusing({**NO_INTERLEAVED, **NO_PARTIAL})
     neighbours = ModelRotary.declared.refusing(NO_HALVES)
     # Cohere's products are float32.

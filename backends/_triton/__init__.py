@@ -80,8 +80,8 @@ class TritonBackend(TorchEngine):
 class UserKernel(UserFunction):
     """A user's function with torch's signature that launches Triton kernels.
 
-    In the interpreter bfloat16 is tested only with the claim `mended_interpreter`. Raises UsageError
-    if no dtype is left.
+    In the interpreter bfloat16 is tested only with the claim `mended_interpreter`. Raises UsageError if
+    no dtype is left.
     """
 
     def __init__(

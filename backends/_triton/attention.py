@@ -1,4 +1,4 @@
-"""The control: product, softmax, product in one small kernel; once in the interpreter as it is, too."""
+"""The control: product, softmax, product in one small kernel, also in the unmended interpreter."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Eager(Implementation):
         return attention_call(call, arguments, inputs, constants=(scale,)).under(self.within)
 
     def within(self) -> AbstractContextManager[Any]:
-        """The context of a call."""
+        """Returns the context of a call."""
         return mended() if self.backend.device == "cpu" else nullcontext()
 
 
@@ -66,8 +66,8 @@ class EagerUnmended(Eager):
 
 
 def attention(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: float) -> Any:
-    """The output (B, H, Lq, Dv). mask and bias may be None, and broadcast to (B, H, Lq, Lk). Raises
-    ValueError if operands do not fit."""
+    """Returns the output (B, H, Lq, Dv). mask and bias may be None; they broadcast to (B, H, Lq, Lk).
+    Raises ValueError if operands do not fit."""
     import torch
     import triton
 

@@ -1,13 +1,13 @@
 """Triton's interpreter, which runs kernels on a CPU in NumPy.
 
-`watch` changes the interpreter for the whole process:
+`patch_interpreter` changes the interpreter for the whole process:
 
-- A load or store outside of the memory of the kernel's arguments raises OutOfBounds. On a GPU such a
-  load may go unnoticed.
+- A load or store outside of the memory of the kernel's arguments raises OutOfBounds. On a GPU such a load
+  may go unnoticed.
 - Kernels of several threads run one after the other. The interpreter has one state for all threads.
 - `triton.autotune` takes the first configuration. The interpreter has no clock.
 
-`mended` is a context in which bfloat16 is computed as on a GPU. The interpreter keeps bfloat16 as the
+`mended` is a context in which bfloat16 is computed as on a GPU. The interpreter stores bfloat16 as the
 integers of its bits (triton#11584).
 """
 
@@ -33,8 +33,8 @@ class OutOfBounds(Exception):
 
 
 class State(threading.local):
-    """In each thread: the memory of the arguments of each running kernel, and whether bfloat16 is
-    computed as on a GPU (`mends_bfloat16`)."""
+    """The state of a thread: the memory of the arguments of each running kernel, and True in
+    `mends_bfloat16` if bfloat16 is computed as on a GPU."""
 
     def __init__(self) -> None:
         self.launched: list[list[Extent]] = []
@@ -44,14 +44,14 @@ class State(threading.local):
 STATE = State()
 
 KERNEL_LOCK = threading.RLock()
-"""Held while a kernel runs."""
+"""Locked while a kernel runs."""
 
 REPLACED_METHODS: list[str] = []
 """The names of the interpreter's methods that `patch_interpreter` has replaced."""
 
 
 def is_used() -> bool:
-    """True if triton's own kernels are interpreted; then user kernels are, too."""
+    """True if triton's own kernels are interpreted. User kernels are then also interpreted."""
     from triton.language import standard
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -79,14 +79,15 @@ def patch_interpreter() -> None:
 
 
 def replace_method(owner: type, name: str, new: Callable[..., Any]) -> None:
-    """Replace a method by `new`, which takes the old one before the method's arguments."""
+    """Replace a method by `new`, whose first argument is the old method."""
     old = getattr(owner, name)
     REPLACED_METHODS.append(name)
     setattr(owner, name, lambda *arguments, **keywords: new(old, *arguments, **keywords))
 
 
 def launch(run: Callable[..., Any], executor: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Run a kernel, of which loads and stores outside of its arguments' memory raise OutOfBounds."""
+    """Run a kernel by `run` and return its value. Loads and stores outside of the memory of its arguments
+    raise OutOfBounds."""
     with KERNEL_LOCK:
         STATE.launched.append([*memory_extents((*arguments, *keywords.values()))])
         try:
@@ -96,8 +97,8 @@ def launch(run: Callable[..., Any], executor: Any, *arguments: Any, **keywords: 
 
 
 def memory_extents(arguments: tuple[Any, ...]) -> Iterator[Extent]:
-    """The memory of each tensor, in tuples and descriptors, too: its whole storage, since a kernel may
-    take one view of a fused tensor and reach the others."""
+    """Yields the memory of each tensor, also in tuples and descriptors. It is the tensor's whole storage,
+    because a kernel may get one view of a fused tensor and reach the others."""
     for argument in arguments:
         if isinstance(argument, tuple):
             yield from memory_extents(argument)
@@ -109,8 +110,9 @@ def memory_extents(arguments: tuple[Any, ...]) -> Iterator[Extent]:
 
 
 def checked_access(action: str, pointer_index: int, mask_index: int | None) -> Callable[..., Any]:
-    """A method that checks addresses, arguments[pointer_index] where arguments[mask_index], before the
-    replaced method accesses memory. `action` is its name in errors."""
+    """Returns a method that checks addresses before the replaced method accesses memory. Addresses are
+    `arguments[pointer_index]`, where `arguments[mask_index]` is True. `action` is the access in
+    messages."""
 
     def access(old: Callable[..., Any], builder: Any, *arguments: Any, **keywords: Any) -> Any:
         handle = arguments[pointer_index]
@@ -124,7 +126,7 @@ def checked_access(action: str, pointer_index: int, mask_index: int | None) -> C
 
 
 def check_addresses(action: str, addresses: np.ndarray, size: int) -> None:
-    """Raise OutOfBounds if an element of so many bytes lies outside of the running kernel's memory."""
+    """Raise OutOfBounds if an element of `size` bytes lies outside of the running kernel's memory."""
     if not STATE.launched or not addresses.size:
         return
     memory = STATE.launched[-1]
@@ -152,18 +154,18 @@ DTYPE_ARGUMENTS = {
     "binary_op": 0, "unary_op": 0, "ternary_op": 2, "create_fma": 2, "create_dot": 2, "create_rsqrt": 0,
     "create_erf": 0,
 }  # fmt: skip
-"""The methods that compute, with the index of the argument that has the dtype of the result."""
+"""By method that computes: the index of the argument that has the dtype of the result."""
 
 
 def is_bfloat16(handle: Any) -> bool:
-    """True if an argument of a method holds the bits of bfloat16 numbers."""
+    """True if an argument of a method has the bits of bfloat16 numbers."""
     kind = getattr(getattr(handle, "dtype", None), "scalar", None)
     return str(kind) == "bf16" and handle.data.dtype == np.uint16
 
 
 def mended_operation(index: int) -> Callable[..., Any]:
-    """The replacement of a method `old` of the interpreter's builder that computes bfloat16 in float32 if
-    `STATE` says so; argument `index` has the result's dtype."""
+    """Returns the replacement of a method of the interpreter's builder. It computes bfloat16 in float32
+    if `STATE.mends_bfloat16`. Argument `index` has the result's dtype."""
 
     def operation(old: Callable[..., Any], builder: Any, *arguments: Any) -> Any:
         if not STATE.mends_bfloat16 or not any(map(is_bfloat16, arguments)):
@@ -178,7 +180,8 @@ def mended_operation(index: int) -> Callable[..., Any]:
 
 
 def cast(old: Callable[..., Any], builder: Any, source: Any, to: Any, *arguments: Any) -> Any:
-    """Convert numbers in place of the method `old`: from and to bfloat16 by value if `mended`."""
+    """Replaces a method `old` that converts numbers. From and to bfloat16 it converts by value if
+    `STATE.mends_bfloat16`."""
     if not STATE.mends_bfloat16:
         return old(builder, source, to, *arguments)
     if is_bfloat16(source):
@@ -191,7 +194,7 @@ def cast(old: Callable[..., Any], builder: Any, source: Any, to: Any, *arguments
 
 
 def to_float32(handle: Any) -> Any:
-    """The interpreter's handle of an array in float32, from a handle of bfloat16 bits."""
+    """Returns the interpreter's handle of an array in float32, from a handle of bfloat16 bits."""
     import triton.language as tl
 
     numbers = (handle.data.astype(np.uint32) << 16).view(np.float32)
@@ -199,6 +202,6 @@ def to_float32(handle: Any) -> Any:
 
 
 def to_bits(numbers: np.ndarray) -> np.ndarray:
-    """The bits of the nearest bfloat16 numbers."""
+    """Returns the bits of the nearest bfloat16 numbers."""
     rounded = np.asarray(round_to(numbers.astype(np.float64), DTYPES["bf16"]), np.float32)
     return (rounded.view(np.uint32) >> 16).astype(np.uint16)

@@ -33,11 +33,11 @@ def attend(
         place = b * bias_strides[0] + h * bias_strides[1] + i * bias_strides[2]
         added = tl.load(bias + place + j * bias_strides[3], rows & keys, 0.0)
         scores += added.to(scores.dtype)
-    seen = keys
+    attended = keys
     if mask is not None:
         place = b * mask_strides[0] + h * mask_strides[1] + i * mask_strides[2]
-        seen = keys & tl.load(mask + place + j * mask_strides[3], rows & keys, 0).to(tl.int1)
-    scores = tl.where(seen, scores, float("-inf"))
+        attended = keys & tl.load(mask + place + j * mask_strides[3], rows & keys, 0).to(tl.int1)
+    scores = tl.where(attended, scores, float("-inf"))
     weights = tl.exp(scores - tl.max(scores, 1)[:, None])
     weights = weights / tl.sum(weights, 1)[:, None]
     e = tl.arange(0, VALUES)[None, :]

@@ -9,7 +9,7 @@ from attention_conformance.suite.spec.modules import classes_in
 
 
 def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Implementation]:
-    """The textbook implementations of a framework: every class here with a name. `numerics` is the
-    numerics class of the framework's operations."""
+    """Returns the textbook implementations of a framework: one for each class of this package with a
+    name. `numerics` is the numerics class of the framework's operations."""
     kinds = classes_in(__name__, TextbookOperator)
     return [kind(backend, ops, numerics) for kind in kinds if "name" in vars(kind)]

@@ -1,6 +1,6 @@
 """Textbook attention, written once: product, softmax, product, with every feature.
 
-A framework gives its operations (`Operations`), and declares its elections and numerics class.
+A framework supplies its operations (`Operations`), and declares its elections and numerics class.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def attention(
     ops, query, key, value, mask, bias, scale,
     softcap=None, logit_scale=None, sinks=None, alibi_slopes=None, lse=False, hidden=None,
 ):  # fmt: skip
-    """The output (B, H, Lq, Dv), and with `lse` also the log-sum-exp (B, H, Lq).
+    """Returns the output (B, H, Lq, Dv); with `lse` the pair of output and log-sum-exp (B, H, Lq).
 
-    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv). `Operations.hide` sets the scores of
-    pairs where `mask` is False; the scores of `hidden` pairs are -inf.
+    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv). `Operations.mask_scores` sets scores
+    where `mask` is False. Scores are -inf where `hidden` is True.
     """
     if key.shape[1] != query.shape[1]:
         groups = query.shape[1] // key.shape[1]
@@ -46,11 +46,11 @@ def attention(
         scores = scores + bias
     if alibi_slopes is not None:  # -slope times the distance; the last row is at the last key
         rows, keys = scores.shape[-2], scores.shape[-1]
-        row = ops.reshape(ops.counted(rows, alibi_slopes), (rows, 1)) + (keys - rows)
-        distance = abs(row - ops.counted(keys, alibi_slopes))
-        scores = scores + ops.like(-ops.reshape(alibi_slopes, (-1, 1, 1)) * distance, scores)
+        row = ops.reshape(ops.arange_like(rows, alibi_slopes), (rows, 1)) + (keys - rows)
+        distance = abs(row - ops.arange_like(keys, alibi_slopes))
+        scores = scores + ops.cast_like(-ops.reshape(alibi_slopes, (-1, 1, 1)) * distance, scores)
     if mask is not None:
-        scores = ops.hide(scores, mask)
+        scores = ops.mask_scores(scores, mask)
     if hidden is not None:
         scores = ops.fill(scores, hidden, -np.inf)
     if sinks is None:
@@ -99,8 +99,8 @@ class OwnAlibi(TextbookAttention):
     """Textbook attention with a framework's own ALiBi, which adds slope (k - Lk + 1) for key k of Lk, up
     to a constant per row.
 
-    `make(inputs)` returns the framework's function without arguments that computes the bias, (1, H, 1,
-    Lk) or (1, H, Lq, Lk), in the call.
+    `make(inputs)` returns a function without arguments. It computes the bias, (1, H, 1, Lk) or (1, H, Lq,
+    Lk), in the call.
     """
 
     textbook = False

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.masks import feature_arrays
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.attention import attention
@@ -31,7 +31,8 @@ from attention_conformance.suite.spec.operators.views import allowed
 
 
 class TextbookCached(TextbookOperator):
-    """Keys and values (B, Hkv, n, .) grow by concatenation. All samples have one length."""
+    """A cache of keys and values (B, Hkv, n, .) that grows by concatenation. All samples have one
+    length."""
 
     name = "textbook-cached"
     operator = CACHED
@@ -42,7 +43,7 @@ class TextbookCached(TextbookOperator):
     )
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        return sequences(self.backend, inputs) | self.masks(inputs)
+        return operand_arrays(self.backend, inputs) | self.arrays_of_actions(inputs)
 
     def timed(self, inputs: Inputs) -> PreparedCall:
         if inputs.sizes.Lk == inputs.sizes.Lq:
@@ -55,14 +56,19 @@ class TextbookCached(TextbookOperator):
         return self.made(inputs, arguments, "timed")
 
     def empty_state(self, arrays: Arrays) -> Any:
-        """The state of an empty cache; None for a state without tokens."""
+        """Returns the state of an empty cache. None is a state without tokens."""
         return None
 
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Arrays by name. Of action n: `mask_n` (b, 1, rows, keys), True attends; `distance_n` of the
-        same shape if there are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples; `path_n`
-        (B, n) of the kept tokens; `cosine_n` and `sine_n` (b, 1, tokens, D / 2) of a rotation. Also the
-        features' arrays.
+    def arrays_of_actions(self, inputs: Inputs) -> dict[str, Any]:
+        """Returns the arrays that actions of the script need, by name, and the features' arrays. Of
+        action n:
+
+        - `mask_n` (b, 1, rows, keys), True attends
+        - `distance_n`, of the same shape, with slopes
+        - `bias_n` (b, H, rows, keys), with a bias
+        - `order_n` (B,), the new order of samples
+        - `path_n` (B, n), the indices of tokens that a rollback of a tree keeps
+        - `cosine_n` and `sine_n` (b, 1, tokens, D / 2), with a rotation
         """
         case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
         angles, rotation_of_case = dict[str, np.ndarray](), rotation(case)
@@ -93,8 +99,9 @@ class TextbookCached(TextbookOperator):
         return masks | feature_arrays(self.backend, inputs)
 
     def played(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
-        """Each action, the contents of the cache after it, and the positions (b, keys) of the keys in the
-        state then. The tokens of a chunk are the last keys. A negative position is no key."""
+        """Yields for each action: the action, the contents of the cache after it, and the positions (b,
+        keys) of the keys that its step attends over. The tokens of a chunk are the last keys. A negative
+        position is no key."""
         for action, contents in play_script(case):
             yield action, contents, contents.positions
 
@@ -115,46 +122,48 @@ class TextbookCached(TextbookOperator):
         return concatenate_chunks(answers, self.ops.concat)
 
     def rotated(self, x: Any, n: int, arrays: Arrays, inputs: Inputs) -> Any:
-        """Queries or keys `x` of the chunk that is action n, rotated by their positions; unchanged if the
-        case has no rotation."""
+        """Returns the queries or keys `x` of the chunk that is action n, rotated by their positions.
+        Unchanged if the case has no rotation."""
         rotation_of_case, wide_dtype = rotation(inputs.case), inputs.dtype.widened.long_name
         if rotation_of_case is None or x is None:
             return x
         angles = arrays[f"cosine_{n}"], arrays[f"sine_{n}"]
         wide = rotated_pairs(self.ops, self.ops.astype(x, wide_dtype), *angles, rotation_of_case)
-        return self.ops.like(wide, x)
+        return self.ops.cast_like(wide, x)
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, arrays: Arrays,
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """The rows of the chunk that is action n (None without a query), and the state after it."""
+        """Returns the rows of the chunk that is action n (None without a query), and the state with the
+        chunk."""
         k, v = self.with_chunk(state, key, value)
-        return None if query is None else self.answer(query, k, v, n, arrays, inputs), (k, v)
+        return None if query is None else self.chunk_output(query, k, v, n, arrays, inputs), (k, v)
 
-    def answer(
+    def chunk_output(
         self, query: Any, key: Any, value: Any, n: int, arrays: Arrays, inputs: Inputs
     ) -> Any:
-        """The rows (outputs) of the chunk that is action n, for all keys and values in the cache."""
+        """Returns the rows (outputs) of the chunk that is action n, for all keys and values in the
+        cache."""
         ops, slopes, bias = self.ops, arrays.get("alibi_slopes"), arrays.get(f"bias_{n}")
         if slopes is not None:
             slopes = ops.reshape(slopes, (1, inputs.sizes.H, 1, 1))
-            distance = ops.like(arrays[f"distance_{n}"], slopes)
-            bias = ops.like(slopes * distance * ops.number(-1.0, slopes), query)
+            distance = ops.cast_like(arrays[f"distance_{n}"], slopes)
+            bias = ops.cast_like(slopes * distance * ops.number(-1.0, slopes), query)
         return attention(
             ops, query, key, value, arrays[f"mask_{n}"], bias, inputs.effective_scale,
             softcap=inputs.case.option("softcap"), sinks=arrays.get("sinks"),
         )  # fmt: skip
 
     def with_chunk(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        """The state with the keys and values of a chunk."""
+        """Returns the state with the keys and values of a chunk."""
         if state is None:
             return key, value
         k, v = (self.ops.concat([old, x], 2) for old, x in zip(state, (key, value), strict=True))
         return k, v
 
     def after_action(self, state: tuple[Any, Any], action: Action, n: int, arrays: Arrays) -> Any:
-        """The state after action n, which is no chunk."""
+        """Returns the state after action n, which is no chunk; None without tokens."""
         match action:
             case Crop(count=count):
                 length = state[0].shape[2] - count
@@ -170,7 +179,7 @@ class TextbookCached(TextbookOperator):
         return tuple(self.ops.take(x, arrays[f"order_{n}"]) for x in state)
 
     def nodes(self, x: Any, path: Any, sample: int) -> Any:
-        """The tokens `path[sample]` of one sample, (1, Hkv, n, .)."""
+        """Returns the tokens `path[sample]` of one sample, (1, Hkv, n, .)."""
         axes = (2, 0, 1, 3)
         tokens = self.ops.permute_dims(x[sample : sample + 1], axes)
         nodes = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))

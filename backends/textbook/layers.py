@@ -16,7 +16,7 @@ from attention_conformance.backends.declared import (
     Numerics,
 )
 from attention_conformance.backends.masks import full, split_native
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.operations import TextbookOperator
@@ -30,7 +30,7 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class Textbook(TextbookOperator):
-    """A textbook layer. Hidden scores are set to -inf before the softmax."""
+    """A textbook layer. Masked scores are set to -inf before the softmax."""
 
     declared = Declared(
         features=LAYER_FEATURES,
@@ -56,8 +56,10 @@ class Textbook(TextbookOperator):
         return self.declared.but(numerics=numerics)
 
     def arguments(self, inputs: Inputs) -> Arrays:
-        backend, arguments = self.backend, sequences(self.backend, inputs)
-        parameters = self.laid_out(inputs)
+        """Returns the framework's arrays by argument name: query, key and value, the parameters, and
+        where the case has them `hidden` (True is masked) and `bias` (B, H, Lq, Lk)."""
+        backend, arguments = self.backend, operand_arrays(self.backend, inputs)
+        parameters = self.reshaped_parameters(inputs)
         arguments |= {n: backend.array(a, inputs.dtype) for n, a in parameters.items()}
         hidden = self.hidden(inputs)
         if hidden is not None:
@@ -76,13 +78,13 @@ class Textbook(TextbookOperator):
         output, weights = self.layer(query, key, value, arrays, inputs)
         return output, weights if inputs.returned != "none" else None
 
-    def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        """The canonical parameters, reshaped as this layer uses them."""
+    def reshaped_parameters(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        """Returns the canonical parameters, in the shapes that this layer uses."""
         return inputs.parameters
 
     def hidden(self, inputs: Inputs) -> np.ndarray | None:
-        """True for hidden pairs, (B, H, Lq, Lk) with `heads_apart`, else (B, Lq, Lk); None without a
-        mask."""
+        """Returns a boolean array, True for masked pairs: (B, H, Lq, Lk) with `heads_apart`, else (B, Lq,
+        Lk). A mask in the form "raw" is not reshaped. None without a mask."""
         mask = split_native(inputs).dense(inputs)
         if mask is None:
             return None
@@ -94,21 +96,23 @@ class Textbook(TextbookOperator):
     def layer(
         self, query: Any, key: Any, value: Any, arrays: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
-        """(output, weights). `arrays` has the parameters, and perhaps `hidden` and `bias`, by name."""
+        """Returns (output, weights). `arrays`: the parameters by name, and where the case has them
+        `hidden` and `bias`."""
 
     def softmax(self, scores: Any, hidden: Any) -> Any:
-        """softmax of scores, with hidden scores set to -inf."""
+        """Returns the softmax of the scores. Scores are -inf where `hidden` is True."""
         if hidden is not None:
             scores = self.ops.fill(scores, hidden, -np.inf)
         return self.ops.softmax(scores)
 
     def number(self, value: float, inputs: Inputs) -> Any:
-        """A number in the layer's dtype, because a Python float may be converted through float32."""
+        """Returns a number as an array in the layer's dtype: a Python float might be converted through
+        float32."""
         return self.backend.array(np.asarray(value), inputs.dtype)
 
 
 def layer_norm(layer: Textbook, x: Any, arrays: Mapping[str, Any], inputs: Inputs) -> Any:
-    """Layer norm of x (..., L, E) in the operations of a layer, with gain and offset from `arrays`."""
+    """Returns the layer norm of x (..., L, E), with `gain` and `offset` if `arrays` has them."""
     ops, axis, shape = layer.ops, len(x.shape) - 1, (*x.shape[:-1], 1)
     mean = ops.reshape(ops.mean(x, axis), shape)
     variance = ops.reshape(ops.mean((x - mean) * (x - mean), axis), shape)
@@ -118,22 +122,21 @@ def layer_norm(layer: Textbook, x: Any, arrays: Mapping[str, Any], inputs: Input
 def normalised(
     layer: Textbook, x: Any, mean: Any, variance: Any, arrays: Mapping[str, Any], inputs: Inputs
 ) -> Any:
-    """The normalised tokens (x - mean) / sqrt(variance + epsilon), with gain and offset if there are
-    any."""
+    """Returns (x - mean) / sqrt(variance + epsilon), with `gain` and `offset` if `arrays` has them."""
     y = (x - mean) / layer.ops.sqrt(variance + layer.number(inputs.epsilon, inputs))
     y = y * arrays["gain"] if "gain" in arrays else y
     return y + arrays["offset"] if "offset" in arrays else y
 
 
 class PackedHeads(Textbook):
-    """One projection for all heads, split by a reshape and a transpose, and merged in reverse."""
+    """Multi-head attention with one projection for all heads, which a reshape and a transpose split."""
 
     name = "packed-heads"
     operator = MULTI_HEAD
     declared = Textbook.declared.taking("qk-norm", "one-head", "gate")
     heads_apart = True
 
-    def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
+    def reshaped_parameters(self, inputs: Inputs) -> dict[str, np.ndarray]:
         packed = {}
         for name, array in inputs.parameters.items():
             if name == "output_kernel":
@@ -183,7 +186,7 @@ class PackedHeads(Textbook):
         return output, weights[0] if squeezed else weights
 
     def gate(self, query: Any, arrays: Mapping[str, Any], inputs: Inputs) -> Any:
-        """The gates (B, Lq, H Dv) of concatenated heads."""
+        """Returns the gates (B, Lq, H Dv) of concatenated heads."""
         gate = query @ arrays["gate_kernel"]
         if "gate_bias" in arrays:
             gate = gate + arrays["gate_bias"]

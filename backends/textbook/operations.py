@@ -19,25 +19,25 @@ class Operations:
     """The operations of textbook code in one framework. `@`, `+`, `*`, `/` and slices are the framework's
     own. Operations of the array API have its names; an axis is a positional argument.
 
-    - softmax: over the last axis; logsumexp: over the last axis, at least in float32.
-    - fill(scores, hidden, number): `number` where `hidden`.
-    - hide(scores, mask): -inf or the lowest number where the mask is False.
+    - softmax(x), logsumexp(x): over the last axis; logsumexp at least in float32.
+    - fill(x, hidden, number): x, and `number` where `hidden` is True.
+    - mask_scores(scores, mask): scores, and -inf or the lowest number where `mask` is False.
     - take(array, indices): slices along the first axis; indices have any rank.
-    - put(array, indices, values): a copy with other slices at indices (n,) of the first axis.
-    - astype(array, "float32"); like(array, other): in the dtype of `other`.
+    - put(array, indices, values): a copy with `values` as slices at indices (n,) of the first axis.
+    - astype(array, "float32"): the array in a dtype; cast_like(array, other): in the dtype of `other`.
     - number(value, array): a number in the form that combines with the array.
-    - counted(n, array): 0 to n - 1 in the array's dtype.
+    - arange_like(n, array): 0 to n - 1 in the array's dtype.
     """
 
     softmax: Callable[[Any], Any]
     fill: Callable[[Any, Any, float], Any]
-    hide: Callable[[Any, Any], Any]
+    mask_scores: Callable[[Any, Any], Any]
     logsumexp: Callable[[Any], Any]
     take: Callable[[Any, Any], Any]
     put: Callable[[Any, Any, Any], Any]
     astype: Callable[[Any, str], Any]
-    like: Callable[[Any, Any], Any]
-    counted: Callable[[int, Any], Any]
+    cast_like: Callable[[Any, Any], Any]
+    arange_like: Callable[[int, Any], Any]
     tanh: Callable[[Any], Any]
     sum: Callable[[Any, int], Any]
     mean: Callable[[Any, int], Any]
@@ -57,21 +57,21 @@ class Operations:
     round: Callable[[Any], Any]
     number: Callable[[float, Any], Any] = lambda value, array: value
     called: Callable[[Implementation, PreparedCall], PreparedCall] = lambda layer, call: call
-    """The call of an implementation as it runs with these operations: unchanged, or compiled."""
+    """The call of an implementation, as it runs with these operations: unchanged, or compiled."""
 
 
-def operations_of(namespace: Any, **others: Any) -> Operations:
-    """The operations of a framework: those of `namespace` by their names in the array API, and `others`,
-    which the namespace lacks, or has under another name."""
-    names = {field.name for field in fields(Operations)} - {*others, "number", "called"}
-    return Operations(**{name: getattr(namespace, name) for name in names}, **others)
+def operations_of(namespace: Any, **further: Any) -> Operations:
+    """Returns the operations of a framework: those in `namespace` by their names in the array API, and
+    `further` ones that the namespace lacks or names differently."""
+    names = {field.name for field in fields(Operations)} - {*further, "number", "called"}
+    return Operations(**{name: getattr(namespace, name) for name in names}, **further)
 
 
 class TextbookOperator(OperatorFunction):
     """An operator in operations that all frameworks have.
 
-    The numerics class `numerics` of the framework's textbook attention is declared, but no class narrower
-    than "eager": the scale is rounded to the dtype, which narrower classes do not allow.
+    Its declared numerics class is `numerics`, that of the framework's textbook attention, but at least
+    "eager": the scale is rounded to the dtype, which narrower classes do not allow.
     """
 
     textbook = True
@@ -83,7 +83,7 @@ class TextbookOperator(OperatorFunction):
         self.ops = ops
 
     def declaration(self, numerics: Numerics) -> Declared:
-        """The declaration for operations of a numerics class."""
+        """Returns the declaration for operations of a numerics class."""
         if self.has_fixed_numerics:
             return self.declared
         classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)

@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.in_pages import from_pages, in_slots
-from attention_conformance.backends.memory import by_component, sequences
+from attention_conformance.backends.memory import operand_arrays, with_scale_per_component
 from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.textbook.attention import attention
 from attention_conformance.backends.textbook.operations import Operations, TextbookOperator
@@ -30,7 +30,8 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class TextbookLatent(TextbookOperator):
-    """Latents are projected to keys and values of all heads; the rotary key is repeated for each head."""
+    """Latent attention. Latents are projected to keys and values of all heads; the rotary key is repeated
+    for each head."""
 
     name = "textbook-latent"
     operator = latent.LATENT
@@ -48,22 +49,24 @@ class TextbookLatent(TextbookOperator):
         mask, slots = arrays.pop("mask", None), arrays.pop("slots", None)
         names = stored_pool_names(inputs.case)
         for name in names:
-            arrays[name] = with_stored(self.ops, arrays[name], arrays[f"{NEW}{name}"], slots)
+            arrays[name] = with_tokens_in_last_slots(
+                self.ops, arrays[name], arrays[f"{NEW}{name}"], slots
+            )
         tokens = without_pages(self.ops, arrays, inputs, slots)
         if "latent_codes" in tokens:
-            tokens["latent"] = self.decoded_latents(tokens)
-        answer = self.attention_of(tokens, mask, inputs.effective_scale, lse)
+            tokens["latent"] = self.dequantized_latents(tokens)
+        answer = self.latent_attention(tokens, mask, inputs.effective_scale, lse)
         pools = [arrays[name] for name in names]
         return (*(answer if lse else (answer,)), *pools) if pools else answer
 
-    def decoded_latents(self, x: Arrays) -> Any:
-        """The latents (B, Lk, R) of codes, in the dtype of the query."""
+    def dequantized_latents(self, x: Arrays) -> Any:
+        """Returns the latents (B, Lk, R) of codes, in the dtype of the query."""
         ops, scale, R = self.ops, x["latent_scale"], x["latent_codes"].shape[2]
         scales = ops.repeat(scale, TILE, 2)[..., :R]
-        return ops.like(ops.like(x["latent_codes"], scale) * scales, x["query"])
+        return ops.cast_like(ops.cast_like(x["latent_codes"], scale) * scales, x["query"])
 
-    def attention_of(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
-        """The output (B, H, Lq, Dv), and with `lse` the pair of output and log-sum-exp (B, H, Lq)."""
+    def latent_attention(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
+        """Returns the output (B, H, Lq, Dv); with `lse` the pair of output and log-sum-exp (B, H, Lq)."""
         ops, heads = self.ops, x["query"].shape[1]
         key, value = (self.projected(x["latent"], x[name]) for name in ("w_uk", "w_uv"))
         B, Lk, E = x["key_rope"].shape
@@ -73,7 +76,8 @@ class TextbookLatent(TextbookOperator):
         return attention(ops, query, key, value, mask, None, scale, lse=lse)
 
     def projected(self, latents: Any, kernel: Any) -> Any:
-        """Keys or values (B, H, Lk, m), the latents (B, Lk, R) times a projection `kernel` (R, H, m)."""
+        """Returns keys or values (B, H, Lk, m): the latents (B, Lk, R) times a projection `kernel` (R, H,
+        m)."""
         ops, (B, Lk, R), (_, H, m) = self.ops, latents.shape, kernel.shape
         flat = latents @ ops.reshape(kernel, (R, H * m))
         return ops.permute_dims(ops.reshape(flat, (B, Lk, H, m)), (0, 2, 1, 3))
@@ -95,9 +99,12 @@ class TextbookMerge(TextbookOperator):
         return self.ops.astype(merged, inputs.dtype.long_name), total
 
     def merged(self, output: Any, lse: Any, zeros: Any) -> tuple[Any, Any]:
-        """The merged output (B, H, Lq, Dv) and log-sum-exp (B, H, Lq) of parts: `output` (parts, B, H,
-        Lq, Dv) and `lse` (parts, B, H, Lq). `zeros` (B, H, Lq) have the dtype of the result. In rows
-        without keys the largest log-sum-exp is -inf, and -inf - (-inf) must be avoided."""
+        """Returns the merged output (B, H, Lq, Dv) and log-sum-exp (B, H, Lq).
+
+        `output` (parts, B, H, Lq, Dv) and `lse` (parts, B, H, Lq) are those of the parts; `zeros` (B, H,
+        Lq) have the dtype of the result. In rows without keys the largest log-sum-exp is -inf, and -inf -
+        (-inf) must be avoided.
+        """
         ops = self.ops
         largest = ops.max(lse, 0)
         has_no_keys = largest == -np.inf
@@ -112,8 +119,7 @@ class TextbookMerge(TextbookOperator):
 
 
 class TextbookPacked(TextbookOperator):
-    """All scores are computed; those of pairs in different segments are set to -inf before the
-    softmax."""
+    """Packed attention. All scores are computed; those of pairs in different segments are set to -inf."""
 
     name = "textbook-packed"
     operator = packed.PACKED
@@ -124,10 +130,10 @@ class TextbookPacked(TextbookOperator):
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         hidden = self.backend.array(packed.hidden_pairs(inputs.case)[None], None)
-        return sequences(self.backend, inputs) | {"hidden": hidden}
+        return operand_arrays(self.backend, inputs) | {"hidden": hidden}
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
-        """Plain attention of (L, H, D) operands; `hidden` pairs have no weight."""
+        """Returns plain attention of (L, H, D) operands, in which `hidden` pairs have no weight."""
         ops = self.ops
         q, k, v = (
             ops.permute_dims(ops.reshape(x[name], (1, *x[name].shape)), (0, 2, 1, 3))
@@ -142,39 +148,40 @@ class TextbookPacked(TextbookOperator):
 def without_pages(
     ops: Operations, arrays: Mapping[str, Any], inputs: Inputs, slots: Any
 ) -> dict[str, Any]:
-    """The arrays of a call in which pools are replaced by the tokens in their `slots` (B, Lk).
+    """Returns the arrays of a call, in which the tokens at `slots` (B, Lk) replace the pools.
 
-    Codes pass through the dtype of their scale: not every framework takes slices of 8-bit numbers.
+    Codes are cast to the dtype of their scale, because not every framework slices 8-bit numbers.
     """
     if "page_table" in arrays:
         scales = {name: name.replace("_codes", "_scale") for name in arrays}
         arrays = {
-            name: x if scales[name] == name else ops.like(x, arrays[scales[name]])
+            name: x if scales[name] == name else ops.cast_like(x, arrays[scales[name]])
             for name, x in arrays.items()
         }
     return from_pages(arrays, slots, inputs, ops.take, ops.reshape, ops.permute_dims)
 
 
 def slots_first(ops: Operations, pool: Any, inputs: Inputs) -> Any:
-    """A pool in the layout of the case as (P, S, ...); also converts back."""
+    """Converts a pool from the layout of the case to (P, S, ...), or back."""
     return ops.permute_dims(pool, (0, 2, 1, 3)) if inputs.case.option("layout") == "hnd" else pool
 
 
-def with_stored(ops: Operations, pool: Any, tokens: Any, slots: Any) -> Any:
-    """A pool (P, S, ...) with tokens (B, Lq, ...) in the last of the slots (B, Lk)."""
+def with_tokens_in_last_slots(ops: Operations, pool: Any, tokens: Any, slots: Any) -> Any:
+    """Returns a pool (P, S, ...) with the tokens (B, Lq, ...) in the last Lq of the slots (B, Lk)."""
     last_slots = ops.reshape(slots[:, slots.shape[1] - tokens.shape[1] :], (-1,))
     return put(ops, pool, last_slots, ops.reshape(tokens, (-1, *pool.shape[2:])))
 
 
 def put(ops: Operations, pool: Any, slots: Any, tokens: Any) -> Any:
-    """A pool (P, S, ...) with tokens (N, ...) in its slots (N,)."""
+    """Returns a pool (P, S, ...) with tokens (N, ...) in its slots (N,)."""
     pages, size, *inner = pool.shape
     flat = ops.reshape(pool, (pages * size, *inner))
     return ops.reshape(ops.put(flat, slots, tokens), (pages, size, *inner))
 
 
 class TextbookPaged(TextbookOperator):
-    """Every query attends all slots of its sample's table, and those behind the last key are hidden."""
+    """Paged attention. Every query attends over all slots of its sample's table; those behind the last
+    key are masked."""
 
     name = "textbook-paged"
     operator = paged.PAGED
@@ -196,7 +203,7 @@ class TextbookPaged(TextbookOperator):
             "sample": samples.astype(np.int32),
         }
         arrays = {name: self.backend.array(x, None) for name, x in arrays_in_numpy.items()}
-        return sequences(self.backend, inputs) | arrays
+        return operand_arrays(self.backend, inputs) | arrays
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         ops, s = self.ops, inputs.sizes
@@ -213,7 +220,7 @@ class TextbookPaged(TextbookOperator):
 
 
 class TextbookPagedWrite(TextbookOperator):
-    """Writing of tokens into copies of the pools; the pools of the call stay unchanged."""
+    """Writes tokens into copies of the pools; the pools of the call stay unchanged."""
 
     name = "textbook-paged-write"
     operator = paged_write.PAGED_WRITE
@@ -237,25 +244,25 @@ class TextbookPagedWrite(TextbookOperator):
         return write("key"), write("value")
 
 
-class OverCodes(TextbookOperator):
-    """Textbook code that quantises keys and values to codes."""
+class QuantizingOperator(TextbookOperator):
+    """Textbook code that quantizes keys and values to codes."""
 
     def new_codes(self, name: str, arrays: Arrays, inputs: Inputs) -> Any:
-        """The codes of new keys or values (B, Hkv, L, .)."""
+        """Returns the codes (B, Hkv, L, .) of new keys or values."""
         ops, code, x = self.ops, CODES[inputs.case.option("codes")], arrays[name]
         scale, zero = (
             None if array is None else quantized.newest_scales(array, x.shape[2])
             for array in (arrays[f"{name}_scale"], arrays.get(f"{name}_zero"))
         )
-        x = ops.like(x, scale) / scale
+        x = ops.cast_like(x, scale) / scale
         if zero is not None:
-            x = x + ops.like(zero, scale)
+            x = x + ops.cast_like(zero, scale)
         x = ops.clip(x, -code.max, code.max)
         return ops.astype(ops.round(x) if code.is_whole else x, code.long_name)
 
 
-class TextbookQuantized(OverCodes):
-    """Keys and values are codes times scales, rounded to the query's dtype; then attention."""
+class TextbookQuantized(QuantizingOperator):
+    """Attention over codes. Keys and values are codes times scales, rounded to the query's dtype."""
 
     name = "textbook-quantized"
     operator = quantized.QUANTIZED
@@ -269,10 +276,10 @@ class TextbookQuantized(OverCodes):
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         arrays = x.copy()
         query, hidden, slots = (arrays.pop(name, None) for name in ("query", "hidden", "slots"))
-        pools = by_component(arrays, inputs, self.ops.repeat)
+        pools = with_scale_per_component(arrays, inputs, self.ops.repeat)
         tokens = without_pages(self.ops, pools, inputs, slots)
         new = {
-            f"{name}_codes": self.codes(name, tokens, inputs)
+            f"{name}_codes": self.all_codes(name, tokens, inputs)
             for name in quantized.KINDS
             if name in tokens
         }
@@ -284,34 +291,42 @@ class TextbookQuantized(OverCodes):
             new = {n: self.put_codes(pools, n, codes, slots, inputs) for n, codes in new.items()}
         return (output, *new.values()) if new else output
 
-    def codes(self, name: str, arrays: Arrays, inputs: Inputs) -> Any:
-        """All codes of keys or values (`name`): those in the cache but the last, and new ones in their
-        place. Codes pass through the dtype of the scale, because not every framework joins arrays of
-        8-bit numbers."""
+    def all_codes(self, name: str, arrays: Arrays, inputs: Inputs) -> Any:
+        """Returns all codes of keys or values (`name`): those in the cache, whose last ones are replaced
+        by the codes of the new tokens. Codes are cast to the dtype of the scale, because not every
+        framework joins arrays of 8-bit numbers."""
         ops, scale, new = self.ops, arrays[f"{name}_scale"], self.new_codes(name, arrays, inputs)
         past = arrays[f"{name}_codes"].shape[2] - new.shape[2]
-        parts = [ops.like(arrays[f"{name}_codes"], scale)[:, :, :past], ops.like(new, scale)]
+        parts = [
+            ops.cast_like(arrays[f"{name}_codes"], scale)[:, :, :past],
+            ops.cast_like(new, scale),
+        ]
         return ops.astype(ops.concat(parts, 2), CODES[inputs.case.option("codes")].long_name)
 
     def put_codes(self, arrays: Arrays, name: str, codes: Any, slots: Any, inputs: Inputs) -> Any:
-        """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in their `slots` (B, Lk)."""
+        """Returns the pool of codes with the last Lq of `codes` (B, Hkv, Lk, .) in the last of `slots`
+        (B, Lk)."""
         ops, scale = self.ops, arrays[name.replace("codes", "scale")]
-        pool = slots_first(ops, ops.like(arrays[name], scale), inputs)
-        tokens = ops.permute_dims(ops.like(codes, scale)[:, :, -inputs.sizes.Lq :], (0, 2, 1, 3))
+        pool = slots_first(ops, ops.cast_like(arrays[name], scale), inputs)
+        tokens = ops.permute_dims(
+            ops.cast_like(codes, scale)[:, :, -inputs.sizes.Lq :], (0, 2, 1, 3)
+        )
         dtype = CODES[inputs.case.option("codes")].long_name
-        return ops.astype(slots_first(ops, with_stored(ops, pool, tokens, slots), inputs), dtype)
+        return ops.astype(
+            slots_first(ops, with_tokens_in_last_slots(ops, pool, tokens, slots), inputs), dtype
+        )
 
     def dequantized(self, name: str, arrays: Arrays, query: Any) -> Any:
-        """Keys or values (`name`) from their codes, in the query's dtype."""
+        """Returns keys or values (`name`) from their codes, in the query's dtype."""
         ops, scale = self.ops, arrays[f"{name}_scale"]
-        codes = ops.like(arrays[f"{name}_codes"], scale)
+        codes = ops.cast_like(arrays[f"{name}_codes"], scale)
         if f"{name}_zero" in arrays:
-            codes = codes - ops.like(arrays[f"{name}_zero"], scale)
-        return ops.like(codes * scale, query)
+            codes = codes - ops.cast_like(arrays[f"{name}_zero"], scale)
+        return ops.cast_like(codes * scale, query)
 
 
-class TextbookQuantizedWrite(OverCodes):
-    """Quantisation: x / scale + zero, clipped to the range of the codes and rounded to the nearest
+class TextbookQuantizedWrite(QuantizingOperator):
+    """Quantization: x / scale + zero, clipped to the range of the codes and rounded to the nearest
     code."""
 
     name = "textbook-quantized-write"
@@ -320,5 +335,5 @@ class TextbookQuantizedWrite(OverCodes):
     has_fixed_numerics = True
 
     def compute(self, x: Arrays, inputs: Inputs) -> tuple[Any, ...]:
-        arrays = by_component(x, inputs, self.ops.repeat)
+        arrays = with_scale_per_component(x, inputs, self.ops.repeat)
         return tuple(self.new_codes(name, arrays, inputs) for name in quantized.KINDS)

@@ -26,8 +26,8 @@ from attention_conformance.suite.spec.operators.rotary import (
 
 
 def rotated_pairs(ops: Operations, x: Any, cosine: Any, sine: Any, rotation: Rotation) -> Any:
-    """x (B, H, L, D) with rotated pairs in its first r = `rotation.size` features. Cosine and sine
-    broadcast to (B, H, L, r / 2)."""
+    """Returns x (B, H, L, D) with rotated pairs in its first r = `rotation.size` features. Cosine and
+    sine broadcast to (B, H, L, r / 2)."""
     size = rotation.size
     unrotated = [x[..., size:]] if size < x.shape[-1] else []
     if rotation.interleaved:
@@ -41,14 +41,16 @@ def rotated_pairs(ops: Operations, x: Any, cosine: Any, sine: Any, rotation: Rot
 
 
 def tables(rotation: Rotation, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine (..., r / 2) in float64 of positions (...), for a rotation that is not scaled."""
+    """Returns cosine and sine (..., r / 2), float64, of positions (...), for a rotation that is not
+    scaled."""
     theta = rotation.base ** (-np.arange(0, rotation.size, 2) / rotation.size)
     angle = position[..., None] * theta
     return np.cos(angle), np.sin(angle)
 
 
 class TextbookRotary(TextbookOperator):
-    """Sine, cosine and products in float32; the output is rounded once."""
+    """Rotary embedding. Sine, cosine and products are float32 (float64 for float64); the output is
+    rounded once."""
 
     name = "textbook-rotary"
     operator = ROTARY
@@ -72,8 +74,8 @@ class TextbookRotary(TextbookOperator):
     def rotated(
         self, query: Any, position: Any, rotation: Rotation, length: int, dtype: DType
     ) -> Any:
-        """The query, rotated by `position`; `length` is that of the sequence, by which frequencies
-        scale."""
+        """Returns the query, rotated by `position`. Frequencies may depend on `length`, that of the
+        sequence."""
         ops, wide = self.ops, dtype.widened
 
         def number(value: float | np.ndarray) -> Any:
@@ -90,12 +92,14 @@ class TextbookRotary(TextbookOperator):
         return ops.astype(rotated_pairs(ops, query, cosine, sine, rotation), dtype.long_name)
 
     def frequencies(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
-        """Frequencies (r / 2,) for sequences of `length`, and the factor on sine and cosine."""
+        """Returns frequencies (r / 2,) for sequences of `length`, and the factor on sine and cosine.
+        `number` makes the framework's array of a number."""
         theta, factor = self._scaled(rotation, length, number)
         return theta, factor if rotation.attention is None else rotation.attention
 
     def _scaled(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
-        """`frequencies` without `rotation.attention`, which overrides the variant's own factor."""
+        """Returns `frequencies` without `rotation.attention`, which overrides the variant's own
+        factor."""
         ops, size, base, f = self.ops, rotation.size, rotation.base, FACTOR
         if rotation.variant == "ntk" and length > ORIGINAL_LENGTH:
             growth = f * length / ORIGINAL_LENGTH - (f - 1)
@@ -119,8 +123,8 @@ class TextbookRotary(TextbookOperator):
 
 
 def yarn_weights(rotation: Rotation) -> np.ndarray:
-    """The weights (r / 2,) of yarn's interpolation: 1 for frequencies that are divided by the factor, 0
-    for unchanged ones."""
+    """Returns the weights (r / 2,) of yarn's interpolation: 1 for frequencies that are divided by the
+    factor, 0 for unchanged ones."""
 
     def dimension(turns: float) -> float:
         wavelength = ORIGINAL_LENGTH / (turns * 2 * math.pi)

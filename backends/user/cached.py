@@ -19,7 +19,7 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, own_attention
 from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.backends.user.names import feature_argument
-from attention_conformance.backends.user.operators import window
+from attention_conformance.backends.user.operators import window_sides
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators.cached import CACHED, CARRIED, FEATURES
@@ -30,7 +30,7 @@ from attention_conformance.suite.spec.operators.scripts import capacity, has_doc
 class CacheCall(Call):
     """The context from which the arguments of `init` and `step` of a user's cache are made.
 
-    - `key`: a key of the case, for dtype and device
+    - `key`: keys of the case, for their dtype and device
     - `context`: the context of the step; None for `init`
     """
 
@@ -38,17 +38,18 @@ class CacheCall(Call):
     context: Any = None
 
     def integers(self, numbers: Any) -> Any:
-        """The framework's int32; None for None."""
+        """Returns the framework's int32 array; None for None."""
         return self.array(None if numbers is None else np.asarray(numbers, np.int32))
 
     @property
     def rotation_of_case(self) -> Any:
-        """The rotation of queries and keys that the case asks of the cache, or None."""
+        """The rotation that the cache must apply to queries and keys, or None."""
         return rotation(self.inputs.case)
 
 
-def bias(step: CacheCall) -> Any:
-    """The bias (b, H, rows, tokens) of a step, with a column for every position; None without a bias."""
+def step_bias(step: CacheCall) -> Any:
+    """Returns the bias (b, H, rows, tokens) of a step, with a column for every position; None without a
+    bias."""
     bias_of_case, context = step.inputs.bias, step.context
     if bias_of_case is None:
         return None
@@ -56,9 +57,10 @@ def bias(step: CacheCall) -> Any:
     return step.backend.array(context.chunk.biases(bias_of_case, keys), step.inputs.dtype)
 
 
-def tree(step: CacheCall) -> tuple[Any, Any]:
-    """The parents (n,) of a tree's nodes, -1 for the last cached token, and the boolean (n, n) that is
-    True where a row's node attends a column's node. (None, None) if the chunk is no tree."""
+def tree_arguments(step: CacheCall) -> tuple[Any, Any]:
+    """Returns two arrays of a chunk that is a tree: the parents (n,) of its nodes, -1 for the last cached
+    token; and boolean (n, n), True if the node of the row attends the node of the column. (None, None)
+    for other chunks."""
     chunk = step.context.chunk
     if chunk.tree is None:
         return None, None
@@ -74,32 +76,32 @@ INIT: tuple[Parameter[CacheCall], ...] = (
     Parameter("value_size", ("value-size",), lambda step: step.inputs.sizes.Dv),
     Parameter("dtype", value=lambda step: step.key.dtype),
     Parameter("device", value=lambda step: step.key.device),
-    Parameter("window", value=window),
+    Parameter("window", value=window_sides),
 )
 """The keyword parameters of `init`."""
 
 STEP: tuple[Parameter[CacheCall], ...] = (
-    Parameter("window", ("window",), window),
+    Parameter("window", ("window",), window_sides),
     Parameter(
         "left_padding", ("left-padding",),
         lambda step: None if step.option("padding") is None else step.integers(step.context.padding),
     ),
     *(Parameter(one.name, (one.word,), partial(feature_argument, one)) for one in CARRIED),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
-    Parameter("bias", ("bias", "bias-with-mask"), bias),
+    Parameter("bias", ("bias", "bias-with-mask"), step_bias),
     Parameter("rotary_base", ("rotary",), lambda step: getattr(step.rotation_of_case, "base", None)),
     Parameter(
         "rotary_interleaved", ("interleaved",),
         lambda step: getattr(step.rotation_of_case, "interleaved", None),
     ),
     Parameter("samples", ("subsets",), lambda step: step.integers(step.context.chunk.samples)),
-    Parameter("parents", ("tree",), lambda step: tree(step)[0]),
-    Parameter("tree_mask", ("tree",), lambda step: tree(step)[1]),
+    Parameter("parents", ("tree",), lambda step: tree_arguments(step)[0]),
+    Parameter("tree_mask", ("tree",), lambda step: tree_arguments(step)[1]),
     Parameter(
         "document_starts", ("documents",),
         lambda step: step.integers(step.context.begins) if has_documents(step.inputs.case) else None,
     ),
-    Parameter("positions", (), lambda step: step.integers(step.context.rows)),
+    Parameter("positions", (), lambda step: step.integers(step.context.token_positions)),
 )  # fmt: skip
 """The keyword parameters of `step`."""
 
@@ -107,25 +109,27 @@ OPERATIONS = {
     "reset": ("reset",), "crop": ("rollback", "window-rollback"), "reorder": ("reorder",),
     "keep": ("keep",),
 }  # fmt: skip
-"""The features that need a method, by the method's name."""
+"""By method of a cache: the features that need it."""
 
 METHODS = ("init", "step", *OPERATIONS)
-"""The methods of a cache; `init` and `step` must be there."""
+"""The methods of a cache. `init` and `step` are required."""
 
 
-ONE_KEY = "sdpa/none/mha/f32/b1h1q1k1d1"
-"""A case whose call of the framework's own attention has the order of axes."""
+AXIS_ORDER_CASE = "sdpa/none/mha/f32/b1h1q1k1d1"
+"""A case that is prepared only to read the axis order of the framework's own attention."""
 
 
 class UserCached(Scripted, UserCallable):
-    """A user's cache: an object, or a class without arguments. Of a class each call makes a new object.
+    """A user's cache: an object, or a class that is called without arguments. With a class every call
+    makes a new object.
 
-    - `init(...)` returns a state, and receives the keywords of `INIT` that it takes. A case with fewer
-      slots than tokens is tested if it takes `window`, or no `capacity`.
-    - `step(state, query, key, value, ...)` returns the rows of a chunk and the state, and receives the
-      keywords of `STEP` that it takes. Arrays have the order of the framework's own attention.
-    - `reset(state)`, `crop(state, count)`, `reorder(state, samples)`, `keep(state, paths, count)`, if
-      there are any, return the state. For some samples alone all but `reorder` get their indices, too.
+    - `init(...)` returns a state. It gets the keywords of `INIT` that it takes. Cases with fewer slots
+      than tokens are tested only if it takes `window`, or does not take `capacity`.
+    - `step(state, query, key, value, ...)` returns the rows of a chunk, and the state. It gets the
+      keywords of `STEP` that it takes. Arrays have the axis order of the framework's own attention.
+    - `reset(state)`, `crop(state, count)`, `reorder(state, samples)` and `keep(state, paths, count)` are
+      optional and return the state. If an action is about some samples, all but `reorder` also get their
+      indices.
     """
 
     operator = CACHED
@@ -139,7 +143,7 @@ class UserCached(Scripted, UserCallable):
         if native is None or not kinds:
             raise UsageError(f"no cache is judged with {self.backend.name}; use torch, tf or jax")
         self.textbook_cache: Any = kinds[0]
-        self.axis_order = native.prepare(draw(Case.parse(ONE_KEY))).axis_order
+        self.axis_order = native.prepare(draw(Case.parse(AXIS_ORDER_CASE))).axis_order
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         cache = self.cache_of(function)
@@ -149,7 +153,7 @@ class UserCached(Scripted, UserCallable):
         if lacking:
             raise UsageError(f"{name} has no {' and no '.join(lacking)}; expected both as methods")
         self.initial = Binder.of(cache.init, f"{name}.init", INIT, ())
-        self.lacked = {
+        self.missing_methods = {
             feature: f"the cache has no method {method}"
             for method, features in OPERATIONS.items()
             for feature in features
@@ -159,11 +163,11 @@ class UserCached(Scripted, UserCallable):
 
     @staticmethod
     def cache_of(function: Any) -> Any:
-        """The user's object, or a new object of the user's class."""
+        """Returns the user's object, or a new object of the user's class."""
         return function() if isinstance(function, type) else function
 
     def declaration(self, claims: Claims) -> Declared:
-        refusals = {**self.binder.lacking, **self.initial.lacking, **self.lacked}
+        refusals = {**self.binder.lacking, **self.initial.lacking, **self.missing_methods}
         if "capacity" in self.initial.taken and "window" not in self.initial.taken:
             reason = "init takes a capacity and no window"
             refusals |= {"ring": reason, "window-rollback": reason}
@@ -174,7 +178,8 @@ class UserCached(Scripted, UserCallable):
         return super().scripted(inputs, refusing=refusing)
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        """The pair of the user's object and its state; all methods take and return such a pair."""
+        """Returns (the user's object, its state). All methods take and return such a pair as their
+        state."""
         cache, beginning = self.cache_of(self.judged), CacheCall(self.backend, inputs, key)
         return cache, cache.init(**self.initial.bind(beginning, inputs.needs))
 

@@ -1,7 +1,7 @@
-"""Which variables of a user's layer are the canonical parameters: found by names, and by shapes.
+"""Assignments of canonical parameters to the variables of a user's layer, by names and by shapes.
 
-A `Reading` says for each variable of a layer which canonical parameters it holds. `readings` returns all
-that fit. Where several fit, the judge takes the one that gives right answers (`suite.judge.trial`).
+`assignments_for` returns all `Assignment` that fit. If several fit, the judge takes the one that gives
+right answers (`suite.judge.settling`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.spec.case import Case
 
 MANY = 200
-"""If more ways to read a layer's variables fit, none is tried."""
+"""If more assignments fit, none is tried."""
 
 ROLES = ("query", "key", "value", "gate", "output", "score")
-"""The roles of projections, in the order in which layers define their projections."""
+"""The roles of projections, in the usual order of definition in a layer."""
 
 AXES = {"query": ("x", "hd"), "key": ("y", "gd"), "value": ("z", "gv"), "gate": ("x", "hv"),
         "output": ("hv", "o"), "score": ("d", "")}  # fmt: skip
-"""The letters of the inputs and outputs of each projection."""
+"""By role: the letters of the inputs and of the outputs of the projection."""
 
 WORDS = (
     (("query", "key", "value"), r"qkv|query_?key_?value|c_attn|in_proj"),
@@ -41,11 +41,12 @@ WORDS = (
     (("gate",), r"gate|(^|_|w)g($|_)"),
     (("output",), r"out|(^|_|w|to)o($|_|proj|lin|dense)|c_proj|^proj|^fc|final|unify|^dense$|combine"),
 )  # fmt: skip
-"""Roles, and the pattern of the last word of a variable's path that says them. The first match counts."""
+"""Roles, and the pattern of names that mean them. A name is the last word of a variable's path. The first
+match counts."""
 
 LAYOUTS = ("ihd", "hid", "hdi", "dih", "idh", "dhi")
-"""The orders in which the features of fused projections may stand: i is the projection, h the head, d
-the feature of a head. The first one is the usual one."""
+"""Orders of the features of a fused projection: i is the projection, h the head, d the feature of a head.
+The first order is the usual one."""
 
 TEXTS = {"hid": "head by head", "hdi": "feature by feature of each head", "dih": "(d i h)",
          "idh": "(i d h)", "dhi": "(d h i)"}  # fmt: skip
@@ -53,8 +54,8 @@ TEXTS = {"hid": "head by head", "hdi": "feature by feature of each head", "dih":
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of a layer: its shape, and the order of a matrix' axes: "io" if the first axis is the
-    layer's inputs, "oi" if the last one is, "" if unknown."""
+    """A variable of a layer. `order` of a matrix: "io" if the first axis is the inputs', "oi" if the last
+    one is, "" if unknown."""
 
     shape: tuple[int, ...]
     order: str = ""
@@ -62,8 +63,9 @@ class Variable:
 
 @dataclass(frozen=True)
 class Projection:
-    """A matrix of a layer and its bias ("" without), by the names of the variables. The matrices of all
-    heads are one projection, whose names have a star in place of the head's number."""
+    """A matrix of a layer and its bias ("" for none), by the names of their variables. If each head has
+    its own matrix, the `heads` matrices are one projection, whose names have a star in place of the
+    head's number."""
 
     name: str
     matrix: str
@@ -75,7 +77,8 @@ class Projection:
 
 @dataclass(frozen=True)
 class Seat:
-    """A projection, the canonical `roles` that it holds, the order of its axes, and its layout."""
+    """The canonical `roles` that a projection has in an assignment, with the order of its axes and its
+    layout. Several roles are concatenated (a fused projection)."""
 
     projection: Projection
     roles: tuple[str, ...]
@@ -84,7 +87,7 @@ class Seat:
 
     @property
     def text(self) -> str:
-        """The projection's name and the roles that it holds, as a text for the user."""
+        """The projection's name and its roles, as a text for the user."""
         layout = TEXTS.get(self.layout)
         text = f"{self.projection.name} = {', '.join(self.roles)}"
         return text if layout is None else f"{text} ({layout})"
@@ -92,24 +95,26 @@ class Seat:
     def values(
         self, names: Iterable[str], parameters: Mapping[str, np.ndarray], case: Case
     ) -> dict[str, np.ndarray]:
-        """The values of the projection's variables, by those of `names` that are its variables. Biases
-        that the case lacks are zero."""
+        """Returns the values of the projection's variables, by those of `names` that are its variables.
+        Biases that the case lacks are zero."""
         matrices = [
             parameters[matrix_name(role)].reshape(sizes_of(role, case)) for role in self.roles
         ]
-        matrix = self._laid_out(np.concatenate(matrices, -1), case)
+        matrix = self._in_layout(np.concatenate(matrices, -1), case)
         biases = [
             parameters.get(f"{role}_bias", np.zeros(part.shape[1])).reshape(1, -1)
             for role, part in zip(self.roles, matrices, strict=True)
         ]
-        bias = self._laid_out(np.concatenate(biases, -1), case)[0]
-        count = case.sizes.H if self.projection.heads > 1 else 1
-        parts = [part.T if self.order == "oi" else part for part in np.split(matrix, count, -1)]
+        bias = self._in_layout(np.concatenate(biases, -1), case)[0]
+        head_count = case.sizes.H if self.projection.heads > 1 else 1
+        parts = [
+            part.T if self.order == "oi" else part for part in np.split(matrix, head_count, -1)
+        ]
         matrix_values = dict(zip(names_matching(self.projection.matrix, names), parts, strict=True))
         bias_names = names_matching(self.projection.bias, names)
-        return matrix_values | dict(zip(bias_names, np.split(bias, count), strict=False))
+        return matrix_values | dict(zip(bias_names, np.split(bias, head_count), strict=False))
 
-    def _laid_out(self, columns: np.ndarray, case: Case) -> np.ndarray:
+    def _in_layout(self, columns: np.ndarray, case: Case) -> np.ndarray:
         if self.layout == LAYOUTS[0]:
             return columns
         s = case.sizes
@@ -119,10 +124,10 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Assignment:
     """One assignment of canonical parameters to the variables of a layer.
 
-    `lacks_output`: the layer has no output projection, and returns the joined heads. The suite adds one.
+    `lacks_output`: the layer has no output projection and returns the joined heads. The suite adds one.
     """
 
     seats: tuple[Seat, ...]
@@ -139,15 +144,15 @@ class Reading:
         """The roles whose projection has a bias."""
         return frozenset(r for seat in self.seats if seat.projection.bias for r in seat.roles)
 
-    def unread(self, names: Iterable[str]) -> list[str]:
-        """The canonical parameters among `names` that no variable holds."""
+    def missing_parameters(self, names: Iterable[str]) -> list[str]:
+        """Returns those of the canonical parameters `names` that no variable has."""
         matrices = {matrix_name(role) for seat in self.seats for role in seat.roles}
-        held_parameters = matrices | {f"{role}_bias" for role in self.biased}
-        held_parameters |= {"output_kernel", "output_bias"} if self.lacks_output else set()
-        return [name for name in names if name not in held_parameters]
+        assigned = matrices | {f"{role}_bias" for role in self.biased}
+        assigned |= {"output_kernel", "output_bias"} if self.lacks_output else set()
+        return [name for name in names if name not in assigned]
 
-    def unknown(self, names: Iterable[str]) -> list[str]:
-        """The canonical names of the layer's matrices that are not among `names`."""
+    def unknown_parameters(self, names: Iterable[str]) -> list[str]:
+        """Returns the canonical names of the layer's matrices that are not in `names`."""
         matrices = [matrix_name(role) for seat in self.seats for role in seat.roles]
         return [name for name in matrices if name not in {*names}]
 
@@ -158,7 +163,8 @@ class Reading:
         parameters: Mapping[str, np.ndarray],
         case: Case,
     ) -> None:
-        """Set a layer's variables to canonical parameters. Raises ValueError if a shape differs."""
+        """Set a layer's variables to canonical parameters. Raises ValueError if a variable has another
+        size."""
         for seat in self.seats:
             for name, values in seat.values([*variables], parameters, case).items():
                 shape = tuple(variables[name].shape)
@@ -169,18 +175,18 @@ class Reading:
 
 
 def matrix_name(role: str) -> str:
-    """The canonical name of the matrix of a projection with this role."""
+    """Returns the canonical name of the matrix of a projection with this role."""
     return "score_vector" if role == "score" else f"{role}_kernel"
 
 
 def sizes_of(role: str, case: Case) -> tuple[int, int]:
-    """The numbers of input and output features of a projection with this role."""
+    """Returns the numbers of input and output features of a projection with this role."""
     return tuple(prod(case.letters[letter] for letter in axes) for axes in AXES[role])  # type: ignore[return-value]
 
 
 def roles_named_by(name: str, roles: Iterable[str]) -> tuple[str, ...]:
-    """The roles, all of `roles`, that `WORDS` has for the last word of a projection's name; () for
-    none."""
+    """Returns the roles that the last word of a projection's name means by `WORDS`, if all of them are in
+    `roles`; else ()."""
     words = [word for word in name.split(".") if not word.isdigit() and word != "*"]
     last = re.sub(r"\d", "", words[-1]).lower() if words else ""
     rows = ((row_roles, pattern) for row_roles, pattern in WORDS if set(row_roles) <= {*roles})
@@ -190,7 +196,8 @@ def roles_named_by(name: str, roles: Iterable[str]) -> tuple[str, ...]:
 def roles_by_name(
     projections: Sequence[Projection], roles: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The roles that each projection's name says, by name; () if several names say the same roles."""
+    """Returns by projection name the roles that the name means; () if several names mean the same
+    roles."""
     named_roles = {p.name: roles_named_by(p.name, roles) for p in projections}
     counts = Counter(named_roles.values())
     return {name: roles if counts[roles] == 1 else () for name, roles in named_roles.items()}
@@ -199,12 +206,12 @@ def roles_by_name(
 def projections_of(
     variables: Mapping[str, Variable], roles: Sequence[str]
 ) -> list[Projection] | None:
-    """The matrices of a layer, each with its bias; None if a bias belongs to no matrix, or if a variable
-    is neither."""
+    """Returns the projections of a layer. None if a bias belongs to no matrix, or if a variable is
+    neither."""
     projections: dict[str, Projection] = {}
     vectors: dict[str, str] = {}
     for path, variable in variables.items():
-        name, is_bias = stem(path)
+        name, is_bias = projection_name(path)
         if is_bias or (len(variable.shape) == 1 and roles_named_by(name, roles) != ("score",)):
             vectors[path] = name
         elif len(variable.shape) > 3 or name in projections:
@@ -223,8 +230,9 @@ def projections_of(
     return list(projections.values())
 
 
-def stem(path: str) -> tuple[str, bool]:
-    """The name of the projection that a variable belongs to, and True if the variable is its bias."""
+def projection_name(path: str) -> tuple[str, bool]:
+    """Returns the name of the projection that a variable belongs to, and True if the variable is its
+    bias."""
     before, _, last = path.rpartition(".")
     match = re.fullmatch(r"(.*?)_?(weights?|kernel|w|bias|b)", last)
     if match is None:
@@ -234,7 +242,8 @@ def stem(path: str) -> tuple[str, bool]:
 
 
 def heads_joined(projections: Sequence[Projection], heads: int) -> list[Projection] | None:
-    """The projections, with those of all heads joined to one; None if no head has its own projection."""
+    """Returns the projections, in which those of all heads are joined to one. None if no head has its own
+    projection."""
     groups: dict[str, list[Projection]] = {}
     for projection in projections:
         groups.setdefault(with_stars(projection.name), []).append(projection)
@@ -257,34 +266,35 @@ def heads_joined(projections: Sequence[Projection], heads: int) -> list[Projecti
 
 
 def with_stars(name: str) -> str:
-    """A name with a star in place of each number."""
+    """Returns the name with a star in place of each number."""
     return re.sub(r"\d+", "*", name)
 
 
 def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that equal `pattern`, or do so with stars in place of numbers."""
+    """Returns the names that equal `pattern`, or do so with stars in place of numbers."""
     return [name for name in names if pattern in (name, with_stars(name))]
 
 
 def seats_for(
     projection: Projection, named: tuple[str, ...], roles: Sequence[str], case: Case, order: str
 ) -> Iterator[Seat]:
-    """The seats that fit a projection's shape: with the roles `named` that its name says, or, if it
-    says none, any of `roles`. `order` is the order of axes if the framework does not tell."""
+    """Yields the seats that fit a projection's shape. Its roles are `named`, the roles that its name
+    means, or if this is () any of `roles`. `order`: the order of its axes if the framework does not
+    tell."""
     choices: list[tuple[str, ...]] = [named] if named else [(role,) for role in roles]
     if not named and {*ROLES[:3]} <= {*roles}:
         choices.append(ROLES[:3])
-    count = projection.heads
+    heads = projection.heads
     for seat_roles in choices:
-        if not {*seat_roles} <= {*roles} or (count > 1 and len(seat_roles) > 1):
+        if not {*seat_roles} <= {*roles} or (heads > 1 and len(seat_roles) > 1):
             continue
         shapes = [sizes_of(role, case) for role in seat_roles]
         if len({inputs for inputs, _ in shapes}) > 1:
             continue
         outputs = sum(out for _, out in shapes)
-        if outputs % count:
+        if outputs % heads:
             continue
-        want, seat_order = (shapes[0][0], outputs // count), projection.order or order
+        expected_shape, seat_order = (shapes[0][0], outputs // heads), projection.order or order
         shape = projection.shape
         if len(shape) == 3 and seat_roles[0] != "score":
             letters = "".join(AXES[seat_roles[0]])
@@ -292,9 +302,9 @@ def seats_for(
                 continue
             seat_order = "io"
         elif len(shape) == 1:
-            if shape != want[:1] or seat_roles != ("score",):
+            if shape != expected_shape[:1] or seat_roles != ("score",):
                 continue
-        elif shape != (want[::-1] if seat_order == "oi" else want):
+        elif shape != (expected_shape[::-1] if seat_order == "oi" else expected_shape):
             continue
         yield Seat(projection, seat_roles, seat_order)
 
@@ -306,7 +316,8 @@ def seatings(
     case: Case,
     default_order: str,
 ) -> Iterator[tuple[Seat, ...]]:
-    """All ways to give each projection a seat, so that each role is given once."""
+    """Yields all ways to give each projection a seat in which each of `roles` occurs once.
+    `default_order`: the order of axes if the framework does not tell."""
     if not projections:
         if not roles:
             yield ()
@@ -321,7 +332,7 @@ def seatings(
 
 
 def in_all_layouts(seats: tuple[Seat, ...], case: Case) -> Iterator[tuple[Seat, ...]]:
-    """The seats, once for each layout of the fused projection; once if no projection is fused."""
+    """Yields the seats once for each layout of the fused projection; once if there is none."""
     fused = next((seat for seat in seats if len(seat.roles) > 1), None)
     s = case.sizes
     if fused is None or s.H != s.Hkv or s.D != s.Dv or s.H == 1:
@@ -331,9 +342,12 @@ def in_all_layouts(seats: tuple[Seat, ...], case: Case) -> Iterator[tuple[Seat, 
         yield tuple(replace(seat, layout=layout) if seat is fused else seat for seat in seats)
 
 
-def readings(variables: Mapping[str, Variable], case: Case) -> tuple[Reading, ...]:
-    """The readings of a layer's variables as the parameters of a case, the likeliest one first; none if
-    no reading fits, or if more than `MANY` fit. Without a fit a layer may lack an output projection."""
+def assignments_for(variables: Mapping[str, Variable], case: Case) -> tuple[Assignment, ...]:
+    """Returns the assignments of a case's parameters to a layer's variables, the likeliest first. Returns
+    () if no assignment fits, or more than `MANY`.
+
+    If none fits, assignments without an output projection are tried; they have `lacks_output`.
+    """
     roles = [role for role in ROLES if matrix_name(role) in case.axes]
     readable = {f"{role}_bias" for role in roles} | {matrix_name(role) for role in roles}
     if set(case.operator.learned(case.axes)) - readable:
@@ -341,19 +355,19 @@ def readings(variables: Mapping[str, Variable], case: Case) -> tuple[Reading, ..
     projections = projections_of(variables, roles)
     if projections is None:
         return ()
-    found = tuple(islice(readings_as(projections, roles, case), MANY + 1))
+    found = tuple(islice(assignments_of_roles(projections, roles, case), MANY + 1))
     if not found and "output" in roles:
         input_roles = [role for role in roles if role != "output"]
         if all({*roles_named_by(p.name, roles)} & {*input_roles} for p in projections):
-            without_output = islice(readings_as(projections, input_roles, case), MANY + 1)
+            without_output = islice(assignments_of_roles(projections, input_roles, case), MANY + 1)
             found = tuple(replace(reading, lacks_output=True) for reading in without_output)
     return found if len(found) <= MANY else ()
 
 
-def readings_as(
+def assignments_of_roles(
     projections: Sequence[Projection], roles: Sequence[str], case: Case
-) -> Iterator[Reading]:
-    """The readings in which the projections have all these roles, the likeliest one first."""
+) -> Iterator[Assignment]:
+    """Yields the assignments in which the projections have all these roles, the likeliest first."""
     joined = heads_joined(projections, case.sizes.H)
     has_unknown_order = any(not p.order and len(p.shape) == 2 for p in projections)
     for candidates in (projections, joined):
@@ -362,4 +376,4 @@ def readings_as(
         named_roles = roles_by_name(candidates, roles)
         for default_order in ("io", "oi") if has_unknown_order else ("io",):
             for arrangement in seatings(candidates, named_roles, roles, case, default_order):
-                yield from map(Reading, in_all_layouts(arrangement, case))
+                yield from map(Assignment, in_all_layouts(arrangement, case))

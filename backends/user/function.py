@@ -1,7 +1,7 @@
 """A user's function with the signature of its framework's own ("native") attention, as an implementation.
 
-A case is unsupported if the function lacks a parameter that the case needs. Features of
-`suite.spec.features` are additional parameters with the names of the features.
+If the function lacks a parameter that a case needs, the case is unsupported. Features of
+`suite.spec.features` are further parameters, named as the features.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attention_conformance.backends.forbidden import watched
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.kernel import Kernel
 from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, Native
-from attention_conformance.backends.prepared import PreparedCall, at_rate, attention_call
+from attention_conformance.backends.prepared import PreparedCall, attention_call, dropout_p_argument
 from attention_conformance.backends.protocol import Backend, Implementation, own_attention, seeded
 from attention_conformance.backends.sources import function_source
 from attention_conformance.backends.user.construct import Maker
@@ -40,10 +40,11 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 def feature_parameter(
     feature: Feature, native_parameters: Iterable[Parameter[AttentionCall]]
 ) -> Parameter[AttentionCall]:
-    """The parameter with the name of a feature, in addition to the native parameters.
+    """Returns the parameter with the name of a feature, which a function may have besides the native
+    ones.
 
-    A part of the mask is passed as this argument instead of an array. Nothing is passed if the function
-    takes the native parameter for the feature.
+    A part of the mask is passed as this argument, not in an array. Nothing is passed if the function has
+    the native parameter for the feature.
     """
     words = (feature.word, feature.name) if feature.reduction.to == "mask" else (feature.word,)
     unless = next((p.name for p in native_parameters if feature.word in p.features), "")
@@ -57,13 +58,13 @@ def binder_of(
     claimed: Mapping[str, str],
     mask_kind: str = "",
 ) -> CallBinder:
-    """The binder of a function: its parameters are some of the native ones, under the native names or
-    names that people use (see `backends.user.signature.bind`).
+    """Returns the binder of a function. Its parameters are native ones, under the native names or other
+    common names (see `backends.user.signature.bind`).
 
-    - `claimed`: the claim `parameters`, names of arguments that a person gives
-    - `mask_kind`: what masks are, if a person claims so (see `backends.user.signature.Binding`)
+    - `claimed`: the claim `parameters`, the word of each parameter by name
+    - `mask_kind`: the claimed kind of masks; "" without a claim (see `backends.user.signature.Binding`)
 
-    Raises TypeError and UsageError.
+    Raises TypeError and UsageError as `bind`.
     """
     native_names = [parameter.name for parameter in native.parameters]
     neutral_names = [name for name in native.neutral if name not in native_names]
@@ -83,12 +84,12 @@ def binder_of(
 class UserCallable(Implementation):
     """A user's function, called directly.
 
-    Raises TypeError if the signature does not fit, and UsageError if a parameter's name is similar to one
-    of a row, unless `Claims.allow_unused`.
+    Raises TypeError if the signature does not fit. Raises UsageError if a parameter's name is similar to
+    that of a row, unless `Claims.allow_unused`.
     """
 
     methods: Mapping[str, Callable[..., Any]] = {}
-    """The methods that are called of an object that is not called itself, by name."""
+    """The methods that are called, by name, of an object that is not called itself."""
 
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
@@ -102,9 +103,9 @@ class UserCallable(Implementation):
         self.argument_names, self.remarks = self.binder.argument_names, self.binder.remarks
 
     def quickly(self, traced: UserCallable) -> Implementation:
-        """The implementation that calls `traced`, this function from a second import for the quick
-        backend, with this binder. Unchanged if equal bits are promised or functions are forbidden.
-        """
+        """Returns the implementation that calls `traced` with this binder. `traced` is the same function
+        from a second import, for the quick backend. Returns this implementation itself if equal bits are
+        promised or functions are forbidden."""
         if self.forbidden or {*self.declared.bitwise} - {"rerun"}:
             return self
         function = copy(self)
@@ -118,11 +119,11 @@ class UserCallable(Implementation):
         return function
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
-        """The binder of the function."""
+        """Returns the binder of the function. `name` is the function's name for messages."""
         raise NotImplementedError
 
     def declaration(self, claims: Claims) -> Declared:
-        """The function's declaration, by its signature and claims."""
+        """Returns the function's declaration, by its signature and claims."""
         raise NotImplementedError
 
     @as_in_programs
@@ -130,13 +131,13 @@ class UserCallable(Implementation):
         return self.call_of(inputs)
 
     def call_of(self, inputs: Inputs) -> PreparedCall:
-        """The call of the function, which `prepare` makes part of a program if the backend can."""
+        """Returns the call of the function. `prepare` makes it part of a program if the backend can."""
         raise NotImplementedError
 
 
 class UserFunction(UserCallable):
     """A user's function of plain attention. Its elections are compared with those of `beside`, by default
-    the framework's own attention. `binding`: axes, masks and outputs of its calls (see `Binding`)."""
+    the framework's own attention. `binding`: the axes, masks and outputs of its calls (see `Binding`)."""
 
     binder: CallBinder
 
@@ -189,7 +190,7 @@ class UserFunction(UserCallable):
         ).without_axes(self.axes.samples, self.axes.heads)
 
     def refusals(self) -> dict[str, str]:
-        """The features that the function lacks, with the reason."""
+        """Returns the features that the function lacks, each with the reason."""
         lacking = dict(self.binder.lacking)
         if self.binding.returns == "lse":
             lacking.pop("lse", None)
@@ -216,8 +217,8 @@ class UserFunction(UserCallable):
         return None
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """The nearest supported case. A window that the function loses is replaced: first with as many
-        queries as keys, then also without a right side."""
+        """Returns the nearest supported case, or None. A window that the function cannot be passed is
+        replaced: first with as many queries as keys, then also without a right side."""
         if isinstance(case, Case) and case.mask is not None and self.loses_window(case):
             longest = max(case.sizes.Lq, case.sizes.Lk)
             case = replace(case, sizes=replace(case.sizes, Lq=longest, Lk=longest))
@@ -228,11 +229,12 @@ class UserFunction(UserCallable):
         return super().nearest_supported(case)
 
     def loses_window(self, case: Case) -> bool:
-        """True if the function can take the case's window neither as a window argument nor as a mask."""
+        """True if the function can be passed the case's window neither as a window argument nor as a
+        mask."""
         return self.moves_window(case.mask, case.sizes) and not self.binder.serving("mask")
 
     def moves_window(self, mask: Mask | None, sizes: Sizes) -> bool:
-        """True if the function's window argument means another window than that of a mask."""
+        """True if the function's window argument means another window than that of `mask`."""
         parts = () if mask is None else mask.parts
         sides = [part.right for part in parts if isinstance(part, Window)]
         has_right_side = any(side is not None for side in sides) and not is_causal(mask)
@@ -241,24 +243,25 @@ class UserFunction(UserCallable):
         return bool(sides) and (drops_right_side or shifts)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """The call with each neutral value as an explicit argument, unless the argument has another
-        value; and the weights that the function returns, judged as the output for one-hot values."""
+        """Returns the call with each neutral value as an explicit argument, unless the argument has
+        another value already. If the function returns weights, also a call whose output they are, judged
+        for one-hot values."""
         prepared = self.prepare(inputs)
         ways = {
             n: way for n, way in self.ways.items() if not way.keys() & prepared.arguments.keys()
         }
-        calls = prepared.written_out(ways)
+        calls = prepared.with_additional_arguments(ways)
         for name, problem in self.problems(inputs).items():
             calls[name] = replace(self.weights_of(problem), problem=problem)
         return calls
 
     @as_in_programs
     def weights_of(self, inputs: Inputs) -> PreparedCall:
-        """The call whose output are the weights that the function returns besides its output."""
+        """Returns the call whose output is the weights that the function returns."""
         return replace(self.call_of(inputs, output_index=1), outputs=("output",), source="")
 
     def problems(self, inputs: Inputs) -> dict[str, Inputs]:
-        """The inputs of each path that answers another problem than `inputs`, by path (see `paths`)."""
+        """Returns by path the inputs of paths that answer another problem than `inputs` (see `paths`)."""
         if self.binding.returns != "weights" or inputs.training:
             return {}
         sizes = inputs.sizes
@@ -266,14 +269,14 @@ class UserFunction(UserCallable):
         return {"returned weights": inputs.replace(value=one_hot)}
 
     def divided(self, inputs: Inputs) -> Native:
-        """The mask divided into the function's flags and the rest."""
+        """Returns the mask, divided into the function's flags and the rest."""
         # torch's kernel gives NaN behind the flag for a scale of 0 or below (finding flash-causal-scale).
         flag_beside_mask = inputs.scale is None or inputs.scale > 0
         parts = self.native.divided(inputs, self.binder, flag_beside_mask)
         return parts.without_window() if self.moves_window(inputs.mask, inputs.sizes) else parts
 
     def passed_as(self, inputs: Inputs) -> Mapping[str, str]:
-        """The argument that passes each array, by the array's name, where the two names differ."""
+        """Returns for each array the name of its argument, if that is another name."""
         bound = self.binder.bound
         if not bound:
             return self.native.operands(inputs)
@@ -286,15 +289,15 @@ class UserFunction(UserCallable):
         return names
 
     def call_of(self, inputs: Inputs, output_index: int = 0) -> PreparedCall:
-        """The function's call. A causal flag that the function refuses beside a mask is merged into the
-        mask. `output_index`: the index of the output in the returned tuple."""
+        """Returns the function's call. If the function refuses its causal flag together with a mask, the
+        flag is merged into the mask. `output_index`: the index of the output in the returned tuple."""
         backend, native = self.backend, self.native
         call = AttentionCall(backend, inputs, self.divided(inputs))
         operands = dict(zip(OPERANDS, backend.operands(inputs, self.axis_order), strict=True))
         lacking = [feature for feature in inputs.needs if self.missing([feature]) is not None]
         arguments = operands | self.binder.bind(call, lacking)
         adapted = Adapted(
-            backend, self.binder.spread(self.function_for(inputs)), self.binding, self.axes,
+            backend, self.binder.with_operands_first(self.function_for(inputs)), self.binding, self.axes,
             self.binder.pair_arguments, inputs, output_index,
         )  # fmt: skip
         seeded_function = seeded(backend, adapted, inputs)
@@ -320,8 +323,8 @@ class UserFunction(UserCallable):
         )  # fmt: skip
 
     def function_for(self, inputs: Inputs) -> Callable[..., Any]:
-        """The function to call; if it is a class, an instance for the inputs, in evaluation mode. Raises
-        UsageError if the instance has learned parameters."""
+        """Returns the function to call. For a class this is an instance for the inputs, in evaluation
+        mode. Raises UsageError if the instance cannot be made, or has learned parameters."""
         if self.maker is None:
             return self.called
         backend = self.backend
@@ -340,6 +343,6 @@ class UserFunction(UserCallable):
         return watched(backend, called_by(instance), self.forbidden)
 
     def dropping(self, rate: float) -> dict[str, Any]:
-        """The arguments that drop weights at a rate, by name."""
+        """Returns the keyword argument that drops weights at a rate."""
         name = self.binder.name_of("dropout")
-        return {name: self.binder.dropout(self.backend, rate)} if name else at_rate(rate)
+        return {name: self.binder.dropout(self.backend, rate)} if name else dropout_p_argument(rate)

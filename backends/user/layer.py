@@ -8,17 +8,22 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from attention_conformance.backends.binder import Binder, ends_in
+from attention_conformance.backends.binder import Binder, callable_with_signature
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared, UsageError
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.masks import split_native
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.backends.user import observing
-from attention_conformance.backends.user.construct import CONSTRUCTOR, Maker, arrays_of, order_of
-from attention_conformance.backends.user.found import Reading
+from attention_conformance.backends.user.construct import (
+    CONSTRUCTOR,
+    Maker,
+    array_parameters,
+    operand_order,
+)
+from attention_conformance.backends.user.found import Assignment
 from attention_conformance.backends.user.layer_call import (
     CALL,
     LayerCall,
@@ -43,29 +48,29 @@ from attention_conformance.suite.spec.operators.encoder import FEATURES
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 WIDTHS = frozenset({"cross", "key-width", "value-width"})
-"""The features of widths."""
+"""The features that say that widths differ."""
 
 
 class UserLayer(Implementation):
     """A user's layer; see the documentation of `--like`.
 
-    `factory(**configuration)` returns a callable layer. Its parameters are given the arguments of
-    `CONSTRUCTOR` for their names. The layer is called with query (B, Lq, Eq), key (B, Lk, Ek) and value
-    (B, Lk, Ev), or only with the query if it takes one array, and with the keywords of `CALL` that it
-    takes:
+    `factory(**configuration)` returns a callable layer. Its parameters get the arguments of `CONSTRUCTOR`
+    for their names. The layer is called with query (B, Lq, Eq), key (B, Lk, Ek) and value (B, Lk, Ev), or
+    only with the query if it takes one array, and with those keywords of `CALL` that it takes:
 
     - `mask`: boolean (B, H, Lq, Lk) or (B, 1, Lq, Lk), True attends
-    - `valid`: boolean (B, Lk), True attends; or `valid_lens`, (B,); or `key_padding_mask`, True hides
+    - `valid`: boolean (B, Lk), True attends; or `valid_lens`, (B,); or `key_padding_mask`, True is
+      padding
     - `causal`: True
     - `bias`: (B, H, Lq, Lk)
     - `return_weights`: True; the layer then returns (output, weights (B, H, Lq, Lk))
     - `training`: True in training; a layer may have a method `train(mode)` instead
     - `seed`: the seed of dropout
 
-    A layer with a method `load_attention(parameters)` receives the canonical parameters and is compared
-    with the reference; so is a layer whose variables are found by names and shapes
-    (`backends.user.found`). Any other layer keeps its own parameters, and only checks without a reference
-    apply. A case is unsupported if not all parameters of the case can be set.
+    The layer is compared with the reference if it has a method `load_attention(parameters)`, which gets
+    the canonical parameters, or if its variables are found by names and shapes (`backends.user.found`).
+    Other layers have their own parameters: only checks without a reference apply. A case is unsupported
+    if not all of its parameters can be set.
 
     Raises TypeError if the signature of the factory or layer does not fit. Raises UsageError if a
     parameter's name is similar to one in `CALL`, or if `load_attention` never reads parameters, unless
@@ -84,15 +89,15 @@ class UserLayer(Implementation):
         self.kind = kind
         self.claims, self.name = claims, name
         self.own_layers: dict[tuple[Any, ...], Any] = {}
-        self.facts, self.readings, self.chosen, self.right = Facts(), (), 0, True
+        self.facts, self.assignments, self.chosen, self.chosen_is_right = Facts(), (), 0, True
         self.maker = Maker.of(factory, name)
-        self.first = case = self.of_kind(gradient_cases("smoke"))[0]
-        self.seen = self.observed(case)
+        self.first_case = case = self.cases_of_kind(gradient_cases("smoke"))[0]
+        self.observation = self.observed(case)
         self.own_layers.clear()  # trial calls made them outside of `as_in_programs`
-        self.facts, self.unread = self.seen.facts, self.seen.unread
+        self.facts, self.unread = self.observation.facts, self.observation.unread
         self.maker = Maker.of(factory, name, self.facts.read, self.facts.joined_heads)
         self.factory = self.maker.binder
-        self.call_with(self.seen.call)
+        self.call_with(self.observation.call)
         if self.facts.mask_kind == NO_MASK:
             self.called = self.called.without("mask")
         if not claims.allow_unused:
@@ -104,23 +109,23 @@ class UserLayer(Implementation):
         self.argument_names = (*names, *self.called.names, *self.factory.names)
         self.remarks = (*self.called.remarks, *self.facts.remarks)
 
-    readings: tuple[Reading, ...]
+    assignments: tuple[Assignment, ...]
     called: Binder[LayerCall]
 
-    def of_kind(self, cases: Iterable[Case]) -> list[Case]:
-        """The cases of the operator that `--like` names."""
+    def cases_of_kind(self, cases: Iterable[Case]) -> list[Case]:
+        """Returns those of `cases` that are of the operator and kind that `--like` names."""
         same_operator = (case for case in cases if case.operator is self.operator)
         return [case for case in same_operator if case.option("kind") in (None, self.kind)]
 
     def call_with(self, call: Callable[..., Any]) -> None:
-        """Set `called` and `count` (of arrays) from the signature of the layer's call. Raises
-        TypeError."""
-        self.called = Binder.of(call, self.name, CALL, arrays_of(call, CALL), "layer")
-        self.count = len(self.called.arrays)
-        if self.count not in (1, 3):
+        """Set `called` and `array_count` from the signature of the layer's call. Raises TypeError unless
+        the layer takes one array or three."""
+        self.called = Binder.of(call, self.name, CALL, array_parameters(call, CALL), "layer")
+        self.array_count = len(self.called.arrays)
+        if self.array_count not in (1, 3):
             raise TypeError(
                 f"a layer is called with query, key and value, or with one array; {self.name} takes "
-                f"{self.count} positional arrays"
+                f"{self.array_count} positional arrays"
             )
 
     def takes(self, word: str) -> bool:
@@ -128,38 +133,39 @@ class UserLayer(Implementation):
         return bool(self.called.name_of(word))
 
     def observed(self, case: Case) -> ObservedLayer:
-        """The observations of a layer that the factory makes for a case, by trial calls."""
+        """Returns what trial calls of a layer that the factory makes for `case` show."""
         layer = observing.fitting_layer(self, case)
         loads = hasattr(layer, "load_attention")
-        unread = self.loaded(case) if loads or self.readings else {}
+        unread = self.errors_by_parameters(case) if loads or self.assignments else {}
         return ObservedLayer(
-            ends_in(layer), callable(getattr(layer, "train", None)),
-            loads or bool(self.readings), unread, observing.facts_of(self, case),
+            callable_with_signature(layer), callable(getattr(layer, "train", None)),
+            loads or bool(self.assignments), unread, observing.facts_of(self, case),
         )  # fmt: skip
 
     @property
-    def reading(self) -> Reading | None:
-        """The chosen reading of the layer's variables; None if no reading fits."""
-        return self.readings[self.chosen] if self.readings else None
+    def assignment(self) -> Assignment | None:
+        """The chosen assignment of parameters to the layer's variables; None if none fits."""
+        return self.assignments[self.chosen] if self.assignments else None
 
     @property
     def choices(self) -> int:
-        """The number of readings of the layer's variables that fit."""
+        """The number of assignments that fit."""
         return len(self.facts.found)
 
     def choose(self, number: int, right: bool = True) -> None:
-        """Choose one of the readings that fit, by number; `right` is False if no reading gives right
+        """Choose one of the assignments that fit, by number. `right` is False if none gives right
         answers."""
-        self.chosen, self.right = number, right
+        self.chosen, self.chosen_is_right = number, right
 
     @property
     def parameters_found(self) -> str:
-        """The chosen reading of the layer's variables, or the lack of one, as a note for the user."""
+        """A note for the user: the chosen assignment, or that there is none; "" if the layer loads its
+        parameters."""
         if self.facts.found:
             text = self.facts.found[self.chosen]
             note = f" (the closest of {self.choices} ways; none gives right answers)"
-            return f"parameters: {text}{'' if self.right else note}" if text else ""
-        if self.seen.takes_parameters:
+            return f"parameters: {text}{'' if self.chosen_is_right else note}" if text else ""
+        if self.observation.takes_parameters:
             return ""
         return (
             "its parameters are not found by names and shapes, so no value is judged: name them as in "
@@ -168,8 +174,8 @@ class UserLayer(Implementation):
 
     @property
     def without_sizes(self) -> str:
-        """A hint to append to an error message, if the layer's constructor takes no width; else ""."""
-        if self.maker.tells_widths:
+        """A hint to append to an error message if the layer's constructor takes no width; else ""."""
+        if self.maker.takes_width:
             return ""
         return (
             "; its constructor takes no width, so its sizes are those of the code: give it parameters "
@@ -179,20 +185,20 @@ class UserLayer(Implementation):
     @property
     def trains(self) -> bool:
         """True if the layer has a training mode."""
-        return self.seen.switches or any(map(self.takes, ("training", "deterministic")))
+        return self.observation.switches or any(map(self.takes, ("training", "deterministic")))
 
     def declaration(self) -> Declared:
-        """The layer's declaration, by its keywords and claims."""
+        """Returns the layer's declaration, by its keywords and claims."""
         return self.claims.declared(
             LAYER_FEATURES | FEATURES | {"qk-norm", "one-head", "gate"},
             refusals=self.refusals(),
-            takes_parameters=self.seen.takes_parameters,
+            takes_parameters=self.observation.takes_parameters,
             dropout="elements" if self.trains and "rate" in self.factory.taken else "",
         ).but(dtypes=self.facts.dtypes or self.claims.dtypes)
 
     def with_one_more(self) -> dict[str, UserLayer]:
-        """Copies of the layer whose factory or call is passed one more keyword, by a description. Each
-        keyword serves features."""
+        """Returns copies of the layer whose factory or call is passed one more keyword, by a description.
+        Only keywords that serve features are passed."""
         layers = {}
         for field, binder in (("factory", self.factory), ("called", self.called)):
             excluded = {p.name for p in binder.table if p.unless or not p.features}
@@ -204,36 +210,39 @@ class UserLayer(Implementation):
                 layer.declared = layer.declaration().on(self.backend.device)
         return layers
 
-    def loaded(self, first: Case) -> dict[frozenset[str], str]:
-        """The error of setting each set of parameters that cases have, by the parameters' names; "" if
-        all can be set. One case of each set is tried."""
-        pools = (self.of_kind(pool("standard")) for pool in (gradient_cases, cases))
+    def errors_by_parameters(self, first: Case) -> dict[frozenset[str], str]:
+        """Returns by set of parameter names the error of setting these parameters; "" if they can be set.
+        One case of each set that cases have is tried, `first` for its own set."""
+        pools = (self.cases_of_kind(pool("standard")) for pool in (gradient_cases, cases))
         sets: dict[frozenset[str], Case] = {parameter_names(first): first}
         for case in chain.from_iterable(pools):
             sets.setdefault(parameter_names(case), case)
-        return {names: self.misread(draw(self.fitted(case))) for names, case in sets.items()}
+        return {
+            names: self.parameter_error(draw(self.fitted(case))) for names, case in sets.items()
+        }
 
-    def misread(self, inputs: Inputs) -> str:
-        """The error of setting the inputs' parameters by the chosen reading or by `load_attention`:
-        unread or unknown parameters, or an exception; "" if there is none."""
-        if self.reading is not None:
-            unread = self.reading.unread(inputs.parameters)
-            unknown = self.reading.unknown(inputs.parameters)
+    def parameter_error(self, inputs: Inputs) -> str:
+        """Returns the error of setting the inputs' parameters by the chosen assignment or by
+        `load_attention`: missing or unknown parameters, or an exception. Returns "" if there is none."""
+        if self.assignment is not None:
+            unread = self.assignment.missing_parameters(inputs.parameters)
+            unknown = self.assignment.unknown_parameters(inputs.parameters)
             if unread:
                 return f"the layer has no {', '.join(unread)}"
             return f"the layer has {', '.join(unknown)}, which there is not here" if unknown else ""
-        read = ReadNames(self.parameters(inputs))
+        recorded = ReadNames(self.parameters(inputs))
         try:
-            self.layer(inputs).load_attention(read)
+            self.layer(inputs).load_attention(recorded)
         except KeyError as error:
             return f"load_attention asks for {error.args[0]}, which there is not here"
         except Exception as error:
             return f"load_attention raised {type(error).__name__}: {error}"
-        unread = [name for name in inputs.parameters if name not in read.names]
+        unread = [name for name in inputs.parameters if name not in recorded.names]
         return f"load_attention never reads {', '.join(unread)}" if unread else ""
 
     def check_read(self, name: str, case: Case) -> None:
-        """Raise UsageError if parameters are never read. A layer may leave out all biases."""
+        """Raise UsageError if the layer never reads a parameter of `case`. A layer may leave out all
+        biases."""
         names = parameter_names(case)
         reason = self.unread.get(names, "")
         biases = [n for n in case.axes if n in biases_of(names)]
@@ -252,8 +261,9 @@ class UserLayer(Implementation):
         return self.unread.get(parameter_names(case)) or self.facts.refusal(case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """The nearest supported case: in the form of the layer, without a mask that it does not take, and
-        without biases if it has none."""
+        """Returns the nearest supported case: in the form of the layer, without a mask that it does
+        not take, and without biases if it has none. None if there is no such case, or if `case` is
+        supported."""
         if not isinstance(case, Case) or self.unsupported(case) is None:
             return None
         fitted_case, bare_case = self.fitted(case), None
@@ -265,20 +275,20 @@ class UserLayer(Implementation):
         return super().nearest_supported(bare_case or fitted_case)
 
     def fitted(self, case: Case) -> Case:
-        """The case changed in kind, sizes, axes and mask so that the layer's facts allow it
-        (`Facts.fitted`); unchanged if the operator has no such case."""
+        """Returns the case changed in kind, sizes, axes and mask so that the layer's facts allow it
+        (`Facts.fitted`). Unchanged if the operator has no such case."""
         try:
             return self.facts.fitted(as_kind(case, self.kind), self.missing)
         except ValueError:
             return case
 
     def refusals(self) -> dict[str, str]:
-        """The features that the layer lacks, with the reason."""
+        """Returns the features that the layer lacks, each with the reason."""
         reasons = self.called.lacking | self.factory.lacking
-        if "output_kernel" not in self.first.axes:
+        if "output_kernel" not in self.first_case.axes:
             # Without an output projection no width depends on the query's width.
             reasons.pop("cross", None)
-        if "value_kernel" not in self.first.axes:
+        if "value_kernel" not in self.first_case.axes:
             # Values pass through as they are.
             for feature in ("value-width", "value-size", "output-width"):
                 reasons.pop(feature, None)
@@ -288,10 +298,10 @@ class UserLayer(Implementation):
             reasons.pop("no-projection-bias", None)
         if self.facts.found:
             # The layer was made with the widths of the first case, or reads widths off its arrays.
-            first_needs = {*with_tie(without_mask_in_f32(self.first), self.facts.tie).needs}
-            for feature in WIDTHS if not self.maker.tells_widths else WIDTHS & first_needs:
+            first_needs = {*with_tie(without_mask_in_f32(self.first_case), self.facts.tie).needs}
+            for feature in WIDTHS if not self.maker.takes_width else WIDTHS & first_needs:
                 reasons.pop(feature, None)
-        if self.count == 1:
+        if self.array_count == 1:
             reasons["cross"] = "the layer takes one array"
         if self.kind == "self-attention":
             reasons["raw-mask"] = "the layer's masks have an axis of one head"
@@ -303,16 +313,16 @@ class UserLayer(Implementation):
         return self.facts.refusals(reasons)
 
     def layer(self, inputs: Inputs) -> Any:
-        """A layer of the factory for the inputs' sizes, with the layer's own parameters."""
+        """Returns a new layer of the factory for the inputs' sizes, with its own parameters."""
         make = partial(self.maker, inputs)
         return self.backend.placed_layer(make, inputs.dtype, inputs.training)
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
-        """The inputs' parameters as the framework's arrays."""
+        """Returns the inputs' parameters as the framework's arrays, by name."""
         return {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
 
     def build(self, inputs: Inputs) -> Any:
-        """The layer with the inputs' parameters. A layer with own parameters is built once per
+        """Returns a layer with the inputs' parameters. A layer with own parameters is built once per
         configuration."""
         key = (*(row.value(inputs) for row in self.maker.binder.table), inputs.training)
         if key in self.own_layers:
@@ -320,24 +330,25 @@ class UserLayer(Implementation):
         layer = self.layer(inputs)
         if hasattr(layer, "load_attention"):
             layer.load_attention(self.parameters(inputs))
-        elif self.reading is not None:
+        elif self.assignment is not None:
             variables = self.variables(layer, inputs)
-            self.reading.load(self.backend, variables, inputs.parameters, inputs.case)
+            self.assignment.load(self.backend, variables, inputs.parameters, inputs.case)
         else:
             self.own_layers[key] = layer
         return layer
 
     def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
-        """The variables of a layer by path. If it has none yet, it is called once to make them."""
+        """Returns the variables of a layer by path. A layer that has none yet is called once to make
+        them."""
         backend = self.backend
         if not backend.layer_variables(layer) and inputs.parameters:
             self.call(layer, inputs)()
         return {path: variable for path, (variable, _) in backend.layer_variables(layer).items()}
 
     def added_projection(self, inputs: Inputs) -> list[Any]:
-        """The matrix and the bias of the output projection that the suite adds; none if the layer has
-        its own."""
-        if self.reading is None or not self.reading.lacks_output:
+        """Returns the matrix, and the bias if there is one, of the output projection that the suite adds.
+        Returns [] if the layer has its own."""
+        if self.assignment is None or not self.assignment.lacks_output:
             return []
         values = inputs.parameters
         kernel = values["output_kernel"].reshape(-1, inputs.widths.output)
@@ -349,15 +360,15 @@ class UserLayer(Implementation):
         return self.call(self.build(inputs), inputs)
 
     def call(self, layer: Any, inputs: Inputs) -> PreparedCall:
-        """The call of a layer."""
+        """Returns the call of a layer."""
         backend = self.backend
         causal = self.takes("causal") or self.facts.causal
         lengths = any(map(self.takes, ("valid", "valid_lens", "key_padding_mask")))
         masks = split_native(inputs, causal=causal, lengths=lengths)
-        arrays = sequences(backend, inputs)
-        arrays = {name: arrays[name] for name in order_of(self.called.arrays)}
+        arrays = operand_arrays(backend, inputs)
+        arrays = {name: arrays[name] for name in operand_order(self.called.arrays)}
         hides = self.declared_answer("mask-polarity", inputs.dtype) == "hides"
-        needs = {*inputs.needs} - self.facts.unasked
+        needs = {*inputs.needs} - self.facts.always_present
         keywords = self.called.bind(LayerCall(backend, inputs, masks, self.facts, hides), needs)
         drops = bool(inputs.training and inputs.rate)
         order, projection = list(arrays), self.added_projection(inputs)

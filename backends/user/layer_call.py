@@ -17,8 +17,9 @@ from attention_conformance.suite.spec.case import Case, Widths
 
 
 def as_kind(case: Case, kind: str) -> Case:
-    """A case of multi-head attention changed for layers of `kind`: self-attention, for "self-attention"
-    of one head without output projection. Unchanged for other operators. Raises ValueError."""
+    """Returns a case of multi-head attention changed for layers of `kind`: self-attention; for the kind
+    "self-attention" also one head and no output projection. Other operators' cases are returned
+    unchanged. Raises ValueError if the operator has no such case."""
     if case.option("kind") in (None, kind) or kind == case.operator.name:
         return case
     s, w = case.sizes, case.widths
@@ -31,12 +32,12 @@ def as_kind(case: Case, kind: str) -> Case:
 
 
 def parameter_names(case: Case) -> frozenset[str]:
-    """The names of a case's parameters."""
+    """Returns the names of a case's learned parameters."""
     return frozenset(case.operator.learned(case.axes))
 
 
 class ReadNames(UserDict[str, Any]):
-    """A dictionary of parameters that records the names that were read."""
+    """A dictionary of parameters. `names`: the names that were read."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__(parameters)
@@ -48,12 +49,12 @@ class ReadNames(UserDict[str, Any]):
 
 
 def biases_of(names: Iterable[str]) -> set[str]:
-    """The names of projection biases."""
+    """Returns those of `names` that are names of projection biases."""
     return {name for name in names if name.endswith("_bias")}
 
 
 def without_biases(case: Case) -> Case | None:
-    """The case without projection biases; None if its operator lacks the option."""
+    """Returns the case without projection biases; None if its operator lacks the option."""
     if "without_biases" not in {option.name for option in case.operator.options}:
         return None
     return case.with_options(without_biases=True)
@@ -61,16 +62,18 @@ def without_biases(case: Case) -> Case | None:
 
 @dataclass(frozen=True)
 class LayerCall(Call):
-    """A call of a layer, with the mask divided into the layer's arguments."""
+    """A call of a layer. `masks`: its mask, divided into the layer's arguments. `facts`: how the layer is
+    called."""
 
     masks: Native
     facts: Facts
     hides: bool
-    """True if the layer's masks are True where a key is hidden."""
+    """True if the layer's masks are True for masked keys."""
 
     def mask(self) -> Any:
-        """The part of the mask that `causal` and `valid` do not pass, with `Facts.mask_axes` axes and of
-        `Facts.mask_kind`. A "raw" mask is passed as it is, but with these axes if it is (Lq, Lk)."""
+        """Returns the part of the mask that `causal` and `valid` do not pass, with `Facts.mask_axes` axes
+        and of the kind `Facts.mask_kind`. None without such a part. A mask in the form "raw" is passed
+        unchanged, except that (Lq, Lk) gets these axes."""
         inputs, facts = self.inputs, self.facts
         mask = self.masks.dense(inputs)
         raw, s = inputs.form == "raw", inputs.sizes
@@ -85,21 +88,21 @@ class LayerCall(Call):
         return self.array(np.where(mask, *(0.0, -np.inf) if added else (1.0, 0.0)), inputs.dtype)
 
     def valid(self) -> Any:
-        """Boolean (B, Lk), True for the valid keys; None without padding."""
+        """Returns boolean (B, Lk), True for valid keys; None without padding."""
         return self.array(self.masks.valid(self.inputs))
 
     def valid_lens(self) -> Any:
-        """The numbers (B,) of valid keys, as int32; None without padding."""
+        """Returns the number of valid keys of each sample, (B,) int32; None without padding."""
         valid = self.masks.valid(self.inputs)
         return None if valid is None else self.array(valid.sum(-1).astype(np.int32))
 
     def padding(self) -> Any:
-        """Boolean (B, Lk), True for the hidden keys; None without padding."""
+        """Returns boolean (B, Lk), True for padding; None without padding."""
         valid = self.masks.valid(self.inputs)
         return None if valid is None else self.array(~valid)
 
     def bias(self) -> Any:
-        """The bias, broadcast to (B, H, Lq, Lk)."""
+        """Returns the bias, broadcast to (B, H, Lq, Lk); None without a bias."""
         inputs = self.inputs
         bias = None if inputs.bias is None else full(inputs.bias, inputs)
         return self.array(bias, inputs.dtype)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def feature_argument(feature: Feature, call: Any) -> Any:
-    """The argument of a call for a feature; None if the call does not need the feature.
+    """Returns the argument of a call for a feature; None if the call does not need the feature.
 
-    - a mask: the operand that the feature's reduction makes of its part of the mask (in `call.native`)
-    - the log-sum-exp: True; the function then returns the pair of output and log-sum-exp, (B, H, Lq) or
-      (B, Lq, H) in the output's order
-    - others: the array or number
+    - A part of the mask: the operand that the feature's reduction makes of it.
+    - Log-sum-exp: True. The function then returns output and log-sum-exp, (B, H, Lq) or (B, Lq, H) as the
+      output's axis order.
+    - Any other feature: its array or number.
     """
     if feature.reduction.to == "mask":
         part, sizes = getattr(call.native, feature.name), call.inputs.sizes
@@ -42,27 +42,28 @@ def feature_argument(feature: Feature, call: Any) -> Any:
     return call.inputs.feature(feature.name) if feature.asked_by(call.inputs.case) else None
 
 
-def module(call: AttentionCall) -> SimpleNamespace:
-    """A stand-in for the module that attention functions of transformers take and read attributes of."""
+def module_argument(call: AttentionCall) -> SimpleNamespace:
+    """Returns a stand-in for the module whose attributes transformers' attention functions read."""
     group = call.inputs.sizes.group
     return SimpleNamespace(training=True, is_causal=False, num_key_value_groups=group)
 
 
-def window(call: AttentionCall) -> Any:
-    """(left, right) of a window; -1 for a side without limit."""
+def window_argument(call: AttentionCall) -> Any:
+    """Returns (left, right) of the window; -1 for a side without limit. None without a window."""
     part = call.native.window
     return None if part is None else tuple(-1 if n is None else n for n in (part.left, part.right))
 
 
 def window_left(call: AttentionCall) -> Any:
-    """The left side of a window; None without limit."""
+    """Returns the number of keys before the query that the window includes. None without a window, or if
+    it is unbounded to the left."""
     part = call.native.window
     return None if part is None else part.left
 
 
-def dropping(backend: Backend, rate: float, default: Any) -> Any:
-    """The argument that drops weights at a rate: a function that drops elements if the parameter's
-    default is None, else the rate."""
+def dropout_argument(backend: Backend, rate: float, default: Any) -> Any:
+    """Returns the argument that drops weights at `rate`: the rate, or a function that drops elements if
+    the parameter's default is None."""
     return rate if default is not None else backend.dropout(rate)
 
 
@@ -79,7 +80,7 @@ KNOWN: tuple[Parameter[AttentionCall], ...] = (
         neutral=lambda call: 0.0,
     ),
     Parameter(
-        "window", ("window", "native-window"), window, names=("window_size",),
+        "window", ("window", "native-window"), window_argument, names=("window_size",),
         neutral=lambda call: (-1, -1),
     ),
     Parameter("window_left", ("window", "native-window"), window_left, neutral=lambda call: -1),
@@ -91,10 +92,10 @@ KNOWN: tuple[Parameter[AttentionCall], ...] = (
         "lse", ("lse",), partial(feature_argument, FEATURES["lse"]),
         names=("return_lse", "return_softmax_lse"), neutral=lambda call: False,
     ),
-    Parameter("module", neutral=module),
+    Parameter("module", neutral=module_argument),
     Parameter("nothing"),
 )  # fmt: skip
-"""The parameters of users' functions besides query, key and value. `nothing` is always None."""
+"""The parameters of users' functions besides query, key and value. `nothing` is always passed None."""
 
 ROWS = {row.name: row for row in KNOWN}
 
@@ -110,7 +111,7 @@ WORD_OF = {
     for names in (*OPERAND_NAMES.values(), *(row.every_name for row in KNOWN))
     for name in names
 }
-"""The first name in `OPERAND_NAMES` or `KNOWN` of each name: its word."""
+"""By name: the first name of its row in `OPERAND_NAMES` or `KNOWN`, called its word."""
 
 PARTS: Mapping[str, Callable[[Mask], bool]] = {
     "all": lambda part: True,
@@ -118,14 +119,15 @@ PARTS: Mapping[str, Callable[[Mask], bool]] = {
     "rest": lambda part: not isinstance(part, Causal),
     "none": lambda part: False,
 }
-"""For each choice of a mask's parts, whether a part is chosen."""
+"""By a choice of the mask's parts: a function that is True for the chosen parts."""
 
 SERVED = {"all": HIDING, "causal": ("causal",), "rest": HIDING[:-1], "none": ()}
-"""The features that an argument with these parts of a mask serves."""
+"""By a choice of the mask's parts: the features that an argument with these parts serves."""
 
 
 def parts_for(word: str, words: Collection[str]) -> str:
-    """The key of `PARTS` for the argument `word` of a function whose arguments are `words`."""
+    """Returns the key of `PARTS` for the argument with the word `word`. `words` are the words of all
+    arguments of the function."""
     masks = [mask_word for mask_word in MASK_WORDS if mask_word in words]
     if word == "bias":
         return "none" if masks else "all"
@@ -137,7 +139,7 @@ def parts_for(word: str, words: Collection[str]) -> str:
 def pair_argument(
     name: str, word: str, words: Collection[str], kind: str, is_required: bool
 ) -> Parameter[AttentionCall]:
-    """The row of a parameter with axes of queries and keys: a mask of a `kind` of
+    """Returns the row of a parameter whose argument has axes of queries and keys: a mask of a `kind` of
     `suite.spec.claims.MASKS`, or a bias."""
     parts = parts_for(word, words)
     is_bias = word == "bias"
@@ -160,8 +162,8 @@ def pair_argument(
 def mask_or_bias(
     call: AttentionCall, mask: np.ndarray | None, bias: np.ndarray | None, kind: str
 ) -> Any:
-    """The array of rank 4 of a mask of a `kind`, or of a bias with -inf where the mask hides; None
-    without both."""
+    """Returns one array of rank 4: the mask in its `kind`, or the bias with -inf where the mask is False.
+    None without both."""
     backend, dtype = call.backend, call.inputs.dtype
     if mask is None:
         return None if bias is None else backend.array(rank4(bias), dtype)
@@ -175,12 +177,13 @@ def mask_or_bias(
 
 
 def is_neutral(default: Any) -> bool:
-    """True if a default switches its parameter off: None, False, 0 or -1; in a pair each None or -1."""
+    """True for a default that switches its parameter off: None, False, 0 or -1, or a pair of None or
+    -1."""
     if isinstance(default, tuple | list):
         return all(side in (-1, None) for side in default)
     return default is None or (isinstance(default, bool | int | float) and default in (0, -1))
 
 
 def word_of(name: str) -> str:
-    """The word of a parameter, by its name; "" for an unknown name."""
+    """Returns the word of a parameter, by its name; "" for an unknown name."""
     return WORD_OF.get(name) or WORD_OF.get(name.lower(), "")

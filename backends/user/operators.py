@@ -14,7 +14,7 @@ from attention_conformance.backends.binder import Binder, Parameter
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.masks import Call, masked_arrays
-from attention_conformance.backends.memory import segmented
+from attention_conformance.backends.memory import packed_arrays
 from attention_conformance.backends.operators import CALL_ARRAYS
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
@@ -43,27 +43,27 @@ Keyword = Parameter[Call]
 
 
 def rotation(call: Call) -> Rotation:
-    """The rotation of the case."""
+    """Returns the rotation of the case."""
     return Rotation.of(call.inputs.case, call.inputs.sizes.D)
 
 
-def causal_and_others(inputs: Inputs) -> tuple[bool, Any]:
-    """True if the mask has a causal part that a flag aligned at the last key can pass, and the mask's
-    other parts."""
+def split_causal_part(inputs: Inputs) -> tuple[bool, Any]:
+    """Returns True if a causal flag aligned at the last key can pass a part of the mask, and the other
+    parts."""
     return latent.split_causal(inputs.mask, inputs.form, inputs.sizes)
 
 
-def array(name: str, *features: str) -> Keyword:
-    """The parameter that is passed the inputs' array of the same name."""
+def array_keyword(name: str, *features: str) -> Keyword:
+    """Returns the parameter that is passed the inputs' array `name`."""
     return Keyword(name, features, lambda call: call.inputs.arrays.get(name))
 
 
-def longest(name: str, lengths: str) -> Keyword:
-    """The parameter that is passed the largest of the inputs' array `lengths`."""
+def longest_of(name: str, lengths: str) -> Keyword:
+    """Returns the parameter that is passed the largest number of the inputs' array `lengths`."""
     return Keyword(name, value=lambda call: int(call.inputs.arrays[lengths].max(initial=0)))
 
 
-LONGEST = longest("max_seqlen_q", "query_lengths"), longest("max_seqlen_k", "key_lengths")
+LONGEST = longest_of("max_seqlen_q", "query_lengths"), longest_of("max_seqlen_k", "key_lengths")
 
 SCALES = (
     Keyword("scale", ("scale",), lambda call: call.inputs.scale),
@@ -72,43 +72,45 @@ SCALES = (
 """The scale, under the two names that libraries use."""
 
 LAYOUT = Keyword("kv_layout", ("heads-before-slots",), lambda call: call.option("layout").upper())
-"""The order of slots and heads in a page."""
+"""The order of slots and heads in a page, "NHD" or "HND"."""
 
 CAUSAL = Keyword("causal", ("causal",), lambda call: call.option("alignment") == "causal")
 
 TILES = Keyword(
     "tile", ("scales-of-tiles",), lambda call: TILE if call.option("scales") == "pertile" else None
 )
-"""The number of components that share a scale; None for scales that broadcast."""
+"""The number of components that share a scale; None if scales broadcast."""
 
-ZEROS = array("key_zero", "zero-points"), array("value_zero", "zero-points")
+ZEROS = array_keyword("key_zero", "zero-points"), array_keyword("value_zero", "zero-points")
 
 
-def window(call: Call) -> tuple[int, int] | None:
-    """(left, right), the numbers of attended keys before and after the query's position; None without a
-    window."""
+def window_sides(call: Call) -> tuple[int, int] | None:
+    """Returns (left, right), the numbers of attended keys before and after the query's position. None
+    without a window."""
     left = call.option("left")
     return None if left is None else (left, 0)
 
 
-def code_of(call: Call) -> Any:
-    """The framework's dtype of the case's codes; the format's name if arrays have no `dtype`."""
+def code_dtype(call: Call) -> Any:
+    """Returns the framework's dtype of the case's codes, or the format's name if arrays have no
+    `dtype`."""
     name = call.option("codes")
     return getattr(call.backend.array(np.zeros(1), CODES[name]), "dtype", name)
 
 
 @dataclass(frozen=True)
 class OperatorSignature:
-    """The signature of users' functions of an operator, as a row. `function` is the `UserOperator` with
-    this row.
+    """The signature of users' functions of an operator, as a row. In the functions below, `function` is
+    the `UserOperator` with this row.
 
     - `operator`, and the supported `features`
     - `arrays`: the names of the positional arrays; `table`: the keywords
-    - `arguments(backend, inputs, keywords)`: the arrays of a call, first those by position; of the
-      others only a mask and those of `keywords`, which the function takes, are passed
-    - `answer(called, arrays, keywords)`: the outputs of the function `called`
-    - `observed(function)`: the features that a trial call shows to be lacking, with the reason
-    - `without_flags(function, case)`: the case without what flags of the function pass
+    - `arguments(backend, inputs, keywords)`: all arrays of a call by name, the positional ones first. Of
+      the others, `mask` and those that are in `keywords` are passed
+    - `answer(called, arrays, keywords)`: the outputs of the user's function `called`
+    - `observed(function)`: features that the function lacks by a trial call, with the reason
+    - `without_flags(function, case)`: the case without the parts of the mask that the function's flags
+      pass
     """
 
     operator: Operator
@@ -124,7 +126,7 @@ class OperatorSignature:
 
 
 class UserOperator(UserCallable):
-    """A user's function of an operator: arrays are positional, other parameters are keywords."""
+    """A user's function of an operator. Arrays are positional, all other parameters are keywords."""
 
     def __init__(
         self,
@@ -151,9 +153,10 @@ class UserOperator(UserCallable):
 
     def call_of(self, inputs: Inputs) -> PreparedCall:
         bound = self.binder.bind(Call(self.backend, inputs), inputs.needs)
-        given, count = self.row.arguments(self.backend, inputs, bound), len(self.row.arrays)
-        positional, others = [*given][:count], [*given][count:]
-        passed = {n: given[n] for n in (*positional, *(n for n in others if n in {*bound, "mask"}))}
+        arrays = self.row.arguments(self.backend, inputs, bound)
+        positional = [*arrays][: len(self.row.arrays)]
+        as_keywords = [n for n in arrays if n in {*bound, "mask"} and n not in positional]
+        passed = {name: arrays[name] for name in (*positional, *as_keywords)}
         options = {name: value for name, value in bound.items() if name not in passed}
 
         def call(**arrays: Any) -> Any:
@@ -164,8 +167,9 @@ class UserOperator(UserCallable):
         return PreparedCall(call, passed, inputs.outputs, constants=constants)
 
     def trial_call(self, case: str) -> tuple[Inputs, np.ndarray | None]:
-        """The inputs of a case in the function's first dtype, and the function's answer; None if the
-        function raises, which the cells report."""
+        """Returns the inputs of a case in the function's first dtype, and the function's answer as NumPy
+        array. `case` is the id with {dt} for the dtype. The answer is None if the call raises; the cells
+        report the error."""
         inputs = draw(Case.parse(case.format(dt=self.declared.dtypes[0])))
         try:
             return inputs, self.backend.to_numpy(self.prepare(inputs)())
@@ -174,24 +178,29 @@ class UserOperator(UserCallable):
 
 
 def with_int32_offsets(backend: Backend, inputs: Inputs, keywords: Any) -> dict[str, Any]:
-    """The arrays of packed attention, with cumulative lengths in int32 as libraries take them."""
-    return segmented(backend, inputs, ("cu_seqlens_q", "cu_seqlens_k"), np.int32)
+    """Returns the arrays of packed attention, with int32 cumulative lengths as in libraries."""
+    return packed_arrays(backend, inputs, ("cu_seqlens_q", "cu_seqlens_k"), np.int32)
 
 
-def aligned_first(function: UserOperator) -> dict[str, str]:
-    """The feature that a function of packed attention lacks if its causal flag is aligned at the first
-    query: the first query of a causal segment then attends its first key alone."""
+def lacking_bottom_right(function: UserOperator) -> dict[str, str]:
+    """Returns the feature "causal-bottom-right" with a reason if the causal flag is aligned at the first
+    query, or if the trial call raises; else {}. Aligned at the first query, the first query of a segment
+    attends only its first key."""
     if "causal" not in function.binder.taken:
         return {}
-    inputs, got = function.trial_call("packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causal/integers")
-    want = packed_reference(inputs)
-    if got is not None and (got.shape != want.shape or np.abs(got - want).max() >= 0.1):
+    inputs, answer = function.trial_call(
+        "packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causal/integers"
+    )
+    expected = packed_reference(inputs)
+    if answer is not None and (
+        answer.shape != expected.shape or np.abs(answer - expected).max() >= 0.1
+    ):
         return {}
     return {"causal-bottom-right": "its causal flag is aligned at the first query"}
 
 
 def packed_reference(inputs: Inputs) -> np.ndarray:
-    """Packed attention in float64, (Lq, H, Dv), for H = Hkv."""
+    """Returns packed attention in float64, (Lq, H, Dv), for H = Hkv."""
     scores = np.einsum("qhd,khd->hqk", inputs.query, inputs.key) * inputs.effective_scale
     scores = np.where(packed.hidden_pairs(inputs.case), -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -204,16 +213,15 @@ PACKED = OperatorSignature(
     (
         *LONGEST,
         replace(
-            CAUSAL,
-            features=("causal", "causal-bottom-right"),
+            CAUSAL, features=("causal", "causal-bottom-right"),
             value=lambda call: call.option("alignment") != "all",
         ),
         *SCALES,
     ),
     packed.FEATURES | {"length-arrays"},
     with_int32_offsets,
-    observed=aligned_first,
-)
+    observed=lacking_bottom_right,
+)  # fmt: skip
 """Packed attention, (Lq, H, Dv). With more keys than queries `causal` is aligned at the last query,
 unless a trial call shows that it is aligned at the first one."""
 
@@ -221,21 +229,19 @@ PAGED = OperatorSignature(
     paged_attention.PAGED,
     ("query", "key_cache", "value_cache", "cu_seqlens_q", "seqused_k", "block_table"),
     (
-        *LONGEST,
-        CAUSAL,
-        Keyword("window_size", ("window",), window),
-        Keyword("softcap", ("softcap",), lambda call: call.option("softcap")),
-        LAYOUT,
-        *SCALES,
+        *LONGEST, CAUSAL, Keyword("window_size", ("window",), window_sides),
+        Keyword("softcap", ("softcap",), lambda call: call.option("softcap")), LAYOUT, *SCALES,
     ),
     paged_attention.FEATURES | {"length-arrays"},
-)
+)  # fmt: skip
 """Paged attention, (Lq, H, Dv)."""
 
 
-def written(called: Callable[..., Any], arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Both pools after the function wrote tokens: those that it returns, or the copies that it wrote
-    into."""
+def pools_after_write(
+    called: Callable[..., Any], arrays: Sequence[Any], keywords: Mapping[str, Any]
+) -> Any:
+    """Returns both pools after the user's function wrote tokens: the pools that it returns, or else the
+    copies that it wrote into."""
     key, value, *pools, slots = arrays
     # The function may write into copies; frameworks without `clone` never write.
     pools = [pool.clone() if hasattr(pool, "clone") else pool for pool in pools]
@@ -248,7 +254,7 @@ PAGED_WRITE = OperatorSignature(
     ("key", "value", "key_cache", "value_cache", "slot_mapping"),
     (LAYOUT,),
     paged_write.FEATURES,
-    answer=written,
+    answer=pools_after_write,
 )
 """Writing into pages. Returns both pools, or None after writing into the pools of the call."""
 
@@ -257,18 +263,12 @@ QUANTIZED = OperatorSignature(
     quantized.QUANTIZED,
     ("query", "key_codes", "value_codes", "key_scale", "value_scale"),
     (
-        *ZEROS,
-        array("key", "new-tokens"),
-        array("value", "new-tokens"),
-        array("page_table", "pages"),
-        array("key_lengths"),
-        LAYOUT,
-        TILES,
-        CAUSAL,
+        *ZEROS, array_keyword("key", "new-tokens"), array_keyword("value", "new-tokens"),
+        array_keyword("page_table", "pages"), array_keyword("key_lengths"), LAYOUT, TILES, CAUSAL,
         SCALES[0],
     ),
     quantized.FEATURES | {"length-arrays"},
-)
+)  # fmt: skip
 """Attention over codes. Returns (B, H, Lq, Dv); with new tokens also the codes of keys and of values."""
 
 QUANTIZED_WRITE = OperatorSignature(
@@ -277,7 +277,7 @@ QUANTIZED_WRITE = OperatorSignature(
     (
         *ZEROS,
         TILES,
-        Keyword("dtype", ("e4m3-codes", "e5m2-codes"), code_of),
+        Keyword("dtype", ("e4m3-codes", "e5m2-codes"), code_dtype),
         Keyword(
             "bits", ("int4-codes",), lambda call: 4 if call.option("codes") == "int4" else None
         ),
@@ -288,7 +288,7 @@ QUANTIZED_WRITE = OperatorSignature(
 
 
 def query_and_position(backend: Backend, inputs: Inputs, keywords: Any) -> dict[str, Any]:
-    """The arrays of a rotation; positions are int32, or float32 if one is no whole number."""
+    """Returns the arrays of a rotation. Positions are int32, or float32 if any is no whole number."""
     position = inputs.arrays["position"]
     number_type = np.float32 if (position % 1).any() else np.int32
     return {
@@ -298,7 +298,8 @@ def query_and_position(backend: Backend, inputs: Inputs, keywords: Any) -> dict[
 
 
 def lacking_pairing(function: UserOperator) -> dict[str, str]:
-    """The pairing that a rotation without the parameter `interleaved` lacks."""
+    """Returns the pairing that the function lacks, with the reason: "halves" or "interleaved" by a trial
+    call; {} if the function has the parameter `interleaved`."""
     if "interleaved" in function.binder.taken:
         return {}
     lacking = "halves" if follows_interleaved(function) else "interleaved"
@@ -307,15 +308,16 @@ def lacking_pairing(function: UserOperator) -> dict[str, str]:
 
 
 def follows_interleaved(function: UserOperator) -> bool:
-    """True if the function rotates pairs of neighbours (2i, 2i + 1) and not pairs of halves (i, i + D/2):
-    rotation of a pair preserves its length, for every angle."""
-    inputs, got = function.trial_call("rotary/none/mha/{dt}/b2h3q17k1d16")
-    if got is None or got.shape != inputs.query.shape:
+    """True if the function rotates pairs of neighbours (2i, 2i + 1), False for pairs of halves (i, i +
+    D/2). Rotation preserves the length of a pair, so the pairing with the smaller error of lengths is the
+    function's."""
+    inputs, answer = function.trial_call("rotary/none/mha/{dt}/b2h3q17k1d16")
+    if answer is None or answer.shape != inputs.query.shape:
         return False
-    shape = got.shape[:-1]
+    shape = answer.shape[:-1]
 
     def length_error(split: tuple[int, ...], axis: int) -> float:
-        lengths = (np.linalg.norm(x.reshape(split), axis=axis) for x in (got, inputs.query))
+        lengths = (np.linalg.norm(x.reshape(split), axis=axis) for x in (answer, inputs.query))
         return float(np.abs(np.subtract(*lengths)).max())
 
     return length_error((*shape, -1, 2), -1) < length_error((*shape, 2, -1), -2)
@@ -329,9 +331,7 @@ ROTATION = OperatorSignature(
         Keyword("interleaved", (), lambda call: rotation(call).interleaved),
         Keyword("rotary_size", ("partial-rotation",), lambda call: rotation(call).size),
         Keyword(
-            "scaling",
-            ("rotary-scaling",),
-            lambda call: rotary.scaling_parameters(rotation(call)),
+            "scaling", ("rotary-scaling",), lambda call: rotary.scaling_parameters(rotation(call)),
             passes_none=True,
         ),
         Keyword(
@@ -341,26 +341,31 @@ ROTATION = OperatorSignature(
     rotary.FEATURES | {"position-table"},
     query_and_position,
     observed=lacking_pairing,
-)
+)  # fmt: skip
 """Rotation of queries. A function without the parameter `interleaved` is judged by the pairing that a
 trial call shows."""
 
 
 def without_causal_part(function: UserOperator, case: Case) -> Case:
-    """The case without the causal part of the mask that a flag passes, which needs no mask array."""
+    """Returns the case without the causal part of its mask if the function's flag passes it. Such a case
+    needs no mask array."""
     has_causal_part, parts = latent.split_causal(case.mask, case.form, case.sizes)
     if "causal" not in function.binder.taken or not has_causal_part:
         return case
     return replace(case, mask=reduce(and_, parts) if parts else None)
 
 
-def of_latents(backend: Backend, inputs: Inputs, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of latent attention, whose mask lacks the causal part if the function has a flag."""
-    has_causal_part, other_parts = causal_and_others(inputs)
+def latent_arguments(
+    backend: Backend, inputs: Inputs, keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the array arguments of latent attention. The mask lacks its causal part if the function has
+    the parameter `causal`. No mask array is passed if `key_lengths` already masks the same keys."""
+    has_causal_part, other_parts = split_causal_part(inputs)
     passes_flag = has_causal_part and "causal" in keywords
     masked = with_mask_by_position(inputs)
-    if masked is not inputs and (passes_flag or inputs.dense_mask is None):
-        masked = replace(masked, mask_array=None)  # `key_lengths` hide the same keys
+    has_missing_keys = masked is not inputs
+    if has_missing_keys and (passes_flag or inputs.dense_mask is None):
+        masked = replace(masked, mask_array=None)  # `key_lengths` masks the same keys
     return masked_arrays(backend, masked, other_parts if passes_flag else None)
 
 
@@ -368,20 +373,17 @@ LATENT = OperatorSignature(
     latent.LATENT,
     tuple(latent.AXES),
     (
-        Keyword("causal", ("causal",), lambda call: causal_and_others(call.inputs)[0] or None),
+        Keyword("causal", ("causal",), lambda call: split_causal_part(call.inputs)[0] or None),
         Keyword("mask", ("mask", "mask-array", "causal", "window", "padding")),
-        *SCALES,
-        array("latent_scale", "scales-of-tiles"),
-        array("page_table", "pages"),
-        array("key_lengths"),
-        array("new_latent", "new-latents"),
-        array("new_key_rope", "new-latents"),
+        *SCALES, array_keyword("latent_scale", "scales-of-tiles"),
+        array_keyword("page_table", "pages"), array_keyword("key_lengths"),
+        array_keyword("new_latent", "new-latents"), array_keyword("new_key_rope", "new-latents"),
         Keyword("return_lse", ("lse",), lambda call: "lse" in call.inputs.outputs or None),
     ),
     latent.FEATURES | latent.SERVED | {"length-arrays"},
-    of_latents,
+    latent_arguments,
     without_flags=without_causal_part,
-)
+)  # fmt: skip
 """Latent attention, (B, H, Lq, Dv), with `return_lse` also the log-sum-exp, and with new tokens also both
 pools. A causal flag is aligned at the last key."""
 

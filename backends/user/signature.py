@@ -1,9 +1,9 @@
-"""The signature of a user's function, read by the names that people use, and its call with the axes of
+"""The signature of a user's function, read by common names of parameters, and its call with all axes of
 the suite's operands, whatever axes and outputs the function has.
 
-A parameter that has no name of the framework's own attention is bound by the table of
-`backends.user.names`, or by the claim `parameters`. What names do not tell, such as the order of axes, a
-trial call finds (`suite.judge.fitting`).
+A parameter whose name the framework's own attention lacks is bound by the table of `backends.user.names`,
+or by the claim `parameters`. A trial call finds what names do not tell, such as the axis order
+(`suite.judge.fitting`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attention_conformance.backends.binder import (
     BY_PLACE,
-    CALLED,
+    CALL_METHODS,
     Binder,
     Parameter,
     required,
@@ -30,7 +30,7 @@ from attention_conformance.backends.masks import AttentionCall
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.backends.user.names import (
     ROWS,
-    dropping,
+    dropout_argument,
     is_neutral,
     pair_argument,
     word_of,
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CallBinder(Binder[AttentionCall]):
     """The binder of a function of attention. A word is a name of `KNOWN` or of a row of the framework's
-    attention, and stands for an argument.
+    attention; it stands for an argument.
 
-    - `bound`: the word of each parameter that people's names and the claim `parameters` tell, by name
-    - `operands`: the names of query, key and value
+    - `bound`: by name, the word of each parameter that common names or the claim `parameters` bind
+    - `operands`: by "query", "key" and "value", the function's names of them
     - `positional`: the parameters that are passed by position, with their defaults
     - `defaults`: the defaults of all parameters
-    - `layout`: the default of a parameter for the layout, "" for none
+    - `layout`: the default of a parameter for the layout; "" for none
     """
 
     bound: Mapping[str, str] = field(default_factory=dict)
@@ -66,27 +66,28 @@ class CallBinder(Binder[AttentionCall]):
     )
 
     def dropout(self, backend: Backend, rate: float) -> Any:
-        """The argument that drops weights at a rate."""
-        return dropping(backend, rate, self.defaults[self.name_of("dropout")])
+        """Returns the argument that drops weights at `rate`."""
+        return dropout_argument(backend, rate, self.defaults[self.name_of("dropout")])
 
     @property
     def pair_arguments(self) -> tuple[str, ...]:
-        """The parameters for masks and biases, which have axes of queries and keys."""
+        """The parameters for masks and biases, whose arguments have axes of queries and keys."""
         return tuple(row.name for row in self.table if row.word in (*MASK_WORDS, "bias"))
 
     @property
     def has_plain_places(self) -> bool:
-        """True if no parameters but query, key and value, in this order, are passed by position."""
+        """True if at most query, key and value, in this order, are passed by position."""
         return [*self.positional] in ([], [*self.operands.values()])
 
-    def spread(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as one of query, key, value, and further arguments by name."""
+    def with_operands_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of query, key, value and keywords that calls `function` with its own names
+        and places of parameters."""
         if not self.operands:
-            return lambda query, key, value, **others: function(query, key, value, **others)
+            return lambda query, key, value, **further: function(query, key, value, **further)
 
-        def call(query: Any, key: Any, value: Any, **others: Any) -> Any:
+        def call(query: Any, key: Any, value: Any, **further: Any) -> Any:
             arrays = zip(OPERANDS, (query, key, value), strict=True)
-            keywords = {self.operands[word]: array for word, array in arrays} | others
+            keywords = {self.operands[word]: array for word, array in arrays} | further
             arguments = [keywords.pop(name, default) for name, default in self.positional.items()]
             return function(*arguments, **keywords)
 
@@ -94,17 +95,16 @@ class CallBinder(Binder[AttentionCall]):
 
 
 FLAGS = ("is_causal", "window", "window_left", "softcap")
-"""The words whose argument is passed in every call if the parameter's default is not neutral."""
+"""Words whose argument is passed in every call if the parameter's default is not neutral."""
 
 
 @dataclass(frozen=True)
 class SignatureReading:
-    """A function's parameters with their words, by the rows of a framework's attention and of features.
+    """A function's parameters and the words that they stand for.
 
-    - `native_rows`: the rows of the framework's attention; `known_rows`: these and rows of features, by
-      name
+    - `native_rows`: the rows of the framework's attention, by name; `known_rows`: also those of features
     - `claimed`: the claim `parameters`; `mask_kind`: see `Binding`
-    - `native_merges`: the framework's mask takes biases, too
+    - `native_merges`: the framework's own mask argument also takes biases
     """
 
     signature: inspect.Signature
@@ -120,13 +120,13 @@ class SignatureReading:
         named = self.signature.parameters.items()
         return {n: p for n, p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
-    def has(self, kind: inspect._ParameterKind) -> bool:
-        """True if a parameter is of this kind."""
+    def has_kind(self, kind: inspect._ParameterKind) -> bool:
+        """True if any parameter is of this kind."""
         return any(p.kind is kind for p in self.signature.parameters.values())
 
     @cached_property
     def all_words(self) -> dict[str, str]:
-        """The word of each parameter that has one, by name; no two have the same word."""
+        """The word of each parameter that has one, by name. No two parameters have the same word."""
         words = {n: word_of(n) or n for n in self.parameters if n in self.known_rows}
         words |= self.claimed
         native_drops = any("dropout" in row.features for row in self.native_rows.values())
@@ -140,8 +140,8 @@ class SignatureReading:
 
     @cached_property
     def operands(self) -> dict[str, str]:
-        """The names of query, key and value: those that the names tell, or else the first three
-        parameters; {} if there are fewer."""
+        """The names of query, key and value: by their words, or else the first three parameters; {} if
+        there are fewer."""
         by_word = {word: name for name, word in self.all_words.items()}
         if all(word in by_word for word in OPERANDS):
             return {word: by_word[word] for word in OPERANDS}
@@ -160,7 +160,7 @@ class SignatureReading:
         }
 
     def row(self, name: str) -> Parameter[AttentionCall]:
-        """The row that passes the argument of the word of the parameter `name`."""
+        """Returns the row that passes the parameter `name` the argument of its word."""
         parameter, word = self.parameters[name], self.words[name]
         row = self.known_rows.get(name if name not in self.claimed else word)
         is_required = required(parameter)
@@ -171,38 +171,39 @@ class SignatureReading:
             return pair_argument(name, word, [*self.words.values()], kind, is_required)
         published_row = ROWS.get(word)
         passes_none = published_row is None or word in (*MASK_WORDS, "bias")
-        always = is_required or (word in FLAGS and not is_neutral(parameter.default))
+        is_always_passed = is_required or (word in FLAGS and not is_neutral(parameter.default))
         takes_pair = word == "window" and isinstance(parameter.default, tuple | list)
-        if row is None or takes_pair or (always and not passes_none):
+        if row is None or takes_pair or (is_always_passed and not passes_none):
             assert published_row is not None
-            row = self._row_with_value(name, published_row, parameter.default, always)
+            row = self._row_with_value(name, published_row, parameter.default, is_always_passed)
         return replace(row.under(name, is_required), word=word)
 
     def _row_with_value(
-        self, name: str, row: Parameter[AttentionCall], default: Any, always: bool
+        self, name: str, row: Parameter[AttentionCall], default: Any, is_always_passed: bool
     ) -> Parameter[AttentionCall]:
-        """`row` for the parameter `name`; `always`: calls that do not need it pass its neutral value."""
+        """Returns `row` for the parameter `name`. `is_always_passed`: calls that do not need the argument
+        pass its neutral value."""
         drops = any("dropout" in known.features for known in self.known_rows.values())
         features = tuple(feature for feature in row.features if feature != "dropout" or drops)
 
         def value(call: AttentionCall) -> Any:
             argument = row.value(call) if features else None
             if argument is not None and row.name == "dropout":
-                return dropping(call.backend, argument, default)
-            return row.neutral(call) if argument is None and always else argument
+                return dropout_argument(call.backend, argument, default)
+            return row.neutral(call) if argument is None and is_always_passed else argument
 
         return Parameter(name, features, value)
 
     @cached_property
-    def missing(self) -> list[str]:
-        """The parameters without a default and without a word."""
+    def unbound_parameters(self) -> list[str]:
+        """The names of required parameters that no known argument is bound to."""
         bound = (*self.words, *self.operands.values())
         return [n for n, p in self.parameters.items() if required(p) and n not in bound]
 
     @cached_property
     def positional(self) -> dict[str, Any]:
-        """The parameters that are passed by position, with their defaults: all up to the last one that
-        has no default or no name for callers."""
+        """The parameters that are passed by position, with their defaults: all up to the last one that is
+        an operand, has no default, or is positional-only."""
         positional = [n for n, p in self.parameters.items() if p.kind in BY_PLACE]
         must_be_positional = [
             n
@@ -224,13 +225,16 @@ def bind(
     mask_kind: str = "",
     native_merges: bool = False,
 ) -> CallBinder:
-    """The binder of a function, or of instances of a class. Its parameters are those of `native_rows` (of
-    the framework's attention) and `further_rows`, and those that the names of `KNOWN` or the claim
-    `parameters` (`claimed`) tell.
+    """Returns the binder of a function, or of instances of a class.
 
-    `mask_kind` is the kind of masks that the function takes, "" for that of the framework's own
-    attention: booleans, and with `native_merges` also biases. Raises TypeError if the function takes
-    fewer arrays or requires an unknown parameter, and UsageError for a claim that does not fit.
+    - `native_rows`, `further_rows`: the parameters of the framework's attention, and others that are
+      known
+    - `claimed`: the claim `parameters`, words by the names of parameters
+    - `mask_kind`: the kind of masks that the function takes. "" is the kind of the framework's own
+      attention: booleans, and with `native_merges` also biases
+
+    Raises TypeError if the function takes fewer arrays or requires an unknown parameter. Raises
+    UsageError for a claim that does not fit.
     """
     native_by_name = {row.name: row for row in native_rows}
     known_rows = native_by_name | {row.name: row for row in further_rows}
@@ -241,12 +245,12 @@ def bind(
         signature, native_by_name, known_rows, claimed, mask_kind, native_merges
     )
     _check_claimed(reading)
-    any_place = reading.has(inspect.Parameter.VAR_POSITIONAL) and not reading.operands
-    if reading.missing or not (reading.operands or any_place):
+    any_place = reading.has_kind(inspect.Parameter.VAR_POSITIONAL) and not reading.operands
+    if reading.unbound_parameters or not (reading.operands or any_place):
         raise TypeError(_misfit(name, reading))
     words = reading.words
     bound = {n: word for n, word in words.items() if n not in known_rows or n in claimed}
-    any_name = reading.has(inspect.Parameter.VAR_KEYWORD) and not bound
+    any_name = reading.has_kind(inspect.Parameter.VAR_KEYWORD) and not bound
     bound_names = (*words, *reading.operands.values())
     return CallBinder(
         (*map(reading.row, words), *(row for n, row in known_rows.items() if n not in words)),
@@ -278,38 +282,39 @@ def _check_claimed(reading: SignatureReading) -> None:
 
 
 def _misfit(name: str, reading: SignatureReading) -> str:
-    """The message about a signature that does not fit."""
+    """Returns the message about a signature that does not fit."""
     expected = f"{name}({signature_text(OPERANDS, [*reading.known_rows])}), any of the keywords"
-    ways = "".join(
+    advice = "".join(
         f"; nobody knows what {p!r} is given: give it a default, a name of docs/signatures.md, or "
         f'--parameter {p}=WORD or @claims(parameters={{"{p}": WORD}}), WORD one of '
         f"{', '.join(ROWS)}"
-        for p in reading.missing[:1]
+        for p in reading.unbound_parameters[:1]
     )
     if len(reading.parameters) == 1:
-        ways = "; one array is taken by layers, classes that make projections: --like=multi-head"
-        ways += " ... (docs/layers.md)"
-    return f"{name}{reading.signature} does not fit; expected {expected}{ways}"
+        advice = "; one array is taken by layers, classes that make projections: --like=multi-head"
+        advice += " ... (docs/layers.md)"
+    return f"{name}{reading.signature} does not fit; expected {expected}{advice}"
 
 
 def called_by(instance: Any) -> Callable[..., Any]:
-    """The callable of an instance: the instance itself, or its method `forward` or `call`."""
+    """Returns the callable of an instance: the instance itself, or its method `forward` or `call`."""
     if callable(instance):
         return instance
     function: Callable[..., Any] = next(
-        getattr(instance, name) for name in CALLED if hasattr(instance, name)
+        getattr(instance, name) for name in CALL_METHODS if hasattr(instance, name)
     )
     return function
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A user's function as a function of arrays with all axes of the suite, in the order `axes.order`.
+    """A user's function, called with arrays that have all axes of the suite, in the order `axes.order`.
 
-    Axes that the function lacks are removed from its arguments and restored in its outputs.
+    Axes that the function lacks are removed from its arguments, and added to its outputs with size 1.
 
     - `pair_arguments`: its arguments for masks and biases
-    - `output_index`: the index of the output in the returned tuple; 1 makes returned weights the output
+    - `output_index`: the index of the output in the returned tuple; with 1 returned weights are the
+      output
     """
 
     backend: Backend
@@ -321,8 +326,8 @@ class Adapted:
     output_index: int = 0
 
     def __call__(self, **arguments: Any) -> Any:
-        """The function's outputs. With `binding.returns` the function always returns more than the case
-        asks for, and only the output is kept."""
+        """Returns the function's outputs. If `binding.returns` is set, the function always returns more
+        than the case asks for, and only the output is returned."""
         if self.axes.index:
             for name in (*OPERANDS, *self.pair_arguments):
                 array = arguments.get(name)
@@ -338,21 +343,22 @@ class Adapted:
         output = self.output(answer[0])
         return output if self.binding.returns else (output, *answer[1:])
 
-    def restored(self, array: Any) -> Any:
-        """The array with the axes that the function does not have."""
+    def with_full_axes(self, array: Any) -> Any:
+        """Returns an array of the function with all axes of the suite. Axes that the function lacks get
+        size 1. A value without a shape is returned unchanged."""
         axes = self.axes.restore
         return array[axes] if axes and hasattr(array, "shape") else array
 
     def output(self, array: Any) -> Any:
-        """The output in the order of the operands."""
-        output = self.restored(array)
+        """Returns the output in the axis order of the operands."""
+        output = self.with_full_axes(array)
         if not self.binding.output_axes or len(getattr(output, "shape", ())) != 4:
             return output
         return self.backend.transpose(output, 0, 2, 1, 3)
 
     def lse(self, array: Any) -> Any:
-        """The natural log-sum-exp in the order of the operands."""
-        lse, binding = self.restored(array), self.binding
+        """Returns the natural log-sum-exp in the axis order of the operands."""
+        lse, binding = self.with_full_axes(array), self.binding
         if len(getattr(lse, "shape", ())) != 3:
             return lse
         if binding.lse_axes:
@@ -360,12 +366,12 @@ class Adapted:
         return lse * math.log(2) if binding.lse_base else lse
 
     def weights(self, array: Any) -> Any:
-        """Weights (B, H, Lq, Lk) as an output in the dtype of the case, and in the order of the
-        operands."""
+        """Returns weights (B, H, Lq, Lk) as an output: in the dtype of the case and the axis order of the
+        operands. A value that is no array is returned unchanged."""
         backend, dtype = self.backend, self.inputs.dtype
         if not backend.is_array(array):
             return array
-        weights = self.restored(array)
+        weights = self.with_full_axes(array)
         if backend.dtype_name(weights) != dtype.long_name:
             weights = backend.array(round_to(backend.to_numpy(weights), dtype), dtype)
         swaps = self.axes.order == "blhd" and len(weights.shape) == 4

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from attention_conformance.backends.compilers import mode_of
-from attention_conformance.backends.threads import threads_as_set
+from attention_conformance.backends.threads import present_thread_variables
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.records import machine
@@ -27,7 +27,7 @@ def header(
     arguments of pytest. `extra` is stored with the options."""
     origin = machine.origin()
     rerun_options = replace(options, backend=(), mode=Options.mode)
-    origin["machine"]["thread_variables"] = threads_as_set()
+    origin["machine"]["thread_variables"] = present_thread_variables()
     return Header(
         digest=identity.get("digest", ""),
         cells=identity.get("cells", 0),

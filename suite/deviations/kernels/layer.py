@@ -16,7 +16,7 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import LAYER_FEATURES
 from attention_conformance.backends.masks import rank4, split_native
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.memory import operand_arrays
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.suite.deviations.kernels.call import (
     Array,
@@ -99,7 +99,7 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         """The call, with some of `LayerCall`'s fields set to `flags`."""
         array, native = self.backend.array, split_native(inputs, causal=True, lengths=True)
         valid, dense = native.valid(inputs), native.dense(inputs)
-        arguments: dict[str, Any] = sequences(self.backend, inputs)
+        arguments: dict[str, Any] = operand_arrays(self.backend, inputs)
         arguments |= {name: array(x, inputs.dtype) for name, x in inputs.parameters.items()}
         if valid is not None:
             arguments["valid"] = array(valid, None)

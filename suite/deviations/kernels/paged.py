@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.memory import paged
+from attention_conformance.backends.memory import paged_arrays
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
@@ -42,7 +42,7 @@ class PagedKernel(PackedKernel):
     elections = {"nan-behind-last-key": "blocked"}
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        return paged(self.backend, inputs)
+        return paged_arrays(self.backend, inputs)
 
     def constants(self, inputs: Inputs) -> tuple[Any, ...]:
         return (inputs.case.id,)

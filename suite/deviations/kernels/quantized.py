@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.in_pages import from_numpy_pages
-from attention_conformance.backends.memory import coded
+from attention_conformance.backends.memory import quantized_arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
 from attention_conformance.suite.spec.case import Case
@@ -147,7 +147,11 @@ class QuantizedKernel(Writing):
 
         constants = (inputs.case.options, inputs.sizes, fmt.name)
         return PreparedCall(
-            attend, coded(self.backend, inputs), inputs.outputs, vjp=vjp, constants=constants
+            attend,
+            quantized_arrays(self.backend, inputs),
+            inputs.outputs,
+            vjp=vjp,
+            constants=constants,
         )
 
     def put(
@@ -235,5 +239,5 @@ class QuantizedWriteKernel(Writing):
             return Rounded(key, fmt), Rounded(value, fmt)
 
         constants = (inputs.case.options, inputs.dtype.name)
-        arguments = coded(self.backend, inputs)
+        arguments = quantized_arrays(self.backend, inputs)
         return PreparedCall(quantize, arguments, inputs.outputs, constants=constants)

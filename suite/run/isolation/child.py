@@ -33,7 +33,7 @@ import numpy as np
 from msgspec import msgpack
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.claims import stated
+from attention_conformance.backends.claims import attached_claims
 from attention_conformance.backends.prepared import PreparedCall, end_fork
 from attention_conformance.backends.protocol import BackendUnavailable, ForwardOnly
 from attention_conformance.backends.user.function import UserCallable
@@ -99,8 +99,8 @@ class Host:
             parameters(function, isinstance(function, type) and not like),
             {n: parameters(method) for n, method in callables},
             REGISTERED in judged.declared.features,
-            layer(judged.seen) if isinstance(judged, UserLayer) else None,
-            msgspec.to_builtins(stated(function), enc_hook=list),
+            layer(judged.observation) if isinstance(judged, UserLayer) else None,
+            msgspec.to_builtins(attached_claims(function), enc_hook=list),
         )  # fmt: skip
 
     def find(self, path: tuple[Any, ...]) -> Any:
