@@ -3,9 +3,9 @@ but for the child's own folder.
 
 `enclose` limits the calling process permanently, by features of Linux that need no privileges: user,
 mount, network and process namespaces, Landlock, seccomp, and resource limits. It returns a sentence for
-each limit that this system does not enforce. bubblewrap would make the namespaces alone: Landlock, seccomp
-and resource limits would stay, and many systems lack it. Only the standard library is imported here,
-because a process with threads cannot enter a namespace."""
+each limit that this system does not enforce. bubblewrap would make the namespaces alone: Landlock,
+seccomp and resource limits would stay, and many systems lack it. Only the standard library is imported
+here, because a process with threads cannot enter a namespace."""
 
 from __future__ import annotations
 
