@@ -57,8 +57,11 @@ def compose(problem: Problem) -> Composition:
 
 
 class _Merge(Reference):
+    """The reference of the merge: one row of P keys per merged row."""
+
     def roundoffs(self, inputs: Inputs, u: Roundoffs) -> Roundoffs:
-        """(P - 1) u_acc stands for u_acc: kernels may merge one part after the other."""
+        """Returns `u` with (P - 1) u_acc for u_acc, because kernels may merge one part after the
+        other."""
         return replace(u, accumulate=max(inputs.sizes.Lk - 1, 1) * u.accumulate)
 
     @np.errstate(all="ignore")
@@ -115,7 +118,7 @@ class _Merge(Reference):
 
 
 def largest_distance(inputs: Inputs, output: np.ndarray) -> np.ndarray:
-    """max |o_i - o| (B, H, Lq, Dv) over the parts, float64."""
+    """Returns max_i |o_i - o| over the parts i, float64 (B, H, Lq, Dv)."""
     return magnitude(inputs.arrays["partial_output"] - output).max(0, initial=0.0)
 
 
