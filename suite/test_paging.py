@@ -16,7 +16,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import (
     fill_slots,
     owned_slots,
-    pools,
+    pool_axes_by_name,
     read_entries,
 )
 from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRITTEN
@@ -41,7 +41,7 @@ def read_pages(inputs: Inputs) -> list[int]:
 def permuted_pool(inputs: Inputs, order: np.ndarray) -> Inputs:
     """The same problem with a pool in which page n is the former page `order[n]`."""
     table = np.argsort(order)[inputs.arrays["page_table"].astype(int)]
-    arrays = {name: inputs.arrays[name][order] for name in pools(inputs)}
+    arrays = {name: inputs.arrays[name][order] for name in pool_axes_by_name(inputs)}
     return inputs.replace(**arrays, page_table=table.astype(float))
 
 

@@ -20,7 +20,7 @@ from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
     in_order,
     mask_missing_keys,
-    pools,
+    pool_axes_by_name,
     read_entries,
     slots,
 )
@@ -86,7 +86,7 @@ def pools_with_axes_mistaken(inputs: Inputs) -> Changes:
     n = inputs.letters
     return {
         name: inputs.arrays[name].reshape(n["p"], n["s"], n["g"], -1).swapaxes(1, 2)
-        for name, axes in pools(inputs).items()
+        for name, axes in pool_axes_by_name(inputs).items()
         if axes.startswith("pg")
     }
 

@@ -15,7 +15,7 @@ from attention_conformance.suite.deviations.kernels.paged import Paged, PagedKer
 from attention_conformance.suite.deviations.layouts import in_memory_order
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.in_pages import flat_slots, numbers, pool_of
+from attention_conformance.suite.spec.operators.in_pages import flat_slots, pool_of, slot_numbers
 from attention_conformance.suite.spec.operators.packed import allowed_pairs
 
 Array = np.ndarray
@@ -97,7 +97,10 @@ def gradients_of_last_reader(
     sample = np.repeat(np.arange(inputs.sizes.B), x["query_lengths"].astype(int))
     for n, (table, count) in enumerate(zip(x["page_table"], x["key_lengths"], strict=True)):
         part = np.where((sample == n)[:, None, None], cotangent, 0)
-        of_sample, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
+        of_sample, slots = (
+            right.gradients(arrays, part, inputs),
+            slot_numbers(table, size, int(count)),
+        )
         for name, pool in pools.items():
             pool[slots] = flat_slots(inputs.case, of_sample[name])[slots]
     return gradients | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}

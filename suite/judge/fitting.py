@@ -289,7 +289,7 @@ class Fitting:
         equal heads if it raises. If `is_native`, and the framework's parameter for grouped heads is
         missing, grouped heads are bound only for a right answer."""
         lacks_grouped_heads = self.function.missing(["grouped-heads"]) is not None
-        if self.function.axes.heads or self.function.binder.serving("grouped-heads"):
+        if self.function.axes.lacks_heads or self.function.binder.serving("grouped-heads"):
             return
         before = self.binding
         self.function.rebind(before.but(heads="shapes"))

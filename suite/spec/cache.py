@@ -10,14 +10,14 @@ Result = TypeVar("Result")
 
 
 class Cache(Generic[Result]):
-    """Up to `entries` results by key; the least recently used goes first."""
+    """Up to `entries` results by key. The least recently used result is removed first."""
 
     def __init__(self, entries: int) -> None:
         self.entries = entries
         self._results: OrderedDict[Hashable, Result] = OrderedDict()
 
     def get(self, key: Hashable, compute: Callable[[], Result]) -> Result:
-        """The result under `key`, computed if missing."""
+        """Returns the result under `key`, by `compute()` if it is missing."""
         if key not in self._results:
             self._results[key] = compute()
         self._results.move_to_end(key)
