@@ -68,7 +68,7 @@ class ChunkedReference(Reference):
 
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes.
+        """Returns the output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes.
 
         Every row has keys, so `empty_rows` has no influence. There is no standard deviation if keys have
         errors before they attend, and for scores that no store rounds. Raises NoExtendedPrecision.

@@ -96,7 +96,7 @@ class Reference:
 
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output and the further outputs requested (weights), each with its bound.
+        """Returns the output and the further outputs requested (weights), each with its bound.
 
         `empty_rows` is the output of fully masked rows (`references.outputs.EMPTY_ROWS`). Raises
         ValueError for an unknown value, and NoExtendedPrecision if float64 cannot be judged here.
@@ -140,7 +140,7 @@ class Reference:
         self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
         empty_rows: str = "zeros",
     ) -> Outputs:  # fmt: skip
-        """JVP of the output for `tangents`, which have the shapes of their arrays.
+        """Returns the JVP of the output for `tangents`, which have the shapes of their arrays.
 
         `empty_rows` as in `vjp`. Raises ValueError as `vjp` does, and for tangents of unknown or
         constant arrays.
@@ -155,7 +155,7 @@ class Reference:
         return _outputs(inputs, composition, {"output": tangent})
 
     def _differentiable(self, inputs: Inputs, u: Roundoffs, empty_rows: str) -> Composition:
-        """The composition for derivatives. Raises ValueError for an unknown `empty_rows`."""
+        """Returns the composition for derivatives. Raises ValueError for an unknown `empty_rows`."""
         check_empty_rows(empty_rows, EMPTY_ROW_GRADIENTS)
         output_rows = "zeros" if empty_rows == "zeros" else "uniform"
         return self.compose(Problem(inputs, self.roundoffs(inputs, u), output_rows, empty_rows))

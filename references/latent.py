@@ -95,7 +95,7 @@ class _Latent(InPages):
     """Latent attention in the form that the roundoffs declare, or with the larger bound of both forms."""
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output and the log-sum-exp, with their bounds. Raises NoExtendedPrecision."""
+        """Returns the output and the log-sum-exp, with their bounds. Raises NoExtendedPrecision."""
         return self.in_declared_form(super().forward, rounding, inputs, empty_rows=empty_rows)
 
     def vjp(
@@ -110,7 +110,7 @@ class _Latent(InPages):
         self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
         empty_rows: str = "zeros",
     ) -> Outputs:  # fmt: skip
-        """The JVP of the output, as `Reference.jvp`."""
+        """Returns the JVP of the output, as `Reference.jvp`."""
         return self.in_declared_form(super().jvp, rounding, inputs, tangents, empty_rows=empty_rows)
 
     def in_declared_form(

@@ -45,7 +45,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def compose(problem: Problem) -> Composition:
-    """The merged output (B, H, Lq, Dv)."""
+    """Returns the merged output (B, H, Lq, Dv)."""
     s, u = problem.sizes, problem.u
     rows = s.B * s.H * s.Lq
     values = Reshaped(MovedAxis(problem.leaf("partial_output"), 0, 3), (rows, 1, s.Lk, s.Dv))
@@ -66,7 +66,7 @@ class _Merge(Reference):
 
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The merged output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and the
+        """Returns the merged output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and the
         log-sum-exp (B, H, Lq).
 
         Rows without keys in every part give 0 and -inf, for any `empty_rows`. Raises

@@ -70,7 +70,7 @@ class ByParts(Reference):
         return Composition(Concatenated(u, outputs), keys=np.ones((1, 1, s.Lq), int))
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output (Lq, H, Dv), with its standard deviation in 16-bit dtypes.
+        """Returns the output (Lq, H, Dv), with its standard deviation in 16-bit dtypes.
 
         Every row has keys, so `empty_rows` has no influence. Raises NoExtendedPrecision.
         """

@@ -155,7 +155,7 @@ class Bounded:
 
     @classmethod
     def exact(cls, value: np.ndarray) -> Bounded:
-        """An array without error."""
+        """Returns an array without error."""
         return cls(value, np.zeros(value.shape))
 
     @property
@@ -174,7 +174,7 @@ class Bounded:
 
     @property
     def mT(self) -> Bounded:
-        """The array with its last two axes exchanged."""
+        """Returns the array with its last two axes exchanged."""
         return Bounded(self.value.swapaxes(-1, -2), self.error.swapaxes(-1, -2))
 
     def __getitem__(self, index: Any) -> Bounded:
@@ -205,32 +205,32 @@ class Bounded:
         return Bounded(np.broadcast_to(self.value, shape), np.broadcast_to(self.error, shape))
 
     def move_axis(self, source: int, destination: int) -> Bounded:
-        """The array with one axis moved."""
+        """Returns the array with one axis moved."""
         return Bounded(
             np.moveaxis(self.value, source, destination),
             np.moveaxis(self.error, source, destination),
         )
 
     def repeat(self, times: int, axis: int) -> Bounded:
-        """Every slice along `axis` repeated in place: 0, 0, 1, 1."""
+        """Returns the array with every slice along `axis` repeated in place: 0, 0, 1, 1."""
         if times == 1:
             return self
         return Bounded(np.repeat(self.value, times, axis), np.repeat(self.error, times, axis))
 
     def concatenated(self, other: Bounded, axis: int) -> Bounded:
-        """Both arrays concatenated along an axis."""
+        """Returns both arrays concatenated along an axis."""
         return Bounded(
             np.concatenate([self.value, other.value], axis),
             np.concatenate([self.error, other.error], axis),
         )
 
     def where(self, condition: np.ndarray) -> Bounded:
-        """The array with exact zeros where `condition` is False."""
+        """Returns the array with exact zeros where `condition` is False."""
         return Bounded(np.where(condition, self.value, 0), np.where(condition, self.error, 0.0))
 
 
 def magnitude(x: np.ndarray) -> np.ndarray:
-    """|x| in float64."""
+    """Returns |x| in float64."""
     return np.abs(x).astype(np.float64)
 
 
@@ -280,8 +280,8 @@ _ROUNDING_RNG: ContextVar[np.random.Generator | None] = ContextVar("rounding_rng
 
 @contextmanager
 def random_roundings(rng: np.random.Generator) -> Iterator[None]:
-    """A context in which every step adds a random error within its bound to its value, and has the bound
-    0 (`perturbed`)."""
+    """Returns a context in which every step adds a random error within its bound to its value, and has
+    the bound 0 (`perturbed`)."""
     token = _ROUNDING_RNG.set(rng)
     try:
         yield
@@ -290,7 +290,7 @@ def random_roundings(rng: np.random.Generator) -> Iterator[None]:
 
 
 def errors_are_random() -> bool:
-    """True inside `random_roundings`."""
+    """Returns True inside `random_roundings`."""
     return _ROUNDING_RNG.get() is not None
 
 

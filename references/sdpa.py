@@ -102,8 +102,8 @@ class _SdpaReference(Reference):
     """The reference of sdpa. Most outputs come from one pass over blocks of rows."""
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and if requested the
-        log-sum-exp (B, H, Lq), -inf for rows without keys. See `Reference.forward`.
+        """Returns the output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and if
+        requested the log-sum-exp (B, H, Lq), -inf for rows without keys. See `Reference.forward`.
 
         There is no standard deviation for centred keys, and for scores that no store rounds.
         """

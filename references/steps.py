@@ -28,7 +28,7 @@ def factor(x: np.ndarray, f: np.ndarray) -> Stepped:
 
 
 def cap(x: np.ndarray, c: float) -> Stepped:
-    """The softcap c of scores x."""
+    """Returns the softcap c of scores x."""
     h = np.tanh(x / c)
     y = c * h
     return y, 1 - np.square(h), np.abs(y)

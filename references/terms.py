@@ -109,8 +109,8 @@ class Terms:
         return gamma(self.summands, u.accumulate) / self.summands
 
     def standard_deviation(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
-        """Standard deviation (B, H, Lq, Dv) of the error if every rounding is uniform within half an
-        ulp.
+        """Returns the standard deviation (B, H, Lq, Dv) of the error if every rounding is uniform within
+        half an ulp.
 
         A rounding of relative size u has variance u^2 / 3. If steps of the softmax are stored, so is the
         sum of its exponentials. The deviation is 0 where the model does not hold:

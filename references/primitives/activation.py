@@ -45,7 +45,7 @@ class Activation(Node):
         return None if h is None else self._times_derivative(h)
 
     def _times_derivative(self, x: Bounded) -> Bounded:
-        """x g'(h), stored."""
+        """Returns x g'(h), stored."""
         return stored(x * self._value_and_slope[1], self.u.results)
 
 

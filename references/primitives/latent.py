@@ -88,7 +88,7 @@ class HeadProjection(Node):
         return (*self.x.shape[:3], self.kernel.shape[-1])
 
     def projected(self, x: Bounded, kernel: Bounded) -> Bounded:
-        """x W, stored, for x (B, H, L, n) and W (H, n, m)."""
+        """Returns x W, stored, for x (B, H, L, n) and W (H, n, m)."""
         u, exact = self.u, x @ kernel
         rounded = stored(matrix_product(x, kernel, kernel.shape[-2], u), u.results)
         return Bounded(rounded.value, np.where(selects(kernel.value), exact.error, rounded.error))
@@ -102,7 +102,7 @@ class HeadProjection(Node):
         return self.projected(self.x.recomputed, self.kernel.output)
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dx = dy W^T; dW = x^T dy, stored per sample and then summed, or one sum."""
+        """Returns dx = dy W^T; dW = x^T dy, stored per sample and then summed, or one sum."""
         u, x = self.u, self.x.recomputed
         dx = self.projected(cotangent, self.kernel.output.mT)
         B, _, L, _ = x.shape

@@ -62,7 +62,7 @@ class Linear(Node):
         return y.reshape(*y.shape[:-1], *kernel.shape[1:])
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dx, dW, db."""
+        """Returns dx, dW, db."""
         u, x, kernel = self.u, self.x.recomputed, self.kernel.output
         dy = cotangent.reshape(*x.shape[:-1], self.width)
         kernel_T = transposed(flat(kernel))

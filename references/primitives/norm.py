@@ -109,7 +109,8 @@ class Standardised:
         epsilon: float,
         u: Roundoffs,
     ) -> Standardised:
-        """The steps for x (B, L, E), with `learned` mean and variance, or else those of x over `axes`."""
+        """Returns the steps for x (B, L, E), with `learned` mean and variance, or else those of x over
+        `axes`."""
         unit = _step_unit(u)
         moments = learned or [perturbed(moment) for moment in statistics(x, axes, u)]
         (mean, mean_error), (variance, variance_error) = (moment.parts for moment in moments)
@@ -185,7 +186,7 @@ class Norm(Node):
         return nan_to_inf(stored(out, u.results))
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dx, dg, db."""
+        """Returns dx, dg, db."""
         u, parts, dy = self.u, self.backward_steps, cotangent
         D, dg, db = dy, None, None
         if self.gain is not None:
@@ -231,14 +232,14 @@ class Norm(Node):
         return Bounded(rD.value - mean_rD.value - rN_mean.value, error)
 
     def _by_normal(self, x: Bounded) -> Bounded:
-        """x N, elementwise."""
+        """Returns x N, elementwise."""
         u, parts = self.u, self.backward_steps
         exact = x * parts.normal
         error = exact.error + 6 * _step_unit(u) * x.size * parts.reach + _product_floor(u)
         return perturbed(Bounded(exact.value, error))
 
     def _product(self, a: Bounded, b: Bounded) -> Bounded:
-        """a b, elementwise, stored like a step."""
+        """Returns a b, elementwise, stored like a step."""
         return stored(a * b, Store(_step_unit(self.u), _product_floor(self.u)))
 
     def _mean(self, x: Bounded, sizes: np.ndarray) -> Bounded:
@@ -252,15 +253,15 @@ class Norm(Node):
 
 
 def _sum_unit(n: int, u: Roundoffs) -> float:
-    """The relative error of a sum of n products in a derivative."""
+    """Returns the relative error of a sum of n products in a derivative."""
     return gamma(n + 4, u.accumulate) + 4 * u.step + gamma(n, u.reduction)
 
 
 def _step_unit(u: Roundoffs) -> float:
-    """The unit roundoff of a step of a norm: u_acc, or u_e if every step is stored."""
+    """Returns the unit roundoff of a step of a norm: u_acc, or u_e if every step is stored."""
     return max(u.accumulate, u.step)
 
 
 def _product_floor(u: Roundoffs) -> float:
-    """The underflow loss of a product of steps."""
+    """Returns the underflow loss of a product of steps."""
     return u.floor if u.step else u.product_underflow

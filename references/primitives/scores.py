@@ -46,7 +46,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def has_exact_scores(inputs: Inputs) -> bool:
-    """True if the recipe draws scores that no store rounds, in formats that hold them
+    """Returns True if the recipe draws scores that no store rounds, in formats that hold them
     (`ExactScores`)."""
     return inputs.case.recipe == "level"
 
@@ -167,7 +167,7 @@ class Scores(Node):
         return stored(products, self.u.scores)
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
+        """Returns dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
         u, dT = self.u, self._scaled(cotangent)
         dQ = self.query_gradient(dT)
         if u.gradient_blocks is not None:

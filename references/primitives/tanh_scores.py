@@ -97,14 +97,14 @@ class TanhScores(Node):
         return stored(self.weighted_sums * self.weight.output, Store(self.u.score))
 
     def _weighted_sum(self, x: Bounded, vector: Bounded) -> Bounded:
-        """sum_u vector_u x_u over the last axis, products and sum stored like scores."""
+        """Returns sum_u vector_u x_u over the last axis, products and sum stored like scores."""
         u, n, exact = self.u, vector.shape[0], x @ vector
         rounding = (gamma(n, u.accumulate) + u.score) * (x.size @ vector.size)
         error = exact.error + rounding + n * u.product_underflow
         return stored(Bounded(exact.value, error), Store(u.score))
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dQ, dK, dw, da and dc; None for an absent w, a or c."""
+        """Returns dQ, dK, dw, da and dc; None for an absent w, a or c."""
         u, dS = self.u, cotangent
         dr = dS if self.weight is None else stored_product(dS, self.weight.output, u)
         dh = (

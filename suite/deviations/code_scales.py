@@ -122,15 +122,14 @@ def tile_deviations(prefix: str, right: type) -> Iterator[Deviation]:
 def changed_scale(
     change: ScaleChange, names: tuple[str, ...], right: Scales, name: str, call: Coded
 ) -> Any:
-    """The step `scale_of`: changed scales if `name` ("key" or "value") is one of `names`, else right
-    ones."""
+    """Returns the scales of `name` ("key" or "value"), changed if `name` is one of `names`."""
     scale = right.scale_of(name, call)
     return change(scale) if name in names else scale
 
 
 def exchanged_scale(names: tuple[str, ...], right: Scales, name: str, call: Coded) -> np.ndarray:
-    """The step `scale_of`: the scales of values for keys, and of keys for values, if `name` is one of
-    `names` and the shapes are equal."""
+    """Returns the scales of values for keys, and of keys for values, if `name` is one of `names` and the
+    shapes are equal; else its own."""
     right_scale = right.scale_of(name, call)
     (other_name,) = {*KINDS} - {name}
     other_scale = right.scale_of(other_name, call)[..., : right_scale.shape[-1]]

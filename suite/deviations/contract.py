@@ -99,7 +99,7 @@ def attention_dropping_mask_axis(
 
 
 def no_check(right: Kernel, *arguments: Any) -> None:
-    """A validation step that accepts all arguments."""
+    """Accepts all arguments."""
 
 
 def compute_with_first_keys(right: Kernel, call: Call) -> Array:

@@ -83,7 +83,7 @@ class Binding:
     causal: str = ""
 
     def but(self, **changes: str) -> Binding:
-        """The binding with other values of some fields."""
+        """Returns the binding with other values of some fields."""
         return replace(self, **changes)
 
 

@@ -26,12 +26,12 @@ class Cache(Generic[Result]):
         return self._results[key]
 
     def clear(self) -> None:
-        """Forget all results."""
+        """Forgets all results."""
         self._results.clear()
 
     def __len__(self) -> int:
         return len(self._results)
 
     def __iter__(self) -> Iterator[Result]:
-        """The results, the most recently used last."""
+        """Yields the results, the most recently used last."""
         return iter(self._results.values())

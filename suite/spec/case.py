@@ -150,7 +150,7 @@ class Case:
         return case
 
     def option(self, name: str) -> Any:
-        """The value of an option, or None if the operator has no such option."""
+        """Returns the value of an option, or None if the operator has no such option."""
         return self._values.get(name)
 
     @cached_property
@@ -265,7 +265,7 @@ class Case:
         )
 
     def describe(self) -> str:
-        """A description of the case in a few lines."""
+        """Returns a description of the case in a few lines."""
         sizes = self.letters
         dense = self.mask.dense(self.sizes).shape if self.mask else None
         lines = [self.id, f"  {self.operator.text}", f"  dtype   {self.dtype.long_name}"]

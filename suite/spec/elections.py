@@ -333,7 +333,7 @@ class ElectionCase:
         return {"question": self.question.name}
 
     def describe(self) -> str:
-        """A description of the question in a few lines."""
+        """Returns a description of the question in a few lines."""
         return f"{self.id}\n  {self.question.text}: {' | '.join(self.question.options)}"
 
     def __str__(self) -> str:

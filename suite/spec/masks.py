@@ -30,7 +30,8 @@ class Mask:
         raise NotImplementedError
 
     def allowed(self, ix: PairIndex) -> np.ndarray:
-        """Boolean, broadcastable to (B, H, rows, Lk): True where the query attends the key."""
+        """Returns a boolean array, broadcastable to (B, H, rows, Lk): True where the query attends the
+        key."""
         raise NotImplementedError
 
     @property

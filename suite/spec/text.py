@@ -67,13 +67,13 @@ class PrintableStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream."""
+        """Flushes the stream."""
         with self._while_read():
             self._stream.flush()
 
     @contextlib.contextmanager
     def _while_read(self) -> Iterator[None]:
-        """A context that raises SystemExit if the stream cannot be written."""
+        """Returns a context that raises SystemExit if the stream cannot be written."""
         try:
             yield
         except OSError as error:
@@ -90,7 +90,7 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[None]:
-    """A context with standard output and standard error as `PrintableStream`s."""
+    """Returns a context with standard output and standard error as `PrintableStream`s."""
     out, err = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield

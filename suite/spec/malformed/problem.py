@@ -67,7 +67,7 @@ class MalformedCase:
         return "must raise" + (", or answer without memory of others" if self.contained else "")
 
     def describe(self) -> str:
-        """A description of the malformed problem in a few lines."""
+        """Returns a description of the malformed problem in a few lines."""
         return f"{self.id}\n  {self.text}; an implementation {self.requirement}"
 
     def __str__(self) -> str:

@@ -134,11 +134,11 @@ class Rotation:
         return ATTENTION_FACTOR if self.scaling.endswith("-factor") else None
 
     def short_factors(self) -> np.ndarray:
-        """longrope: divisors of the frequencies up to the original length, (size / 2,)."""
+        """Returns longrope's divisors (size / 2,) of the frequencies up to the original length."""
         return 1.0 + np.arange(self.size // 2) / 8.0
 
     def long_factors(self) -> np.ndarray:
-        """longrope: divisors of the frequencies beyond the original length, (size / 2,)."""
+        """Returns longrope's divisors (size / 2,) of the frequencies beyond the original length."""
         return 1.0 + np.arange(self.size // 2) / 2.0
 
 
