@@ -205,7 +205,7 @@ class Scripted(Implementation):
                         if played_inputs is not inputs:  # another sequence has other tokens
                             k, v = -k, -v
                         context = StepContext(played_inputs, action, contents)
-                        if not action.asked:
+                        if not action.has_queries:
                             state = self.fill(state, earlier, k, v, context)
                             continue
                         q = action.cut(query, self.concat, self.token_axis, queries=True)

@@ -37,7 +37,7 @@ def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 def refuse_malformed(arrays: Mapping[str, Any], inputs: Inputs) -> None:
     """Raise ValueError if the pools have different sizes, and the errors of `in_pages.refuse_malformed`
     for a malformed page table or malformed lengths."""
-    pools = in_pages.pools(inputs).items()
+    pools = in_pages.pool_axes_by_name(inputs).items()
     pool_sizes = {tuple(arrays[name].shape[axes.index(x)] for x in "ps") for name, axes in pools}
     if len(pool_sizes) > 1:
         raise ValueError(f"expected pools of one size, got {pool_sizes}")

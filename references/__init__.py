@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 
 
 def find(operator: Operator) -> Reference:
-    """The reference of an operator."""
+    """Returns the reference of an operator: `reference` in the module `references.<operator.module>`."""
     module = import_module(f"attention_conformance.references.{operator.module}")
     return cast("Reference", module.reference)

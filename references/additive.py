@@ -19,15 +19,17 @@ from attention_conformance.references.tape import Node
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, Lq, Ev), and the weights."""
+    """Returns the output (B, Lq, Ev), and if requested the weights."""
     kernels = {name: problem.optional_leaf(f"{name}_kernel") for name in ("query", "key")}
-    features = 0
+    joint_features = 0
     if problem.inputs.self_attention:
-        features = sum(kernel.array.shape[1] for kernel in kernels.values() if kernel is not None)
+        joint_features = sum(
+            kernel.array.shape[1] for kernel in kernels.values() if kernel is not None
+        )
 
     def projected(name: str) -> Node:
         x, kernel = problem.leaf(name), kernels[name]
-        return x if kernel is None else Linear(problem.u, x, kernel, features=features)
+        return x if kernel is None else Linear(problem.u, x, kernel, joint_features=joint_features)
 
     query, key = projected("query"), projected("key")
     return attend_scores(

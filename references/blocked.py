@@ -172,9 +172,10 @@ def bounded(
     inputs: Inputs, u: Roundoffs, query: np.ndarray, key: np.ndarray, value: np.ndarray,
     *, part: int = 0, lse: bool = False, empty_rows: str = "zeros", **options: Any,
 ) -> Outputs:  # fmt: skip
-    """The output of `attention` with its bound, and in 16-bit dtypes its standard deviation; with `lse`
-    also the log-sum-exp. If inputs are computed in several parts, each with other operands, `part` is the
-    number of the part: passes are cached by it."""
+    """Returns the output of `attention` with its bound, and in 16-bit dtypes its standard deviation; with
+    `lse` also the log-sum-exp.
+    `part`: the number of this call if the inputs are computed by several calls with different operands.
+    The cache of passes needs the number."""
     compute = partial(
         attention, query, key, value, scale=inputs.scale, empty_rows=empty_rows, terms=True,
         precision=precision_for(inputs.dtype), variance=inputs.dtype.is_half, **options,
@@ -227,7 +228,7 @@ def _check_shapes(
 
 
 def _blocks(shape: tuple[int, int, int, int]) -> list[slice]:
-    """The slice of query rows of each block, for the `shape` (B, H, Lq, Lk) of the scores."""
+    """Returns the slice of query rows of each block. `shape`: (B, H, Lq, Lk)."""
     B, H, Lq, Lk = shape
     pairs = max(1, B * H * Lk)
     step = BLOCK_ELEMENTS // pairs
@@ -237,8 +238,8 @@ def _blocks(shape: tuple[int, int, int, int]) -> list[slice]:
 
 
 def _as_rows(array: np.ndarray | MaskRows | None) -> MaskRows | None:
-    """The function from a slice of query rows to that block of an array, which broadcasts to rank 4. A
-    function is returned as it is."""
+    """Returns a function from a slice of query rows to these rows of `array`, of rank 4 (size 1 where the
+    array broadcasts). A function or None is returned unchanged."""
     if array is None or not isinstance(array, np.ndarray):
         return array
     full: np.ndarray = array.reshape((1,) * (4 - array.ndim) + array.shape)
@@ -248,7 +249,8 @@ def _as_rows(array: np.ndarray | MaskRows | None) -> MaskRows | None:
 def _hidden_pairs(
     mask_rows: MaskRows | None, bias_rows: MaskRows | None, rows: slice
 ) -> np.ndarray | None:
-    """Boolean: pairs of a block that the mask or a bias of -inf hides; None if all attend."""
+    """Returns the hidden pairs of a block: True where the mask is False or the bias is -inf. Boolean,
+    broadcastable to (B, H, rows, Lk); None if all pairs attend."""
     hidden = None if mask_rows is None else ~mask_rows(rows)
     if bias_rows is not None:
         bias_hides = np.isneginf(bias_rows(rows))
@@ -260,7 +262,7 @@ def _hidden_pairs(
 def _attended_keys(
     mask_rows: MaskRows | None, bias_rows: MaskRows | None, shape: tuple[int, int, int, int]
 ) -> np.ndarray:
-    """Boolean (B, H, Lk): keys that at least one row attends."""
+    """Returns, boolean (B, H, Lk), the keys that at least one row attends. `shape`: (B, H, Lq, Lk)."""
     B, H, _, Lk = shape
     attended = np.zeros((B, H, Lk), bool)
     for rows in _blocks(shape):

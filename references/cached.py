@@ -68,7 +68,7 @@ class ChunkedReference(Reference):
 
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes.
+        """Returns the output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes.
 
         Every row has keys, so `empty_rows` has no influence. There is no standard deviation if keys have
         errors before they attend, and for scores that no store rounds. Raises NoExtendedPrecision.
@@ -100,8 +100,9 @@ class ChunkedReference(Reference):
 
 
 def chunk_rows(problem: Problem, view: View) -> Bounded:
-    """The output rows (b, H, rows, Dv) of a chunk whose keys have errors of a rotation, of codes, or of
-    both. A cache may rotate keys before they become codes, or when they are read."""
+    """Returns the output rows (b, H, rows, Dv) of a chunk. Its keys have errors of a rotation, of codes,
+    or of both. A cache may rotate keys before or after it rounds them to codes: the larger error
+    counts."""
     u, inputs, arrays = problem.u, problem.inputs, problem.arrays
     rope = rotation(inputs.case)
 
@@ -116,16 +117,13 @@ def chunk_rows(problem: Problem, view: View) -> Bounded:
             rotated(x, at, rope) for x, at in ((query, view.at), (rotated_key, view.positions))
         )
     if u.codes:
-        decoded_key = decoded(rotated_key.output, u)
+        code_key = with_code_errors(rotated_key.output, u)
         if rope is not None:
-            rotated_codes = rotated(
-                Leaf(u, decoded(Bounded.exact(key), u)), view.positions, rope
-            ).output
-            decoded_key = Bounded(
-                decoded_key.value, np.maximum(decoded_key.error, rotated_codes.error)
-            )
-        rotated_key = Leaf(u, decoded_key)
-    values = Leaf(u, decoded(Bounded.exact(value), u)) if u.codes else leaf(value)
+            unrotated_codes = Leaf(u, with_code_errors(Bounded.exact(key), u))
+            rotated_codes = rotated(unrotated_codes, view.positions, rope).output
+            code_key = Bounded(code_key.value, np.maximum(code_key.error, rotated_codes.error))
+        rotated_key = Leaf(u, code_key)
+    values = Leaf(u, with_code_errors(Bounded.exact(value), u)) if u.codes else leaf(value)
     rows, keys = query.shape[2], key.shape[2]
     features, precision = view.features(inputs.features), precision_for(inputs.dtype)
     score_steps, sink = split_steps(features, rows, keys, precision)
@@ -138,18 +136,19 @@ def chunk_rows(problem: Problem, view: View) -> Bounded:
 
 
 def rotated(x: Node, positions: np.ndarray, rope: Rotation) -> Rotated:
-    """x (b, H, n, D) rotated by positions (b, n); negative positions count as 0."""
+    """Returns x (b, H, n, D), rotated by its positions (b, n). Negative positions count as 0."""
     clipped = np.maximum(positions, 0).astype(x.output.value.dtype)
     return Rotated(x.u, x, *table(rope, clipped, x.u), rope)
 
 
-def decoded(x: Bounded, u: Roundoffs) -> Bounded:
-    """Keys or values (..., D) with the errors of the codes in which a cache keeps them."""
+def with_code_errors(x: Bounded, u: Roundoffs) -> Bounded:
+    """Returns keys or values x (..., D) with the errors of a cache that keeps codes of the format
+    `u.codes`. The value is unchanged."""
     code = CODES[u.codes or ""]
     scale = x.size.max(-1, keepdims=True, initial=0.0) / code.max
     t = x.size / np.where(scale > 0, scale, 1)
-    decoding_error = scale * code_error(t, 4 * u.score * t + u.score_floor, code)
-    return with_product_errors(Bounded(x.value, x.error + decoding_error), u)
+    rounding_error = scale * code_error(t, 4 * u.score * t + u.score_floor, code)
+    return with_product_errors(Bounded(x.value, x.error + rounding_error), u)
 
 
 def compose(problem: Problem) -> Composition:

@@ -22,10 +22,10 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Problem:
-    """The arrays of a case as leaves, and the roundoffs `u`, from which an operator is composed.
+    """What an operator is composed from: the arrays of the inputs, as leaves, and the roundoffs `u`.
 
-    `empty_rows` is the output of fully masked rows, and `gradient_rows` says how derivatives treat these
-    (`references.outputs`).
+    `empty_rows` (one of `references.outputs.EMPTY_ROWS`) is the output of fully masked rows.
+    `gradient_rows` (one of `EMPTY_ROW_GRADIENTS`) says how derivatives treat these rows.
     """
 
     def __init__(self, inputs: Inputs, u: Roundoffs, empty_rows: str, gradient_rows: str) -> None:
@@ -35,20 +35,21 @@ class Problem:
         self._leaves: dict[str, Leaf] = {}
 
     def leaf(self, name: str) -> Leaf:
-        """The leaf of an array that matrix products or norms take (`rounded_input`). With one tensor as
-        query, key and value, all three names give the leaf of the query."""
+        """Returns the leaf of the array `name`, an operand of a matrix product or norm, with the error of
+        `rounded_input`. If query, key and value are one tensor, all three names give the query's leaf."""
         if self.inputs.self_attention and name in ("key", "value"):
             name = "query"
         return self._leaf(name, rounded_input)
 
     def exact_leaf(self, name: str) -> Leaf | None:
-        """The leaf without error of an array that no matrix product or norm takes; None without array."""
+        """Returns the leaf of the array `name` without error; None if the inputs lack the array. Operands
+        of matrix products and norms use `leaf`."""
         if name not in self.arrays:
             return None
         return self._leaf(name, lambda array, u: Bounded.exact(array))
 
     def _leaf(self, name: str, bounded: Callable[[np.ndarray, Roundoffs], Bounded]) -> Leaf:
-        """The leaf of an array, one for all uses; `bounded` gives the array its error."""
+        """Returns the leaf of an array, always the same one; `bounded` gives the array its error."""
         if name not in self._leaves:
             self._leaves[name] = Leaf(self.u, bounded(self.arrays[name], self.u), name)
         return self._leaves[name]
@@ -62,7 +63,7 @@ class Problem:
         return scale
 
     def optional_leaf(self, name: str) -> Leaf | None:
-        """`leaf`, or None if the inputs lack the array."""
+        """Returns `leaf(name)`, or None if the inputs lack the array."""
         return self.leaf(name) if name in self.arrays else None
 
 
@@ -84,17 +85,18 @@ class Reference:
         self.compose = compose
 
     def roundoffs(self, inputs: Inputs, u: Roundoffs) -> Roundoffs:
-        """The roundoffs of the composition, for an implementation with roundoffs `u`."""
+        """Returns the roundoffs for the composition: by default the roundoffs `u` of the
+        implementation."""
         return u
 
     def inputs_given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
-        """The inputs by which the output of an `answer` is judged, given its further outputs: by default
-        the inputs themselves."""
+        """Returns the inputs by which the output in `answer` is judged: by default `inputs`. An operator
+        may replace arrays by further outputs of the answer, such as codes that the call wrote."""
         return inputs
 
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output and the further outputs requested (weights), each with its bound.
+        """Returns the output and the further outputs requested (weights), each with its bound.
 
         `empty_rows` is the output of fully masked rows (`references.outputs.EMPTY_ROWS`). Raises
         ValueError for an unknown value, and NoExtendedPrecision if float64 cannot be judged here.
@@ -108,7 +110,7 @@ class Reference:
 
     @np.errstate(all="ignore")
     def recomputed(self, inputs: Inputs, rounding: Roundoffs) -> Outputs:
-        """The output as a backward pass recomputes it, with its bound."""
+        """Returns the output as a backward pass recomputes it, with its bound."""
         composition = self._differentiable(inputs, rounding, "zeros")
         return _outputs(inputs, composition, {"output": composition.output.recomputed})
 
@@ -138,7 +140,7 @@ class Reference:
         self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
         empty_rows: str = "zeros",
     ) -> Outputs:  # fmt: skip
-        """JVP of the output for `tangents`, which have the shapes of their arrays.
+        """Returns the JVP of the output for `tangents`, which have the shapes of their arrays.
 
         `empty_rows` as in `vjp`. Raises ValueError as `vjp` does, and for tangents of unknown or
         constant arrays.
@@ -153,14 +155,14 @@ class Reference:
         return _outputs(inputs, composition, {"output": tangent})
 
     def _differentiable(self, inputs: Inputs, u: Roundoffs, empty_rows: str) -> Composition:
-        """The composition for derivatives. Raises ValueError for an unknown `empty_rows`."""
+        """Returns the composition for derivatives. Raises ValueError for an unknown `empty_rows`."""
         check_empty_rows(empty_rows, EMPTY_ROW_GRADIENTS)
         output_rows = "zeros" if empty_rows == "zeros" else "uniform"
         return self.compose(Problem(inputs, self.roundoffs(inputs, u), output_rows, empty_rows))
 
 
 def _outputs(inputs: Inputs, composition: Composition, arrays: Mapping[str, Bounded]) -> Outputs:
-    """`Outputs` of a composition with these arrays, in which a bound of NaN is infinite."""
+    """Returns the `Outputs` with these arrays. A bound of NaN becomes infinite."""
     keys = composition.keys
     if keys is None:
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)

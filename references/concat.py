@@ -14,7 +14,7 @@ from attention_conformance.references.primitives.tanh_scores import TanhScores
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, Lq, Ev), and the weights."""
+    """Returns the output (B, Lq, Ev), and if requested the weights."""
     query, key = problem.leaf("query"), problem.leaf("key")
     scale, weight = problem.exact_leaf("scale"), problem.exact_leaf("concat_weight")
     scores = TanhScores(problem.u, query, key, scale=scale, weight=weight)

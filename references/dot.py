@@ -14,7 +14,7 @@ from attention_conformance.references.primitives.scores import Scores
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, Lq, Ev), and the weights."""
+    """Returns the output (B, Lq, Ev), and if requested the weights."""
     learned = problem.exact_leaf("scale")
     scale = 1.0 if learned is None else learned.array.value.item()
     query, key = as_head(problem.leaf("query")), as_head(problem.leaf("key"))

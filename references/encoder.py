@@ -24,7 +24,7 @@ from attention_conformance.references.tape import Node
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, L, E)."""
+    """Returns the output (B, L, E)."""
     u, x = problem.u, problem.leaf("query")
     pre = problem.inputs.case.option("pre")
     heads, attend = multi_head.attended(
@@ -40,12 +40,13 @@ def compose(problem: Problem) -> Composition:
 
 
 def _norm(problem: Problem, x: Node, name: str) -> Norm:
+    """Returns the layer norm of x with the parameters of `name` ("norm1" or "norm2")."""
     gain, offset = problem.leaf(f"{name}_gain"), problem.leaf(f"{name}_offset")
     return Norm(problem.u, x, gain, offset, (2,), problem.inputs.epsilon)
 
 
 def _network(problem: Problem, y: Node) -> Node:
-    """g(y W1 + b1) W2 + b2."""
+    """Returns the feed-forward network of y: g(y W1 + b1) W2 + b2."""
     hidden = _linear(problem, y, "linear1")
     active = Activation(problem.u, hidden, problem.inputs.case.option("activation"))
     return _linear(problem, active, "linear2")

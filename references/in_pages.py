@@ -83,7 +83,8 @@ class InPages(Reference):
 
 
 def outputs_in_pools(inputs: Inputs, outputs: Outputs, axes: Axes) -> Outputs:
-    """The outputs of the problem without pages (with `axes`), put into pools if the inputs have pages."""
+    """Returns `outputs` with the arrays of tokens written into their pools. Outputs of inputs without
+    pages are returned unchanged. `axes`: the axes of the outputs without pages, by name."""
     if "page_table" not in inputs.arrays:
         return outputs
     arrays, slot, case = dict(outputs.arrays), slots(inputs), inputs.case
@@ -97,8 +98,8 @@ def outputs_in_pools(inputs: Inputs, outputs: Outputs, axes: Axes) -> Outputs:
 
 
 def with_new_tokens(inputs: Inputs, outputs: Outputs) -> Outputs:
-    """Gradients of the pools with stored tokens, split into gradients of the new tokens and of the pools
-    before the call."""
+    """Returns `outputs`, gradients of pools after a store, with each gradient split in two: that of the
+    new tokens, and that of the pool before the store, which is 0 in their slots."""
     arrays, case, axes = dict(outputs.arrays), inputs.case, case_without_pages(inputs.case).axes
     slot = slots(inputs)[:, -inputs.sizes.Lq :]
     for name in stored_pool_names(case):
@@ -113,23 +114,24 @@ def with_new_tokens(inputs: Inputs, outputs: Outputs) -> Outputs:
 
 
 def pool_gradients(inputs: Inputs, outputs: Outputs, axes: Axes, u: Roundoffs) -> Outputs:
-    """The gradients of the problem without pages (with `axes`), put into pools if the inputs have pages.
+    """Returns `outputs`, gradients of tokens, as gradients of the pools. Gradients for inputs without
+    pages are returned unchanged. `axes`: the axes of the arrays without pages, by name.
     A slot that several samples share has the sum of their gradients, and every partial sum is stored."""
     if "page_table" not in inputs.arrays:
         return outputs
     arrays, slot, case = dict(outputs.arrays), slots(inputs), inputs.case
-    owners = np.zeros(inputs.letters["p"] * inputs.letters["s"])
-    np.add.at(owners, slot[slot >= 0], 1)
+    samples_of_slot = np.zeros(inputs.letters["p"] * inputs.letters["s"])
+    np.add.at(samples_of_slot, slot[slot >= 0], 1)
     for name, x in outputs.arrays.items():
         if is_pooled(array_axes := axes[name]):
             parts = []
             for part in (x.value, x.error, x.size):
                 tokens = tokens_first(part, array_axes)
-                sums = np.zeros((len(owners), *tokens.shape[2:]), tokens.dtype)
+                sums = np.zeros((len(samples_of_slot), *tokens.shape[2:]), tokens.dtype)
                 np.add.at(sums, slot[slot >= 0], tokens[slot >= 0])
                 parts.append(sums)
             value, error, size = parts
-            store_counts = np.maximum(owners - 1, 0).reshape(-1, *[1] * (size.ndim - 1))
+            store_counts = np.maximum(samples_of_slot - 1, 0).reshape(-1, *[1] * (size.ndim - 1))
             error = error + store_counts * (u.output * size + u.floor)
             arrays[name] = Bounded(
                 pool_of(case, value, array_axes), pool_of(case, error, array_axes)

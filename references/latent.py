@@ -45,13 +45,14 @@ from attention_conformance.suite.spec.operators.latent import dequantized, plain
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, H, Lq, Dv) and the log-sum-exp (B, H, Lq)."""
+    """Returns the output (B, H, Lq, Dv) and the log-sum-exp (B, H, Lq)."""
     u, s = problem.u, problem.sizes
     pairs, latent = Pairs.of(problem), latents(problem)
     w_uk, w_uv = problem.leaf("w_uk"), problem.leaf("w_uv")
 
     def scores(query: Node, key: Node, rope: Node) -> Node:
-        """The scores of queries and keys plus those of the rotary parts; `rope`: rotary keys."""
+        """Returns the scores of `query` and `key` plus the scores of the rotary queries and the rotary
+        keys `rope`."""
         parts = ((query, key), (problem.leaf("query_rope"), rope))
         plain_part, rotary_part = (Scores(u, q, k, problem.scale, pairs) for q, k in parts)
         score_sum = ScoreSum(plain_part, rotary_part)
@@ -61,7 +62,7 @@ def compose(problem: Problem) -> Composition:
         return ExactScores(score_sum, q, k, float(problem.scale))
 
     def as_one_head(x: Node) -> Node:
-        """x (B, Lk, .), which all heads share, as (B, 1, Lk, .)."""
+        """Returns x (B, Lk, .), which all heads share, as (B, 1, Lk, .)."""
         return Reshaped(x, (s.B, 1, s.Lk, x.shape[-1]))
 
     query, rope = problem.leaf("query"), as_one_head(problem.leaf("key_rope"))
@@ -72,15 +73,18 @@ def compose(problem: Problem) -> Composition:
         attend = Attend(u, scores(absorbed_query, key, rope), key, pairs)
         output = ProjectedAverage(attend, MovedAxis(w_uv, 1, 0))
     else:
-        features = s.H * (s.D + s.Dv)
-        projected = (ProjectedLatents(u, latent, w, features=features) for w in (w_uk, w_uv))
-        key, value = (MovedAxis(x, 2, 1) for x in projected)
+        width = s.H * (s.D + s.Dv)
+        key, value = (
+            MovedAxis(ProjectedLatents(u, latent, w, joint_features=width), 2, 1)
+            for w in (w_uk, w_uv)
+        )
         output = attend = Attend(u, scores(query, key, rope), value, pairs)
     return Composition(output, {"lse": LogSumExp(attend)}, pairs.keys)
 
 
 def latents(problem: Problem) -> Leaf:
-    """The latents (B, Lk, R). If they come as codes, they are constants with errors."""
+    """Returns the leaf of the latents (B, Lk, R). Latents that come as codes are a constant with
+    errors."""
     if "latent" in problem.arrays:
         return problem.leaf("latent")
     exact = Bounded.exact(dequantized(problem.arrays))
@@ -91,7 +95,7 @@ class _Latent(InPages):
     """Latent attention in the form that the roundoffs declare, or with the larger bound of both forms."""
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output and the log-sum-exp, with their bounds. Raises NoExtendedPrecision."""
+        """Returns the output and the log-sum-exp, with their bounds. Raises NoExtendedPrecision."""
         return self.in_declared_form(super().forward, rounding, inputs, empty_rows=empty_rows)
 
     def vjp(
@@ -106,14 +110,14 @@ class _Latent(InPages):
         self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
         empty_rows: str = "zeros",
     ) -> Outputs:  # fmt: skip
-        """The JVP of the output, as `Reference.jvp`."""
+        """Returns the JVP of the output, as `Reference.jvp`."""
         return self.in_declared_form(super().jvp, rounding, inputs, tangents, empty_rows=empty_rows)
 
     def in_declared_form(
         self, compute: Callable[..., Outputs], u: Roundoffs, *arguments: Any, **options: Any
     ) -> Outputs:
-        """The outputs of `compute` in the declared form; if none is declared, with the larger bound of
-        both forms."""
+        """Returns `compute(*arguments, roundoffs, **options)` in the form that `u.absorbs` declares. If
+        it is None, both forms are computed, and each element has the larger bound."""
         if u.absorbs is not None:
             return compute(*arguments, u, **options)
         forms = (replace(u, absorbs=absorbs) for absorbs in (False, True))

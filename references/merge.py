@@ -45,7 +45,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def compose(problem: Problem) -> Composition:
-    """The merged output (B, H, Lq, Dv)."""
+    """Returns the merged output (B, H, Lq, Dv)."""
     s, u = problem.sizes, problem.u
     rows = s.B * s.H * s.Lq
     values = Reshaped(MovedAxis(problem.leaf("partial_output"), 0, 3), (rows, 1, s.Lk, s.Dv))
@@ -57,13 +57,16 @@ def compose(problem: Problem) -> Composition:
 
 
 class _Merge(Reference):
+    """The reference of the merge: one row of P keys per merged row."""
+
     def roundoffs(self, inputs: Inputs, u: Roundoffs) -> Roundoffs:
-        """(P - 1) u_acc stands for u_acc: kernels may merge one part after the other."""
+        """Returns `u` with (P - 1) u_acc for u_acc, because kernels may merge one part after the
+        other."""
         return replace(u, accumulate=max(inputs.sizes.Lk - 1, 1) * u.accumulate)
 
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The merged output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and the
+        """Returns the merged output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and the
         log-sum-exp (B, H, Lq).
 
         Rows without keys in every part give 0 and -inf, for any `empty_rows`. Raises
@@ -115,7 +118,7 @@ class _Merge(Reference):
 
 
 def largest_distance(inputs: Inputs, output: np.ndarray) -> np.ndarray:
-    """max |o_i - o| (B, H, Lq, Dv) over the parts, float64."""
+    """Returns max_i |o_i - o| over the parts i, float64 (B, H, Lq, Dv)."""
     return magnitude(inputs.arrays["partial_output"] - output).max(0, initial=0.0)
 
 

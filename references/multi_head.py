@@ -41,19 +41,20 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, Lq, Eo), and the weights."""
+    """Returns the output (B, Lq, Eo), and if requested the weights."""
     output, attend = attended(problem, *(problem.leaf(name) for name in OPERANDS))
     return layer_composition(problem, output, attend)
 
 
 def attended(problem: Problem, query: Node, key: Node, value: Node) -> tuple[Node, Attend]:
-    """The output (B, Lq, Eo), and the attention of the heads."""
+    """Returns the output (B, Lq, Eo), and the attention of the heads before gate and projection."""
     attend = heads(problem, query, key, value)
     return gated_and_projected(problem, attend), attend
 
 
 def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
-    """The attention of all heads, (B, H, Lq, Dv), before gate and output projection."""
+    """Returns the attention of all heads, (B, H, Lq, Dv), before gate and output projection. `query`,
+    `key` and `value` (B, L, width) are not yet projected."""
     u, pairs = problem.u, Pairs.of(problem)
     q, k, v = (
         _projected_heads(problem, x, name)
@@ -67,7 +68,8 @@ def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
 
 
 def gated_and_projected(problem: Problem, attended: Node) -> Node:
-    """The output (B, Lq, Eo) of heads (B, H, Lq, Dv), by the gate and the output projection."""
+    """Returns the output (B, Lq, Eo): the heads `attended` (B, H, Lq, Dv) after gate and output
+    projection. A gate or projection that the problem lacks is skipped."""
     u, s, gate = problem.u, problem.sizes, problem.optional_leaf("gate_kernel")
     if gate is not None:
         bias = problem.exact_leaf("gate_bias")
@@ -82,14 +84,16 @@ def gated_and_projected(problem: Problem, attended: Node) -> Node:
 
 
 def _projected_heads(problem: Problem, x: Node, name: str) -> Node:
-    """Projected query, key or value, (B, heads, L, size), normalised if there is a gain."""
+    """Returns query, key or value (`name`) after its projection, (B, heads, L, size), normalised if there
+    is a gain."""
     u, kernel = problem.u, problem.leaf(f"{name}_kernel")
     bias, operands = f"{name}_bias", OPERANDS if problem.inputs.self_attention else (name,)
-    projected = (*operands, "gate") if "query" in operands else operands
-    names = [f"{operand}_kernel" for operand in projected]
-    widths = [math.prod(problem.arrays[n].shape[1:]) for n in names if n in problem.arrays]
-    features = sum(widths) if len(widths) > 1 else 0
-    heads = MovedAxis(Linear(u, x, kernel, problem.exact_leaf(bias), bias, features), 2, 1)
+    # All projections of one tensor may be one product.
+    projections = (*operands, "gate") if "query" in operands else operands
+    kernels = [f"{projection}_kernel" for projection in projections]
+    widths = [math.prod(problem.arrays[n].shape[1:]) for n in kernels if n in problem.arrays]
+    joint_features = sum(widths) if len(widths) > 1 else 0
+    heads = MovedAxis(Linear(u, x, kernel, problem.exact_leaf(bias), bias, joint_features), 2, 1)
     gain = problem.optional_leaf(f"{name}_gain")
     if gain is None:
         return heads

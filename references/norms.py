@@ -40,7 +40,8 @@ def compose(problem: Problem) -> Composition:
 
 
 def _learned_statistics(problem: Problem) -> Statistics:
-    """The learned mean and variance (E,), with the errors of running averages."""
+    """Returns the learned mean and variance (E,). With the option `averaged` they have the errors of
+    running averages."""
     u, inputs = problem.u, problem.inputs
     factor = inputs.case.option("averaged")
     moments = problem.leaf("mean").array, problem.leaf("variance").array

@@ -11,20 +11,20 @@ from attention_conformance.references.tape import Node
 
 
 def as_head(x: Node) -> Reshaped:
-    """(B, L, width) as one head, (B, 1, L, width)."""
+    """Returns x (B, L, width) as one head, (B, 1, L, width)."""
     B, L, width = x.shape
     return Reshaped(x, (B, 1, L, width))
 
 
 def attend_scores(problem: Problem, scores: Node) -> Composition:
-    """The output (B, Lq, Ev) for scores (B, Lq, Lk), and the weights if requested."""
+    """Returns the output (B, Lq, Ev) for scores (B, Lq, Lk), and the weights if requested."""
     s = problem.sizes
     return attend_head_scores(problem, Reshaped(scores, (s.B, 1, s.Lq, s.Lk)), Pairs.of(problem))
 
 
 def attend_head_scores(problem: Problem, scores: Node, pairs: Pairs) -> Composition:
-    """The output (B, Lq, Ev) for scores (B, 1, Lq, Lk), to which a bias is added, and the weights if
-    requested."""
+    """Returns the output (B, Lq, Ev) for scores (B, 1, Lq, Lk), and the weights if requested. A bias of
+    the inputs is added to the scores first."""
     if problem.inputs.bias is not None:
         scores = Biased(problem.u, scores, problem.leaf("bias"))
     attend = Attend(problem.u, scores, as_head(problem.leaf("value")), pairs)
@@ -32,7 +32,8 @@ def attend_head_scores(problem: Problem, scores: Node, pairs: Pairs) -> Composit
 
 
 def layer_composition(problem: Problem, output: Node, attend: Attend) -> Composition:
-    """The output of a layer, and if requested its weights (B, H, Lq, Lk) or their average over heads."""
+    """Returns `output`, and if requested the weights of `attend`: (B, H, Lq, Lk), or averaged over
+    heads."""
     further_outputs, returned = {}, problem.inputs.returned
     if returned != "none":
         weights = Weights(attend, returned == "average")

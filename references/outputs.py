@@ -49,7 +49,7 @@ class Outputs:
 def in_precision(
     inputs: Inputs, arrays: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Arrays by name (default: the arrays of the inputs) in the precision of the reference.
+    """Returns `arrays` by name (default: the arrays of the inputs) in the precision of the reference.
 
     Raises NoExtendedPrecision if float64 cannot be judged on this platform.
     """
@@ -59,7 +59,7 @@ def in_precision(
 
 
 def checked_tangents(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tangents by name, in the precision of the reference.
+    """Returns the tangents by name, in the precision of the reference.
 
     Raises ValueError for tangents of arrays that the inputs lack, and of constants.
     """

@@ -32,8 +32,8 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import parts
 
 Part = tuple[slice, slice | np.ndarray, np.ndarray]
-"""A part of the problem that is plain attention by itself: its queries, its keys (a slice or indices),
-and its mask (queries, keys), True attends."""
+"""A part of the problem that is plain attention: the slice of its queries, the slice or indices of its
+keys, and its mask (queries, keys), True attends."""
 
 
 class ByParts(Reference):
@@ -53,7 +53,7 @@ class ByParts(Reference):
         self.parts, self.token_nodes, self.token_arrays = parts, token_nodes, token_arrays
 
     def composed(self, problem: Problem) -> Composition:
-        """The output (Lq, H, Dv), as a composition."""
+        """Returns the composition of the output (Lq, H, Dv)."""
         u, s, inputs = problem.u, problem.sizes, problem.inputs
         query, (key, value) = Packed(problem.leaf("query")), self.token_nodes(problem)
         outputs: list[Node] = []
@@ -70,7 +70,7 @@ class ByParts(Reference):
         return Composition(Concatenated(u, outputs), keys=np.ones((1, 1, s.Lq), int))
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output (Lq, H, Dv), with its standard deviation in 16-bit dtypes.
+        """Returns the output (Lq, H, Dv), with its standard deviation in 16-bit dtypes.
 
         Every row has keys, so `empty_rows` has no influence. Raises NoExtendedPrecision.
         """
@@ -95,7 +95,7 @@ class ByParts(Reference):
 
 
 def _key_and_value(problem: Problem) -> tuple[SharedTensor, SharedTensor]:
-    """The nodes of packed keys and values."""
+    """Returns the nodes of packed keys (Lk, Hkv, D) and values (Lk, Hkv, Dv)."""
     return Packed(problem.leaf("key")), Packed(problem.leaf("value"))
 
 
@@ -105,6 +105,6 @@ reference = ByParts(
 
 
 def _by_head(x: Segment) -> Node:
-    """A segment (l, H, D) as (1, H, l, D)."""
+    """Returns a segment x (l, H, D) as (1, H, l, D)."""
     length, heads, size = x.shape
     return Reshaped(MovedAxis(x, 0, 1), (1, heads, length, size))

@@ -25,7 +25,7 @@ from attention_conformance.suite.spec.operators.paged import samples
 
 
 def _slots(problem: Problem, name: str) -> SharedTensor:
-    """All slots (P * S, Hkv, .) of a pool."""
+    """Returns the node of all slots (P * S, Hkv, .) of the pool `name`."""
     case = problem.inputs.case
     paged: Node = problem.leaf(name)
     if case.option("layout") == "hnd":

@@ -47,7 +47,7 @@ class Written(Node):
         return self._put(cache, tokens[self.is_written])
 
     def _put(self, cache: Bounded, tokens: Bounded) -> Bounded:
-        """A copy of a pool with tokens in the written slots."""
+        """Returns a copy of the pool `cache` with `tokens` in the written slots."""
         parts = []
         for pool_part, token_part in zip(cache.parts, tokens.parts, strict=True):
             slots = flat_slots(self.case, pool_part).copy()
@@ -57,7 +57,7 @@ class Written(Node):
 
 
 def compose(problem: Problem) -> Composition:
-    """Both pools after the write."""
+    """Returns both pools after the write: keys as `output`, values as `value_output`."""
     return Composition(Written(problem, "key"), {"value_output": Written(problem, "value")})
 
 

@@ -76,8 +76,8 @@ class CodesReference(InPages):
     """Attention over codes. If the call writes codes, its output is judged by the codes that it wrote."""
 
     def inputs_given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
-        """The inputs with the codes of the `answer`, of a call that only reads; the inputs themselves if
-        nothing is written, or the answer has no codes."""
+        """Returns the inputs of a call that only reads, with the codes in `answer`. Inputs of calls that
+        write no codes, and of answers without codes, are returned unchanged."""
         if not inputs.case.option("writes") or "key_output" not in answer:
             return inputs
         codes = {f"{name}_codes": answer[f"{name}_output"] for name in KINDS}
@@ -85,7 +85,7 @@ class CodesReference(InPages):
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, H, Lq, Dv), and all codes (B, Hkv, Lk, .) if some are written."""
+    """Returns the output (B, H, Lq, Dv), and all codes (B, Hkv, Lk, .) if the call writes some."""
     u, s = problem.u, problem.sizes
     pairs = Pairs((s.B, s.H, s.Lq, s.Lk), allowed(problem.inputs))
     key, value = (
@@ -113,7 +113,7 @@ def compose(problem: Problem) -> Composition:
 
 
 class FoldedScores(Scores):
-    """Scores with the error `underflow` that scales folded into queries or scores add."""
+    """Scores whose scales may be folded into queries or scores, which adds the error `underflow`."""
 
     underflow: np.ndarray | float = 0.0
 
@@ -128,7 +128,7 @@ class FoldedScores(Scores):
 
 
 class TokenScaleAttend(Attend):
-    """Attention whose output has the error `underflow` that scales folded into weights add."""
+    """Attention whose scales may be folded into weights, which adds `underflow` to the output's error."""
 
     underflow: np.ndarray | float = 0.0
 
@@ -139,7 +139,8 @@ class TokenScaleAttend(Attend):
 
 
 def code_sizes(problem: Problem, x: Leaf, name: str) -> np.ndarray:
-    """Upper limits of |c| + |z|, of codes and zero points of keys or values x, (B, Hkv, Lk, .)."""
+    """Returns an upper limit of |c| + |z| (B, Hkv, Lk, .), for codes c and zero points z of keys or
+    values x (`name`)."""
     scale = broadcast(problem.inputs, f"{name}_scale")
     codes = x.output.size / magnitude(scale)
     if not problem.inputs.case.option("zero"):
@@ -148,7 +149,7 @@ def code_sizes(problem: Problem, x: Leaf, name: str) -> np.ndarray:
 
 
 def sum_over_attended(pairs: Pairs, x: np.ndarray) -> np.ndarray:
-    """For each row (B, H, Lq, .) the sum of x (B, Hkv, Lk, .) over the keys that the row attends."""
+    """Returns, (B, H, Lq, .), the sum of x (B, Hkv, Lk, .) over the keys that each row attends."""
     output_mask = (
         np.ones(pairs.shape[2:])
         if pairs.output_mask is None
@@ -158,8 +159,8 @@ def sum_over_attended(pairs: Pairs, x: np.ndarray) -> np.ndarray:
 
 
 def token_leaf(problem: Problem, name: str, summands: int) -> Leaf:
-    """The constant leaf of keys or values (B, Hkv, Lk, .), with the errors of codes times scales, and of
-    sums of `summands` zero points."""
+    """Returns the constant leaf of keys or values (`name`, B, Hkv, Lk, .), with the errors of codes times
+    scales, and of sums of `summands` zero points."""
     u, inputs = problem.u, problem.inputs
     tokens = Bounded.exact(dequantized(inputs, name))
     if inputs.case.option("writes"):
@@ -175,18 +176,19 @@ def token_leaf(problem: Problem, name: str, summands: int) -> Leaf:
 
 
 def with_product_errors(x: Bounded, u: Roundoffs) -> Bounded:
-    """The exact products x of codes and scales, with the errors of an implementation's products."""
+    """Returns exact products x of codes and scales with the errors of an implementation's products."""
     return Bounded(x.value, x.error + (u.score + u.weight) * x.size + u.weight_underflow)
 
 
 def all_codes(problem: Problem, name: str) -> Bounded:
-    """All codes (B, Hkv, Lk, .) after the write: exact old codes, and new codes with their bound."""
+    """Returns all codes (B, Hkv, Lk, .) after the write: old codes without error, new codes with their
+    bound."""
     old = Bounded.exact(problem.arrays[f"{name}_codes"])
     return with_new_tokens(old, unrounded_codes(problem.inputs, name, problem.u))
 
 
 def with_new_tokens(tokens: Bounded, new_tokens: Bounded) -> Bounded:
-    """`tokens` (B, Hkv, Lk, .) with `new_tokens` (B, Hkv, Lq, .) in place of the last Lq tokens."""
+    """Returns `tokens` (B, Hkv, Lk, .) with `new_tokens` (B, Hkv, Lq, .) in place of the last Lq."""
     return tokens[:, :, : tokens.shape[2] - new_tokens.shape[2]].concatenated(new_tokens, 2)
 
 

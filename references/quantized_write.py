@@ -35,7 +35,8 @@ class WrittenCodes(Reference):
     """The codes of keys and of values, which have no derivatives."""
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The codes of keys and values before they are rounded, (B, Hkv, Lk, .) each.
+        """Returns keys and values before they are rounded to codes, (B, Hkv, Lk, .), with the codes'
+        bound.
 
         There are no rows without keys, so `empty_rows` has no influence. Raises NoExtendedPrecision.
         """
@@ -45,8 +46,8 @@ class WrittenCodes(Reference):
 
 
 def unrounded_codes(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
-    """The codes of new keys or values (array `name`) before they are rounded, with the bound of a rounded
-    code."""
+    """Returns t, the numbers that become codes of new keys or values (array `name`) by rounding. Their
+    error is the bound of the rounded code."""
     code = CODES[inputs.case.option("codes")]
     x = in_precision(inputs)[name]
     t = x / newest_scales(broadcast(inputs, f"{name}_scale"), x.shape[2])
@@ -60,8 +61,8 @@ def unrounded_codes(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
 
 
 def code_error(size: np.ndarray, error: np.ndarray, code: Code) -> np.ndarray:
-    """The bound of |code - t| for numbers t of these sizes, computed with these errors and rounded to the
-    nearest code."""
+    """Returns the bound of |code - t|. `size` is |t|, and `error` the error of t before it is rounded to
+    the nearest code."""
     step = np.maximum(code.unit_roundoff * (size + error), code.smallest_subnormal / 2)
     return np.asarray(step + error)
 

@@ -53,7 +53,7 @@ from attention_conformance.suite.spec.operators.rotary import (
 
 
 def compose(problem: Problem) -> Composition:
-    """The rotated query (B, H, L, D)."""
+    """Returns the rotated query (B, H, L, D)."""
     x, u = problem.leaf("query"), problem.u
     rotation = Rotation.of(problem.inputs.case, x.shape[-1])
     cosine, sine = table(rotation, problem.arrays["position"], u)
@@ -65,8 +65,11 @@ reference = Reference(compose)
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Frequencies theta (r / 2,), their `relative` error as a number of roundoffs, and the factor on sine
-    and cosine (`attention`)."""
+    """Frequencies of a rotation.
+    - `theta`: the frequencies (r / 2,)
+    - `relative`: their relative error, (r / 2,), in units of the roundoff
+    - `attention`: the factor a on sine and cosine
+    """
 
     theta: np.ndarray
     relative: np.ndarray
@@ -74,16 +77,16 @@ class Frequencies:
 
 
 def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
-    """The frequencies of a rotation for sequences with these positions, in the positions' precision."""
+    """Returns the frequencies of a rotation, in the precision of `position`. Variants that depend on the
+    length use the largest position."""
     of_variant = _variant_frequencies(rotation, position)
     factor = rotation.attention
     return of_variant if factor is None else replace(of_variant, attention=factor)
 
 
 def _variant_frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
-    """The variant's frequencies, their relative error in roundoffs, and the factor on sine and cosine
-    that holds if none is given. A power has 3 roundings for each unit of its exponent's logarithm, and 4
-    of its own."""
+    """Returns the variant's frequencies, with the variant's own factor on sine and cosine. base^-e has 3
+    e ln base + 4 roundings."""
     size, base, f, n = rotation.size, rotation.base, FACTOR, ORIGINAL_LENGTH
     exponent = (2 * np.arange(size // 2)).astype(position.dtype) / size
     length = float(position.max(initial=0)) + 1
@@ -117,8 +120,9 @@ def _variant_frequencies(rotation: Rotation, position: np.ndarray) -> Frequencie
 
 
 def _llama3(theta: np.ndarray, relative: np.ndarray) -> Frequencies:
-    """Frequencies of llama3. Near both ends of the interpolation a rounded wavelength may fall on
-    either side, so the error there covers both."""
+    """Returns the frequencies of llama3. Near both ends of the interpolation a rounded wavelength may
+    fall on either side, so the error there covers both. `relative`: the relative error of `theta` in
+    roundoffs."""
     f, span = FACTOR, HIGH_FREQUENCY - LOW_FREQUENCY
     turns = ORIGINAL_LENGTH * theta / (2 * np.pi)
     weight = np.clip((turns - LOW_FREQUENCY) / span, 0, 1)
@@ -130,7 +134,8 @@ def _llama3(theta: np.ndarray, relative: np.ndarray) -> Frequencies:
 
 
 def table(rotation: Rotation, position: np.ndarray, u: Roundoffs) -> tuple[Bounded, Bounded]:
-    """Cosine and sine times a, (L, r / 2) or (B, 1, L, r / 2), stored in u_p."""
+    """Returns cosine and sine times a, stored in u_p: (L, r / 2), or (B, 1, L, r / 2) for `position` (B,
+    L)."""
     unit, freqs = u.accumulate, frequencies(rotation, position)
     angle = position[..., None] * freqs.theta
     delta = magnitude(angle) * (freqs.relative + 2) * unit

@@ -155,7 +155,7 @@ class Bounded:
 
     @classmethod
     def exact(cls, value: np.ndarray) -> Bounded:
-        """An array without error."""
+        """Returns an array without error."""
         return cls(value, np.zeros(value.shape))
 
     @property
@@ -174,7 +174,7 @@ class Bounded:
 
     @property
     def mT(self) -> Bounded:
-        """The array with its last two axes exchanged."""
+        """Returns the array with its last two axes exchanged."""
         return Bounded(self.value.swapaxes(-1, -2), self.error.swapaxes(-1, -2))
 
     def __getitem__(self, index: Any) -> Bounded:
@@ -205,32 +205,32 @@ class Bounded:
         return Bounded(np.broadcast_to(self.value, shape), np.broadcast_to(self.error, shape))
 
     def move_axis(self, source: int, destination: int) -> Bounded:
-        """The array with one axis moved."""
+        """Returns the array with one axis moved."""
         return Bounded(
             np.moveaxis(self.value, source, destination),
             np.moveaxis(self.error, source, destination),
         )
 
     def repeat(self, times: int, axis: int) -> Bounded:
-        """Every slice along `axis` repeated in place: 0, 0, 1, 1."""
+        """Returns the array with every slice along `axis` repeated in place: 0, 0, 1, 1."""
         if times == 1:
             return self
         return Bounded(np.repeat(self.value, times, axis), np.repeat(self.error, times, axis))
 
     def concatenated(self, other: Bounded, axis: int) -> Bounded:
-        """Both arrays concatenated along an axis."""
+        """Returns both arrays concatenated along an axis."""
         return Bounded(
             np.concatenate([self.value, other.value], axis),
             np.concatenate([self.error, other.error], axis),
         )
 
     def where(self, condition: np.ndarray) -> Bounded:
-        """The array with exact zeros where `condition` is False."""
+        """Returns the array with exact zeros where `condition` is False."""
         return Bounded(np.where(condition, self.value, 0), np.where(condition, self.error, 0.0))
 
 
 def magnitude(x: np.ndarray) -> np.ndarray:
-    """|x| in float64."""
+    """Returns |x| in float64."""
     return np.abs(x).astype(np.float64)
 
 
@@ -239,8 +239,8 @@ def gamma(n: float, u: float) -> float: ...
 @overload
 def gamma(n: np.ndarray, u: float) -> np.ndarray: ...
 def gamma(n: np.ndarray | float, u: float) -> np.ndarray | float:
-    """The relative error of n roundings: gamma_n(u) = n u / (1 - n u), infinite where n u reaches 1;
-    inside `random_roundings` sqrt(n) u."""
+    """Returns the relative error of n roundings: gamma_n(u) = n u / (1 - n u), infinite where n u reaches
+    1; inside `random_roundings` sqrt(n) u."""
     if errors_are_random():
         return np.sqrt(n) * u
     nu = n * u
@@ -250,7 +250,7 @@ def gamma(n: np.ndarray | float, u: float) -> np.ndarray | float:
 
 
 def precision_for(dtype: DType) -> type[np.floating[Any]]:
-    """The precision of a reference: extended for float64 cases, else float64.
+    """Returns the precision of a reference: np.longdouble for float64 cases, else np.float64.
 
     A float64 reference would round as much as a float64 implementation. Raises NoExtendedPrecision if
     the platform has no extended precision.
@@ -265,12 +265,13 @@ def precision_for(dtype: DType) -> type[np.floating[Any]]:
 
 
 def nan_to_inf(x: Bounded) -> Bounded:
-    """`x` with every NaN in its bound (zero times infinity) replaced by infinity."""
+    """Returns `x` with infinity for every NaN in its bound. Such NaN come from zero times infinity."""
     return Bounded(x.value, np.where(np.isnan(x.error), np.inf, x.error))
 
 
 def rounded_input(x: np.ndarray, u: Roundoffs) -> Bounded:
-    """An input array, rounded if the working precision is below its dtype's (`Roundoffs.input`)."""
+    """Returns an input array with the error `Roundoffs.input`, which is 0 unless the working precision is
+    below the array's."""
     return Bounded(x, u.input * magnitude(x))
 
 
@@ -279,8 +280,8 @@ _ROUNDING_RNG: ContextVar[np.random.Generator | None] = ContextVar("rounding_rng
 
 @contextmanager
 def random_roundings(rng: np.random.Generator) -> Iterator[None]:
-    """A context in which every step adds a random error within its bound to its value, and has the bound
-    0 (`perturbed`)."""
+    """Returns a context in which every step adds a random error within its bound to its value, and has
+    the bound 0 (`perturbed`)."""
     token = _ROUNDING_RNG.set(rng)
     try:
         yield
@@ -289,13 +290,13 @@ def random_roundings(rng: np.random.Generator) -> Iterator[None]:
 
 
 def errors_are_random() -> bool:
-    """True inside `random_roundings`."""
+    """Returns True inside `random_roundings`."""
     return _ROUNDING_RNG.get() is not None
 
 
 def perturbed(x: Bounded) -> Bounded:
-    """Inside `random_roundings` the value of `x` plus a uniform random error within its bound, with the
-    bound 0; elsewhere `x`."""
+    """Returns `x`; inside `random_roundings` its value plus a uniform random error within its bound, with
+    the bound 0."""
     rng = _ROUNDING_RNG.get()
     if rng is None:
         return x
@@ -303,13 +304,13 @@ def perturbed(x: Bounded) -> Bounded:
 
 
 def stored(x: Bounded, store: Store) -> Bounded:
-    """`x` after one rounding at `store`."""
+    """Returns `x` after one rounding at `store`."""
     floor = store.floor if store.unit else 0.0
     return perturbed(Bounded(x.value, x.error + store.unit * x.size + floor))
 
 
 def matrix_product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:
-    """a @ b with the roundings of products and sums, of which `summands` are nonzero per element.
+    """Returns a @ b with the roundings of products and sums. `summands`: nonzero products per element.
 
     Subnormal parts of operands may count as zero (`Roundoffs.operand_underflow`).
     """
@@ -322,13 +323,13 @@ def matrix_product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundo
 
 
 def flush_loss(x: Bounded, u: Roundoffs) -> np.ndarray:
-    """The absolute error of x if numbers below `operand_underflow` count as zero."""
+    """Returns the absolute error of x if numbers below `u.operand_underflow` count as zero."""
     may_flush = magnitude(x.value) - x.error < u.operand_underflow
     return np.where(may_flush, np.minimum(x.size, u.operand_underflow), 0.0)
 
 
 def sum_over_axes(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
-    """The sum of x over `axes`, which keep size 1, with the roundings of the sum."""
+    """Returns the sum of x over `axes`, which keep size 1, with the roundings of the sum."""
     if not axes:
         return x
     n = int(np.prod([x.shape[axis] for axis in axes]))
@@ -338,7 +339,8 @@ def sum_over_axes(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
 
 
 def sum_of_present(parts: list[Bounded | None], store: Store) -> Bounded | None:
-    """The sum of the parts that are not None, every partial sum stored; None if all are None."""
+    """Returns the sum of the parts that are not None; None if all are None. Every partial sum is
+    stored."""
     total: Bounded | None = None
     for part in parts:
         if part is not None:
@@ -347,8 +349,8 @@ def sum_of_present(parts: list[Bounded | None], store: Store) -> Bounded | None:
 
 
 def stored_mean(x: Bounded, axis: int, u: Roundoffs) -> Bounded:
-    """The mean of x over an axis, rounded to the case's dtype. Its sum rounds in the accumulator, or as
-    stored steps of the softmax do: the larger of both counts."""
+    """Returns the mean of x over an axis, which is removed, rounded to the case's dtype. The sum rounds
+    in the accumulator, or like stored steps of the softmax: the larger error counts."""
     n = x.shape[axis]
     unit = max(u.accumulate, u.step)
     error = x.error.mean(axis) + gamma(n + 1, unit) * x.size.mean(axis)

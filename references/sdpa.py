@@ -48,8 +48,8 @@ from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, H, Lq, Dv), and if there is no sink the log-sum-exp (B, H, Lq), which has
-    no JVP."""
+    """Returns the output (B, H, Lq, Dv), and without a sink the log-sum-exp (B, H, Lq), which has no
+    JVP."""
     inputs, s = problem.inputs, problem.sizes
     score_steps, sink = split_steps(inputs.features, s.Lq, s.Lk, precision_for(inputs.dtype))
     pairs = Pairs.of(problem, None if sink is None else sink.operand)
@@ -65,8 +65,8 @@ def attended(
     problem: Problem, query: Node, key: Node, value: Node, pairs: Pairs, bias: Node | None,
     score_steps: Sequence[Step], sink: Step | None,
 ) -> Attend:  # fmt: skip
-    """Attention of these nodes, with `score_steps` on the scores, then the bias, and a `sink`: one more
-    key, whose value is 0 (`split_steps`). Keys are centred if the roundoffs say so."""
+    """Returns the attention of these nodes: `score_steps` on the scores, then the bias, and a `sink` as
+    one more key of value 0 (`split_steps`). Keys are centred if `problem.u.centred_keys`."""
     u, scale = problem.u, problem.scale
     scores: Node = Scores(u, query, key, scale, pairs)
     q, k = query.output, key.output
@@ -86,7 +86,8 @@ def attended(
 
 
 def with_step(problem: Problem, step: Step, scores: Node) -> Node:
-    """The scores after a step, whose operand is a leaf if it has a gradient, and else a constant."""
+    """Returns the scores after a step. The step's operand is a leaf if it has a gradient, else a
+    constant."""
     u, unit = problem.u, step.unit(problem.u)
     if step.reduction.to == "cap":
         return Cap(u, scores, step.operand, unit)
@@ -98,9 +99,11 @@ def with_step(problem: Problem, step: Step, scores: Node) -> Node:
 
 
 class _SdpaReference(Reference):
+    """The reference of sdpa. Most outputs come from one pass over blocks of rows."""
+
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and if requested the
-        log-sum-exp (B, H, Lq), -inf for rows without keys. See `Reference.forward`.
+        """Returns the output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and if
+        requested the log-sum-exp (B, H, Lq), -inf for rows without keys. See `Reference.forward`.
 
         There is no standard deviation for centred keys, and for scores that no store rounds.
         """

@@ -22,17 +22,20 @@ Stepped = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def factor(x: np.ndarray, f: np.ndarray) -> Stepped:
+    """Scores x times an array f."""
     y = x * f
     return y, np.abs(f), np.abs(y)
 
 
 def cap(x: np.ndarray, c: float) -> Stepped:
+    """Returns the softcap c of scores x."""
     h = np.tanh(x / c)
     y = c * h
     return y, 1 - np.square(h), np.abs(y)
 
 
 def bias(x: np.ndarray, b: np.ndarray) -> Stepped:
+    """Scores x plus an array b."""
     return x + b, np.ones(()), np.abs(b)
 
 
@@ -51,22 +54,24 @@ class Step:
     operand: Any
 
     def on(self, x: np.ndarray, rows: slice) -> Stepped:
-        """The step applied to the scores x of a block of rows."""
+        """Returns the step applied to the scores x (B, H, rows, Lk) of the query rows `rows`."""
         operand = self.operand
         if isinstance(operand, np.ndarray) and operand.shape[2] != 1:
             operand = operand[:, :, rows]
         return ON_SCORES[self.reduction.to](x, operand)
 
     def unit(self, u: Roundoffs) -> float:
-        """The relative error of the roundings that the step adds."""
+        """Returns the relative error of the roundings that the step adds."""
         return self.reduction.accumulate * u.accumulate + self.reduction.score * u.score
 
 
 def split_steps(
     features: Mapping[str, Any], rows: int, keys: int, precision: type[np.floating[Any]]
 ) -> tuple[list[Step], Step | None]:
-    """The steps on scores for features (values by name), in the order of the computation; and the step
-    of a sink, a key of value 0, or None. A value of rank 4 is the operand of its step."""
+    """Returns the steps on scores, in the order of the computation, and the step of a sink or None.
+    `features`: values by name; a value of rank 4 already is the operand of its step. `rows`, `keys`: Lq,
+    Lk.
+    """
     score_steps = []
     for name, value in features.items():
         reduction = FEATURES[name].reduction

@@ -42,8 +42,8 @@ class Node:
         return self.output.shape
 
     def sum_cotangents(self, parts: list[Bounded]) -> Bounded:
-        """The sum of the cotangents that the consumers of this node give. Consumers come in any order,
-        and every partial sum is stored; it is at most the sum of all magnitudes."""
+        """Returns the sum of this node's cotangents, one part per use. Parts are added in any order, and
+        every partial sum, which is at most the sum of all magnitudes, is stored."""
         u = self.u
         if len(parts) == 1:
             return parts[0]
@@ -55,12 +55,12 @@ class Node:
         return Bounded(value, error + (len(parts) - 1) * (u.output * size + u.floor))
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """The cotangents of the operands, for a cotangent of the output."""
+        """Returns the cotangents of the operands for a cotangent of the output."""
         raise NotImplementedError
 
     def tangent(self, *tangents: Bounded | None) -> Bounded | None:
-        """The tangent of the output, for tangents of the operands, of which None is zero. At least one
-        is not None."""
+        """Returns the tangent of the output for tangents of the operands. None is a zero tangent; at
+        least one tangent is not None."""
         raise NotImplementedError
 
 
@@ -77,7 +77,7 @@ class Leaf(Node):
 
 
 def order(end: Node) -> list[Node]:
-    """`end` and all nodes that it depends on, in topological order: operands first."""
+    """Returns the node `end` and all nodes that it depends on, in topological order: operands first."""
     nodes: dict[Node, None] = {}
 
     def visit(node: Node) -> None:
@@ -91,7 +91,7 @@ def order(end: Node) -> list[Node]:
 
 
 def vjp_of(end: Node, cotangent: Bounded) -> dict[str, Bounded]:
-    """Gradients of the leaves by name, for a cotangent of the node `end`."""
+    """Returns the gradients of the leaves by name, for a cotangent of the node `end`."""
     cotangents: dict[Node, list[Bounded]] = {end: [cotangent]}
     gradients: dict[str, Bounded] = {}
     for node in reversed(order(end)):
@@ -108,7 +108,7 @@ def vjp_of(end: Node, cotangent: Bounded) -> dict[str, Bounded]:
 
 
 def jvp_of(end: Node, tangents: Mapping[str, Bounded]) -> Bounded | None:
-    """JVP of the node `end` for tangents of leaves by name; None if it is zero."""
+    """Returns the JVP of the node `end` for tangents of leaves by name; None if it is zero."""
     found_tangents: dict[Node | None, Bounded | None] = {None: None}
     for node in order(end):
         if isinstance(node, Leaf):

@@ -76,8 +76,8 @@ class Terms:
     has_sink: np.ndarray
 
     def bound(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
-        """The bound of the rounding errors of `output`, float64 (B, H, Lq, Dv); 0 where the output is
-        exact."""
+        """Returns the bound of the rounding errors of `output`, float64 (B, H, Lq, Dv); 0 where the
+        output is exact."""
         peak = (
             u.accumulate * self.peak_accumulate
             + u.score * self.peak_score
@@ -95,8 +95,8 @@ class Terms:
         return np.where(exact, 0.0, average + u.output * size + u.floor)
 
     def lse_bound(self, lse: np.ndarray, largest: np.ndarray, u: Roundoffs) -> np.ndarray:
-        """The bound of the rounding errors of `lse` in rows with keys, float64 (B, H, Lq); `largest` is
-        m."""
+        """Returns the bound of the rounding errors of `lse` in rows with keys, float64 (B, H, Lq).
+        `largest` (B, H, Lq) is m."""
         peak = (
             self._per_summand(u) * self.peak_accumulate
             + u.score * self.peak_score
@@ -109,8 +109,8 @@ class Terms:
         return gamma(self.summands, u.accumulate) / self.summands
 
     def standard_deviation(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
-        """Standard deviation (B, H, Lq, Dv) of the error if every rounding is uniform within half an
-        ulp.
+        """Returns the standard deviation (B, H, Lq, Dv) of the error if every rounding is uniform within
+        half an ulp.
 
         A rounding of relative size u has variance u^2 / 3. If steps of the softmax are stored, so is the
         sum of its exponentials. The deviation is 0 where the model does not hold:
@@ -195,9 +195,9 @@ class Collector:
         self.terms = Terms(**arrays, summands=D + 2, has_sink=finite)
 
     def add(self, block: Block) -> None:
-        """Writes the sums of one block into the terms."""
+        """Writes the sums of one block into `self.terms`."""
         t, unit, rows, p = self.terms, self.unit, block.rows, block.weights
-        empty, hide = block.empty, block.hidden
+        empty, broadcastable_hidden = block.empty, block.hidden
         weight = p.astype(self.dtype)
         o = np.where(empty, 0.0, block.output / block.output.dtype.type(unit)).astype(self.dtype)
         abs_o = np.abs(o)
@@ -205,8 +205,8 @@ class Collector:
         final = np.abs(block.final).astype(self.dtype)
         distance = block.softmax.shifted[..., : p.shape[-1]].astype(self.dtype)
         attended = keys = None
-        if hide is not None:
-            hidden = np.broadcast_to(hide, p.shape)
+        if broadcastable_hidden is not None:
+            hidden = np.broadcast_to(broadcastable_hidden, p.shape)
             # 0 * inf is NaN, so hidden scores become zero before the product with their zero weights.
             for array in (magnitude, final, distance):
                 np.copyto(array, 0.0, where=hidden)
@@ -215,10 +215,12 @@ class Collector:
         a = self.abs_q[:, :, rows] @ self.abs_k
         c = magnitude * 2.0
         square = 2.0 * np.square(magnitude) if self.variance else None
-        for step, *stepped in block.steps:
+        for step, *slope_and_size in block.steps:
             slope, size = (
-                x.astype(self.dtype) if hide is None else np.where(hide, 0, x).astype(self.dtype)
-                for x in stepped
+                (
+                    x if broadcastable_hidden is None else np.where(broadcastable_hidden, 0, x)
+                ).astype(self.dtype)
+                for x in slope_and_size
             )
             a = a * slope + step.reduction.accumulate * size
             c = c * slope + step.reduction.score * size
@@ -270,13 +272,14 @@ class Collector:
             self._add_sink(self.sink, block, unit * abs_o)
 
     def _spread_around(self, factor: np.ndarray, o: np.ndarray) -> np.ndarray:
-        """sum_j factor_j (v_j - o)^2."""
+        """Returns sum_j factor_j (v_j - o)^2 for factors (B, H, rows, Lk) and o (B, H, rows, Dv)."""
         spread = factor @ self.square_v - 2.0 * o * (factor @ self.v)
         spread += factor.sum(-1, keepdims=True) * np.square(o)
         return np.maximum(spread, 0.0)
 
     def _add_sink(self, sink: Step, block: Block, abs_o: np.ndarray) -> None:
-        """Adds a sink to the terms of a block; `abs_o` is |o|, 0 in fully masked rows."""
+        """Adds the parts of a sink to the terms of a block. `abs_o` is |o|, and 0 in fully masked
+        rows."""
         t, rows = self.terms, block.rows
         p = block.softmax.weights[..., -1].astype(np.float64)
         distance = block.softmax.distance[..., -1]

@@ -80,7 +80,7 @@ def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
     yield "tokens that no row attends", never_attended
     yield "the last token", token == s.Lk - 1
     yield "the first token", token == 0
-    chunks = [step for step in actions(inputs.case) if isinstance(step, Chunk) and step.asked]
+    chunks = [step for step in actions(inputs.case) if isinstance(step, Chunk) and step.has_queries]
     longest = max(chunks, key=lambda chunk: chunk.count)
     ends = np.full(s.B, -1)
     ends[list(longest.sample_ids)] = np.array(longest.starts) + longest.count - 1

@@ -16,7 +16,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import (
     fill_slots,
     owned_slots,
-    pools,
+    pool_axes_by_name,
     read_entries,
 )
 from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRITTEN
@@ -43,7 +43,7 @@ def permuted_pool(inputs: Inputs, order: np.ndarray) -> Inputs:
     """Returns the same problem with a permuted pool and page table. Page n of the new pool is page
     `order[n]` of the old one."""
     table = np.argsort(order)[inputs.arrays["page_table"].astype(int)]
-    arrays = {name: inputs.arrays[name][order] for name in pools(inputs)}
+    arrays = {name: inputs.arrays[name][order] for name in pool_axes_by_name(inputs)}
     return inputs.replace(**arrays, page_table=table.astype(float))
 
 

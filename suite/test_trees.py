@@ -86,7 +86,7 @@ def test_chain(cell: Cell) -> None:
     inputs, script = cell.inputs, list[Action]()
     for action in actions(inputs.case):
         match action:
-            case Chunk(count=count) if action.asked:
+            case Chunk(count=count) if action.has_queries:
                 script.append(Chunk(count))
             case Keep(count=count, nodes=(node,)) if node < count - 1:
                 script.append(Crop(count - 1 - node))

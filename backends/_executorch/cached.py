@@ -126,7 +126,9 @@ class CustomRing(FusedCache):
         if not isinstance(case, Case) or case.option("left") is None:
             return "a ring has a window"
         slots = 2 * (case.option("left") + 1)
-        chunks = (action for action in actions(case) if isinstance(action, Chunk) and action.asked)
+        chunks = (
+            action for action in actions(case) if isinstance(action, Chunk) and action.has_queries
+        )
         if any(chunk.count > slots for chunk in chunks):
             return "a chunk has at most as many tokens as the ring has slots"
         return super().unsupported(case)

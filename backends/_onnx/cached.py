@@ -122,7 +122,9 @@ class ScatterAttention(PastAttention):
 
     def refusal(self, case: Case) -> str | None:
         if "ring" in case.needs:
-            chunks = (chunk for chunk in actions(case) if isinstance(chunk, Chunk) and chunk.asked)
+            chunks = (
+                chunk for chunk in actions(case) if isinstance(chunk, Chunk) and chunk.has_queries
+            )
             if any(chunk.count + case.option("left") > capacity(case) for chunk in chunks):
                 return "a chunk is written before it is attended: a ring has slots for it and the window"
         return None

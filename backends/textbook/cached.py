@@ -85,7 +85,7 @@ class TextbookCached(TextbookOperator):
             rows = contents.positions[newest]
             if rotation_of_case is not None:
                 angles[f"cosine_{n}"], angles[f"sine_{n}"] = tables(rotation_of_case, rows[:, None])
-            if action.asked:
+            if action.has_queries:
                 mask = allowed(case, rows, contents.begins[newest], keys, action.tree)
                 arrays[f"mask_{n}"] = mask[:, None]
                 if inputs.bias is not None:
@@ -113,7 +113,7 @@ class TextbookCached(TextbookOperator):
                 continue  # the cache holds these tokens
             if isinstance(action, Chunk):
                 cut = partial(action.cut, concat=self.ops.concat)
-                q = cut(x["query"], queries=True) if action.asked else None
+                q = cut(x["query"], queries=True) if action.has_queries else None
                 q, k = (self.rotated(array, n, x, inputs) for array in (q, cut(x["key"])))
                 rows, state = self.step(state, q, k, cut(x["value"]), n, x, inputs)
                 answers += [] if rows is None else [(action, rows)]

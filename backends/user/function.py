@@ -187,7 +187,7 @@ class UserFunction(UserCallable):
             may_be_forward_only=True,
             merges_mask_into_bias=self.merges_mask_into_bias,
             dropout="elements" if self.binder.serving("dropout") else "",
-        ).without_axes(self.axes.samples, self.axes.heads)
+        ).without_axes(self.axes.lacks_batch, self.axes.lacks_heads)
 
     def refusals(self) -> dict[str, str]:
         """Returns the features that the function lacks, each with the reason."""

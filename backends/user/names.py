@@ -39,7 +39,7 @@ def feature_argument(feature: Feature, call: Any) -> Any:
         return None if part is None else feature.reduction.operand(part, sizes.Lq, sizes.Lk)
     if feature.axes:
         return feature_array(call.backend, call.inputs, feature.name)
-    return call.inputs.feature(feature.name) if feature.asked_by(call.inputs.case) else None
+    return call.inputs.feature(feature.name) if feature.used_by(call.inputs.case) else None
 
 
 def module_argument(call: AttentionCall) -> SimpleNamespace:

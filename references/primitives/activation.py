@@ -45,12 +45,12 @@ class Activation(Node):
         return None if h is None else self._times_derivative(h)
 
     def _times_derivative(self, x: Bounded) -> Bounded:
-        """x g'(h), stored."""
+        """Returns x g'(h), stored."""
         return stored(x * self._value_and_slope[1], self.u.results)
 
 
 def relu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
-    """max(h, 0) and its derivative."""
+    """Returns max(h, 0) and its derivative."""
     positive = h.value > 0
     output = Bounded(np.where(positive, h.value, 0), h.error)
     sign_unknown = magnitude(h.value) <= h.error
@@ -59,7 +59,7 @@ def relu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
 
 
 def sigmoid(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
-    """1 / (1 + e^-h) and its derivative."""
+    """Returns 1 / (1 + e^-h), stored, and its derivative."""
     value = 1 / (1 + np.exp(-h.value))
     slope = value * (1 - value)
     roundings = 4 * u.accumulate + 3 * u.step
@@ -70,7 +70,7 @@ def sigmoid(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
 
 
 def gelu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
-    """h Phi(h) and its derivative."""
+    """Returns h Phi(h), stored, and its derivative."""
     probability = normal_distribution(h.value)
     density = np.exp(-np.square(h.value) / 2) / np.sqrt(2 * np.pi)
     slope = probability + h.value * density
@@ -82,8 +82,8 @@ def gelu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
 
 
 def normal_distribution(x: np.ndarray) -> np.ndarray:
-    """Phi(x) = (1 + erf(x / sqrt 2)) / 2 in the precision of x, by a series of terms with one sign
-    (Abramowitz and Stegun 1964, 26.2.11)."""
+    """Returns Phi(x) = (1 + erf(x / sqrt 2)) / 2 in the precision of x. The terms of its series have one
+    sign (Abramowitz and Stegun 1964, 26.2.11)."""
     clipped = np.clip(x, -12, 12)
     term = total = clipped
     for n in range(3, 401, 2):

@@ -1,4 +1,4 @@
-"""Rearrangements, which round nothing; a tensor that is several operands; and residuals.
+"""Rearrangements, which round nothing; a tensor that several nodes use; and residuals.
 
 A residual x + y and its tangent are stored in the case's dtype; x and y both receive its cotangent. If
 one tensor is query, key and value, the three cotangents are summed (`references.tape.vjp_of`) before

@@ -48,7 +48,7 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.references.primitives.pairs import Pairs
-from attention_conformance.references.primitives.scores import by_keys
+from attention_conformance.references.primitives.scores import key_or_value_gradient
 from attention_conformance.references.primitives.softmax import (
     NEGLIGIBLE_WEIGHT,
     Softmax,
@@ -137,7 +137,7 @@ class Attend(Node):
         return value if self.column is None else _with_zeros(value)
 
     def without_column(self, x: Bounded) -> Bounded:
-        """x (B, H, Lq, Lk), without the last entry of a row if there is a column."""
+        """Returns x (B, H, Lq, Lk): without the last entry of each row if there is a column."""
         return x if self.column is None else x[..., :-1]
 
     @cached_property
@@ -158,8 +158,8 @@ class Attend(Node):
 
     @cached_property
     def value_weights(self) -> tuple[Bounded, np.ndarray]:
-        """P without the column, (B, H, Lq, Lk), and boolean (B, H, Lq, 1): the fully masked rows that
-        average all values, which have equal weights in P."""
+        """The weights of the values, (B, H, Lq, Lk), and boolean (B, H, Lq, 1) the fully masked rows that
+        average all values with equal weights."""
         u, p = self.u, self.weights
         averaging = (self.keys == 0)[..., None]
         Lk = self.pairs.shape[-1]
@@ -171,31 +171,33 @@ class Attend(Node):
         return self.without_column(Bounded(*weights)), averaging
 
     def average_values(self, value: Bounded) -> Bounded:
-        """sum_j P_ij V_j, (B, H, Lq, .), for any `value` (B, H, Lk, .), before the store."""
+        """Returns sum_j P_ij V_j (B, H, Lq, .) before the store, for any `value` V (B, H, Lk, .)."""
         weights, averaging = self.value_weights
         summands = self.keys[..., None] + averaging * self.pairs.shape[-1]
         return matrix_product(weights, value, summands, self.u)
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dS (B, H, Lq, Lk), dV (B, Hkv, Lk, Dv), and the cotangent of a column, (B, H, Lq, 1)."""
+        """Returns dS (B, H, Lq, Lk), dV (B, Hkv, Lk, Dv), and the column's cotangent (B, H, Lq, 1) or
+        None."""
         dS = self.score_gradient(cotangent)
         column = None if self.column is None else dS[..., -1:]
         return self.without_column(dS), self.value_gradient(cotangent), column
 
     def value_gradient(self, cotangent: Bounded) -> Bounded:
-        """dV (B, Hkv, Lk, Dv) for dO (B, H, Lq, Dv)."""
+        """Returns dV (B, Hkv, Lk, Dv) for the cotangent dO (B, H, Lq, Dv)."""
         weights, averaging = self.value_weights
         rows = self.pairs.rows_of_keys + averaging.sum(-2, keepdims=True)
-        return by_keys(weights, cotangent, rows, self.value.shape[1], self.u)
+        return key_or_value_gradient(weights, cotangent, rows, self.value.shape[1], self.u)
 
     def weight_gradient(self, cotangent: Bounded) -> Bounded:
-        """dP = dO V^T, stored like a score; zero for pairs that do not attend."""
+        """Returns dP = dO V^T, stored like a score; 0 for pairs that do not attend."""
         u = self.u
         dP = matrix_product(cotangent, self.attended_values.mT, self.attended_values.shape[-1], u)
         return stored(dP, u.scores).where(self.allowed)
 
     def mean_weight_gradient(self, dP: Bounded, cotangent: Bounded) -> Bounded:
-        """D = sum_j P_ij dP_ij = dO_i . O_i, (B, H, Lq, 1), with the larger bound of both sums."""
+        """Returns D = sum_j P_ij dP_ij = dO_i . O_i, (B, H, Lq, 1), with the larger bound of both
+        sums."""
         u, p = self.u, self.weights
         D = self.weighted_mean(dP)
         output = p.size @ self.attended_values.size  # bounds |O|
@@ -212,7 +214,7 @@ class Attend(Node):
         return perturbed(Bounded(D.value, np.maximum(D.error, by_output)))
 
     def weighted_mean(self, x: Bounded) -> Bounded:
-        """sum_j P_j x_j over the keys; the axis keeps size 1."""
+        """Returns sum_j P_ij x_ij over the keys, (B, H, Lq, 1), for x of the weights' shape."""
         u, p = self.u, self.weights
         inherited = (p.error * x.size + magnitude(p.value) * x.error).sum(-1, keepdims=True)
         sums = (p.size * x.size).sum(-1, keepdims=True)
@@ -221,7 +223,7 @@ class Attend(Node):
         return Bounded((p.value * x.value).sum(-1, keepdims=True), error)
 
     def score_gradient(self, cotangent: Bounded) -> Bounded:
-        """dS = P (dP - D), stored."""
+        """Returns dS = P (dP - D), stored, with the column's cotangent as last entry of each row."""
         u, p = self.u, self.weights
         dP = self.weight_gradient(cotangent)
         D = self.mean_weight_gradient(dP, cotangent)
@@ -252,7 +254,7 @@ class Attend(Node):
     def _score_tangent(
         self, score_tangent: Bounded | None, column_tangent: Bounded | None
     ) -> Bounded:
-        """S' and the tangent of the column as one array, 0 for pairs that do not attend."""
+        """Returns S' and the tangent of the column as one array; 0 for pairs that do not attend."""
         B, H, Lq, Lk = self.pairs.shape
         dtype = self.attended_values.value.dtype
         if score_tangent is None:
@@ -263,7 +265,7 @@ class Attend(Node):
         return score_tangent.where(self.allowed)
 
     def _weight_tangent(self, score_tangent: Bounded) -> Bounded:
-        """P' = P (S' - sum P S')."""
+        """Returns P' = P (S' - sum P S'), stored."""
         u, p = self.u, self.weights
         mean = self.weighted_mean(score_tangent)
         centred = score_tangent.value - mean.value
@@ -312,7 +314,7 @@ class LogSumExp(Node):
         return Bounded(softmax.lse, error)
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dS = P g, stored, for g (B, H, Lq)."""
+        """Returns dS = P g, stored, for the cotangent g (B, H, Lq)."""
         u, p, allowed = self.u, self.attend.weights, self.attend.allowed
         g = Bounded.exact(cotangent.value[..., None])  # no matrix product narrows g
         value = np.where(allowed, p.value * g.value, 0)
@@ -323,6 +325,6 @@ class LogSumExp(Node):
 
 
 def _with_zeros(value: Bounded) -> Bounded:
-    """Values (B, H, Lk, Dv) and one more value of zeros."""
+    """Returns values (B, H, Lk, Dv) with one more value, of zeros, at the end."""
     B, H, _, Dv = value.shape
     return value.concatenated(Bounded.exact(np.zeros((B, H, 1, Dv), value.value.dtype)), -2)

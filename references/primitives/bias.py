@@ -1,4 +1,4 @@
-"""Score bias, S = T + b, and the scores x of one more key of value 0 (a sink), a column beside S.
+"""Score bias, S = T + b, and the scores x of one more key of value 0 (a sink): one more column of S.
 
     dT = dS,   db = dS summed over the axes that b lacks
     dx = sum of the column's cotangent over samples and rows
@@ -54,7 +54,7 @@ class Biased(Node):
         return self.scores.shape
 
     def _finite_bias(self, bias: Bounded) -> Bounded:
-        """The bias with the relative error `unit`, 0 where it is -inf."""
+        """Returns the bias with the relative error `unit`, and 0 in place of -inf."""
         finite = bias.where(~np.isneginf(bias.value))
         return Bounded(finite.value, finite.error + self.unit * magnitude(finite.value))
 
@@ -99,7 +99,8 @@ class Sink(Node):
         return self._column_of(self.scores.recomputed)
 
     def _column_of(self, scores: Bounded) -> Bounded:
-        """The column, with the error that it has beside these scores."""
+        """Returns the column (B, H, Lq, 1). Its error depends on the largest score and the number of keys
+        of each row."""
         allowed = self.pairs.allowed
         hidden = np.where(allowed, scores.value, -np.inf)
         largest = hidden.max(-1, keepdims=True, initial=-np.inf)
@@ -109,7 +110,8 @@ class Sink(Node):
         return Bounded(np.broadcast_to(column, error.shape), error)
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """The gradient of the scores (H,). The other scores receive nothing: they only set the bound."""
+        """Returns the gradient (H,) of the sink, and None for the scores of the keys, which only set the
+        bound."""
         total = sum_over_axes(cotangent[..., -1], (0, 2), self.u)
         return stored(total, self.u.results).reshape(-1), None
 

@@ -62,8 +62,8 @@ class Cap(Node):
 
 
 def times_slope(x: Bounded, h: Bounded, u: Roundoffs, floor: float) -> Bounded:
-    """x (1 - h^2), stored, where 1 - h^2 is the derivative of tanh and h the value of tanh. Each step
-    loses up to `floor` by underflow."""
+    """Returns x (1 - h^2), stored: x times the derivative of tanh, for values h of tanh. Each step loses
+    up to `floor` by underflow."""
     slope = 1 - np.square(h.value)
     slope_error = (2 * magnitude(h.value) + h.error) * h.error + 2 * u.score + 5 * u.accumulate
     error = x.error * (magnitude(slope) + slope_error) + magnitude(x.value) * slope_error

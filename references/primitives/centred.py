@@ -64,19 +64,21 @@ class Centred(Node):
 
     @cached_property
     def attended_count(self) -> np.ndarray:
-        """n: number of keys that some row attends, at least 1, (B, Hkv, 1, 1)."""
+        """n, the number of keys that some row attends, (B, Hkv, 1, 1), at least 1."""
         B, Hkv, Lk, _ = self.shape
         group = self.pairs.shape[1] // max(Hkv, 1)
         is_attended = (self.pairs.rows_of_keys > 0).reshape(B, Hkv, group, Lk).any(2)
         return np.maximum(is_attended.sum(-1), 1)[..., None, None]
 
     def constant_limit(self, x: Bounded) -> np.ndarray:
-        """C of keys or of their tangents, (B, Hkv, 1, D). Slots that are not finite count as zero."""
+        """Returns C for keys x or tangents x of keys, (B, Hkv, 1, D). Slots that are not finite count as
+        zero."""
         size = np.where(np.isfinite(x.size), x.size, 0.0)
         return np.asarray(size.sum(-2, keepdims=True) / self.attended_count)
 
     def _less_constant(self, x: Bounded, roundings: int) -> Bounded:
-        """Keys or their tangents with the errors of K - c in products of so many roundings."""
+        """Returns x, keys or tangents of keys, with the errors of K - c. `roundings`: the number of
+        roundings of a product with a query."""
         u, limit = self.u, self.constant_limit(x)
         relative = 2 * (gamma(roundings, u.accumulate) + 3 * u.score) + u.output
         error = x.error + u.output * x.size + relative * limit + u.floor
@@ -107,8 +109,8 @@ class CentredScores(Scores):
     key: Centred
 
     def query_gradient(self, dT: Bounded) -> Bounded:
-        """The gradient of the query before its store, dT K' (dT: the cotangent of the scaled scores),
-        whose error also has the terms of C."""
+        """Returns dT K', the gradient of the query before its store. dT is the cotangent of the scaled
+        scores. The error includes the terms with C."""
         dQ, limit = super().query_gradient(dT), self.key.constant_limit(self.key.key.output)
         constant = self.pairs.by_head(Bounded.exact(limit))  # (B, H, 1, D)
         constants = constant.broadcast_to(self.attended_keys.shape)
@@ -118,7 +120,7 @@ class CentredScores(Scores):
 
 
 def _zero_sum(x: Bounded, pairs: Pairs) -> np.ndarray:
-    """The sum of x (..., Lk, .) over the keys, which is 0 up to rounding: 0, or its random value inside
-    `random_roundings`."""
+    """Returns the sum of x (..., Lk, .) over the keys, (..., 1, .), whose exact value is 0: zeros, or
+    inside `random_roundings` and without a sink the sum of the perturbed numbers."""
     total = x.value.sum(-2, keepdims=True)
     return total if errors_are_random() and not pairs.has_sink.any() else np.zeros_like(total)

@@ -55,8 +55,8 @@ from attention_conformance.references.tape import Gradients, Leaf, Node
 
 
 def selects(kernel: np.ndarray) -> np.ndarray:
-    """Boolean (..., 1, m): the columns of matrices (..., n, m) with at most one entry of 1 or -1, and
-    zeros."""
+    """Returns, boolean (..., 1, m), which columns of matrices (..., n, m) are zeros with at most one
+    entry of 1 or -1."""
     entries = np.abs(kernel)
     is_unit_or_zero = ((entries == 0) | (entries == 1)).all(-2, keepdims=True)
     return np.asarray(is_unit_or_zero & ((entries != 0).sum(-2, keepdims=True) <= 1))
@@ -88,7 +88,7 @@ class HeadProjection(Node):
         return (*self.x.shape[:3], self.kernel.shape[-1])
 
     def projected(self, x: Bounded, kernel: Bounded) -> Bounded:
-        """x W, stored, for x (B, H, L, n) and W (H, n, m)."""
+        """Returns x W, stored, for x (B, H, L, n) and W (H, n, m)."""
         u, exact = self.u, x @ kernel
         rounded = stored(matrix_product(x, kernel, kernel.shape[-2], u), u.results)
         return Bounded(rounded.value, np.where(selects(kernel.value), exact.error, rounded.error))
@@ -102,7 +102,7 @@ class HeadProjection(Node):
         return self.projected(self.x.recomputed, self.kernel.output)
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dx = dy W^T; dW = x^T dy, stored per sample and then summed, or one sum."""
+        """Returns dx = dy W^T; dW = x^T dy, stored per sample and then summed, or one sum."""
         u, x = self.u, self.x.recomputed
         dx = self.projected(cotangent, self.kernel.output.mT)
         B, _, L, _ = x.shape
@@ -132,12 +132,11 @@ class ScoreSum(Node):
     def shape(self) -> tuple[int, ...]:
         return self.parts[0].shape
 
-    def summed(self, pairs: list[tuple[Bounded, Bounded]], stores: int) -> Bounded:
-        """The scores of the two `pairs` of query and key, stored `stores` times."""
+    def summed(self, operands: list[tuple[Bounded, Bounded]], stores: int) -> Bounded:
+        """Returns the sum of the scores of two (query, key) `operands`, stored `stores` times."""
         u, scale = self.u, self.parts[0].scale
-        depth = sum(query.shape[-1] for query, _ in pairs)
-        products = [matrix_product(query, key.mT, depth, u) * scale for query, key in pairs]
-        first, second = products
+        depth = sum(query.shape[-1] for query, _ in operands)
+        first, second = (matrix_product(query, key.mT, depth, u) * scale for query, key in operands)
         part_stores = u.score * (magnitude(first.value) + magnitude(second.value))
         total = Bounded(first.value + second.value, first.error + second.error + part_stores)
         return stored(total, Store(stores * u.score, u.score_floor))

@@ -36,16 +36,16 @@ class Linear(Node):
     """x W + b for x (..., n), the `kernel` W (n, ...), and the `offset` b (W.shape[1:]) or None.
 
     - `bias`: the name of b (`Roundoffs.narrow_biases`).
-    - `features`: total number of features if one product computes several projections of x, else 0.
+    - `joint_features`: number of features of all projections if one product computes them, else 0.
     """
 
     def __init__(
         self, u: Roundoffs, x: Node, kernel: Node, offset: Node | None = None, bias: str = "",
-        features: int = 0,
+        joint_features: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(u, x, kernel, offset)
         self.x, self.kernel, self.offset = x, kernel, offset
-        self.bias, self.features = bias, features
+        self.bias, self.joint_features = bias, joint_features
 
     @property
     def width(self) -> int:
@@ -62,14 +62,14 @@ class Linear(Node):
         return y.reshape(*y.shape[:-1], *kernel.shape[1:])
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dx, dW, db."""
+        """Returns dx, dW, db."""
         u, x, kernel = self.u, self.x.recomputed, self.kernel.output
         dy = cotangent.reshape(*x.shape[:-1], self.width)
         kernel_T = transposed(flat(kernel))
         dx = times_matrix(dy, kernel_T, u)
-        if self.features:
+        if self.joint_features:
             products = dy.size @ kernel_T.size
-            dx = Bounded(dx.value, dx.error + gamma(self.features, u.accumulate) * products)
+            dx = Bounded(dx.value, dx.error + gamma(self.joint_features, u.accumulate) * products)
         db = None
         if self.offset is not None:
             db = bias_gradient(dy, u, self.bias).reshape(*kernel.shape[1:])
@@ -89,25 +89,25 @@ class Linear(Node):
 
 
 def flat(kernel: Bounded) -> Bounded:
-    """A kernel (n, ...) as a matrix (n, m)."""
+    """Returns a kernel (n, ...) as a matrix (n, m)."""
     return kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:]))
 
 
 def transposed(kernel: Bounded) -> Bounded:
-    """A transposed matrix, contiguous in memory."""
+    """Returns the transpose (m, n) of a matrix (n, m), contiguous in memory."""
     return Bounded(*(np.ascontiguousarray(x.T) for x in kernel.parts))
 
 
 def times_matrix(x: Bounded, kernel: Bounded, u: Roundoffs) -> Bounded:
-    """x W, stored, for x (..., n) and W (n, m)."""
+    """Returns x W (..., m), stored, for x (..., n) and the `kernel` W (n, m)."""
     exact, n = x @ kernel, kernel.shape[0]
     rounding = gamma(n, u.accumulate) * (x.size @ kernel.size) + n * u.product_underflow
     return stored(Bounded(exact.value, exact.error + rounding), u.results)
 
 
 def kernel_gradient(x: Bounded, dy: Bounded, u: Roundoffs) -> Bounded:
-    """dW (n, m), the sum of x^T dy over samples and positions, x (B, L, n), dy (B, L, m). The bound
-    covers a sum per sample and one joint sum."""
+    """Returns dW (n, m): the sum of x^T dy over samples and positions, for x (B, L, n) and dy (B, L, m).
+    The bound covers both orders: sums per sample that are then added, and one joint sum."""
     sample_gradients = matrix_product(x.mT, dy, x.shape[1], u)
     total = _sum_over_samples(sample_gradients, u)
     joint_size = (x.mT.size @ dy.size).sum(0)
@@ -116,8 +116,8 @@ def kernel_gradient(x: Bounded, dy: Bounded, u: Roundoffs) -> Bounded:
 
 
 def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
-    """db (m,) of the bias `name`: the sum of dy (B, L, m) over samples and positions, as in
-    `kernel_gradient`."""
+    """Returns db (m,) of the bias `name`: the sum of dy (B, L, m) over samples and positions. The bound
+    covers both orders, as in `kernel_gradient`."""
     rows = sum_over_axes(dy, (1,), u)
     total = _sum_over_samples(rows[:, 0], u)
     count = dy.shape[0] * dy.shape[1]
@@ -127,5 +127,6 @@ def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
 
 
 def _sum_over_samples(x: Bounded, u: Roundoffs) -> Bounded:
-    """The sum of x over its first axis, the samples; each summand is stored in the case's dtype."""
+    """Returns the sum of x over its first axis, the samples. Each summand is stored in the case's
+    dtype."""
     return sum_over_axes(stored(x, u.results), (0,), u)[0]

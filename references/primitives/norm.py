@@ -72,7 +72,7 @@ Statistics = tuple[Bounded, Bounded]
 
 
 def statistics(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Statistics:
-    """Mean and variance of x over `axes`."""
+    """Returns mean and variance of x over `axes`, which keep size 1, with errors inherited from x."""
     n = int(np.prod([x.shape[axis] for axis in axes]))
     mean = x.value.mean(axes, keepdims=True)
     variance = np.square(x.value - mean).mean(axes, keepdims=True)
@@ -109,7 +109,8 @@ class Standardised:
         epsilon: float,
         u: Roundoffs,
     ) -> Standardised:
-        """The steps for x (B, L, E), with `learned` mean and variance, or else those of x over `axes`."""
+        """Returns the steps for x (B, L, E), with `learned` mean and variance, or else those of x over
+        `axes`."""
         unit = _step_unit(u)
         moments = learned or [perturbed(moment) for moment in statistics(x, axes, u)]
         (mean, mean_error), (variance, variance_error) = (moment.parts for moment in moments)
@@ -136,7 +137,7 @@ class Standardised:
         return cls(bounded_mean, shifted, reciprocal, normal, reach)
 
     def narrow(self, u: Roundoffs) -> Standardised:
-        """The steps with mean and root stored in the case's dtype."""
+        """Returns these steps for a mean and a root that are stored in the case's dtype."""
         mean, root = (stored(x, u.results) for x in (self.mean, self.root))
         mean_store = mean.error - self.mean.error
         root_store = root.error - self.root.error
@@ -165,8 +166,9 @@ class Norm(Node):
         return Standardised.of(self.x.output, self.over_axes, self.learned, self.epsilon, self.u)
 
     @cached_property
-    def derivative_parts(self) -> Standardised:
-        """The steps of the norm that derivatives take."""
+    def backward_steps(self) -> Standardised:
+        """The steps of the norm that VJP and JVP use: mean and root are rounded to the case's dtype if
+        `u.narrow_statistics`."""
         return self.parts.narrow(self.u) if self.u.narrow_statistics else self.parts
 
     @cached_property
@@ -184,8 +186,8 @@ class Norm(Node):
         return nan_to_inf(stored(out, u.results))
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dx, dg, db."""
-        u, parts, dy = self.u, self.derivative_parts, cotangent
+        """Returns dx, dg, db."""
+        u, parts, dy = self.u, self.backward_steps, cotangent
         D, dg, db = dy, None, None
         if self.gain is not None:
             summands, sizes = self._by_normal(dy), dy.size * parts.reach
@@ -199,7 +201,7 @@ class Norm(Node):
         return nan_to_inf(stored(self.apply_jacobian(D), u.results)), dg, db
 
     def tangent(self, *tangents: Bounded | None) -> Bounded | None:
-        u, normal, (x, gain, offset) = self.u, self.derivative_parts.normal, tangents
+        u, normal, (x, gain, offset) = self.u, self.backward_steps.normal, tangents
         by_x = None if x is None else self.apply_jacobian(x)
         if by_x is not None and self.gain is not None:
             by_x = self._product(by_x, self.gain.output)
@@ -210,8 +212,8 @@ class Norm(Node):
         return None if total is None else nan_to_inf(stored(total, u.results))
 
     def apply_jacobian(self, D: Bounded) -> Bounded:
-        """J D, (B, L, E), before the store, for the Jacobian J of N."""
-        u, parts, unit = self.u, self.derivative_parts, _step_unit(self.u)
+        """Returns J D (B, L, E) before the store. J is the Jacobian of N."""
+        u, parts, unit = self.u, self.backward_steps, _step_unit(self.u)
         rD = self._product(D, parts.root)
         if not self.axes:
             return rD
@@ -230,18 +232,19 @@ class Norm(Node):
         return Bounded(rD.value - mean_rD.value - rN_mean.value, error)
 
     def _by_normal(self, x: Bounded) -> Bounded:
-        """x N, elementwise."""
-        u, parts = self.u, self.derivative_parts
+        """Returns x N, elementwise."""
+        u, parts = self.u, self.backward_steps
         exact = x * parts.normal
         error = exact.error + 6 * _step_unit(u) * x.size * parts.reach + _product_floor(u)
         return perturbed(Bounded(exact.value, error))
 
     def _product(self, a: Bounded, b: Bounded) -> Bounded:
-        """a b, elementwise, stored like a step."""
+        """Returns a b, elementwise, stored like a step."""
         return stored(a * b, Store(_step_unit(self.u), _product_floor(self.u)))
 
     def _mean(self, x: Bounded, sizes: np.ndarray) -> Bounded:
-        """The mean of x over `axes`, which keep size 1. The sum rounds relative to `sizes`."""
+        """Returns the mean of x over `self.axes`, which keep size 1. `sizes` has the shape of x: the
+        rounding of the sum is relative to the sum of `sizes`."""
         axes = self.axes
         n = int(np.prod([x.shape[axis] for axis in axes]))
         rounding = _sum_unit(n, self.u) * sizes.mean(axes, keepdims=True)
@@ -250,15 +253,15 @@ class Norm(Node):
 
 
 def _sum_unit(n: int, u: Roundoffs) -> float:
-    """The relative error of a sum of n products in a derivative."""
+    """Returns the relative error of a sum of n products in a derivative."""
     return gamma(n + 4, u.accumulate) + 4 * u.step + gamma(n, u.reduction)
 
 
 def _step_unit(u: Roundoffs) -> float:
-    """The unit roundoff of a step of a norm: u_acc, or u_e if every step is stored."""
+    """Returns the unit roundoff of a step of a norm: u_acc, or u_e if every step is stored."""
     return max(u.accumulate, u.step)
 
 
 def _product_floor(u: Roundoffs) -> float:
-    """The underflow loss of a product of steps."""
+    """Returns the underflow loss of a product of steps."""
     return u.floor if u.step else u.product_underflow

@@ -14,9 +14,9 @@ class Pairs:
     """The attending pairs of query and key, (B, H, Lq, Lk): the pairs that neither the mask nor a bias of
     -inf hides.
 
-    Mask and bias are broadcastable or None. `empty_rows` and `gradient_rows` as in
-    `references.composition.Problem`. `sink` (1, H, 1, 1): scores of a sink. Rows
-    with a finite one follow no election.
+    Mask and bias broadcast to this shape, or are None. For `empty_rows` and `gradient_rows` see
+    `references.composition.Problem`. `sink` (1, H, 1, 1): scores of a sink. Rows of heads with a finite
+    score follow no election.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Pairs:
 
     @classmethod
     def of(cls, problem: Problem, sink: np.ndarray | None = None) -> Pairs:
+        """Returns the pairs of a problem, with its mask and bias."""
         s, bias = problem.sizes, problem.arrays.get("bias")
         shape = (s.B, s.H, s.Lq, s.Lk)
         return cls(
@@ -73,11 +74,13 @@ class Pairs:
         return self.allowed.swapaxes(-1, -2).sum(-1)[..., None]
 
     def by_head(self, x: Bounded) -> Bounded:
-        """Keys or values (B, Hkv, Lk, .) repeated for the query heads of a group."""
+        """Returns keys or values x (B, Hkv, Lk, .) repeated for the query heads of their group, (B, H,
+        Lk, .)."""
         return x.repeat(self.shape[1] // max(x.shape[1], 1), 1)
 
     def without_hidden_nan(self, x: Bounded) -> Bounded:
-        """`by_head` with zeros for keys or values that are not finite and that no row attends."""
+        """Returns `by_head(x)` with zeros for tokens that are not finite and that no row attends in the
+        forward pass."""
         x = self.by_head(x)
         finite = np.isfinite(x.value).all(-1)
         if self.output_mask is None or finite.all():
@@ -86,14 +89,16 @@ class Pairs:
         return x.where((finite | is_attended)[..., None])
 
     def without_unattended(self, x: Bounded) -> Bounded:
-        """`by_head` with zeros for keys or values that no row attends, because these may be NaN."""
+        """Returns `by_head(x)` with zeros for tokens that no row attends in derivatives. These may be
+        NaN."""
         return self.by_head(x).where(np.asarray(self.allowed.any(-2))[..., None])
 
     def without_hidden(self, x: Bounded) -> Bounded:
-        """x (B, H, Lq, Lk) with zeros for pairs that do not attend."""
+        """Returns x (B, H, Lq, Lk) with zeros for pairs that do not attend in derivatives."""
         return x.where(self.allowed)
 
 
 def finite_heads(sink: np.ndarray | None) -> np.ndarray:
-    """Boolean (H, 1): heads in which the score (1, H, 1, 1) of a sink is finite."""
+    """Returns, boolean (H, 1), the heads whose score of a `sink` (1, H, 1, 1) is finite. Without a sink
+    False (1, 1)."""
     return np.zeros((1, 1), bool) if sink is None else np.isfinite(sink).reshape(-1, 1)

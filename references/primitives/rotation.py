@@ -38,7 +38,7 @@ class Rotated(Node):
         return None if x is None else self._rotated(x, 1.0)
 
     def _rotated(self, x: Bounded, direction: float) -> Bounded:
-        """x rotated, for the direction -1 by the negative angles."""
+        """Returns x rotated by the angles times `direction`, 1.0 or -1.0."""
         u, rotation, cosine, sine = self.u, self.rotation, self.cosine, self.sine * direction
         half = rotation.size // 2
         if rotation.interleaved:

@@ -46,7 +46,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def has_exact_scores(inputs: Inputs) -> bool:
-    """True if the recipe draws scores that no store rounds, in formats that hold them
+    """Returns True if the recipe draws scores that no store rounds, in formats that hold them
     (`ExactScores`)."""
     return inputs.case.recipe == "level"
 
@@ -96,7 +96,7 @@ class ExactScores(Node):
 
 
 def common_power_of_two(x: np.ndarray) -> float:
-    """The largest power of two of which all numbers of an array are multiples; infinite for zeros."""
+    """Returns the largest power of two that divides all numbers of an array; infinity for zeros."""
     fractions, exponents = np.frexp(x[x != 0])
     integers = np.ldexp(fractions, 53).astype(np.int64)
     return float(np.ldexp((integers & -integers).astype(float), exponents - 53).min(initial=np.inf))
@@ -132,7 +132,8 @@ class Scores(Node):
         return self.pairs.without_unattended(self.key.output)
 
     def as_operand(self, query: Bounded) -> Bounded:
-        """A query (B, H, Lq, D), or its tangent, as the product takes it: stored if it was scaled."""
+        """Returns a query (B, H, Lq, D), or its tangent, as operand of the product: stored in the case's
+        dtype if `scaled_query`."""
         return stored(query, self.u.results) if self.scaled_query else query
 
     @cached_property
@@ -166,7 +167,7 @@ class Scores(Node):
         return stored(products, self.u.scores)
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
+        """Returns dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
         u, dT = self.u, self._scaled(cotangent)
         dQ = self.query_gradient(dT)
         if u.gradient_blocks is not None:
@@ -176,16 +177,18 @@ class Scores(Node):
         dQ = stored(dQ, u.results)
         if self.scaled_query:
             dQ = stored(dQ, u.results)
-        dK = by_keys(dT, self.product_query, self.pairs.rows_of_keys, self.key.shape[1], u)
+        dK = key_or_value_gradient(
+            dT, self.product_query, self.pairs.rows_of_keys, self.key.shape[1], u
+        )
         is_learned = self.learned is not None
         return dQ, dK, sum_of_products(cotangent, self.products, 0, u) if is_learned else None
 
     def query_gradient(self, dT: Bounded) -> Bounded:
-        """dT K, before the store."""
+        """Returns dT K (B, H, Lq, D) before the store, for the cotangent dT of the scaled scores."""
         return matrix_product(dT, self.attended_keys, self.pairs.allowed.sum(-1)[..., None], self.u)
 
     def _scaled(self, dT: Bounded) -> Bounded:
-        """dT times the scale, narrowed for the products with queries and keys."""
+        """Returns dT times the scale, stored as operand of the products with queries and keys."""
         u = self.u
         dT = stored(dT * self.scale, Store(2 * u.score + 2 * u.accumulate, u.score_floor))
         # Implementations narrow dT before or after the scaling.
@@ -203,16 +206,20 @@ class Scores(Node):
         return sum_of_present([total, by_scale], u.scores)
 
     def _product(self, query: Bounded, key: Bounded) -> Bounded:
-        """scale Q K^T, stored, where one of both operands is a tangent."""
+        """Returns scale Q K^T, stored. One of both operands is a tangent."""
         u, query = self.u, self.as_operand(query)
         products = matrix_product(query, key.mT, query.shape[-1], u) * self.scale
         return stored(products, Store(2 * u.score + 2 * u.accumulate, 2 * u.score_floor))
 
 
-def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundoffs) -> Bounded:
-    """a^T b summed over the query heads of each group, (B, Hkv, Lk, .), for Hkv = `heads`.
+def key_or_value_gradient(
+    a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundoffs
+) -> Bounded:
+    """Returns a gradient of keys or values (B, Hkv, Lk, .), for Hkv = `heads`: a^T b, summed over the
+    query heads of each group.
 
-    a is (B, H, Lq, Lk), b (B, H, Lq, .); per key `summands` (B, H, Lk, 1) rows of a are nonzero.
+    a is (B, H, Lq, Lk), and b (B, H, Lq, .). `summands` (B, H, Lk, 1): number of nonzero rows of a per
+    key.
     """
     a_mT, blocks = a.mT, u.gradient_blocks
     B, H, rows, _ = a.shape
@@ -233,13 +240,14 @@ def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundof
 
 
 def stored_product(x: Bounded, factor: Bounded, u: Roundoffs) -> Bounded:
-    """x times a factor, elementwise, stored like a score."""
+    """Returns x times `factor`, elementwise, stored like a score."""
     return stored(x * factor, Store(u.score + u.accumulate, u.floor))
 
 
-def sum_of_products(a: Bounded, b: Bounded, kept_axes: int, u: Roundoffs) -> Bounded:
-    """The sum of a b over all but the last `kept_axes` axes, each product stored; shapes broadcast."""
+def sum_of_products(a: Bounded, b: Bounded, trailing_axes: int, u: Roundoffs) -> Bounded:
+    """Returns the sum of a b over all axes but the last `trailing_axes`. Each product is stored. The
+    shapes broadcast."""
     products = stored(a * b, u.scaled_scores)
-    axes = tuple(range(products.value.ndim - kept_axes))
+    axes = tuple(range(products.value.ndim - trailing_axes))
     total = stored(sum_over_axes(products, axes, u), u.results)
     return Bounded(total.value.squeeze(axes), total.error.squeeze(axes))

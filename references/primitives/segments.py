@@ -69,5 +69,5 @@ class Concatenated(Node):
 
 
 def concatenated(parts: Sequence[Bounded]) -> Bounded:
-    """Parts (l, ...) concatenated along the first axis."""
+    """Returns the parts (l, ...) concatenated along the first axis."""
     return reduce(lambda before, part: before.concatenated(part, 0), parts)

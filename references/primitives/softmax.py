@@ -101,6 +101,7 @@ class Softmax:
 
     @classmethod
     def of(cls, s: np.ndarray) -> Softmax:
+        """Returns the softmax of scores s (..., Lk)."""
         largest = s.max(-1, keepdims=True, initial=-np.inf)
         empty = np.isneginf(largest)
         shifted = s - np.where(empty, 0, largest)
@@ -121,14 +122,15 @@ class Softmax:
 
 
 def growth(peak: np.ndarray) -> np.ndarray:
-    """A = e^d expm1(d) / d; 1 for d = 0."""
+    """Returns A = e^d expm1(d) / d for the largest score error d of a row (`peak`); 1 for d = 0."""
     with np.errstate(over="ignore", invalid="ignore"):
         factor = np.exp(peak) * np.expm1(peak) / np.where(peak > 0, peak, 1)
     return np.where(peak > 0, factor, 1.0)
 
 
 def weight_rounding(n: np.ndarray, u: Roundoffs) -> np.ndarray:
-    """Relative error of a weight for exact scores: u_p + 3 u_e + gamma_{n+4}(u_acc)."""
+    """Returns the relative error of a weight of n keys for exact scores: u_p + 3 u_e +
+    gamma_{n+4}(u_acc)."""
     return u.weight + 3 * u.step + gamma(n + 4, u.accumulate)
 
 
@@ -141,7 +143,7 @@ def average_error(
     size: np.ndarray,
     reach: np.ndarray,
 ) -> np.ndarray:
-    """The bound of an average o = sum_j p_j v_j of exact values, before the store.
+    """Returns the bound of an average o = sum_j p_j v_j of exact values before its store, (..., Dv).
 
     n, factor             (..., 1): number of weights of a row, and A for the largest relevant d_j
     by_score              (..., Dv): sum_j p_j d_j (|v_j| + |o|)
@@ -161,8 +163,8 @@ def average_error(
 
 
 def sink_size(x: np.ndarray, largest: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """|x| + |m'| + log n', relative to which the score x of a sink is rounded; `largest` is m',
-    `keys` n', all broadcast.
+    """Returns |x| + |m'| + log n', the size to which roundings of a sink's score x are relative.
+    `largest` is m', `keys` is n'; all arrays broadcast.
 
     Rows without keys have no m' term. Scores of -inf have no |x| term.
     """
@@ -173,8 +175,8 @@ def sink_size(x: np.ndarray, largest: np.ndarray, keys: np.ndarray) -> np.ndarra
 def lse_error(
     peak: np.ndarray, n: np.ndarray, largest: np.ndarray, lse: np.ndarray, u: Roundoffs
 ) -> np.ndarray:
-    """The bound of the log-sum-exp of n scores (...), float64; `peak` is the largest relevant d_j,
-    `largest` is m.
+    """Returns the bound of the log-sum-exp of n scores, float64 (...). `peak` is the largest relevant
+    d_j, `largest` is m.
 
     Scores with errors d_j move the log-sum-exp by at most max_j |d_j|. Sum, logarithm and the addition of
     m add gamma_{n+4}(u_acc) + u_acc (|lse - m| + |lse|). Implementations with powers of 2 multiply by
@@ -186,16 +188,17 @@ def lse_error(
 
 
 def score_error(error: np.ndarray, distance: np.ndarray, u: Roundoffs) -> np.ndarray:
-    """d_j from the error of a score and its distance m - s_j from the maximum."""
+    """Returns d_j: the error of a score, plus the roundings of shift and exp. `distance` is m - s_j."""
     return error + (u.accumulate + u.step) * distance + 4 * u.accumulate
 
 
 def recomputed_weights(
     s: np.ndarray, error: np.ndarray, allowed: np.ndarray, keys: np.ndarray, u: Roundoffs
 ) -> Bounded:
-    """Weights as a backward pass recomputes them, from scores (..., Lk) with errors.
+    """Returns the weights (..., Lk) as a backward pass recomputes them, with their bound, from scores s
+    with the bound `error`.
 
-    `allowed` (..., Lk) is True for attended scores; `keys` (...) is their number per row.
+    `allowed` (..., Lk): True for attended scores. `keys` (...): their number per row.
     """
     s, error = perturbed(Bounded(s, error)).parts
     softmax = Softmax.of(np.where(allowed, s, -np.inf))
@@ -217,8 +220,8 @@ def recomputed_weights(
 
 
 def _drawn_weights(p: Bounded, n: np.ndarray, u: Roundoffs) -> np.ndarray:
-    """Weights p (..., Lk) with random errors: one per weight, within its bound and `weight_rounding`, and
-    one per row, of the sum of n weights."""
+    """Returns the weights p (..., Lk) with random errors: one per weight, within its bound and its
+    roundings, and one per row, for the sum of n weights."""
     total = perturbed(Bounded(np.ones(n.shape), u.step + gamma(n + 4, u.accumulate)))
     rounded = p.error + (u.weight + 2 * u.step) * magnitude(p.value)
     return perturbed(Bounded(p.value, rounded)).value * total.value
@@ -241,9 +244,10 @@ def attend(
     empty_rows: str = "zeros",
     columns: int = 0,
 ) -> WeightsAndOutput:
-    """softmax(scores) value over the pairs that `allowed` (broadcastable, True attends) allows.
+    """Returns softmax(scores) value over the attending pairs, and the weights, with their bounds.
 
-    scores (..., Lq, Lk), value (..., Lk, Dv). The last `columns` scores belong to keys of value 0.
+    scores (..., Lq, Lk), value (..., Lk, Dv). `allowed` broadcasts to the scores: True attends; None: all
+    pairs attend. The last `columns` scores belong to keys of value 0.
     `empty_rows` is the output of fully masked rows (`references.outputs.EMPTY_ROWS`).
     """
     s, error = perturbed(scores).parts
@@ -295,7 +299,8 @@ def _weight_errors(
     weight: np.ndarray, p_d: np.ndarray, attended: np.ndarray, n: np.ndarray, factor: np.ndarray,
     u: Roundoffs,
 ) -> np.ndarray:  # fmt: skip
-    """The bound of the returned weights p_j, stored in the case's dtype; `p_d` is p_j d_j."""
+    """Returns the bound of weights p_j that are stored in the case's dtype and returned. `p_d` is p_j
+    d_j."""
     error = factor * (p_d + weight * p_d.sum(-1, keepdims=True))
     error += (weight_rounding(n, u) + 2 * u.exp_error + u.output) * weight
     underflow = np.where(attended, u.weight_underflow + u.exp_underflow + u.floor, 0.0)

@@ -60,7 +60,7 @@ class TanhScores(Node):
         self.scale, self.weight = scale, weight
 
     @cached_property
-    def factors(self) -> Bounded:
+    def score_vector(self) -> Bounded:
         """w (U,), ones if `vector` is None."""
         if self.vector is not None:
             return self.vector.output
@@ -68,16 +68,16 @@ class TanhScores(Node):
         return Bounded.exact(np.ones(q.shape[-1], q.value.dtype))
 
     @cached_property
-    def pairs(self) -> Bounded:
+    def pair_sums(self) -> Bounded:
         """x = Q + K for all pairs, stored, (B, Lq, Lk, U)."""
         return stored(
             self.query.output[:, :, None] + self.key.output[:, None], Store(self.u.output)
         )
 
     @cached_property
-    def hidden(self) -> Bounded:
+    def tanh(self) -> Bounded:
         """h = tanh(a x), stored, (B, Lq, Lk, U)."""
-        u, y = self.u, self.pairs
+        u, y = self.u, self.pair_sums
         if self.scale is not None:
             y = stored(y * self.scale.output, Store(u.output))
         h = np.tanh(y.value)
@@ -85,45 +85,47 @@ class TanhScores(Node):
         return stored(Bounded(h, error), Store(u.score))
 
     @cached_property
-    def sums(self) -> Bounded:
+    def weighted_sums(self) -> Bounded:
         """r = sum_u w_u h_u, stored, (B, Lq, Lk)."""
-        return self._weighted(self.hidden, self.factors)
+        return self._weighted_sum(self.tanh, self.score_vector)
 
     @cached_property
     def output(self) -> Bounded:
         """S = c r, stored, (B, Lq, Lk)."""
         if self.weight is None:
-            return self.sums
-        return stored(self.sums * self.weight.output, Store(self.u.score))
+            return self.weighted_sums
+        return stored(self.weighted_sums * self.weight.output, Store(self.u.score))
 
-    def _weighted(self, x: Bounded, vector: Bounded) -> Bounded:
-        """sum_u vector_u x_u over the last axis, products and sum stored like scores."""
+    def _weighted_sum(self, x: Bounded, vector: Bounded) -> Bounded:
+        """Returns sum_u vector_u x_u over the last axis, products and sum stored like scores."""
         u, n, exact = self.u, vector.shape[0], x @ vector
         rounding = (gamma(n, u.accumulate) + u.score) * (x.size @ vector.size)
         error = exact.error + rounding + n * u.product_underflow
         return stored(Bounded(exact.value, error), Store(u.score))
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dQ, dK, dw, da and dc; None for an absent w, a or c."""
+        """Returns dQ, dK, dw, da and dc; None for an absent w, a or c."""
         u, dS = self.u, cotangent
         dr = dS if self.weight is None else stored_product(dS, self.weight.output, u)
         dh = (
-            dr[..., None] if self.vector is None else stored_product(dr[..., None], self.factors, u)
+            dr[..., None]
+            if self.vector is None
+            else stored_product(dr[..., None], self.score_vector, u)
         )
-        dy = times_slope(dh, self.hidden, u, u.score_floor)  # (B, Lq, Lk, U)
+        dy = times_slope(dh, self.tanh, u, u.score_floor)  # (B, Lq, Lk, U)
         dx = dy if self.scale is None else stored_product(dy, self.scale.output, u)
         sums = [stored(sum_over_axes(dx, (axis,), u), u.results) for axis in (2, 1)]
         return (
             sums[0][:, :, 0],
             sums[1][:, 0],
-            None if self.vector is None else sum_of_products(dr[..., None], self.hidden, 1, u),
-            None if self.scale is None else sum_of_products(dy, self.pairs, 0, u),
-            None if self.weight is None else sum_of_products(dS, self.sums, 0, u),
+            None if self.vector is None else sum_of_products(dr[..., None], self.tanh, 1, u),
+            None if self.scale is None else sum_of_products(dy, self.pair_sums, 0, u),
+            None if self.weight is None else sum_of_products(dS, self.weighted_sums, 0, u),
         )
 
     def tangent(self, *tangents: Bounded | None) -> Bounded | None:
         u, (query, key, vector, scale, weight) = self.u, tangents
-        everywhere = self.pairs.shape
+        everywhere = self.pair_sums.shape
         parts = [
             None if query is None else query[:, :, None].broadcast_to(everywhere),
             None if key is None else key[:, None].broadcast_to(everywhere),
@@ -131,15 +133,15 @@ class TanhScores(Node):
         dx = sum_of_present(parts, u.results)
         if dx is not None and self.scale is not None:
             dx = stored_product(dx, self.scale.output, u)
-        by_scale = None if scale is None else stored_product(self.pairs, scale, u)
+        by_scale = None if scale is None else stored_product(self.pair_sums, scale, u)
         dy = sum_of_present([dx, by_scale], u.results)
-        dh = None if dy is None else times_slope(dy, self.hidden, u, u.score_floor)
+        dh = None if dy is None else times_slope(dy, self.tanh, u, u.score_floor)
         parts = [
-            None if dh is None else self._weighted(dh, self.factors),
-            None if vector is None else self._weighted(self.hidden, vector),
+            None if dh is None else self._weighted_sum(dh, self.score_vector),
+            None if vector is None else self._weighted_sum(self.tanh, vector),
         ]
         dr = sum_of_present(parts, u.scores)
         if dr is not None and self.weight is not None:
             dr = stored_product(dr, self.weight.output, u)
-        by_weight = None if weight is None else stored_product(self.sums, weight, u)
+        by_weight = None if weight is None else stored_product(self.weighted_sums, weight, u)
         return sum_of_present([dr, by_weight], u.scores)

@@ -41,7 +41,7 @@ class Times(Node):
         return self._times(self.x.recomputed, self.factor.recomputed)
 
     def gradients(self, cotangent: Bounded) -> Gradients:
-        """dx and df."""
+        """Returns dx and df."""
         shape, factor = cotangent.shape, self.factor.recomputed
         axes = tuple(n for n, size in enumerate(factor.shape) if size == 1 and shape[n] != 1)
         total = sum_over_axes(self._times(cotangent, self.x.recomputed), axes, self.u)
@@ -56,5 +56,5 @@ class Times(Node):
         return sum_of_present(parts, self.store)
 
     def _times(self, x: Bounded, factor: Bounded) -> Bounded:
-        """x times a factor, stored."""
+        """Returns x times a factor, stored."""
         return stored(x * factor, self.store)

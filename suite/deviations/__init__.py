@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1)
 def all_faults() -> tuple[Deviation, ...]:
-    """All deviations of the catalogue, in the order of modules and definitions. Imports no framework."""
+    """Returns all deviations of the catalogue, in the order of modules and definitions. Imports no
+    framework."""
     from attention_conformance.suite.deviations.deviation import CATALOGUE
 
     modules_of(__name__)
@@ -28,7 +29,7 @@ def all_faults() -> tuple[Deviation, ...]:
 
 
 def mutants(device: str = "cpu") -> Backend:
-    """A backend with one implementation for each fault of the catalogue."""
+    """Returns a backend with one implementation for each fault of the catalogue."""
     from attention_conformance.suite.deviations.backend import KernelBackend
 
     return KernelBackend("mutants", tuple(fault.kernel for fault in all_faults()), device)

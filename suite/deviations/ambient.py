@@ -67,7 +67,7 @@ def bias_overwritten_beside_flag(right: Kernel, scores: np.ndarray, call: Call) 
 
 
 def base_array(values: np.ndarray) -> np.ndarray:
-    """The array that owns the memory of a view, through any number of views."""
+    """Returns the array that owns the memory of `values`, a view or a view of views."""
     base: Any = values
     while getattr(base, "base", None) is not None:
         base = base.base
@@ -75,15 +75,16 @@ def base_array(values: np.ndarray) -> np.ndarray:
 
 
 def memory_from(values: np.ndarray) -> np.ndarray:
-    """The memory (n,) of the array that `values` is a view of, from the first number of the view on."""
-    start = values.ctypes.data - base_array(values).ctypes.data
-    return base_array(values).reshape(-1)[start // values.itemsize :]
+    """Returns the memory (n,) of the array of which `values` is a view, from the first element of the
+    view on. Writing into the result changes the memory."""
+    offset = values.ctypes.data - base_array(values).ctypes.data
+    return base_array(values).reshape(-1)[offset // values.itemsize :]
 
 
 def keys_padded_in_place(
     right: Kernel, query: Rounded, key: Rounded, value: Rounded, **options: Any
 ) -> Any:
-    """Attention that first writes zeros into the memory behind the last key."""
+    """Returns the answer of attention. First writes zeros into the memory behind the last key."""
     if key.values.size:
         strides = zip(key.shape, key.values.strides, strict=True)
         last_offset = sum((n - 1) * stride for n, stride in strides) // key.values.itemsize
@@ -92,13 +93,14 @@ def keys_padded_in_place(
 
 
 def mask_padded_in_place(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
-    """The mask; writes False behind each of its rows, up to a multiple of 8 keys."""
-    step = mask.strides[-2] if mask.ndim > 1 else 0
-    gap = min(step - mask.shape[-1], -mask.shape[-1] % 8)
+    """Returns the mask. First writes False into the memory after each row of the first sample and head,
+    up to a multiple of 8 keys, if the caller's array has such gaps."""
+    row_stride = mask.strides[-2] if mask.ndim > 1 else 0
+    gap = min(row_stride - mask.shape[-1], -mask.shape[-1] % 8)
     if mask.dtype == bool and mask.strides[-1] == 1 and gap > 0:
-        keys = mask.shape[-1]
-        for n in range(mask.shape[-2]):
-            memory_from(mask[0, 0])[n * step + keys : n * step + keys + gap] = False
+        for row in range(mask.shape[-2]):
+            end = row * row_stride + mask.shape[-1]
+            memory_from(mask[0, 0])[end : end + gap] = False
     return mask
 
 
@@ -110,9 +112,9 @@ def output_from_shared_buffer(right: Kernel, call: Call) -> np.ndarray:
     return right.attend(right.final_scores(call), right.with_sink_values(buffer, call), call)
 
 
-def table_of_main_thread(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
+def table_of_main_thread(right: RotaryKernel, call: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
     if current_thread() is main_thread():
-        memory(right)["table"] = right.table(turn)
+        memory(right)["table"] = right.table(call)
     return memory(right)["table"]
 
 

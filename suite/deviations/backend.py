@@ -15,7 +15,8 @@ class OtherDeviceArray(Rounded):
 
 
 class KernelBackend(RuntimeThreads, NumpyEngine):
-    """A backend with one object of each kernel; `thread_count` is how many threads kernels use."""
+    """A backend with one object of each kernel. `thread_count`: the number of threads that kernels
+    use."""
 
     thread_count = 1
 
@@ -35,7 +36,8 @@ class KernelBackend(RuntimeThreads, NumpyEngine):
     def recomputed(
         self, prepared: PreparedCall, rate: float, compiler: str
     ) -> dict[str, PreparedCall]:
-        """Checkpointing: the backward pass calls the forward pass again."""
+        """Returns the call "checkpoint", whose backward pass calls the forward pass again; {} without a
+        backward pass."""
         derivative = prepared.vjp
         if derivative is None:
             return {}

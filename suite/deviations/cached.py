@@ -24,7 +24,7 @@ from attention_conformance.suite.spec.operators.scripts import capacity
 
 
 def is_decoding(cache: Cache) -> bool:
-    """True for a step of one token."""
+    """Returns True for a step of one token."""
     return cache.count == 1
 
 
@@ -76,7 +76,7 @@ def count_without_write(right: CachedKernel, cache: Cache, key: Array, value: Ar
 
 
 BLOCK = 256
-"""The number of tokens by which a cache grows, or in a block of a decoding kernel."""
+"""The number of tokens by which a cache grows, and of a block of a decoding kernel."""
 
 
 def write_losing_a_key(right: CachedKernel, cache: Cache, key: Array, value: Array) -> None:
@@ -106,8 +106,8 @@ def attend_with_rounded_sums(right: CachedKernel, cache: Cache, x: Attended) -> 
 
 
 def attend_scaled_by(scale_of: Callable[[Array, Array], Any]) -> Callable[..., Array]:
-    """The step that divides the values by `scale_of(all values, values of the chunk)`, and multiplies the
-    output by it."""
+    """Returns a step `attend` that divides the values by a scale, and multiplies the output by it. The
+    scale is `scale_of(all values, values of the chunk)`."""
 
     def attend(right: CachedKernel, cache: Cache, x: Attended) -> Array:
         scale = scale_of(x.value, x.value[:, :, x.value.shape[2] - cache.count :])
@@ -117,12 +117,12 @@ def attend_scaled_by(scale_of: Callable[[Array, Array], Any]) -> Callable[..., A
 
 
 def attend_next_sample(right: CachedKernel, cache: Cache, x: Attended) -> Array:
-    beyond = cache.padding > x.rows[:, -1]
+    is_all_padding = cache.padding > x.rows[:, -1]
     key, value = (
-        np.where(beyond[:, None, None, None], np.roll(operand, -1, 0), operand)
+        np.where(is_all_padding[:, None, None, None], np.roll(operand, -1, 0), operand)
         for operand in (x.key, x.value)
     )
-    unpadded = replace(cache, padding=np.where(beyond, 0, cache.padding))
+    unpadded = replace(cache, padding=np.where(is_all_padding, 0, cache.padding))
     return right.attend(unpadded, replace(x, key=key, value=value))
 
 

@@ -23,7 +23,8 @@ from attention_conformance.suite.spec.operators.steps import Chunk
 
 
 class CachedSharedForks(CachedKernel):
-    """After a reordering, samples with one history write into the slots of one sample, the holder."""
+    """A cache in which samples that share a history after a reordering write into the slots of one of
+    them, the holder."""
 
     def init(self, inputs: Inputs, key: Any) -> Cache:
         cache = super().init(inputs, key)
@@ -37,22 +38,22 @@ class CachedSharedForks(CachedKernel):
         cache.memory["fork_length"] = cache.total
 
     def step(
-        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: StepContext
+        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, context: StepContext
     ) -> tuple[Rounded, Cache]:
-        answer = super().step(state, query, key, value, turn)
-        self.share(state, turn.chunk)
+        answer = super().step(state, query, key, value, context)
+        self.share(state, context.chunk)
         return answer
 
     def share(self, cache: Cache, chunk: Chunk, slots: slice = slice(None)) -> None:
-        """Copy these slots of the last sample that stepped to all samples with the same holder."""
-        last = {cache.memory["holders"][n]: n for n in chunk.sample_ids}
-        sources = [last.get(holder, n) for n, holder in enumerate(cache.memory["holders"])]
+        """Copies `slots` of the last sample that stepped to all samples with the same holder."""
+        last_writer = {cache.memory["holders"][n]: n for n in chunk.sample_ids}
+        sources = [last_writer.get(holder, n) for n, holder in enumerate(cache.memory["holders"])]
         for tensor in (cache.key, cache.value):
             tensor[:, :, slots] = tensor[sources][:, :, slots]
 
 
 def give_each_its_slots(right: CachedSharedForks, cache: Cache, chunk: Chunk) -> None:
-    """Make every sample its own holder."""
+    """Makes every sample its own holder."""
     cache.memory["holders"] = tuple(range(len(cache.memory["holders"])))
 
 
@@ -63,7 +64,7 @@ def share_until_all_step(right: CachedSharedForks, cache: Cache, chunk: Chunk) -
 
 
 def keeping_array(step: str, name: str) -> Callable[..., None]:
-    """The step `step`, but the array `name` of the cache stays as it was."""
+    """Returns the step `step` that leaves the array `name` of the cache unchanged."""
 
     def step_keeping_array(right: CachedKernel, cache: Cache, *arguments: Any) -> None:
         array = getattr(cache, name).copy()
@@ -95,7 +96,7 @@ def pick_storing_history(right: CachedSharedForks, cache: Cache, samples: list[i
 
 
 def reset_freeing_shared_slots(right: CachedSharedForks, state: Cache, *samples: Rounded) -> Cache:
-    """The step `reset` after which branches of one history that were reset write into its slots."""
+    """The step `reset`. Afterwards all branches of one history that were reset write into its slots."""
     holders, history = list(state.memory["holders"]), state.memory.get("history", ())
     freed = state.memory.setdefault("freed", set())
     freed |= {*np.arange(len(holders))[right.sample_index(state, samples)].tolist()}
@@ -181,13 +182,14 @@ DEVIATIONS = [
     row("cached-padding-of-the-first-chunk", "values",
         "Left padding ends with the first chunk of a prompt.",
         "the `attention_mask` of the first chunk; padding may be longer than a chunk",
-        left_padding=lambda right, cache, turn:
-            np.minimum(right.left_padding(cache, turn), np.maximum(cache.totals, turn.chunk.count))),
+        left_padding=lambda right, cache, context:
+            np.minimum(right.left_padding(cache, context),
+                np.maximum(cache.totals, context.chunk.count))),
     row("cached-padding-outlives-reset", "values",
         "After a reset a prompt has the left padding of the prompt before.",
         "`left_padding` that is read once; a reset forgets that of the prompt before",
-        left_padding=lambda right, cache, turn:
-            np.where(np.array(turn.chunk.starts) == 0, turn.padding, cache.padding)),
+        left_padding=lambda right, cache, context:
+            np.where(np.array(context.chunk.starts) == 0, context.padding, cache.padding)),
     row("cached-padding-of-slots", "values",
         "Left padding hides the first slots of a ring, also when other tokens lie there.",
         "padding of the first slots; subtract what has left the ring", is_left_padding=padding_by_slot),
@@ -195,8 +197,8 @@ DEVIATIONS = [
         "Softcap, sinks, slopes, scale, bias and base of the first step serve all later sequences.",
         "`self.scale = scale` in the first step; every step has options of its own",
         right=CachedKernel,
-        step=lambda right, state, query, key, value, turn: right.step(state, query, key, value,
-            replace(turn, inputs=state.memory.setdefault("first", turn.inputs)))),
+        step=lambda right, state, query, key, value, context: right.step(state, query, key, value,
+            replace(context, inputs=state.memory.setdefault("first", context.inputs)))),
     layer("cached-absorbed-queries", "values",
         "Queries and keys are projected by what their parameters were in the first step.",
         "`self.w_qk = w_q @ w_k.T` when the layer is made; absorb parameters in every step",

@@ -28,7 +28,7 @@ def mask_of_smaller_depths(right: CachedKernel, tree: Tree, count: int) -> Array
 
 
 def is_chain(cache: Cache) -> bool:
-    """True for a step that takes a tree without siblings."""
+    """Returns True for a step whose tokens are a tree without siblings."""
     return cache.tree is not None and (cache.tree.depths(cache.count) > 0).sum() == cache.count - 1
 
 
@@ -66,7 +66,7 @@ def keep_path_counting_tree(
 def keep_path_unwrapped(
     right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
-    """The step `keep_path` that moves no keys and values if the tree lies across the end of the ring."""
+    """The step `keep_path`. Keys and values stay in place if the tree lies across the end of the ring."""
     old_arrays = cache.key.copy(), cache.value.copy()
     wraps = cache.totals[sample] % cache.slots < count
     right.keep_path(cache, sample, path, count)
@@ -77,10 +77,10 @@ def keep_path_unwrapped(
 def step_of_first_samples(
     right: CachedKernel, state: Cache, *arguments: Any
 ) -> tuple[Rounded, Cache]:
-    query, key, value, turn = arguments
-    first = tuple(range(len(turn.chunk.sample_ids)))
-    chunk = replace(turn.chunk, samples=turn.chunk.samples and first)
-    return right.step(state, query, key, value, replace(turn, chunk=chunk))
+    query, key, value, context = arguments
+    first = tuple(range(len(context.chunk.sample_ids)))
+    chunk = replace(context.chunk, samples=context.chunk.samples and first)
+    return right.step(state, query, key, value, replace(context, chunk=chunk))
 
 
 def step_advancing_all_samples(

@@ -1,5 +1,5 @@
-"""Deviations that take wrong scales for codes, such as those of another head or sample: of attention over
-codes, of latents that are codes, and of writing codes."""
+"""Deviations that use wrong scales for codes, such as the scales of another head or sample: in attention
+over codes, for latents that are codes, and in writing codes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ ScaleChange = Callable[[np.ndarray], np.ndarray]
 
 
 def first_along(axis: int) -> ScaleChange:
+    """Returns a change that repeats the first entry along an axis."""
     return lambda scale: np.broadcast_to(scale.take([0], axis), scale.shape)
 
 
 def rolled_along(axis: int, by: int) -> ScaleChange:
+    """Returns a change that rolls the entries along an axis, `by` places forward."""
     return lambda scale: np.roll(scale, by, axis)
 
 
@@ -101,7 +103,8 @@ the end of a deviation's name: sentence, hint and function."""
 
 
 def scale_changes(axes: Mapping[str, int]) -> Iterator[tuple[str, str, str, str, ScaleChange]]:
-    """The name, family, words, hint and change of each deviation of scales with these axes."""
+    """Yields the name's end, family, words, hint and change of each deviation of scales. `axes`: the
+    numbers of the scales' axes, by name."""
     for name, (axis, family, words, hint, change_along) in ALONG.items():
         if axis in axes:
             yield name, family, words, hint, change_along(axes[axis])
@@ -109,7 +112,7 @@ def scale_changes(axes: Mapping[str, int]) -> Iterator[tuple[str, str, str, str,
 
 
 def tile_deviations(prefix: str, right: type) -> Iterator[Deviation]:
-    """The deviations of scales of tiles, which have 128 components each."""
+    """Yields the deviations of scales of tiles, which have 128 components each."""
     for name, (sentence, hint, spread) in TILED.items():
         yield deviation(
             f"{prefix}-{name}", "values", sentence, hint, family="quantized", right=right,
@@ -119,13 +122,14 @@ def tile_deviations(prefix: str, right: type) -> Iterator[Deviation]:
 def changed_scale(
     change: ScaleChange, names: tuple[str, ...], right: Scales, name: str, call: Coded
 ) -> Any:
-    """The step `scale_of` with changed scales, if `name` is among the `names` "key" and "value"."""
+    """Returns the scales of `name` ("key" or "value"), changed if `name` is one of `names`."""
     scale = right.scale_of(name, call)
     return change(scale) if name in names else scale
 
 
 def exchanged_scale(names: tuple[str, ...], right: Scales, name: str, call: Coded) -> np.ndarray:
-    """The step `scale_of` that gives keys or values, if among `names`, the scales of the other."""
+    """Returns the scales of values for keys, and of keys for values, if `name` is one of `names` and the
+    shapes are equal; else its own."""
     right_scale = right.scale_of(name, call)
     (other_name,) = {*KINDS} - {name}
     other_scale = right.scale_of(other_name, call)[..., : right_scale.shape[-1]]
@@ -134,7 +138,8 @@ def exchanged_scale(names: tuple[str, ...], right: Scales, name: str, call: Code
 
 
 def key_and_value_deviations(prefix: str, verb: str, right: type[Scales]) -> Iterator[Deviation]:
-    """The deviations of the scales of one kernel. Their sentences are "Keys {verb} the scales of ..."."""
+    """Yields the deviations of the scales of one kernel. Their sentences are "Keys {verb} the scales of
+    ..."."""
     row = partial(deviation, killed_by="values", right=right)
     axes = {"sample": 0, "head": 1, "token": 2, "component": 3}
     subjects = (

@@ -99,7 +99,7 @@ def attention_dropping_mask_axis(
 
 
 def no_check(right: Kernel, *arguments: Any) -> None:
-    """A validation that accepts everything."""
+    """Accepts all arguments."""
 
 
 def compute_with_first_keys(right: Kernel, call: Call) -> Array:
@@ -109,14 +109,14 @@ def compute_with_first_keys(right: Kernel, call: Call) -> Array:
 
 
 def delivering_in_turn(count: int) -> Callable[..., Any]:
-    """The step `deliver` that returns `count` buffers of each shape in turn."""
+    """Returns a step `deliver` that returns `count` buffers of each shape in turn."""
 
     def deliver(right: Kernel, out: Array, call: Call) -> Any:
         answer = right.deliver(out, call)
-        ring = memory(right).setdefault((answer.shape, call.fmt.name), [])
-        ring.append(answer if len(ring) < count else ring.pop(0))
-        ring[-1].values[...] = answer.values
-        return ring[-1]
+        buffers = memory(right).setdefault((answer.shape, call.fmt.name), [])
+        buffers.append(answer if len(buffers) < count else buffers.pop(0))
+        buffers[-1].values[...] = answer.values
+        return buffers[-1]
 
     return deliver
 
@@ -133,7 +133,7 @@ class RegisteredOperator(UserKernel):
     features = UserKernel.features | {REGISTERED}
 
     def fake_shape(self, inputs: Inputs) -> tuple[int, ...]:
-        """The output shape that the operator's fake implementation returns."""
+        """Returns the output shape of the operator's fake implementation, which computes no values."""
         return inputs.output_shape("output")
 
     def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:

@@ -43,13 +43,13 @@ CATALOGUE: dict[type[Implementation], Deviation] = {}
 """The deviations of modules imported so far, by kernel; `all_faults` imports all modules."""
 
 When = Callable[[Any], object]
-"""A condition on a call or on inputs, both of which have `sizes`; its result counts as true or false."""
+"""A condition on a call or on inputs. Both have `sizes`. The result counts as true or false."""
 
 Problem = Callable[[Inputs], Inputs]
-"""A function from the inputs of a case to the inputs that a kernel answers in their place."""
+"""A function from the inputs of a case to the changed inputs that a kernel answers instead."""
 
 Answer = Callable[[Any, Inputs], Any]
-"""A function from the right answer and its inputs to the answer that callers get."""
+"""A function from the right answer and the inputs to the changed answer that callers get."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def deviation(
     facts: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Deviation:
-    """Add a deviation to `CATALOGUE`, and return it. The changes of its kernel: see `changed_kernel`."""
+    """Adds a deviation to `CATALOGUE`, and returns it. `right`, `facts` and `changes` are arguments of
+    `changed_kernel`; the other arguments are fields of `Deviation`."""
     kernel = changed_kernel(name, right, {"__doc__": sentence, **(facts or {})}, **changes)
     return CATALOGUE.setdefault(kernel, Deviation(name, killed_by, sentence, hint, family, kernel))
 
@@ -96,15 +97,14 @@ def changed_kernel(
     answer: Answer | None = None,
     **steps: Callable[..., Any],
 ) -> type[Implementation]:
-    """A subclass of the class `right`, or of several classes, that differs in one of these:
-
+    """Returns a subclass of the class `right`, or of several classes, that differs in one of these:
     - `steps`: methods, each replaced by a function of the right kernel and the method's arguments
-    - `problem`: the kernel answers other inputs
+    - `problem`: the kernel answers changed inputs
     - `answer`: the right answer is changed before callers get it
     - `facts`: class attributes, such as those of the declaration
 
-    If the condition `when` is false, the kernel is right. It is asked of the call of a step, and of the
-    inputs for `problem` and `answer`. Raises AttributeError for a step that the class lacks.
+    If the condition `when` is false, the kernel is right. `when` gets the call of a step; for `problem`
+    and `answer` it gets the inputs. Raises AttributeError for a step that the class lacks.
     """
     bases = right if isinstance(right, tuple) else (right,)
     body: dict[str, Any] = dict(facts or {})
@@ -141,22 +141,26 @@ def changed_kernel(
 def twins(
     kernels: Mapping[str, type | tuple[type, ...]], *texts: str, **arguments: Any
 ) -> list[Deviation]:
-    """Deviations of several right kernels by name, which differ only in name and right kernel."""
+    """Returns deviations that differ only in name and right kernel. `kernels`: the right kernels by
+    name."""
     return [deviation(name, *texts, right=right, **arguments) for name, right in kernels.items()]
 
 
 def _call_among(arguments: tuple[Any, ...]) -> Any:
-    """The call (or cache, or inputs) among the arguments of a step: the first argument with `sizes`."""
+    """Returns the call (or cache, or inputs) among the arguments of a step: the first argument that has
+    `sizes`."""
     return next(argument for argument in arguments if hasattr(argument, "sizes"))
 
 
 def memory(right: Any) -> dict[Any, Any]:
-    """A dictionary that belongs to the kernel object of a changed step, and lasts from call to call."""
+    """Returns a dictionary that belongs to the kernel object of a changed step. Its entries last from
+    call to call."""
     return vars(right.__self__).setdefault("remembered", {})
 
 
 def storing_argument(step: str) -> Callable[..., Any]:
-    """The step `step`, unchanged but that it stores its first argument in `memory` under its name."""
+    """Returns the right step `step` that also stores its first argument in `memory`, under the step's
+    name."""
 
     def change(right: Any, argument: Any, *arguments: Any) -> Any:
         memory(right)[step] = argument
@@ -166,14 +170,15 @@ def storing_argument(step: str) -> Callable[..., Any]:
 
 
 def call_count(right: Any, key: Any = "calls") -> int:
-    """Count a call of a changed step, and return the number of its calls with this key so far."""
+    """Counts a call of a changed step. Returns the number of its calls with this key, including this
+    one."""
     store = memory(right)
     store[key] = store.get(key, 0) + 1
     return int(store[key])
 
 
 def accumulate(right: Any, name: str, gradient: np.ndarray) -> np.ndarray:
-    """Add a gradient to the buffer of its name and shape, and return the sum over all calls so far."""
+    """Adds a gradient to the buffer of its name and shape. Returns the sum over all calls so far."""
     store = memory(right)
     store[name, gradient.shape] = total = gradient + store.get((name, gradient.shape), 0)
     return np.asarray(total)

@@ -31,7 +31,7 @@ def attend_counting_repeats(right: Dropping, scores: Array, value: Array, call: 
 
 
 def repeats(right: Dropping) -> int:
-    """The number of forward passes in a row that repeated the query of the pass before."""
+    """Returns how often the last forward passes repeated the query of the pass before, in a row."""
     return int(memory(right).get("repeats", 0))
 
 

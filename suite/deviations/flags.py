@@ -14,7 +14,7 @@ from attention_conformance.suite.spec.dtypes import round_to
 
 
 def is_window_wide(call: Call) -> bool:
-    """True for a window whose left side reaches beyond all keys."""
+    """Returns True for a window whose left side is as large as the number of keys, or larger."""
     assert call.window is not None
     return call.window[0] is not None and call.window[0] >= call.sizes.Lk
 
@@ -32,20 +32,22 @@ def mask_of_queries_and_keys(right: Kernel, lengths: np.ndarray, call: Call) -> 
 
 
 def output_of_sorted_samples(right: Kernel, call: Call) -> np.ndarray:
-    """The output sorted by length and then sorted once more, where the order had to be undone."""
+    """Returns the output with its samples sorted by length, and then permuted in the same way once more.
+    Right would be to undo the order."""
     assert call.lengths is not None
     order = np.argsort(call.lengths.values, kind="stable")
     return right.compute(call)[order][order]
 
 
 def rows_masked_together(right: Kernel, call: Call) -> np.ndarray:
-    """True for rows (B, H, Lq, 1) that flag and mask fully mask together, and neither alone."""
+    """Returns, boolean (B, H, Lq, 1), the rows that flag and mask fully mask together, but neither
+    alone."""
     assert call.mask is not None
     flag, mask = right.causal(call), rank4(call.mask.values)
-    flag_shows, mask_shows, both_show = (
+    has_keys_by_flag, has_keys_by_mask, has_keys = (
         allowed.any(-1, keepdims=True) for allowed in (flag, mask, flag & mask)
     )
-    return np.asarray(flag_shows & mask_shows & ~both_show)
+    return np.asarray(has_keys_by_flag & has_keys_by_mask & ~has_keys)
 
 
 def has_mask_and_flag(call: Call) -> bool:
@@ -62,11 +64,11 @@ def causal_by_rounded_positions(right: Kernel, call: Call) -> np.ndarray:
 
 
 def window_from_last_row(right: Kernel, call: Call, *sides: int) -> np.ndarray:
-    """A window in tiles of 32: the first tile of keys is that of the last query in a tile of queries,
-    where it had to be that of the first. `sides` are the left and right side."""
+    """Returns the mask of a window in tiles of 32. For each tile of queries, keys begin with the first
+    tile in the window of its last query. Right would be its first query. `sides`: left and right side."""
     row, key = call.rows_and_keys
-    last = np.minimum(row // 32 * 32 + 31, call.sizes.Lq - 1)
-    return right.window_mask(call, *sides) & (key >= (last - sides[0]) // 32 * 32)
+    last_row = np.minimum(row // 32 * 32 + 31, call.sizes.Lq - 1)
+    return right.window_mask(call, *sides) & (key >= (last_row - sides[0]) // 32 * 32)
 
 
 row = partial(deviation, family="mask", right=Kernel)

@@ -28,7 +28,7 @@ from attention_conformance.suite.spec.dtypes import round_to
 
 
 def has_component_stride_two(values: Array) -> bool:
-    """True if the components have a stride of 2."""
+    """Returns True if the components have a stride of 2 elements."""
     return values.strides[-1] == 2 * values.itemsize and values.shape[-1] > 1
 
 
@@ -83,7 +83,7 @@ def value_gradient_with_leftover(right: Differentiable, *arguments: Any) -> Arra
 
 
 def backward_recorded(right: Differentiable, *arguments: Any) -> dict[str, Any]:
-    """The backward pass, during which "recording" in `memory` is True."""
+    """Returns the gradients. Meanwhile "recording" in `memory` is True."""
     memory(right)["recording"] = True
     try:
         return right.backward(*arguments)

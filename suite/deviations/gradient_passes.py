@@ -26,7 +26,8 @@ from attention_conformance.suite.deviations.state import address
 
 
 class OutputReread(Differentiable):
-    """The mean of the softmax's gradient is computed from the output array that the caller got."""
+    """A kernel that computes the mean in the softmax's gradient from the output array that the caller
+    got."""
 
     def compute(self, call: Call) -> Array:
         self.call = call
@@ -64,7 +65,8 @@ def gradients_of_pair_swapped(
 
 
 def edit_gradient(operand: str, change: Callable[[Array, Array], Array]) -> Callable[..., Any]:
-    """The backward pass that replaces the gradient of one operand by `change(gradient, operand)`."""
+    """Returns a backward pass that replaces the gradient of one operand by `change(gradient,
+    operand)`."""
     return edit_gradients(
         lambda g, call, wrt: {
             operand: change(np.asarray(g[operand]), getattr(call, operand).values)
@@ -73,7 +75,8 @@ def edit_gradient(operand: str, change: Callable[[Array, Array], Array]) -> Call
 
 
 def one_row_late_if_fused(gradient: Array, values: Array) -> Array:
-    """The gradient shifted by one row, if the rows of the operand hold more than its heads."""
+    """Returns the gradient, shifted by one row if the operand is a slice of a fused projection: if its
+    rows are farther apart than its heads need."""
     _, heads, rows, _ = element_strides(values)
     if heads != values.shape[3] or rows <= values.shape[1] * heads:
         return gradient
@@ -86,7 +89,7 @@ def transposed_in_memory(gradient: Array, values: Array) -> Array:
 
 
 def are_parts_of_one_array(*arrays: Rounded) -> bool:
-    """True if arrays are different parts of one array."""
+    """Returns True if the arrays are different parts of one array."""
     addresses = {array.values.ctypes.data for array in arrays}
     bases = {id(base_array(array.values)) for array in arrays}
     return len(bases) == 1 and len(addresses) == len(arrays)
@@ -97,7 +100,8 @@ Operands = tuple[Rounded, Rounded, Rounded]
 
 
 def attention_of_parts(change: Callable[..., Operands]) -> Callable[..., Any]:
-    """The step `attention` that reads operands which are parts of one array as `change(q, k, v)`."""
+    """Returns a step `attention`. If query, key and value are parts of one array, the step replaces them
+    by `change(query, key, value)`."""
 
     def attention(
         right: Kernel, query: Rounded, key: Rounded, value: Rounded, **options: Any
@@ -113,18 +117,18 @@ def read_three_then_heads(query: Rounded, key: Rounded, value: Rounded) -> Opera
     B, H, L, D = query.shape
     if not query.shape == key.shape == value.shape:
         return query, key, value
-    memory = np.resize(base_array(query.values).reshape(-1), (B, L, 3, H, D))
-    q, k, v = (Rounded(memory[:, :, n].swapaxes(1, 2), query.fmt) for n in range(3))
+    fused = np.resize(base_array(query.values).reshape(-1), (B, L, 3, H, D))
+    q, k, v = (Rounded(fused[:, :, n].swapaxes(1, 2), query.fmt) for n in range(3))
     return q, k, v
 
 
 def read_without_gaps(query: Rounded, key: Rounded, value: Rounded) -> Operands:
-    def read(array: Rounded) -> Rounded:
+    def without_gaps(array: Rounded) -> Rounded:
         B, H, L, D = array.shape
         values = np.resize(memory_from(array.values), (B, L, H, D))
         return Rounded(values.swapaxes(1, 2), array.fmt)
 
-    return read(query), read(key), read(value)
+    return without_gaps(query), without_gaps(key), without_gaps(value)
 
 
 def fused_gradients_exchanged(
@@ -169,7 +173,8 @@ def backward_of_stored_call(right: Differentiable, call: Call, *arguments: Any) 
 
 
 def backward_forgetting_keys(right: Differentiable, call: Call, *arguments: Any) -> dict[str, Any]:
-    """The backward pass whose key gradient is 0 if it is not the first of its forward pass."""
+    """Returns the gradients. The gradient of the keys is 0 in a second backward pass of one forward
+    pass."""
     gradients, queries = (
         right.backward(call, *arguments),
         memory(right).setdefault("queries", []),

@@ -18,11 +18,12 @@ from attention_conformance.suite.deviations.kernels.gradient import (
 )
 
 Change = Callable[[dict[str, Any], Call, tuple[str, ...]], Mapping[str, Any]]
-"""A function of all gradients, the call, and the names that need a gradient, to changed gradients."""
+"""A function from all gradients, the call, and the names that need a gradient to the changed
+gradients."""
 
 
 def edit_gradients(change: Change) -> Callable[..., dict[str, Any]]:
-    """The backward pass that replaces some gradients by those of `change`."""
+    """Returns a backward pass that replaces some gradients by those of `change`."""
 
     def backward(right: Differentiable, call: Call, cotangent: Array, wrt: tuple[str, ...]):
         gradients = right.backward(call, cotangent, wrt)
@@ -32,7 +33,7 @@ def edit_gradients(change: Change) -> Callable[..., dict[str, Any]]:
 
 
 def allowed_with_changes(**changes: Any) -> Callable[..., Array | None]:
-    """The step that recomputes the mask from a call with some arguments changed."""
+    """Returns a step that computes the mask of a call with some arguments changed."""
     return lambda right, call: right.allowed(replace(call, **changes))
 
 
@@ -51,9 +52,9 @@ def softcap_backward_of_biased(right: Differentiable, ds: Array, *arguments: Any
 
 def causal_mask_one_wider(right: Differentiable, call: Call) -> Array:
     row, key = call.rows_and_keys
-    other_masks = right.allowed(replace(call, causal=False))
+    non_causal_mask = right.allowed(replace(call, causal=False))
     causal = rank4(key <= row + 1)
-    return causal if other_masks is None else other_masks & causal
+    return causal if non_causal_mask is None else non_causal_mask & causal
 
 
 def query_gradient_with_nan_rows(right: Differentiable, dt: Array, *arguments: Any) -> Array:
@@ -65,8 +66,8 @@ def key_gradient_of_four_heads(
     right: Differentiable, call: Call, cotangent: Array, wrt: tuple[str, ...]
 ):
     is_first = np.arange(call.sizes.H) % call.sizes.group < 4
-    of_four = np.where(is_first.reshape(-1, *[1] * (cotangent.ndim - 2)), cotangent, 0)
-    key = right.backward(call, of_four, wrt)["key"]
+    cotangent_of_four = np.where(is_first.reshape(-1, *[1] * (cotangent.ndim - 2)), cotangent, 0)
+    key = right.backward(call, cotangent_of_four, wrt)["key"]
     return {**right.backward(call, cotangent, wrt), "key": key}
 
 

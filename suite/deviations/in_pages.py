@@ -20,7 +20,7 @@ from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
     in_order,
     mask_missing_keys,
-    pools,
+    pool_axes_by_name,
     read_entries,
     slots,
 )
@@ -54,7 +54,8 @@ def store_in_page_before(
 
 
 def aligned_at_longest_sample(inputs: Inputs) -> Changes:
-    """A dense mask, causal from the last key of the longest sample on."""
+    """Returns the changes to a dense mask, causal and aligned at the last key of the longest sample; {}
+    if no mask is causal."""
     s, last_row = inputs.sizes, mask_missing_keys(inputs).attends[:, :, -1:]
     if inputs.mask is None and inputs.case.option("alignment") in (None, "all"):
         return {}
@@ -65,7 +66,8 @@ def aligned_at_longest_sample(inputs: Inputs) -> Changes:
 
 
 def without_pages_of_earlier_samples(inputs: Inputs) -> Changes:
-    """A dense mask that hides pages of earlier samples, unless a sample has no other page."""
+    """Returns the changes to a dense mask that hides pages of earlier samples, unless a sample has no
+    other page."""
     pages = np.where(slots(inputs) < 0, -1, slots(inputs) // inputs.letters["s"])
     is_new = np.array([~np.isin(sample, pages[:b]) for b, sample in enumerate(pages)])
     is_new |= ~(is_new & (pages >= 0)).any(1, keepdims=True)
@@ -74,7 +76,8 @@ def without_pages_of_earlier_samples(inputs: Inputs) -> Changes:
 
 
 def ascending_pages_as_range(inputs: Inputs) -> Changes:
-    """A table whose pages follow the first one of their sample, if all pages ascend."""
+    """Returns the changes to a table in which the pages of a sample follow its first one; {} unless all
+    pages ascend."""
     table, read = inputs.arrays["page_table"], read_entries(inputs)
     if (np.diff(table[read]) < 0).any():
         return {}
@@ -82,11 +85,12 @@ def ascending_pages_as_range(inputs: Inputs) -> Changes:
 
 
 def pools_with_axes_mistaken(inputs: Inputs) -> Changes:
-    """The pools with pages (slots, heads) reshaped from pages (heads, slots)."""
+    """Returns the changes to pools whose pages (heads, slots) are reshaped as (slots, heads), not
+    transposed."""
     n = inputs.letters
     return {
         name: inputs.arrays[name].reshape(n["p"], n["s"], n["g"], -1).swapaxes(1, 2)
-        for name, axes in pools(inputs).items()
+        for name, axes in pool_axes_by_name(inputs).items()
         if axes.startswith("pg")
     }
 
@@ -101,7 +105,7 @@ def codes_with_scales_in_order(right: QuantizedKernel, call: Coded, inputs: Inpu
 
 
 def array_in_pool_order(name: str) -> Callable[..., Mapping[str, Rounded]]:
-    """The step `from_pages` that reads the array `name` in the order of the pool."""
+    """Returns a step `from_pages` that reads the array `name` in the order of the pool."""
 
     def from_pages(
         right: LatentKernel, arrays: Mapping[str, Rounded], inputs: Inputs

@@ -16,7 +16,7 @@ from attention_conformance.suite.spec.dtypes import round_to
 def hide_last_key(
     right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
 ) -> np.ndarray:
-    """The step `hide` that masks the last key, too, unless it is the only key."""
+    """Returns masked scores in which the last key is masked, too, unless it is the only key."""
     is_last = np.arange(call.sizes.Lk) == max(call.sizes.Lk - 1, 1)
     return right.hide(np.where(is_last, -np.inf, scores).astype(call.work), allowed, call)
 
@@ -27,7 +27,7 @@ def values_with_sample_before(right: Kernel, value: np.ndarray, scores: np.ndarr
 
 
 def thread_count(right: Any) -> int:
-    """The number of threads of the kernel's backend."""
+    """Returns the number of threads of the kernel's backend."""
     count: int = right.__self__.backend.thread_count
     return count
 

@@ -13,6 +13,7 @@ from attention_conformance.suite.deviations.kernels.attention import Call
 from attention_conformance.suite.deviations.kernels.latent import (
     AbsorbedKernel,
     Arrays,
+    LatentCall,
     LatentKernel,
 )
 from attention_conformance.suite.deviations.merge import MergedByRoundedLse
@@ -25,14 +26,15 @@ def mask_without_last_key(right: AbsorbedKernel, call: Call) -> np.ndarray | Non
     return is_not_last[None, None, None] & (True if mask is None else mask)
 
 
-def lse_without_rotary(right: LatentKernel, scores: np.ndarray, call: Call) -> np.ndarray:
-    D = call.sizes.D // 2
+def lse_without_rotary(right: LatentKernel, scores: np.ndarray, call: LatentCall) -> np.ndarray:
+    """Returns the log-sum-exp of scores without their rotary part."""
+    D = call.nope_size
     unrotated = replace(call, query=call.query[..., :D], key=call.key[..., :D])
     return right.log_sum_exp(right.final_scores(unrotated), unrotated)
 
 
 def arrays_with_first_weights(right: AbsorbedKernel, arrays: Any) -> Arrays:
-    store, x = memory(right), dict(right.read(arrays))
+    store, x = memory(right), dict(right.load_arrays(arrays))
     for name in ("w_uk", "w_uv"):
         if store.get(name, (None,))[0] is not arrays[name]:
             store[name] = arrays[name], x[name].copy()
@@ -46,7 +48,7 @@ DEVIATIONS = [
     row("latent-absorbed-weights-kept", "stateless",
         "Projections are kept by the array that holds them, whatever values it has later.",
         "weights absorbed once; absorb them anew when a parameter changes",
-        family="state", read=arrays_with_first_weights),
+        family="state", load_arrays=arrays_with_first_weights),
     row("latent-lse-in-the-dtype", "values",
         "Log-sum-exps of parts are stored in bfloat16, the dtype of the query.",
         "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32", family="merge",

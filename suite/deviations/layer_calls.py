@@ -146,7 +146,7 @@ DEVIATIONS = [
     row("layer-folded-at-creation", "stateless",
         "The layer computes with copies of its parameters that were made when it was created.",
         "weights folded or packed in the constructor; make them of the parameters at every call",
-        family="state", right=LayerHolding, used_parameters=lambda right, held, copies: copies),
+        family="state", right=LayerHolding, used_parameters=lambda right, own_arrays, copies: copies),
     row("layer-mask-cut-to-fit", "bad_problem", "A mask that is too large is cut, not refused.",
         "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast",
         family="contract", validate_mask=lambda right, *_: None,

@@ -28,7 +28,8 @@ from attention_conformance.suite.spec.inputs import Inputs
 
 
 def edit_gradients(change: Callable[..., Mapping[str, Any]]) -> Callable[..., Arrays]:
-    """The step `gradients` that replaces some gradients by those of `change(gradients, dy, inputs)`."""
+    """Returns a step `gradients` that replaces some gradients by those of `change(gradients, dy,
+    inputs)`."""
 
     def gradients(right: LayerDifferentiable, arrays: Arrays, dy: Array, inputs: Inputs) -> Arrays:
         all_gradients = right.gradients(arrays, dy, inputs)
@@ -39,14 +40,15 @@ def edit_gradients(change: Callable[..., Mapping[str, Any]]) -> Callable[..., Ar
 
 
 def gradients_of_part(suffix: str, index: Any) -> Callable[..., Arrays]:
-    """The step `gradients` that uses `index` of the cotangent alone for parameters with a suffix."""
+    """Returns a step `gradients`. Parameters whose names end with `suffix` get the gradient for a part of
+    the cotangent alone: `cotangent[index]`."""
 
     def gradients(right: LayerDifferentiable, arrays: Arrays, dy: Array, inputs: Inputs) -> Arrays:
         part = np.zeros_like(dy)
         part[index] = dy[index]
-        of_part = right.gradients(arrays, part, inputs)
-        of_all = right.gradients(arrays, dy, inputs)
-        return {n: of_part[n] if n.endswith(suffix) else x for n, x in of_all.items()}
+        part_gradients = right.gradients(arrays, part, inputs)
+        all_gradients = right.gradients(arrays, dy, inputs)
+        return {n: part_gradients[n] if n.endswith(suffix) else x for n, x in all_gradients.items()}
 
     return gradients
 

@@ -68,7 +68,7 @@ def bias_before_projection(right: MultiHeadKernel, x: Array, name: str, call: La
 
 
 def additive_fits(call: LayerCall) -> bool:
-    """True if the kernels of query and key have one shape."""
+    """Returns True if query and key have kernels of one shape."""
     p = call.parameters
     return "query_kernel" in p and p["query_kernel"].shape == p["key_kernel"].shape
 
@@ -94,7 +94,8 @@ def fresh_projections(right: MultiHeadKernel, name: str, call: LayerCall) -> Arr
 
 
 def exchanged_projections(inputs: Inputs) -> Changes:
-    """Kernel and bias of query and key in place of each other. Raises ValueError if shapes differ."""
+    """Returns the changes that exchange kernel and bias of query and key. Raises ValueError if shapes
+    differ."""
     changes = arrays_exchanged(inputs, "query_kernel", "key_kernel")
     if "query_bias" in inputs.arrays:
         changes = {**changes, **arrays_exchanged(inputs, "query_bias", "key_bias")}

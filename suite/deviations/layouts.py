@@ -14,7 +14,7 @@ from attention_conformance.suite.deviations.kernels.attention import Call, Kerne
 
 
 def memory_extent(values: np.ndarray) -> int:
-    """The number of elements of memory from the first element to the last."""
+    """Returns the number of elements of memory from the first element of an array to its last."""
     return (
         sum((n - 1) * step for n, step in zip(values.shape, element_strides(values), strict=True))
         + 1
@@ -22,18 +22,19 @@ def memory_extent(values: np.ndarray) -> int:
 
 
 def in_memory_order(values: np.ndarray) -> np.ndarray:
-    """The numbers read from the memory of an array as if the array were contiguous."""
-    memory = np.lib.stride_tricks.as_strided(values, (memory_extent(values),), (values.itemsize,))
-    return np.resize(memory, values.shape)
+    """Returns an array of the same shape, read from memory as if `values` were contiguous."""
+    flat = np.lib.stride_tricks.as_strided(values, (memory_extent(values),), (values.itemsize,))
+    return np.resize(flat, values.shape)
 
 
 def has_gaps(values: np.ndarray) -> bool:
-    """True if the array is no contiguous block of memory."""
+    """Returns True if the array is no contiguous block of memory."""
     return memory_extent(values) > values.size
 
 
 def from_array_start(values: np.ndarray) -> np.ndarray:
-    """The numbers read with the strides of `values` from the start of the array that owns its memory."""
+    """Returns an array with the shape and strides of `values`, read from the start of the array that owns
+    the memory of `values`."""
     owner, base = values, values.base
     while base is not None:
         # Between a view of other strides and its array stands an object of NumPy's own.
@@ -43,26 +44,27 @@ def from_array_start(values: np.ndarray) -> np.ndarray:
 
 
 def with_strides(values: np.ndarray, **steps: int) -> np.ndarray:
-    """The numbers read with other strides, in elements, along the axes `batch`, `heads` or `rows`."""
+    """Returns `values` read with other strides, in elements, along the axes `batch`, `heads` or
+    `rows`."""
     strides = list(element_strides(values))
     for axis, step in steps.items():
         strides[("batch", "heads", "rows").index(axis)] = step
-    memory = [step * values.itemsize for step in strides]
-    return np.lib.stride_tricks.as_strided(values, values.shape, memory)
+    byte_strides = [step * values.itemsize for step in strides]
+    return np.lib.stride_tricks.as_strided(values, values.shape, byte_strides)
 
 
 def element_strides(values: np.ndarray) -> tuple[int, ...]:
-    """Strides in elements."""
+    """Returns the strides of an array in elements."""
     return tuple(step // values.itemsize for step in values.strides)
 
 
 def has_contiguous_rows(values: np.ndarray) -> bool:
-    """True if the rows of an array (B, H, L, D) are contiguous, one after the other."""
+    """Returns True if the rows of an array (B, H, L, D) are contiguous, one after the other."""
     return values.ndim == 4 and element_strides(values)[2:] == (values.shape[3], 1)
 
 
 def is_slice_of_rows(values: np.ndarray) -> bool:
-    """True for a slice of a longer cache: heads are more rows apart than the array has."""
+    """Returns True for a slice of a longer cache: heads are farther apart than the array's rows need."""
     return (
         has_contiguous_rows(values)
         and element_strides(values)[1] > values.shape[2] * values.shape[3]
@@ -70,14 +72,14 @@ def is_slice_of_rows(values: np.ndarray) -> bool:
 
 
 def is_slice_of_heads(values: np.ndarray) -> bool:
-    """True for a slice of more heads: samples are more heads apart than the array has."""
+    """Returns True for a slice of more heads: samples are farther apart than the array's heads need."""
     head = values.shape[2] * values.shape[3] if values.ndim == 4 else 0
     batch, heads = element_strides(values)[:2]
     return has_contiguous_rows(values) and heads == head and batch > values.shape[1] * head
 
 
 def heads_without_gap(values: np.ndarray) -> np.ndarray:
-    """The numbers read with the stride of heads computed from the number of rows, Lk * D."""
+    """Returns `values` read with a stride of heads of Lk * D, if they are a slice of a longer cache."""
     return (
         with_strides(values, heads=values.shape[2] * values.shape[3])
         if is_slice_of_rows(values)
@@ -86,21 +88,22 @@ def heads_without_gap(values: np.ndarray) -> np.ndarray:
 
 
 def samples_without_gap(values: np.ndarray) -> np.ndarray:
-    """The numbers read with the stride of samples computed from the number of heads."""
+    """Returns `values` read with a stride of samples computed from the number of heads, if they are a
+    slice of more heads."""
     if not is_slice_of_heads(values):
         return values
     return with_strides(values, batch=values.shape[1] * element_strides(values)[1])
 
 
 def rows_without_gap(values: np.ndarray) -> np.ndarray:
-    """The numbers read with the stride of rows computed from the number of components."""
+    """Returns `values` read with a stride of rows of D, if a gap lies behind every row."""
     _, heads, rows, components = element_strides(values)
     gap = components == 1 and heads == values.shape[2] * rows and rows > values.shape[3]
     return with_strides(values, rows=values.shape[3]) if gap else values
 
 
 def rows_without_other_heads(values: np.ndarray) -> np.ndarray:
-    """The numbers read with the stride of rows computed as H * D, if heads lie within rows."""
+    """Returns `values` read with a stride of rows of H * D, if heads lie within rows."""
     _, heads, _, components = element_strides(values)
     if (heads, components) != (values.shape[3], 1):
         return values
@@ -108,23 +111,23 @@ def rows_without_other_heads(values: np.ndarray) -> np.ndarray:
 
 
 def is_unaligned(values: np.ndarray) -> bool:
-    """True if rows are contiguous, and the address is no multiple of 16 bytes."""
+    """Returns True if rows are contiguous, and the address is no multiple of 16 bytes."""
     return has_contiguous_rows(values) and values.ctypes.data % 16 != 0
 
 
 def is_broadcast(values: np.ndarray, axis: int) -> bool:
-    """True if the axis is broadcast: its stride is 0."""
+    """Returns True if an axis is broadcast: its size is above 1, and its stride is 0."""
     return values.ndim > axis and values.shape[axis] > 1 and values.strides[axis] == 0
 
 
 def is_first(values: np.ndarray, axis: int) -> np.ndarray:
-    """True for the first index of an axis; broadcasts with the array."""
-    place = np.arange(values.shape[axis]) == 0
-    return place.reshape(-1, *(1,) * (values.ndim - axis - 1))
+    """Returns a boolean that broadcasts to `values`: True at the first index of an axis."""
+    first_index = np.arange(values.shape[axis]) == 0
+    return first_index.reshape(-1, *(1,) * (values.ndim - axis - 1))
 
 
 def reading(operand: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
-    """The step `load` that reads one operand as `change(values)`."""
+    """Returns a step `load` that reads one operand as `change(values)`."""
 
     def load(right: Kernel, array: Rounded, call: Call) -> np.ndarray:
         if array is getattr(call, operand):
@@ -142,7 +145,7 @@ def components_contiguous(values: np.ndarray) -> np.ndarray:
 
 
 def rows_forwards(values: np.ndarray) -> np.ndarray:
-    """The rows in the order of memory, if their stride is negative."""
+    """Returns the rows in the order of memory if their stride is negative, else `values`."""
     return values[..., ::-1, :] if values.strides[-2] < 0 else values
 
 
@@ -156,15 +159,15 @@ def from_aligned_address(values: np.ndarray) -> np.ndarray:
 
 
 def one_row_late(values: np.ndarray) -> np.ndarray:
-    """The rows shifted by one, if an axis of size 1 has a stride of 7 elements."""
+    """Returns the rows shifted by one if an axis of size 1 has a stride of 7 elements, else `values`."""
     unit_strides = [s for n, s in zip(values.shape, values.strides, strict=True) if n == 1]
     is_odd = 7 * values.itemsize in unit_strides and values.shape[-2] > 1
     return np.roll(values, 1, -2) if is_odd else values
 
 
 def rows_beyond_expanded(values: np.ndarray, strided: np.ndarray) -> np.ndarray:
-    """Of values (B, H, Lq, Lk) stored once for all rows, with a row of the next head for each next row;
-    other values as they are. `strided` is the array with the strides."""
+    """Returns values (B, H, Lq, Lk) in which each next row is the row of the next head, if the rows of
+    `strided` have the stride 0; else `values`. `strided`: the caller's array with its strides."""
     B, H, Lq, Lk = values.shape
     if strided.ndim < 2 or strided.strides[-2] != 0 or Lq < 2:
         return values

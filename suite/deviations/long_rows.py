@@ -12,7 +12,7 @@ from attention_conformance.suite.spec.dtypes import DTYPES
 
 
 def faulty_key(call: Call) -> int:
-    """The index of the key at which a fault happens, not at an end or at a multiple of a tile."""
+    """Returns the index of the key at which a fault happens: no end of the row, no multiple of a tile."""
     return int(call.sizes.Lk * 0.618)
 
 
@@ -59,7 +59,8 @@ LENGTHS = {
 
 
 def row(fault: str, rows: str, dtype: str, right: type[Kernel], suffix: str = "") -> Deviation:
-    """A fault of rows of certain lengths in one dtype."""
+    """Returns the deviation of a fault of `FAULTS` in rows of `LENGTHS` in one dtype. `suffix`: the end
+    of its name."""
     sentence, hint, steps = FAULTS[fault]
     words, least, most = LENGTHS[rows]
     sentence = f"In {DTYPES[dtype].long_name} {sentence.format(words)}"

@@ -21,7 +21,7 @@ def lse_without_mask(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarra
 
 
 def lse_of_masked_rows(number: float) -> Callable[..., np.ndarray]:
-    """The step `log_sum_exp` that gives fully masked rows this number."""
+    """Returns a step `log_sum_exp` that returns `number` for fully masked rows."""
 
     def log_sum_exp(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
         lse = right.log_sum_exp(scores, call)
@@ -38,13 +38,14 @@ def lse_with_leak(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
 
 
 def lse_of_late_maximum(right: Online, scores: np.ndarray, call: Call) -> np.ndarray:
-    """A log-sum-exp whose sum is relative to a maximum that follows jumps above 8 alone."""
-    anchor = np.full(scores.shape[:-1], -np.inf, scores.dtype)
+    """Returns the log-sum-exp plus an error: the latest maximum minus the maximum that the sum refers to,
+    which is only replaced by maxima more than 8 above it."""
+    sum_maximum = np.full(scores.shape[:-1], -np.inf, scores.dtype)
     for keys in right.tiles(scores.shape[-1]):
-        largest = np.maximum(anchor, scores[..., keys].max(-1))
-        anchor = np.where(largest > anchor + 8, largest, anchor)
+        largest = np.maximum(sum_maximum, scores[..., keys].max(-1))
+        sum_maximum = np.where(largest > sum_maximum + 8, largest, sum_maximum)
     exact = right.log_sum_exp(scores, call)
-    return exact + np.where(np.isneginf(exact), 0, scores.max(-1, initial=-np.inf) - anchor)
+    return exact + np.where(np.isneginf(exact), 0, scores.max(-1, initial=-np.inf) - sum_maximum)
 
 
 row = partial(deviation, family="lse", right=Kernel)

@@ -24,7 +24,8 @@ Hide = Callable[[Kernel, Array, Array | None, Call], Array]
 
 
 def hiding_by_score(score: Callable[[Array], Any]) -> Hide:
-    """The step `hide` that gives masked keys `score(scores)` for -inf, except in fully masked rows."""
+    """Returns a step `hide`. Masked keys get the score `score(scores)` in place of -inf, except in fully
+    masked rows."""
 
     def hide(right: Kernel, scores: Array, allowed: Array | None, call: Call) -> Array:
         hidden = right.hide(scores, allowed, call)
@@ -37,7 +38,7 @@ def hiding_by_score(score: Callable[[Array], Any]) -> Hide:
 
 
 def scoring_masked_rows(score: Callable[[Array], Any]) -> Hide:
-    """The step `hide` that gives fully masked rows `score(scores)` for -inf."""
+    """Returns a step `hide`. Fully masked rows get the scores `score(scores)` in place of -inf."""
 
     def hide(right: Kernel, scores: Array, allowed: Array | None, call: Call) -> Array:
         hidden = right.hide(scores, allowed, call)

@@ -41,8 +41,8 @@ def merged_without_last_part(right: MergeKernel, outputs: Array, lse: Array, fmt
 
 
 class SplitWithWorkspace(SplitKernel):
-    """Split-KV whose parts are written into a workspace, unless a sample has no key in a part: then the
-    part of the sample before is read."""
+    """Split-KV with a workspace of parts. If a sample has no key in a part, the part of the sample before
+    is read."""
 
     def output(self, pack: Pack) -> Array:
         self.workspace: dict[int, Part] = {}
@@ -65,22 +65,23 @@ class MergedByRoundedLse(MergedChunks):
 
 
 RANKS = 4
-"""The number of ranks of a ring, each of which holds a part of the sequence."""
+"""The number of ranks of a ring. Each rank has a part of the sequence."""
 
 
 def rank_of(length: int) -> Array:
-    """The rank that holds each position, (length,)."""
+    """Returns the rank of each position, (length,)."""
     parts = np.array_split(np.arange(length), RANKS)
     return np.repeat(np.arange(RANKS), [len(part) for part in parts])
 
 
 def place_in_rank(length: int) -> Array:
-    """The index of each position in the part of its rank, (length,)."""
+    """Returns the index of each position within the part of its rank, (length,)."""
     return np.concatenate([np.arange(len(p)) for p in np.array_split(np.arange(length), RANKS)])
 
 
 def causal_mask_of_blocks(right: Kernel, call: Call) -> Array:
-    """The causal mask of ranks that hold every fourth position, taken for blocks of positions."""
+    """Returns a wrong causal mask (Lq, Lk). Each rank has every fourth position, but the mask takes the
+    positions of a rank for a block of neighbours."""
     rows, keys = (
         np.argsort(np.argsort(np.arange(length) % RANKS, kind="stable"))
         for length in (call.sizes.Lq, call.sizes.Lk)
@@ -89,7 +90,7 @@ def causal_mask_of_blocks(right: Kernel, call: Call) -> Array:
 
 
 def attend_without_last_step(right: Kernel, scores: Array, value: Array, call: Call) -> Array:
-    """Attention without the keys that reach a rank in the last step of a ring."""
+    """Returns the output without the keys that reach a rank in the last step of a ring."""
     rows, keys = scores.shape[-2:]
     is_last_step = (rank_of(rows)[:, None] + 1) % RANKS == rank_of(keys)
     is_last_step &= keys > RANKS

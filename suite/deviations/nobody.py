@@ -27,7 +27,7 @@ class UserKernel(Kernel):
 
 
 def with_masked_rows(answer: Callable[[Kernel, Call], Any]) -> Callable[..., Array]:
-    """The step that answers fully masked rows without a sink by `answer(right, call)`."""
+    """Returns a step `compute`. Fully masked rows without a sink get `answer(right, call)`."""
 
     def compute(right: Kernel, call: Call) -> Array:
         out, allowed = right.compute(call), right.allowed(call)
@@ -85,7 +85,7 @@ class BiasAsMask(Kernel):
         return bool(np.isin(bias, (0, 1)).all())
 
     def mask_from(self, bias: Array) -> Array:
-        """The mask that the bias is taken for, True attends."""
+        """Returns the mask for which the bias is taken, True attends."""
         return bias == 1
 
 

@@ -23,7 +23,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def ending_at(end: Callable[[slice, Pack], int]) -> Callable[..., list[SegmentSlices]]:
-    """The step `segments` whose keys end at `end(keys, pack)`."""
+    """Returns a step `segments` in which the keys of a segment end at `end(keys, pack)`."""
 
     def segments(right: PackedKernel, pack: Pack) -> list[SegmentSlices]:
         return [(rows, slice(keys.start, end(keys, pack))) for rows, keys in right.segments(pack)]
@@ -77,8 +77,8 @@ def gradients_of_one_head(
 ) -> Arrays:
     group, last_heads = inputs.sizes.group, np.zeros_like(cotangent)
     last_heads[:, group - 1 :: group] = cotangent[:, group - 1 :: group]
-    of_last_heads = right.gradients(arrays, last_heads, inputs)
-    return {**right.gradients(arrays, cotangent, inputs), "value": of_last_heads["value"]}
+    last_head_gradients = right.gradients(arrays, last_heads, inputs)
+    return {**right.gradients(arrays, cotangent, inputs), "value": last_head_gradients["value"]}
 
 
 def output_of_unwritten_rows(right: PackedKernel, pack: Pack) -> np.ndarray:

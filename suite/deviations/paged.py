@@ -15,14 +15,14 @@ from attention_conformance.suite.deviations.kernels.paged import Paged, PagedKer
 from attention_conformance.suite.deviations.layouts import in_memory_order
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.in_pages import flat_slots, numbers, pool_of
+from attention_conformance.suite.spec.operators.in_pages import flat_slots, pool_of, slot_numbers
 from attention_conformance.suite.spec.operators.packed import allowed_pairs
 
 Array = np.ndarray
 
 
 def packed_call_with(name: str, change: Callable[[Array, Inputs], Array]) -> Callable[..., Paged]:
-    """The step `packed_call` with the array `name` replaced by `change(array, inputs)`."""
+    """Returns a step `packed_call` with the array `name` replaced by `change(array, inputs)`."""
 
     def packed_call(right: PagedKernel, arrays: dict[str, Array], inputs: Inputs) -> Paged:
         return right.packed_call({**arrays, name: change(arrays[name], inputs)}, inputs)
@@ -56,7 +56,8 @@ def segments_without_idle_rows(right: PagedKernel, pack: Pack) -> list[SegmentSl
 def slots_of_unread_pages(
     right: PagedKernel, table: Array, sample: int, length: int, size: int
 ) -> Array:
-    """The slots of a sample in pages that no earlier sample reads; all its slots if there are none."""
+    """Returns the slots of a sample in pages that no earlier sample reads; all its slots if it has
+    none."""
     slots = right.slots(table, sample, length, size)
     earlier_pages = [table[n, : -(-length // size)] for n in range(sample)]
     unread = slots[~np.isin(slots // size, np.concatenate([np.zeros(0, int), *earlier_pages]))]
@@ -64,14 +65,14 @@ def slots_of_unread_pages(
 
 
 def mask_open_in_common_pages(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    """The mask of a sample, all True in the full pages with which the slots of all samples begin."""
+    """Returns the mask of a sample, all True in the full pages of a prefix that all samples share."""
     by_sample = [pack.slots[start:stop] for start, stop in pairwise(pack.key_bounds)]
     shortest = min(map(len, by_sample))
     slots = np.stack([own_slots[:shortest] for own_slots in by_sample])
     is_prefix = np.logical_and.accumulate((slots == slots[0]).all(0))
-    common = int(is_prefix.sum()) if len(by_sample) > 1 else 0
-    mask = right.allowed(pack, rows, keys)
-    return mask | (np.arange(mask.shape[1]) < common - common % pack.pools[0].shape[1])
+    common_keys = int(is_prefix.sum()) if len(by_sample) > 1 else 0
+    mask, page_size = right.allowed(pack, rows, keys), pack.pools[0].shape[1]
+    return mask | (np.arange(mask.shape[1]) < common_keys - common_keys % page_size)
 
 
 def output_plus_zero_times_tail(right: PagedKernel, pack: Paged) -> Array:
@@ -90,16 +91,17 @@ def output_scaled_by_pool(right: PagedKernel, pack: Paged) -> Array:
 def gradients_of_last_reader(
     right: PagedKernel, arrays: dict[str, Array], cotangent: Array, inputs: Inputs
 ) -> dict[str, Array]:
-    """Gradients whose pools have, for a page that samples share, those of the last of these samples."""
+    """Returns the gradients. A page that samples share has the gradient of the last of these samples."""
     x, size = inputs.arrays, inputs.letters["s"]
     gradients = right.gradients(arrays, cotangent, inputs)
     pools = {n: np.zeros_like(flat_slots(inputs.case, gradients[n])) for n in ("key", "value")}
     sample = np.repeat(np.arange(inputs.sizes.B), x["query_lengths"].astype(int))
     for n, (table, count) in enumerate(zip(x["page_table"], x["key_lengths"], strict=True)):
         part = np.where((sample == n)[:, None, None], cotangent, 0)
-        of_sample, slots = right.gradients(arrays, part, inputs), numbers(table, size, int(count))
+        sample_gradients = right.gradients(arrays, part, inputs)
+        slots = slot_numbers(table, size, int(count))
         for name, pool in pools.items():
-            pool[slots] = flat_slots(inputs.case, of_sample[name])[slots]
+            pool[slots] = flat_slots(inputs.case, sample_gradients[name])[slots]
     return gradients | {name: pool_of(inputs.case, pool) for name, pool in pools.items()}
 
 
@@ -127,23 +129,23 @@ def mask_open_behind_one_page(right: PagedKernel, pack: Paged, rows: slice, keys
 
 
 def is_decoding_batch(inputs: Inputs) -> bool:
-    """True for a batch of decoding: every sample has one query."""
+    """Returns True for a batch of decoding: every sample has one query."""
     return bool((inputs.arrays["query_lengths"] == 1).all())
 
 
 def is_prompt_batch(inputs: Inputs) -> bool:
-    """True for a batch of whole prompts."""
+    """Returns True for a batch of whole prompts: every sample has as many queries as keys."""
     return np.array_equal(inputs.arrays["query_lengths"], inputs.arrays["key_lengths"])
 
 
 def has_common_prefix(inputs: Inputs) -> bool:
-    """True for a batch with a common prefix."""
+    """Returns True for a batch with a common prefix: several samples have the same first page."""
     first = inputs.arrays["page_table"][:, 0]
     return len(first) > 1 and len(np.unique(first)) == 1
 
 
 def has_heads_first(inputs: Inputs) -> bool:
-    """True for pages with heads before slots."""
+    """Returns True for pages with heads before slots."""
     return bool(inputs.case.option("layout") == "hnd")
 
 
@@ -165,7 +167,8 @@ OPTIONS = {
 
 
 def option_ignored(batch: str, option: str) -> Deviation:
-    """A deviation by which one option has no effect in one kind of batches."""
+    """Returns a deviation in which one option (of `OPTIONS`) has no effect in one kind of batches (of
+    `BATCHES`)."""
     (words, hint, when), (effect, argument, family, name) = BATCHES[batch], OPTIONS[option]
     return deviation(
         f"paged-{batch}-{option}", "values", f"{words} have {effect}.", f"{hint} without `{argument}`",

@@ -56,7 +56,7 @@ def put_plus_zeros(
 
 
 def slot_problem(change: Callable[[Array, int], Array]) -> Problem:
-    """The problem with the slots `change(slots, number of slots in the pool)`."""
+    """Returns the problem with the slots `change(slots, number of slots in the pool)`."""
 
     def problem(inputs: Inputs) -> Inputs:
         count = inputs.letters["p"] * inputs.letters["s"]
@@ -66,12 +66,12 @@ def slot_problem(change: Callable[[Array, int], Array]) -> Problem:
 
 
 def token_problem(change: Callable[[Array], Array]) -> Problem:
-    """The problem with changed keys and values."""
+    """Returns the problem with keys and values replaced by `change(tokens)`."""
     return lambda inputs: inputs.replace(key=change(inputs.key), value=change(inputs.value))
 
 
 def with_old_tokens(inputs: Inputs, name: str) -> Inputs:
-    """Inputs whose keys or values are those that their slots hold already, so that nothing changes."""
+    """Returns inputs whose keys or values (`name`) are those that their slots have before the write."""
     slots = np.maximum(inputs.arrays["slot_mapping"], 0).astype(int)
     old = flat_slots(inputs.case, inputs.arrays[f"{name}_cache"])
     return inputs.replace(**{name: old[slots]})

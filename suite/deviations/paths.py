@@ -37,10 +37,10 @@ def mask_cut_at_chunks(right: PackedKernel, pack: Pack, rows: slice, keys: slice
     return right.allowed(pack, rows, keys) & (j // 64 >= i[:, None] // 64)
 
 
-def pairs_at_powers_of_two(right: RotaryKernel, turn: RotaryCall) -> tuple[slice, slice]:
-    if turn.rotation.interleaved:
-        return right.pairs(turn)
-    count = turn.rotation.size // 2
+def pairs_at_powers_of_two(right: RotaryKernel, call: RotaryCall) -> tuple[slice, slice]:
+    if call.rotation.interleaved:
+        return right.pairs(call)
+    count = call.rotation.size // 2
     start = 2 ** int(np.log2(count))
     return slice(0, count), slice(start, start + count)
 
@@ -52,7 +52,7 @@ class CompiledKernel(Differentiable):
 
 
 def cache_key(call: Call) -> tuple[Any, ...]:
-    """The key of a compile cache: shapes and dtype."""
+    """Returns the key of a compile cache: shapes and dtype."""
     return (call.query.shape, call.key.shape, call.value.shape, call.fmt.name)
 
 

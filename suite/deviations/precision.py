@@ -23,8 +23,8 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
 def toward_zero(rounded: np.ndarray, exact: np.ndarray, call: Call) -> np.ndarray:
-    """16-bit numbers `rounded` from `exact`, where they grew replaced by the next number towards zero;
-    other dtypes unchanged."""
+    """Returns 16-bit numbers that are cut off: where rounding made |exact| larger, the next number
+    towards zero replaces `rounded`. Numbers of other dtypes are returned unchanged."""
     if not call.fmt.is_half:
         return rounded
     step = np.ldexp(1.0, np.frexp(rounded)[1] - call.fmt.precision)
@@ -37,7 +37,7 @@ def exponential_in_float32(right: Kernel, shifted: np.ndarray) -> np.ndarray:
 
 
 def truncated_to_eleven_bits(x: np.ndarray) -> np.ndarray:
-    """float32 numbers whose significand is cut to eleven bits."""
+    """Returns x in float32, with significands cut to eleven bits."""
     return (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
@@ -72,7 +72,7 @@ def keep_truncating_scores(right: Eager, x: np.ndarray, kind: str, call: Call) -
 
 
 def enlarged(x: np.ndarray, dtype: str) -> np.ndarray:
-    """x, in bfloat16 times 1.01."""
+    """Returns 1.01 x for the dtype "bf16", else x."""
     return x * x.dtype.type(1.01) if dtype == "bf16" else x
 
 

@@ -37,8 +37,8 @@ Row = tuple[str, str, str, str, Callable[[Inputs], Changes]]
 
 
 def apply_changes(change: Callable[[Inputs], Changes], inputs: Inputs) -> Inputs:
-    """The inputs with `change(inputs)`; unchanged if they lack an array or option that changes, or if no
-    case has the changed problem."""
+    """Returns the inputs with the changes `change(inputs)`. The inputs are unchanged if they lack an
+    array or option that changes, or if the changed problem is no valid case."""
     try:
         return inputs.replace(**change(inputs))
     except (KeyError, TypeError, ValueError):
@@ -48,7 +48,8 @@ def apply_changes(change: Callable[[Inputs], Changes], inputs: Inputs) -> Inputs
 def deviations_of(
     prefix: str, right: type, rows: Iterable[Row], killed_by: str = "values", noun: str = ""
 ) -> Iterator[Deviation]:
-    """The deviations of one kernel. In sentences {} becomes `noun`, which says what pages hold."""
+    """Yields the deviations of one kernel. `noun` replaces {} in sentences: the word for what is in
+    pages."""
     for name, family, sentence, hint, change in rows:
         yield deviation(f"{prefix}-{name}", killed_by, sentence.format(noun), hint, family=family,
                         right=right, problem=partial(apply_changes, change))  # fmt: skip
@@ -57,12 +58,12 @@ def deviations_of(
 def other_array(
     name: str, change: Callable[[np.ndarray], np.ndarray]
 ) -> Callable[[Inputs], Changes]:
-    """The changes that replace one array by `change(array)`."""
+    """Returns a function from inputs to the changes that replace one array by `change(array)`."""
     return lambda inputs: {name: change(inputs.arrays[name])}
 
 
 def array_problem(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Problem:
-    """The problem with one array replaced by `change(array)`, if the inputs have it."""
+    """Returns the problem with one array replaced by `change(array)`, if the inputs have it."""
     return partial(apply_changes, other_array(name, change))
 
 
@@ -97,7 +98,8 @@ SOFTCAP: list[Row] = [
 
 
 def tiled_heads(inputs: Inputs) -> Changes:
-    """All arrays with key heads, with these heads in the order in which tiled query heads read them."""
+    """Returns the changes that repeat the heads of all arrays with key heads for the query heads, tiled
+    (0, 1, 0, 1) and not grouped (0, 0, 1, 1)."""
     axes = {n: inputs.axes(n).index("g") for n in inputs.arrays if "g" in inputs.axes(n)}
     heads = np.arange(inputs.sizes.H) % inputs.sizes.Hkv
     return {name: inputs.arrays[name].take(heads, axis) for name, axis in axes.items()}
@@ -115,7 +117,7 @@ ZEROS: list[Row] = [
 
 
 def arrays_exchanged(inputs: Inputs, name1: str, name2: str) -> Changes:
-    """Two arrays in place of each other. Raises ValueError if they differ in shape."""
+    """Returns the changes that exchange two arrays. Raises ValueError if their shapes differ."""
     array1, array2 = inputs.arrays[name1], inputs.arrays[name2]
     if array1.shape != array2.shape:
         raise ValueError(f"{name1} and {name2} differ in shape")
@@ -125,7 +127,8 @@ def arrays_exchanged(inputs: Inputs, name1: str, name2: str) -> Changes:
 def script_change(
     kind: type[Action], change: Callable[[Any], Action | None] = lambda action: None
 ) -> Callable[[Inputs], Changes]:
-    """The script with `change(action)` for each action of a kind; without the action for None."""
+    """Returns a function from inputs to the changed script: `change(action)` replaces each action of the
+    type `kind`; None removes the action."""
 
     def changes(inputs: Inputs) -> Changes:
         script = inputs.case.option("script")
@@ -137,12 +140,13 @@ def script_change(
 
 
 def lengthened_rollback(tokens: int) -> Callable[[Crop], Crop | None]:
-    """A function from a rollback to one that takes `tokens` more back; None for one of no tokens."""
+    """Returns a function from a rollback to one that removes `tokens` more; None for a rollback of
+    none."""
     return lambda crop: replace(crop, count=crop.count + tokens) if crop.count + tokens else None
 
 
 def inverse_order(pick: Pick) -> Pick:
-    """The inverse reordering: sample `order[n]` gets the history of sample n."""
+    """Returns the inverse reordering: sample `order[n]` gets the history of sample n."""
     order = pick.samples
     return Pick(tuple(order.index(n) if n in order else n for n in range(len(order))))
 
@@ -182,7 +186,8 @@ CACHES: list[Row] = [
 
 
 def lse_change(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Inputs], Changes]:
-    """Changed partial log-sum-exps (parts, B, H, L); those of -inf, of parts without keys, are kept."""
+    """Returns a function from inputs to the changed partial log-sum-exps, `change(lse)`. Those of parts
+    without keys stay -inf."""
 
     def changed(lse: np.ndarray) -> np.ndarray:
         return np.where(np.isneginf(lse), lse, change(np.where(np.isneginf(lse), 0.0, lse)))
@@ -191,7 +196,8 @@ def lse_change(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Inputs],
 
 
 def parts_kept(is_kept: Callable[[np.ndarray], np.ndarray]) -> Callable[[Inputs], Changes]:
-    """Partial log-sum-exps so low that a part has no weight where `is_kept(lse)` is False."""
+    """Returns a function from inputs to changed partial log-sum-exps. Where `is_kept(lse)` is False, they
+    are so low that the part has no weight."""
     lowest = np.finfo(np.float32).min / 4
     return other_array("partial_lse", lambda lse: np.where(is_kept(lse), lse, lowest))
 
@@ -239,7 +245,8 @@ def merged_lse_deviation(
 
 
 def projection_rows(name: str, noun: str) -> list[Row]:
-    """The rows that change the up-projection `name` (R, H, D or Dv) of latents to keys or values."""
+    """Returns the rows that change the up-projection `name` (R, H, D or Dv) of latents. `noun`: "keys" or
+    "values"."""
     index = f"an index of heads of `{name}`"
     return [
         (f"{noun}-by-the-first-head", "heads", f"The {noun} of all heads are projected by the matrix of "
@@ -257,7 +264,8 @@ def projection_rows(name: str, noun: str) -> list[Row]:
 
 
 def scale_from_sizes(formula: Callable[[int, int, int], float]) -> Callable[[Inputs], Changes]:
-    """The scale `formula(D, R, E)` of the sizes of a head, of a latent and of a rotary key."""
+    """Returns a function from inputs to the scale `formula(D, R, E)`, for the sizes of a head, of a
+    latent and of a rotary key."""
     return lambda inputs: {
         "scale": formula(inputs.sizes.D, inputs.letters["r"], inputs.letters["e"])
     }

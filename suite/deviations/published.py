@@ -24,7 +24,8 @@ TILE = 32
 
 
 def weights_counting_padding(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
-    """Weights beside keys that fill up the last tile, and have the score 0 and the value 0."""
+    """Returns the weights of keys if further keys of score 0 and value 0 fill up the last tile. Without a
+    bias the right weights."""
     weights = right.weights(scores, call)
     padding = -call.sizes.Lk % TILE
     if call.bias is None or not padding:
@@ -37,14 +38,14 @@ def weights_counting_padding(right: Kernel, scores: np.ndarray, call: Call) -> n
 def causal_mask_open_in_chunk(
     right: CachedKernel, cache: Cache, rows: np.ndarray, keys: np.ndarray
 ) -> np.ndarray:
-    """The causal mask; a chunk after 64 tokens attends all its own tokens."""
+    """Returns the causal mask (B, rows, keys). A chunk after 64 tokens attends all its own tokens."""
     first = rows.min(-1)[:, None, None]
     is_in_chunk = keys[:, None] >= first
     return right.causal(cache, rows, keys) | (is_in_chunk & (first >= 64))
 
 
 def mask_from_page_start(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> np.ndarray:
-    """The mask whose window begins with the page of the first key in the window."""
+    """Returns the mask of a window that begins with the whole page of its first key."""
     mask, left = right.allowed(pack, rows, keys), pack.case.option("left")
     if left is None:
         return mask
@@ -64,7 +65,8 @@ def sink_plus_maximum(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarr
 
 
 def output_over_scaled_weights(right: QuantizedKernel, call: Coded) -> np.ndarray:
-    """The output divided by the sum of weights times scales of values, if every token has a scale."""
+    """Returns the output divided by the sum of weights times scales of values. Unless every token has a
+    scale, the right output."""
     scale = right.by_head(right.scale_of("value", call), call)
     if scale.shape[2] == 1 or scale.shape[3] != 1:
         return right.output(call)
@@ -74,10 +76,10 @@ def output_over_scaled_weights(right: QuantizedKernel, call: Coded) -> np.ndarra
 
 
 def frequencies_with_squared_factor(
-    right: RotaryKernel, turn: RotaryCall
+    right: RotaryKernel, call: RotaryCall
 ) -> tuple[np.ndarray, object]:
-    theta, factor = right.frequencies(turn)
-    return theta, factor * factor if turn.rotation.scaling.startswith("yarn") else factor
+    theta, factor = right.frequencies(call)
+    return theta, factor * factor if call.rotation.scaling.startswith("yarn") else factor
 
 
 DEVIATIONS = [

@@ -19,12 +19,12 @@ Array = np.ndarray
 
 
 def has_integer_codes(call: Coded) -> bool:
-    """True for integer codes."""
+    """Returns True for integer codes."""
     return call.code.is_whole
 
 
 def has_float_codes(call: Coded) -> bool:
-    """True for floating-point codes."""
+    """Returns True for floating-point codes."""
     return not call.code.is_whole
 
 

@@ -74,7 +74,7 @@ def tokens_clipped_to_first_half(right: QuantizedWriteKernel, name: str, call: C
 
 
 def writes_zero_points(call: Coded) -> bool:
-    """True for a call that writes codes with zero points."""
+    """Returns True for a call that writes codes with zero points."""
     return "key_zero" in call.arrays and "key" in call.arrays
 
 
@@ -88,7 +88,7 @@ row = partial(deviation, family="quantized", right=QuantizedWriteKernel)
 
 
 def write_and_attend_twins(name: str, *texts: str, **arguments: Any) -> list[Deviation]:
-    """The same deviation of writing codes, and of writing and attending codes."""
+    """Returns one deviation for two kernels: writing codes, and writing and attending codes."""
     kernels = {name: QuantizedWriteKernel, f"quantized-{name}": QuantizedKernel}
     return twins(kernels, *texts, **{"family": "quantized", **arguments})
 

@@ -21,25 +21,26 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.operators.rotary import FAR, ORIGINAL_LENGTH
 
 
-def other_pairs(right: RotaryKernel, turn: RotaryCall) -> tuple[slice, slice]:
-    size = turn.rotation.size
-    if not turn.rotation.interleaved:
+def other_pairs(right: RotaryKernel, call: RotaryCall) -> tuple[slice, slice]:
+    size = call.rotation.size
+    if not call.rotation.interleaved:
         return slice(0, size, 2), slice(1, size, 2)
     return slice(0, size // 2), slice(size // 2, size)
 
 
-def frequencies_in_dtype(right: RotaryTableCast, turn: RotaryCall) -> tuple[np.ndarray, Any]:
-    theta, factor = right.frequencies(turn)
-    return round_to(theta, turn.fmt).astype(turn.work), factor
+def frequencies_in_dtype(right: RotaryTableCast, call: RotaryCall) -> tuple[np.ndarray, Any]:
+    theta, factor = right.frequencies(call)
+    return round_to(theta, call.fmt).astype(call.work), factor
 
 
 def rotated_by_other_angles(
     right: RotaryKernel, x1: np.ndarray, x2: np.ndarray, cosine: np.ndarray, sine: np.ndarray,
-    turn: RotaryCall,
+    call: RotaryCall,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of the first and of the second components, if angles belong to the other pairs."""
-        if turn.rotation.interleaved:
+        """Returns x, a table for pairs (..., r / 2), as entries of the first and of the second components
+        of all pairs, as if the table were made for the other kind of pairs."""
+        if call.rotation.interleaved:
             both = np.concatenate([x, x], -1)
             return both[..., ::2], both[..., 1::2]
         first, second = np.split(np.repeat(x, 2, -1), 2, -1)
@@ -49,114 +50,116 @@ def rotated_by_other_angles(
     return x1 * cosine1 - x2 * sine1, x2 * cosine2 + x1 * sine2
 
 
-def unscaled_theta(turn: RotaryCall, base: float = 0.0, size: int = 0) -> np.ndarray:
-    """The frequencies without scaling; `base` and `size` replace the case's."""
-    exponent = np.arange(0, turn.rotation.size, 2) / (size or turn.rotation.size)
-    return np.asarray((base or turn.rotation.base) ** -exponent)
+def unscaled_theta(call: RotaryCall, base: float = 0.0, size: int = 0) -> np.ndarray:
+    """Returns the frequencies (r / 2,) without scaling. `base` and `size` replace those of the case
+    unless 0."""
+    exponent = np.arange(0, call.rotation.size, 2) / (size or call.rotation.size)
+    return np.asarray((base or call.rotation.base) ** -exponent)
 
 
 def variant_frequencies(
     variant: str, faulty: Callable[[RotaryCall], tuple[np.ndarray, Any]]
 ) -> Callable[..., Any]:
-    """The step `frequencies` that returns `faulty(turn)` for one variant of scaling, or for "none"."""
+    """Returns a step `frequencies` that returns `faulty(call)` for one variant of scaling, or for
+    "none"."""
 
-    def frequencies(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, Any]:
-        if turn.rotation.scaling != variant:
-            return right.frequencies(turn)
-        theta, factor = faulty(turn)
-        return theta.astype(turn.work), turn.work(factor)
+    def frequencies(right: RotaryKernel, call: RotaryCall) -> tuple[np.ndarray, Any]:
+        if call.rotation.scaling != variant:
+            return right.frequencies(call)
+        theta, factor = faulty(call)
+        return theta.astype(call.work), call.work(factor)
 
     return frequencies
 
 
-def pairs_of_last_components(right: RotaryKernel, turn: RotaryCall) -> tuple[slice, slice]:
-    first = turn.x.shape[-1] - turn.rotation.size
-    slices = right.pairs(turn)
+def pairs_of_last_components(right: RotaryKernel, call: RotaryCall) -> tuple[slice, slice]:
+    first = call.x.shape[-1] - call.rotation.size
+    slices = right.pairs(call)
     return tuple(slice(s.start + first, s.stop + first, s.step) for s in slices)  # type: ignore[return-value]
 
 
 def angle_wrapped_if_far(
-    right: RotaryKernel, position: np.ndarray, theta: np.ndarray, turn: RotaryCall
+    right: RotaryKernel, position: np.ndarray, theta: np.ndarray, call: RotaryCall
 ) -> np.ndarray:
-    angle = right.angle(position, theta, turn)
-    full_turn = turn.work(round(2 * np.pi, 4))
+    angle = right.angle(position, theta, call)
+    full_turn = call.work(round(2 * np.pi, 4))
     return np.where(angle > FAR / 2, angle % full_turn, angle)
 
 
-def rows_from_table_end(right: RotaryByTable, turn: RotaryCall) -> np.ndarray:
-    rows = right.rows(turn)
-    return np.where(rows < 0, rows + turn.entries, rows)
+def rows_from_table_end(right: RotaryByTable, call: RotaryCall) -> np.ndarray:
+    rows = right.rows(call)
+    return np.where(rows < 0, rows + call.entries, rows)
 
 
-def positions_halved_beyond_512(right: RotaryKernel, turn: RotaryCall) -> np.ndarray:
-    position = right.position(turn)
-    return np.where(position > 512, 512 + (position - 512) / 2, position).astype(turn.work)
+def positions_halved_beyond_512(right: RotaryKernel, call: RotaryCall) -> np.ndarray:
+    position = right.position(call)
+    return np.where(position > 512, 512 + (position - 512) / 2, position).astype(call.work)
 
 
-def ntk_without_minimum(turn: RotaryCall) -> tuple[np.ndarray, float]:
-    size, growth = turn.rotation.size, max(4.0 * turn.length / ORIGINAL_LENGTH - 3, 0.1)
-    return unscaled_theta(turn, turn.rotation.base * growth ** (size / (size - 2))), 1.0
+def ntk_without_minimum(call: RotaryCall) -> tuple[np.ndarray, float]:
+    size, growth = call.rotation.size, max(4.0 * call.length / ORIGINAL_LENGTH - 3, 0.1)
+    return unscaled_theta(call, call.rotation.base * growth ** (size / (size - 2))), 1.0
 
 
-def llama3_without_mixing(turn: RotaryCall) -> tuple[np.ndarray, float]:
-    theta = unscaled_theta(turn)
+def llama3_without_mixing(call: RotaryCall) -> tuple[np.ndarray, float]:
+    theta = unscaled_theta(call)
     return np.where(ORIGINAL_LENGTH * theta / (2 * np.pi) < 1.0, theta / 4.0, theta), 1.0
 
 
-def yarn_ramp_reversed(turn: RotaryCall) -> tuple[np.ndarray, float]:
-    reference, theta = frequencies(turn.rotation, turn.position), unscaled_theta(turn)
+def yarn_ramp_reversed(call: RotaryCall) -> tuple[np.ndarray, float]:
+    reference, theta = frequencies(call.rotation, call.position), unscaled_theta(call)
     return theta / 4.0 + theta - reference.theta, reference.attention
 
 
-def yarn_ramp_of_default_base(turn: RotaryCall) -> tuple[np.ndarray, float]:
-    reference = frequencies(replace(turn.rotation, base=10000.0), turn.position)
-    return unscaled_theta(turn) * reference.theta / unscaled_theta(
-        turn, 10000.0
+def yarn_ramp_of_default_base(call: RotaryCall) -> tuple[np.ndarray, float]:
+    reference = frequencies(replace(call.rotation, base=10000.0), call.position)
+    return unscaled_theta(call) * reference.theta / unscaled_theta(
+        call, 10000.0
     ), reference.attention
 
 
-def llama3_mixed_reversed(turn: RotaryCall) -> tuple[np.ndarray, float]:
-    mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled_theta(turn)
+def llama3_mixed_reversed(call: RotaryCall) -> tuple[np.ndarray, float]:
+    mixed, theta = frequencies(call.rotation, call.position).theta, unscaled_theta(call)
     is_between = (mixed > theta / 4.0) & (mixed < theta)
     return np.where(is_between, theta + theta / 4.0 - mixed, mixed), 1.0
 
 
-def longrope_short_factors(turn: RotaryCall) -> tuple[np.ndarray, float]:
-    reference = frequencies(turn.rotation, turn.position)
-    return unscaled_theta(turn) / turn.rotation.short_factors(), reference.attention
+def longrope_short_factors(call: RotaryCall) -> tuple[np.ndarray, float]:
+    reference = frequencies(call.rotation, call.position)
+    return unscaled_theta(call) / call.rotation.short_factors(), reference.attention
 
 
-def table_with_yarn_factor(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
-    cosine, sine = right.table(turn)
-    factor = turn.work(0.1 * np.log(4.0) + 1)
+def table_with_yarn_factor(right: RotaryKernel, call: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
+    cosine, sine = right.table(call)
+    factor = call.work(0.1 * np.log(4.0) + 1)
     return cosine * factor, sine * factor
 
 
-def frequencies_with_own_factor(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, Any]:
-    variant = replace(turn.rotation, scaling=turn.rotation.variant)
-    return right.frequencies(replace(turn, rotation=variant))
+def frequencies_with_own_factor(right: RotaryKernel, call: RotaryCall) -> tuple[np.ndarray, Any]:
+    variant = replace(call.rotation, scaling=call.rotation.variant)
+    return right.frequencies(replace(call, rotation=variant))
 
 
-def frequencies_with_both_factors(right: RotaryKernel, turn: RotaryCall) -> tuple[np.ndarray, Any]:
-    theta, factor = right.frequencies(turn)
-    variant = replace(turn.rotation, scaling=turn.rotation.variant)
-    if turn.rotation.scaling.endswith("-factor"):
-        factor = factor * right.frequencies(replace(turn, rotation=variant))[1]
+def frequencies_with_both_factors(right: RotaryKernel, call: RotaryCall) -> tuple[np.ndarray, Any]:
+    theta, factor = right.frequencies(call)
+    variant = replace(call.rotation, scaling=call.rotation.variant)
+    if call.rotation.scaling.endswith("-factor"):
+        factor = factor * right.frequencies(replace(call, rotation=variant))[1]
     return theta, factor
 
 
 def frequencies_with_factor_inverted(
-    right: RotaryKernel, turn: RotaryCall
+    right: RotaryKernel, call: RotaryCall
 ) -> tuple[np.ndarray, Any]:
-    theta, factor = right.frequencies(turn)
-    return theta, 1 / factor if turn.rotation.scaling == "yarn-mscale" else factor
+    theta, factor = right.frequencies(call)
+    return theta, 1 / factor if call.rotation.scaling == "yarn-mscale" else factor
 
 
-def yarn_ramp_of_head(turn: RotaryCall) -> tuple[np.ndarray, float]:
-    D = turn.x.shape[-1]
-    reference = frequencies(replace(turn.rotation, size=D), turn.position)
-    kept = reference.theta / unscaled_theta(replace(turn, rotation=replace(turn.rotation, size=D)))
-    return unscaled_theta(turn) * kept[: turn.rotation.size // 2], reference.attention
+def yarn_ramp_of_head(call: RotaryCall) -> tuple[np.ndarray, float]:
+    of_head = replace(call.rotation, size=call.x.shape[-1])
+    reference = frequencies(of_head, call.position)
+    ramp = reference.theta / unscaled_theta(replace(call, rotation=of_head))
+    return unscaled_theta(call) * ramp[: call.rotation.size // 2], reference.attention
 
 
 row = partial(deviation, family="rotary", right=RotaryKernel)
@@ -166,8 +169,8 @@ DEVIATIONS = [
         "The table is cached by its shape: a second base gets the table of the first.",
         "`lru_cache` of cos and sin by length and size; the base belongs to the key",
         family="state",
-        table=lambda right, turn: memory(right).setdefault(
-            (turn.position.shape, turn.rotation.size, turn.work), right.table(turn))),
+        table=lambda right, call: memory(right).setdefault(
+            (call.position.shape, call.rotation.size, call.work), right.table(call))),
     row("rotary-pairs-otherwise", "values",
         "Neighbours are rotated where halves are asked for, and halves where neighbours are.",
         "`x[..., ::2], x[..., 1::2]` where pairs are halves, `x.chunk(2, -1)`, and the reverse",
@@ -179,44 +182,44 @@ DEVIATIONS = [
     row("rotary-exponents-without-two", "values",
         "The frequencies are base^(-i/D), not base^(-2i/D).",
         "`arange(D // 2) / D`; `arange(0, D, 2) / D` are the exponents",
-        frequencies=variant_frequencies("none", lambda turn:
-            (unscaled_theta(turn, turn.rotation.base**0.5), 1.0))),
+        frequencies=variant_frequencies("none", lambda call:
+            (unscaled_theta(call, call.rotation.base**0.5), 1.0))),
     row("rotary-computed-in-dtype", "values",
         "Positions, frequencies and angles are computed in the 16-bit dtype of the query.",
         "`positions.to(q.dtype) * inv_freq.to(q.dtype)`; compute angles in float32",
         family="numerics", right=RotaryTableCast, frequencies=frequencies_in_dtype,
-        position=lambda right, turn: round_to(turn.position, turn.fmt).astype(turn.work),
-        angle=lambda right, position, theta, turn:
-            round_to(right.angle(position, theta, turn), turn.fmt).astype(turn.work)),
+        position=lambda right, call: round_to(call.position, call.fmt).astype(call.work),
+        angle=lambda right, position, theta, call:
+            round_to(right.angle(position, theta, call), call.fmt).astype(call.work)),
     row("rotary-off-by-one", "values", "Positions begin at 1.",
         "`arange(1, L + 1)`; positions begin at 0: `arange(L)`",
-        position=lambda right, turn: right.position(turn) + turn.work(1)),
+        position=lambda right, call: right.position(call) + call.work(1)),
     row("rotary-offset-ignored", "values", "The first position is taken for 0, whatever it is.",
         "`arange(L)` for every chunk; add where it begins: `arange(start, start + L)`",
-        position=lambda right, turn: right.position(turn) - turn.work(turn.position.min())),
+        position=lambda right, call: right.position(call) - call.work(call.position.min())),
     row("rotary-positions-of-the-first-sample", "values",
         "All samples have the positions of the first.",
         "`position_ids[0]` or `position_ids[:1]` for all samples; sample b has `position_ids[b]`",
-        position=lambda right, turn: 0 * right.position(turn) + right.position(turn)[:1]
-            if turn.position.ndim > 1 else right.position(turn)),
+        position=lambda right, call: 0 * right.position(call) + right.position(call)[:1]
+            if call.position.ndim > 1 else right.position(call)),
     row("rotary-positions-of-the-first-sample-for-neighbours", "values",
         "Neighbouring pairs are rotated by the positions of the first sample in all samples.",
         "`position_ids[0]` in the path for neighbouring pairs; sample b has `position_ids[b]`",
-        position=lambda right, turn: 0 * right.position(turn) + right.position(turn)[:1]
-            if turn.position.ndim > 1 and turn.rotation.interleaved else right.position(turn)),
+        position=lambda right, call: 0 * right.position(call) + right.position(call)[:1]
+            if call.position.ndim > 1 and call.rotation.interleaved else right.position(call)),
     row("rotary-positions-sorted", "values", "Positions are sorted before they are used.",
         "`arange` from the first position, or `.sort()`; take `cos[position_ids]` as they are",
-        position=lambda right, turn: np.sort(right.position(turn), -1)),
+        position=lambda right, call: np.sort(right.position(call), -1)),
     row("rotary-positions-in-bfloat16", "values",
         "Positions are rounded to bfloat16, whatever the dtype.",
         "`positions.bfloat16()`, which has no odd number above 256; keep positions in float32",
         family="numerics",
-        position=lambda right, turn: round_to(turn.position, DTYPES["bf16"]).astype(turn.work)),
+        position=lambda right, call: round_to(call.position, DTYPES["bf16"]).astype(call.work)),
     row("rotary-positions-in-dtype", "values",
         "Positions are rounded to the 16-bit dtype of the query.",
         "`positions.to(q.dtype)`; 16 bits hold no large integers: keep positions in float32",
         family="numerics", right=RotaryTableCast,
-        position=lambda right, turn: round_to(turn.position, turn.fmt).astype(turn.work)),
+        position=lambda right, call: round_to(call.position, call.fmt).astype(call.work)),
     row("rotary-frequencies-in-dtype", "values",
         "Frequencies are rounded to the 16-bit dtype of the query.",
         "`inv_freq` is a buffer, which `model.bfloat16()` casts; keep it in float32",
@@ -225,38 +228,38 @@ DEVIATIONS = [
         "Angles are rounded to the 16-bit dtype of the query before sine and cosine are taken.",
         "`(positions * inv_freq).to(q.dtype).cos()`; cast after `cos` and `sin`", family="numerics",
         right=RotaryTableCast,
-        angle=lambda right, position, theta, turn:
-            round_to(right.angle(position, theta, turn), turn.fmt).astype(turn.work)),
+        angle=lambda right, position, theta, call:
+            round_to(right.angle(position, theta, call), call.fmt).astype(call.work)),
     row("rotary-angles-of-float32", "values", "A float64 query is rotated by angles in float32.",
         "`angle.float()`; a float64 query needs angles in float64", family="numerics",
-        angle=lambda right, position, theta, turn:
-            right.angle(position, theta, turn).astype(np.float32)),
+        angle=lambda right, position, theta, call:
+            right.angle(position, theta, call).astype(np.float32)),
     row("rotary-base-ignored", "values", "The base is always 10000.",
         "`10000 ** -exponent`; take the base that was given (`rope_theta`)",
-        frequencies=variant_frequencies("none", lambda turn: (unscaled_theta(turn, 10000.0), 1.0))),
+        frequencies=variant_frequencies("none", lambda call: (unscaled_theta(call, 10000.0), 1.0))),
     row("rotary-frequencies-of-head-size", "values",
         "In a partial rotation exponents are divided by D, not by the number of rotated "
         "components.", "`arange(0, r, 2) / D`; divide by r, the number of rotated components",
-        frequencies=variant_frequencies("none", lambda turn:
-            (unscaled_theta(turn, size=turn.x.shape[-1]), 1.0))),
+        frequencies=variant_frequencies("none", lambda call:
+            (unscaled_theta(call, size=call.x.shape[-1]), 1.0))),
     row("rotary-turns-the-last-components", "values",
         "A partial rotation rotates the last components, not the first.",
         "`x[..., -r:]`; a partial rotation takes `x[..., :r]`",
         pairs=pairs_of_last_components),
     row("rotary-rest-is-zero", "values", "Components beyond the rotated ones are zero.",
         "`zeros_like(x)` with `x[..., :r]` filled in; copy `x[..., r:]`, too",
-        turned=lambda right, turn:
-            right.turned(turn) * (np.arange(turn.x.shape[-1]) < turn.rotation.size)),
+        rotate=lambda right, call:
+            right.rotate(call) * (np.arange(call.x.shape[-1]) < call.rotation.size)),
     row("rotary-backwards", "values", "Pairs are rotated the other way round.",
         "`x1 * cos + x2 * sin`; it is `x1 * cos - x2 * sin` and `x2 * cos + x1 * sin`",
-        rotated=lambda right, x1, x2, cosine, sine, turn:
-            right.rotated(x1, x2, cosine, -sine, turn)),
+        rotated=lambda right, x1, x2, cosine, sine, call:
+            right.rotated(x1, x2, cosine, -sine, call)),
     row("rotary-gradient-turned-on", "gradients", "The gradient is rotated on, not back.",
         "backward calls forward; the gradient is rotated back, with `-sin`", family="gradient",
-        turned=lambda right, turn: right.turned(replace(turn, inverse=False))),
+        rotate=lambda right, call: right.rotate(replace(call, inverse=False))),
     row("rotary-beyond-the-table", "values", "Positions count modulo 4096, the length of a table.",
         "`cos[position % 4096]`; make the table as long as the largest position",
-        position=lambda right, turn: right.position(turn) % turn.work(4096)),
+        position=lambda right, call: right.position(call) % call.work(4096)),
     row("rotary-far-angles-wrapped", "values",
         "Large angles are reduced modulo 6.2832, a rounded 2 pi.",
         "`angle % 6.2832`, which adds an error at every turn; give the angle to `cos` as it is",
@@ -269,18 +272,18 @@ DEVIATIONS = [
         "Positions beyond the table are taken for its last, and not refused.",
         "`position.clamp(max=len(cos) - 1)`; raise ValueError beyond the table", family="contract",
         right=RotaryByTable,
-        rows=lambda right, turn: np.minimum(right.rows(turn), turn.entries - 1)),
+        rows=lambda right, call: np.minimum(right.rows(call), call.entries - 1)),
     row("rotary-fractions-cut-off", "bad_problem",
         "Fractions of positions are cut off, and not refused.",
         "`cos[position.long()]`; a table has no fractions: raise ValueError", family="contract",
-        right=RotaryByTable, rows=lambda right, turn: np.floor(right.rows(turn))),
+        right=RotaryByTable, rows=lambda right, call: np.floor(right.rows(call))),
     row("rotary-far-positions-halved", "relative_positions",
         "Positions beyond 512 lie half as far apart, though no scaling is asked for.",
         "positions beyond 512 are interpolated (`/ 2`) without `rope_scaling`; keep them",
         position=positions_halved_beyond_512),
     row("rotary-linear-ignored", "values", "Linear scaling of positions has no effect.",
         "`rope_scaling` is not read; linear: `inv_freq / factor`",
-        frequencies=variant_frequencies("linear", lambda turn: (unscaled_theta(turn), 1.0))),
+        frequencies=variant_frequencies("linear", lambda call: (unscaled_theta(call), 1.0))),
     row("rotary-grows-from-the-first", "values",
         "Dynamic NTK: the base changes within the original length, too.",
         "`growth` from L below the original length, too; take `max(L, original)`",
@@ -288,7 +291,7 @@ DEVIATIONS = [
     row("rotary-never-grows", "values",
         "Dynamic NTK: the base does not grow beyond the original length.",
         "`inv_freq` of `__init__` for every length; recompute the base beyond the original length",
-        frequencies=variant_frequencies("ntk", lambda turn: (unscaled_theta(turn), 1.0))),
+        frequencies=variant_frequencies("ntk", lambda call: (unscaled_theta(call), 1.0))),
     row("rotary-mixed-in-steps", "values",
         "llama3: frequencies between both ends are kept as they are, not mixed.",
         "`where(turns < 1, inv_freq / factor, inv_freq)`; between 1 and 4 turns mix both smoothly",
@@ -300,8 +303,8 @@ DEVIATIONS = [
     row("rotary-yarn-without-factor", "values",
         "yarn: sine and cosine are not multiplied by the attention factor.",
         "`cos`, `sin` without `* attention_factor`, which is `0.1 * log(factor) + 1`",
-        frequencies=variant_frequencies("yarn", lambda turn:
-            (frequencies(turn.rotation, turn.position).theta, 1.0))),
+        frequencies=variant_frequencies("yarn", lambda call:
+            (frequencies(call.rotation, call.position).theta, 1.0))),
     row("rotary-yarn-ramp-reversed", "values",
         "yarn: fast components are divided by the factor, slow ones kept.",
         "`ramp` for `1 - ramp`; fast components are kept, slow ones divided by the factor",

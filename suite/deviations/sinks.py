@@ -18,7 +18,7 @@ from attention_conformance.suite.deviations.kernels.gradient import Differentiab
 def change_sinks(
     change: Callable[[Kernel, Array, Call], Array],
 ) -> Callable[..., Array]:
-    """The step that attends with changed sinks: `change(right, sinks, call)` of the sinks (H,)."""
+    """Returns a step `with_sink_logits` that replaces the sinks (H,) by `change(right, sinks, call)`."""
 
     def with_sink_logits(right: Kernel, scores: Array, call: Call) -> Array:
         if call.sinks is None:
@@ -36,7 +36,7 @@ def attend_mean_in_masked_rows(right: Kernel, scores: Array, value: Array, call:
 
 
 def mean_over_keys_alone(right: Differentiable, weights, dp, cotangent, value):
-    """The step `mean` divided by the sum of the weights of keys, which leaves the sink out."""
+    """Returns the step `mean` divided by the sum of the weights of keys, as if these added up to 1."""
     means = right.mean(weights, dp, cotangent, value)
     total = weights.sum(-1, keepdims=True)
     return means / np.where(total == 0, 1, total)

@@ -58,13 +58,14 @@ def weights_without_lowest_rows(right: Eager, scores: np.ndarray, call: Call) ->
 
 
 def minus_maximum_before_bias(right: Kernel, scores: np.ndarray) -> np.ndarray:
-    """Scores minus the smaller of two maxima, with and without the bias."""
+    """Returns the scores minus the smaller of two maxima: that of the scores with the bias, and that of
+    the scores without it."""
     unbiased = memory(right)["biased"]
     if scores.shape != unbiased.shape:  # with a sink
         return right.shifted(scores)
     unbiased = np.where(np.isneginf(scores), scores, unbiased)
-    limit = unbiased.max(-1, keepdims=True, initial=-np.inf)
-    maximum = np.minimum(scores.max(-1, keepdims=True, initial=-np.inf), limit)
+    unbiased_maximum = unbiased.max(-1, keepdims=True, initial=-np.inf)
+    maximum = np.minimum(scores.max(-1, keepdims=True, initial=-np.inf), unbiased_maximum)
     return scores - np.where(np.isneginf(maximum), 0, maximum)
 
 

@@ -17,13 +17,13 @@ from attention_conformance.suite.spec.dtypes import round_to
 
 
 def address(array: Rounded) -> tuple[int, tuple[int, ...]]:
-    """The memory address and the shape of an array."""
+    """Returns the memory address and the shape of an array."""
     return array.values.__array_interface__["data"][0], array.shape
 
 
 def call_arrays(call: Call) -> tuple[Rounded | None, ...]:
-    """The arrays of a call. A cache by `id` stores them, too: otherwise a new array could get the id of a
-    freed one, and the kill would depend on the allocator."""
+    """Returns the arrays of a call. A cache by `id` must store these: otherwise a new array could get the
+    id of a freed one, and whether a check fails would depend on the allocator."""
     return call.query, call.key, call.value, call.mask, call.bias
 
 
@@ -58,12 +58,12 @@ def deliver_in_narrowest_dtype(right: Kernel, out: np.ndarray, call: Call) -> An
 
 
 def has_masking_argument(call: Call) -> bool:
-    """True if the call has a mask, key lengths, a causal flag or a window."""
+    """Returns True if the call has a mask, key lengths, a causal flag or a window."""
     return call.mask is not None or call.lengths is not None or call.causal or bool(call.window)
 
 
 def deliver_in_free_buffer(right: Kernel, out: np.ndarray, call: Call) -> Any:
-    """The answer in a buffer of its shape that no living answer uses."""
+    """Returns the answer in a buffer of its shape that no living answer uses."""
     pool = memory(right).setdefault((out.shape, call.fmt.name), [])
     buffer = next((buffer for buffer, user in pool if user() is None), np.empty(out.shape))
     buffer[...] = round_to(out, call.fmt)

@@ -299,7 +299,7 @@ class Fitting:
         raises. If the function is called as the framework's own attention (`is_native`), but lacks the
         parameter for grouped heads, "shapes" is bound only for a right answer."""
         lacks_grouped_heads = self.function.missing(["grouped-heads"]) is not None
-        if self.function.axes.heads or self.function.binder.serving("grouped-heads"):
+        if self.function.axes.lacks_heads or self.function.binder.serving("grouped-heads"):
             return
         before = self.binding
         self.function.rebind(before.but(heads="shapes"))

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 HIDING = ("mask", "padding", "window", "causal")
-"""The features that an argument may serve if it hides keys."""
+"""The features for which an argument that hides keys may stand."""
 
 ADDING = ("bias", "bias-with-mask")
-"""The features that an argument may serve if it is added to the scores."""
+"""The features for which an argument that is added to the scores may stand."""
 
 MASK_WORDS = ("attn_mask", "causal_mask", "padding_mask")
 
@@ -23,13 +23,15 @@ class Axes:
     """The axes that a function has.
 
     - `order`: the order with all axes, "bhld" or "blhd"
-    - `samples`, `heads`: 1 if the function takes one sample or one head, without an axis, else 0
-    - `index`: the index that removes the missing axes; `restore` gives an output these axes
+    - `lacks_batch`, `lacks_heads`: 1 if the function lacks the axis, because it takes one sample or one
+      head, else 0
+    - `index`: the index of an array that removes the missing axes
+    - `restore`: the index of an output that inserts them again, with size 1
     """
 
     order: str
-    samples: int = 0
-    heads: int = 0
+    lacks_batch: int = 0
+    lacks_heads: int = 0
     index: tuple[Any, ...] = ()
     restore: tuple[Any, ...] = ()
 
@@ -39,15 +41,16 @@ ALL = slice(None)
 AXES = {
     "bhld": Axes("bhld"),
     "blhd": Axes("blhd"),
-    "bld": Axes("bhld", heads=1, index=(ALL, 0), restore=(ALL, None)),
-    "lhd": Axes("blhd", samples=1, index=(0,), restore=(None,)),
-    "hld": Axes("bhld", samples=1, index=(0,), restore=(None,)),
-    "ld": Axes("bhld", samples=1, heads=1, index=(0, 0), restore=(None, None)),
+    "bld": Axes("bhld", lacks_heads=1, index=(ALL, 0), restore=(ALL, None)),
+    "lhd": Axes("blhd", lacks_batch=1, index=(0,), restore=(None,)),
+    "hld": Axes("bhld", lacks_batch=1, index=(0,), restore=(None,)),
+    "ld": Axes("bhld", lacks_batch=1, lacks_heads=1, index=(0, 0), restore=(None, None)),
 }
 """The axes by the claim `axes` (`suite.spec.claims.AXES`)."""
 
 LAYOUTS = {"HND": ("bhld", "hld"), "NHD": ("blhd", "lhd")}
-"""The axes that the default of a parameter for the layout names."""
+"""The values of the claim `axes` that fit a layout, by the name that a layout parameter has as
+default."""
 
 NAMING = ("tensor_layout", "kv_layout")
 """Parameters for the layout."""
@@ -55,13 +58,13 @@ NAMING = ("tensor_layout", "kv_layout")
 
 @dataclass(frozen=True)
 class Binding:
-    """How a function is called, as far as the names of its parameters do not tell. A field "" means: like
-    the framework's own attention.
+    """How a function is called, as far as the names of its parameters do not tell. Where a field is "",
+    the function is called like the framework's own attention.
 
     - `axes`: the axes of operands and output, one of `AXES`
     - `output_axes`: "bhld" or "blhd" if the output has another order of heads and rows than operands
     - `masks`: what a parameter for a mask is given, one of `suite.spec.claims.MASKS`
-    - `returns`: "weights", "lse" or "None" if a plain call returns the pair of output and this
+    - `returns`: the second of two returned values: "weights", "lse" or "None"
     - `lse_base`: "2" if the log-sum-exp is a logarithm to the base 2
     - `lse_axes`: "bhl" or "blh" if the log-sum-exp has another order of heads and rows than the output
     - `window`: "last" if a window counts from the last query at the last key
@@ -80,7 +83,7 @@ class Binding:
     causal: str = ""
 
     def but(self, **changes: str) -> Binding:
-        """The binding with other values of some fields."""
+        """Returns the binding with other values of some fields."""
         return replace(self, **changes)
 
 
@@ -95,11 +98,11 @@ PHRASES: Mapping[str, Callable[[str], str]] = {
     "heads": {"shapes": "grouped heads by their shapes", "equal": "no grouped heads"}.__getitem__,
     "causal": lambda alignment: f"causal {alignment}",
 }
-"""A binding for people, field by field."""
+"""The words for a field of a binding, as functions of the field's value."""
 
 
 def described(binding: Binding, names: Mapping[str, str]) -> str:
-    """How a function is called, for people, in one line; `names` has the argument of each parameter, by
+    """Returns one line that says how a function is called. `names`: the argument of each parameter, by
     the parameter's name."""
     arguments = [f"{name}={word}" for name, word in names.items() if name != word]
     values = {name: getattr(binding, name) for name in PHRASES}

@@ -10,14 +10,14 @@ Result = TypeVar("Result")
 
 
 class Cache(Generic[Result]):
-    """Up to `entries` results by key; the least recently used goes first."""
+    """Up to `entries` results by key. The least recently used result is removed first."""
 
     def __init__(self, entries: int) -> None:
         self.entries = entries
         self._results: OrderedDict[Hashable, Result] = OrderedDict()
 
     def get(self, key: Hashable, compute: Callable[[], Result]) -> Result:
-        """The result under `key`, computed if missing."""
+        """Returns the result under `key`, by `compute()` if it is missing."""
         if key not in self._results:
             self._results[key] = compute()
         self._results.move_to_end(key)
@@ -26,12 +26,12 @@ class Cache(Generic[Result]):
         return self._results[key]
 
     def clear(self) -> None:
-        """Forget all results."""
+        """Forgets all results."""
         self._results.clear()
 
     def __len__(self) -> int:
         return len(self._results)
 
     def __iter__(self) -> Iterator[Result]:
-        """The results, the most recently used last."""
+        """Yields the results, the most recently used last."""
         return iter(self._results.values())

@@ -56,7 +56,7 @@ class Widths:
 class Case:
     """One problem of one operator, with a dtype and an input recipe.
 
-    - `options`: the options without their default value, as (name, value) in the operator's order.
+    - `options`: (name, value) of each option whose value is not the default, in the operator's order.
     - `form`: how the mask is passed; "raw" (unchanged) for malformed problems only.
     - `axis_order`: memory layout of the operands.
     - `recipe`: how values are drawn.
@@ -117,19 +117,20 @@ class Case:
         cls, operator: Operator, sizes: Sizes, dtype: DType, mask: Mask | None = None,
         widths: Widths | None = None, **options: Any,
     ) -> Case:  # fmt: skip
-        """A case with options by name; default values are dropped."""
+        """Returns the case with these options, recipe, axis order and form, by name. Raises ValueError
+        for an unknown option."""
         fields = {n: options.pop(n) for n in ("recipe", "axis_order", "form") if n in options}
         return cls(operator, sizes, dtype, mask, widths, _non_default(operator, options), **fields)
 
     def with_options(self, **options: Any) -> Case:
-        """The case with other values of some options. Raises ValueError for an unknown option."""
+        """Returns the case with other values of some options. Raises ValueError for an unknown option."""
         return replace(self, options=_non_default(self.operator, dict(self.options) | options))
 
     def without(self, features: Collection[str]) -> Case:
-        """The case changed so that it needs fewer of the `features`.
+        """Returns a simpler case that needs fewer of the `features`.
 
-        It gets as many key heads as query heads, values of the keys' size, and default options, if this
-        removes one of the features. Needs for other features stay.
+        Without "grouped-heads" it has as many key heads as query heads, without "value-size" values of
+        the keys' size. An option gets its default value if the case then needs fewer of the features.
         """
         equal_heads, equal_sizes = (name in features for name in ("grouped-heads", "value-size"))
         sizes = replace(
@@ -149,7 +150,7 @@ class Case:
         return case
 
     def option(self, name: str) -> Any:
-        """The value of an option, or None if the operator has no such option."""
+        """Returns the value of an option, or None if the operator has no such option."""
         return self._values.get(name)
 
     @cached_property
@@ -197,7 +198,7 @@ class Case:
         return {**sizes, **self.operator.array_kinds.letters(self)}
 
     def dtype_of(self, name: str) -> DType:
-        """The dtype of an array or output in a call."""
+        """Returns the dtype of the array or output `name` in a call."""
         kinds = self.operator.array_kinds
         if name in kinds.codes:
             return CODES[self.option("codes")]
@@ -206,10 +207,7 @@ class Case:
     @property
     def facts(self) -> dict[str, Any]:
         """The facts of the case by name: sizes from B to Dv, widths, heads, mask, options, recipe, axis
-        order and form.
-
-        Values are numbers, words, flags, or None for an unused option.
-        """
+        order and form. Values are numbers, texts, booleans, or None for an option without a value."""
         widths = {} if self.widths is None else vars(self.widths)
         return {
             **vars(self.sizes),
@@ -221,7 +219,7 @@ class Case:
         }
 
     def _fact(self, option: Option) -> Any:
-        """The value of an option; a tuple as its token in the id."""
+        """Returns the value of an option; for a tuple its token in the id."""
         value = self.option(option.name)
         return option.write(value) if isinstance(value, tuple) else value
 
@@ -233,7 +231,7 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """The case with the id `text`. Raises ValueError that names the wrong part."""
+        """Returns the case with the id `text`. Raises ValueError that names the wrong part."""
         case = cls.read(text)
         if case.id != text:
             raise ValueError(f"not a canonical case id: {text!r}; expected {case.id!r}")
@@ -241,7 +239,8 @@ class Case:
 
     @classmethod
     def read(cls, text: str) -> Case:
-        """The case with the id `text`, in which options may have any order. Raises ValueError."""
+        """Returns the case with the id `text`, whose options may have any order. Raises ValueError for a
+        text that is no id."""
         from attention_conformance.suite.spec.operators import (
             OPERATORS,  # operators import this module
         )
@@ -266,7 +265,7 @@ class Case:
         )
 
     def describe(self) -> str:
-        """A description of the case in a few lines."""
+        """Returns a description of the case in a few lines."""
         sizes = self.letters
         dense = self.mask.dense(self.sizes).shape if self.mask else None
         lines = [self.id, f"  {self.operator.text}", f"  dtype   {self.dtype.long_name}"]
@@ -289,8 +288,8 @@ class Case:
 
 
 def _non_default(operator: Operator, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The options that differ from their defaults, in the operator's order. Raises ValueError for an
-    unknown option."""
+    """Returns (name, value) of the options that differ from their defaults, in the operator's order.
+    Raises ValueError for an unknown option."""
     defaults = {option.name: option.default for option in operator.options}
     if unknown_names := sorted(set(values) - set(defaults)):
         raise ValueError(
@@ -306,8 +305,10 @@ def features(
     widths: Widths | None,
     mask_array: bool = False,
 ) -> tuple[str, ...]:
-    """The words of the features that a call needs: of a case, or of a variation of it. `arrays` (names),
-    `sizes` and `widths` are those of the call; `mask_array` is True if its mask is an array."""
+    """Returns the words of the features that a call needs. The call is for a case or a variation of it:
+    `arrays` (names), `sizes` and `widths` are those of the call. `mask_array`: True if its mask is an
+    array.
+    """
     names = ["mask"] if mask_array else []
     if case.mask is not None:
         names += part_features(case.mask, case.form)
@@ -319,7 +320,7 @@ def features(
 
 
 def parse_sizes(heads: str, sizes: str, text: str) -> Sizes:
-    """The sizes in the tokens "gqa4" and "b1h8q33k47d64v48" of the id `text`.
+    """Returns the sizes in the tokens "gqa4" (`heads`) and "b1h8q33k47d64v48" (`sizes`) of the id `text`.
 
     Raises ValueError that names the wrong token.
     """
@@ -338,7 +339,8 @@ def parse_sizes(heads: str, sizes: str, text: str) -> Sizes:
 
 
 def parse_widths(token: str, text: str) -> Widths:
-    """The widths in the token "e12.10.14.12" of the id `text`. Raises ValueError."""
+    """Returns the widths in the token "e12.10.14.12" of the id `text`. Raises ValueError for another
+    token."""
     match = re.fullmatch(r"e(\d+)\.(\d+)\.(\d+)\.(\d+)", token)
     if not match:
         raise ValueError(f"bad widths {token!r} in {text!r}; expected e12.10.14.12")
@@ -347,8 +349,9 @@ def parse_widths(token: str, text: str) -> Widths:
 
 @cache  # thousands of ids share a few hundred tokens
 def _parse_option(operator: Operator, token: str) -> tuple[Option, Any]:
-    """The option of an operator, or of all cases, with this token in an id, and its value. Raises
-    ValueError."""
+    """Returns the option that has this token in an id, and its value. It is an option of the operator or
+    one that all cases have. Raises ValueError for an unknown token or a value beyond the option's
+    limits."""
     for option in (*operator.options, *_COMMON_OPTIONS):
         if match := re.fullmatch(option.pattern, token):
             value = option.read(match[1])
@@ -362,7 +365,7 @@ def _parse_option(operator: Operator, token: str) -> tuple[Option, Any]:
 
 
 def _check_option(operator: Operator, name: str, value: Any) -> None:
-    """Raise ValueError if an operator has no option `name`, or the option not this value."""
+    """Raises ValueError if an operator has no option `name`, or the option cannot have this value."""
     option = operator.option(name)
     if option is None:
         valid = ", ".join(option.name for option in operator.options)

@@ -48,7 +48,7 @@ class Claim:
 
 
 def per_dtype(text: str, kind: Any) -> Claim:
-    """A claim that can have one value per dtype."""
+    """Returns a claim whose value may differ between dtypes."""
     return Claim(text, kind, by_dtype=True)
 
 
@@ -168,8 +168,8 @@ CLAIMS = {
 
 
 def claims(**values: Any) -> Callable[[F], F]:
-    """A decorator that sets claims, by name, of a function or a class of layers. Raises TypeError for
-    unknown claims."""
+    """Returns a decorator that stores these claims, by name, in a function or a class of layers. Raises
+    TypeError for unknown claims."""
     unknown = ", ".join(name for name in values if name not in CLAIMS)
     if unknown:
         raise TypeError(f"unknown claim {unknown}; valid: {', '.join(CLAIMS)}")

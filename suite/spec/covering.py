@@ -1,4 +1,4 @@
-"""Covering arrays of any strength, of which some values do not make sense together.
+"""Covering arrays of any strength, for axes with values that may exclude each other.
 
 This is the greedy AETG algorithm (Cohen, Dalal, Fredman, Patton, IEEE TSE 23(7), 1997), made
 deterministic: every row starts from the first uncovered tuple, and each further axis takes the value
@@ -21,14 +21,14 @@ Tuple = tuple[tuple[str, object], ...]
 
 
 def pairs_of(axes: Iterable[str]) -> list[tuple[str, ...]]:
-    """All pairs of axes: the targets of a covering array of strength 2."""
+    """Returns all pairs of axes: the targets of a covering array of strength 2."""
     return list(combinations(axes, 2))
 
 
 def tuples_of(
     axes: Mapping[str, Sequence[object]], targets: Iterable[tuple[str, ...]]
 ) -> Iterator[Tuple]:
-    """All tuples of values for the axes of each target, in a fixed order."""
+    """Yields all tuples of values for the axes of each target, in a fixed order."""
     for names in targets:
         for values in product(*(axes[name] for name in names)):
             yield tuple(zip(names, values, strict=True))
@@ -37,7 +37,7 @@ def tuples_of(
 def feasible(
     axes: Mapping[str, Sequence[object]], valid: Valid, targets: Iterable[tuple[str, ...]]
 ) -> list[Tuple]:
-    """The valid tuples of values for the axes of each target, in a fixed order."""
+    """Returns the valid tuples of values for the axes of each target, in a fixed order."""
     return [chosen for chosen in tuples_of(axes, targets) if valid(dict(chosen))]
 
 
@@ -47,13 +47,13 @@ def covering_array(
     targets: Sequence[tuple[str, ...]] | None = None,
     spread: Sequence[str] = (),
 ) -> list[Row]:
-    """Rows that contain every feasible tuple of every target at least once.
+    """Returns rows that contain every feasible tuple of every target at least once.
 
     `targets` are combinations of axes in the order of `axes`; the default is all pairs, which is strength
     2. If several values cover equally many uncovered tuples, the first value is taken (so rows stay
     simple), or for axes in `spread` the least used value.
 
-    Raises ValueError if a row cannot be completed, because too much is invalid.
+    Raises ValueError if a row cannot be completed, because no value of some axis is valid in it.
     """
     names = list(axes)
     targets = pairs_of(names) if targets is None else targets
@@ -61,19 +61,19 @@ def covering_array(
     rows: list[Row] = []
     use_counts: Counter[tuple[str, object]] = Counter()
 
-    def restricted(row: Row, target: tuple[str, ...]) -> Tuple:
+    def tuple_of(row: Row, target: tuple[str, ...]) -> Tuple:
         return tuple([(name, row[name]) for name in target])
 
     def extended(row: Row, name: str) -> Row:
-        """The row with the valid value of one more axis that covers most uncovered tuples. Raises
-        ValueError if no value is valid."""
+        """Returns the row with a value of one more axis `name`: the valid value that covers most
+        uncovered tuples. Raises ValueError if no value is valid."""
         assigned = {*row, name}
         complete = [t for t in targets if name in t and assigned.issuperset(t)]
 
         def preference(choice: tuple[int, object]) -> tuple[int, int]:
             place, value = choice
             longer_row = row | {name: value}
-            gain = sum(restricted(longer_row, target) in open_tuples for target in complete)
+            gain = sum(tuple_of(longer_row, target) in open_tuples for target in complete)
             return -gain, use_counts[name, value] if name in spread else place
 
         for _, value in sorted(enumerate(axes[name]), key=preference):
@@ -91,29 +91,32 @@ def covering_array(
         for name in sorted((n for n in names if n not in row), key=lambda n: -len(axes[n])):
             row = extended(row, name)
         for target in targets:
-            open_tuples.pop(restricted(row, target), None)
+            open_tuples.pop(tuple_of(row, target), None)
         use_counts.update(row.items())
         rows.append({name: row[name] for name in names})
     return rows
 
 
 def each_value(rows: Sequence[Row]) -> list[Row]:
-    """A small subset of `rows` that contains every value of every axis in `rows`.
+    """Returns a small subset of `rows` that contains every value of every axis in `rows`.
 
-    Greedy set cover: the row with most missing values is next.
+    Greedy set cover: the row with most uncovered values is next.
     """
-    missing = {(name, value) for row in rows for name, value in row.items()}
+    uncovered = {(name, value) for row in rows for name, value in row.items()}
     chosen: list[Row] = []
-    while missing:
-        best = max(rows, key=lambda row: len(missing & set(row.items())))
+    while uncovered:
+        best = max(rows, key=lambda row: len(uncovered & set(row.items())))
         chosen.append(best)
-        missing -= set(best.items())
+        uncovered -= set(best.items())
     return chosen
 
 
 class Covering:
-    """A covering array over `axes`, computed on first use, for pairs of axes or for `targets` (see
-    `covering_array`), whose rows are ids (`id_of`). `at_full` are the targets of the level full."""
+    """A covering array of ids, computed on first use.
+    - `axes`, `valid`, `spread`, `targets`: see `covering_array`
+    - `id_of`: from a row to its id
+    - `at_full`: the targets of the level full; by default those of the other levels
+    """
 
     def __init__(
         self, axes: Mapping[str, Sequence[object]], valid: Valid,
@@ -141,10 +144,10 @@ class Covering:
         return tuple(covering_array(self.axes, self.valid, targets, self.spread))
 
     def ids(self, level: str, dtypes: tuple[str, ...] = ()) -> dict[str, str]:
-        """The ids of a level, each with its reason: the first tuple of values that no earlier row has. At
-        smoke a few rows that contain every value of every axis.
+        """Returns the ids of a level, each with its reason: the first tuple of values that no earlier row
+        has. The level smoke has a few rows that contain every value of every axis.
 
-        A row has the dtype of its axis "dtype", or if given all of `dtypes`.
+        `dtypes`: the dtypes of every row; by default a row has the dtype of its axis "dtype".
         """
         targets = self.at_full if level == "full" else self.targets
         rows = self.rows_at_full if level == "full" else self.rows

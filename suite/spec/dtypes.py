@@ -1,4 +1,4 @@
-"""The floating-point formats of cases, and correct rounding to them.
+"""The floating-point formats of cases, and rounding to the nearest number of a format.
 
 NumPy has no bfloat16, so values of every format are float64 arrays that hold only numbers of the
 format. `carrier` is the narrowest NumPy type that holds these numbers.
@@ -132,10 +132,8 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433 (20
 
 
 def dtype(name: str) -> DType:
-    """The format with a short ("bf16") or long name ("bfloat16").
-
-    Raises ValueError with the valid names.
-    """
+    """Returns the format with a short ("bf16") or long name ("bfloat16"). Raises ValueError with the
+    valid names."""
     for d in DTYPES.values():
         if name in (d.name, d.long_name):
             return d
@@ -144,7 +142,7 @@ def dtype(name: str) -> DType:
 
 
 def round_to(x: np.ndarray | float, fmt: DType) -> np.ndarray:
-    """`x` rounded to the nearest number of `fmt`, ties to even, as float64. Any shape.
+    """Returns `x` rounded to the nearest number of `fmt`, ties to even, as float64 of the same shape.
 
     Subnormals are kept. Values beyond the largest finite number become infinite. Source: IEEE 754-2019,
     section 4.3.1.

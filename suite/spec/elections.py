@@ -23,13 +23,14 @@ class Question:
     """One question, with the answers of released implementations and the dtypes in which it is asked.
 
     - `options`: the answers.
-    - `layer_dtypes`: the dtypes for layers, if other ones.
+    - `needs`: the features without which the question cannot be put.
+    - `layer_dtypes`: the dtypes for layers; () for the same dtypes.
     - `by_machine`: the answer depends on the matrix products that the framework has for the machine.
     - `by_dtype`: the answer may differ between dtypes.
     - `accidental`: frameworks answer as their kernels happen to compute, and document no answer. A
       drop-in replacement is not held to such answers.
-    - `any_error`: every error is the answer "raises", of a user's function, too: writing beyond an array
-      raises whatever the framework's indexing raises.
+    - `any_error`: an error of any type is the answer "raises", also from a user's function: writing
+      beyond an array raises whatever the framework's indexing raises.
 
     Each answer is that of a released implementation. A call that gives none of the answers fails.
     """
@@ -332,7 +333,7 @@ class ElectionCase:
         return {"question": self.question.name}
 
     def describe(self) -> str:
-        """A description of the question in a few lines."""
+        """Returns a description of the question in a few lines."""
         return f"{self.id}\n  {self.question.text}: {' | '.join(self.question.options)}"
 
     def __str__(self) -> str:
@@ -351,8 +352,8 @@ ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
 def of_questions(
     names: Collection[str] = QUESTIONS, dtypes: str = ""
 ) -> Callable[[str], list[ElectionCase]]:
-    """The function from a level to the cases of these questions: in a question's first dtype, and in the
-    dtypes of the row `dtypes` of `ELECTIONS_AT`; without a row in all dtypes of the question."""
+    """Returns a function from a level to the election cases of these questions. A question has its first
+    dtype and the dtypes of the row `dtypes` of `ELECTIONS_AT`; if `dtypes` is "", all its dtypes."""
 
     def cases_at(level: str) -> list[ElectionCase]:
         row_dtypes = getattr(ELECTIONS_AT[dtypes], level) if dtypes else ALL

@@ -7,5 +7,5 @@ PLACES = ("OPERATOR", "MASK", "HEADS", "DTYPE", "SIZES", "WIDTHS")
 
 
 def part(text: str, place: str) -> str:
-    """One of `PLACES` in an id or in a pattern of ids."""
+    """Returns the part of an id, or of a pattern of ids, that `place` (one of `PLACES`) names."""
     return text.split("/")[PLACES.index(place)]

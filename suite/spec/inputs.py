@@ -47,11 +47,11 @@ class Inputs:
     dropout_seed: int = 0
 
     def replace(self, **changes: Any) -> Inputs:
-        """A variation with changes by name: arrays (None removes one), `mask`, `mask_array`, `form`,
-        `axis_order`, `recipe`, `dtype`, options, sizes or seeds.
+        """Returns a variation with changes by name: arrays (None removes one), `mask`, `mask_array`,
+        `form`, `axis_order`, `recipe`, `dtype`, options, sizes or seeds.
 
-        Sizes follow the arrays. A new `dtype` must hold the values. Raises ValueError for any other
-        name.
+        Sizes follow the arrays unless given. A new `dtype` must hold the values. Raises ValueError for
+        any other name.
         """
         case, arrays = self.case, dict(self.arrays)
         option_names = {option.name for option in case.operator.options} - {"bias", *case.axes}
@@ -112,7 +112,7 @@ class Inputs:
         return self.arrays.get("bias")
 
     def feature(self, name: str) -> Any:
-        """The array or option value of a feature of `suite.spec.features`, or None."""
+        """Returns the array or option value of a feature of `suite.spec.features`, or None."""
         return FEATURES[name].value(self.case, self.arrays)
 
     @property
@@ -134,7 +134,7 @@ class Inputs:
 
     @property
     def depth(self) -> int:
-        """The number of components of a query in a product with a key: D, plus separate rotary ones."""
+        """The number of components of a product of query and key: D, plus E for separate rotary parts."""
         return self.sizes.D + self.letters.get("e", 0)
 
     @property
@@ -185,7 +185,7 @@ class Inputs:
 
     @property
     def default_scale(self) -> float | None:
-        """The default scale as a number; None if a scale is given."""
+        """The default scale as a number; None if the case has a scale of its own."""
         return self.effective_scale if self.scale is None else None
 
     @cached_property
@@ -200,7 +200,7 @@ class Inputs:
         return Widths(n["x"], n["y"], n["z"], n[self.operator.outputs(self.case)["output"][-1]])
 
     def axes(self, name: str) -> str:
-        """The axis letters of an array."""
+        """Returns the axis letters of the array `name`."""
         if name == "bias":
             return "bhqk"[4 - self.arrays[name].ndim :]
         return self.case.axes[name]
@@ -211,16 +211,17 @@ class Inputs:
         return tuple(self.operator.outputs(self.case))
 
     def output_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a returned output, without the axis that the option `squeezed` leaves out."""
+        """Returns the shape of the output `name`, without the axis that the option `squeezed` leaves
+        out."""
         axes, left_out = self.operator.outputs(self.case)[name], self.operator.squeezed_axis
         return tuple(self.letters[x] for x in axes if not (self.squeezed and x == left_out))
 
     def output_dtype(self, name: str) -> DType:
-        """The dtype of a returned output."""
+        """Returns the dtype of the output `name`."""
         return self.case.dtype_of(name)
 
     def full_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an output with all its axes."""
+        """Returns the shape of the output `name` with all its axes."""
         return tuple(self.letters[x] for x in self.operator.outputs(self.case)[name])
 
     @property
@@ -250,8 +251,8 @@ class Inputs:
 
     @cached_property
     def attends(self) -> np.ndarray:
-        """Boolean (B, H, Lq, Lk): pairs that neither the mask nor a bias of -inf hides, nor a packing
-        (`Packing.attends`)."""
+        """The attending pairs, boolean (B, H, Lq, Lk): neither the mask, nor a bias of -inf, nor the
+        packing (`Packing.attends`) hides them."""
         s, packing = self.sizes, self.operator.packing
         out = np.ones((s.B, s.H, s.Lq, s.Lk), bool)
         if packing is not None and packing.attends is not None:
@@ -264,11 +265,8 @@ class Inputs:
 
     @cached_property
     def fully_masked_rows(self) -> np.ndarray:
-        """Boolean (B, H, Lq): rows without any key. In packings (`Packing.attends`) nobody reads them.
-
-        Rows of heads with a finite score of a sink do not count: their output is
-        exactly 0, and follows no election.
-        """
+        """The rows without any key, boolean (B, H, Lq). In packings (`Packing.attends`) these are
+        padding. Rows of heads with a finite score of a sink do not count: their output is exactly 0."""
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
         if self.operator.packing is not None:
             return rows & (self.operator.packing.attends is not None)
@@ -283,15 +281,16 @@ class Inputs:
         return bool(self.fully_masked_rows.any())
 
     def rows_along(self, rows: np.ndarray, axes: str) -> np.ndarray:
-        """The elements along `axes` that belong to at least one of the `rows` (B, H, Lq).
-
-        Boolean, with size 1 along axes that rows do not have.
-        """
+        """Returns the elements of an array with the axes `axes` that belong to at least one of the
+        `rows`, boolean (B, H, Lq). The result is boolean, with size 1 along axes that rows do not
+        have."""
         s = self.sizes
         if "g" in axes:
             rows = np.asarray(rows.reshape(s.B, s.Hkv, s.group, s.Lq).any(2))
-        missing = tuple(n for n, kin in enumerate(("b", "hg", "q")) if not {*kin} & {*axes})
-        elements = np.asarray(rows.any(missing, keepdims=True))
+        dropped_axes = tuple(
+            n for n, letters in enumerate(("b", "hg", "q")) if not {*letters} & {*axes}
+        )
+        elements = np.asarray(rows.any(dropped_axes, keepdims=True))
         axis_of = {"b": 0, "h": 1, "g": 1, "q": 2}
         row_axes = [axis_of[letter] for letter in axes if letter in axis_of]
         elements = elements.transpose(*row_axes, *(n for n in range(3) if n not in row_axes))
@@ -311,16 +310,17 @@ class Inputs:
         return h.digest()
 
     def with_dense(self, **changes: Any) -> Inputs:
-        """A variation with the mask as a dense array, so axes can be permuted."""
+        """Returns a variation with the mask as a dense array and with `changes` as in `replace`."""
         return self.replace(
             **{"mask_array": self.dense_mask, "mask": None, "form": "dense", **changes}
         )
 
     def select(self, axis: str, order: Sequence[int] | np.ndarray | slice, *axes: str) -> Inputs:
-        """A variation with only the indices `order` along `axis` (a letter) and along further `axes`.
+        """Returns a variation with only the indices `order` along `axis` and the further `axes`
+        (letters).
 
-        Applies to every array and the mask; broadcast axes (size 1) stay. If samples are no axis of the
-        arrays, the operator selects them.
+        Applies to every array and the mask; broadcast axes (size 1) stay. Samples of an operator with a
+        packing are selected by `Packing.choose`.
         """
         if axis == "b" and self.operator.packing is not None:
             assert not isinstance(order, slice), (
@@ -343,7 +343,7 @@ class Inputs:
 
 
 def _letters(case: Case, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """The size of each axis by letter, from the first array that has the axis."""
+    """Returns the size of each axis by letter, from the first array that has the axis."""
     sizes: dict[str, int] = {}
     for name, axes in case.axes.items():
         shape = arrays[name].shape if name in arrays else ()
@@ -359,7 +359,7 @@ def _sizes(case: Case, arrays: Mapping[str, np.ndarray]) -> Sizes:
 
 @lru_cache(maxsize=8)
 def draw(case: Case, seed: int = 0) -> Inputs:
-    """The inputs of a case: the same bytes for the same id and seed, on every machine.
+    """Returns the inputs of a case: the same bytes for the same id and seed, on every machine.
 
     The arrays are read-only, because implementations share them.
     """
@@ -377,7 +377,7 @@ def draw(case: Case, seed: int = 0) -> Inputs:
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:
-    """A cotangent for an output of a case: unit normals in its shape and the case's dtype.
+    """Returns a cotangent of a case's output `output`: unit normals in its shape and the case's dtype.
 
     `name` seeds the generator; default: the case's id with "/cotangent".
     """
@@ -387,7 +387,7 @@ def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:
 
 
 def draw_tangents(case: Case, names: Sequence[str], seed: int = 0) -> dict[str, np.ndarray]:
-    """Tangents for the arrays `names`: unit normals in their shapes, in the case's dtype."""
+    """Returns tangents of the arrays `names`: unit normals in the arrays' shapes and dtypes."""
     rng = generator(f"{case.id}/tangents", seed)
     sizes, axes = case.letters, case.axes
     return {

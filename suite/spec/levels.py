@@ -155,9 +155,9 @@ class Ask:
         self.ids, self.dtypes, self.since, self.why = ids, dtypes, since, why
 
     def ids_at(self, level: str, in_all_dtypes: Callable[[str, str], bool]) -> dict[str, str]:
-        """The ids that a level adds, with reasons.
+        """Returns the ids at a level, with reasons; {} before the level `since`.
 
-        `in_all_dtypes(kind, pattern)` is True if standard asks a pattern in all dtypes.
+        `in_all_dtypes(kind, pattern)` is True if the level standard has a pattern in all dtypes.
         """
         if LEVELS.index(level) < LEVELS.index(self.since):
             return {}
@@ -185,7 +185,7 @@ class Ask:
         return ids
 
     def patterns(self) -> Iterator[str]:
-        """The patterns, without covering arrays."""
+        """Yields the patterns, without those of covering arrays."""
         for item in self.ids:
             if isinstance(item, str):
                 yield item
@@ -194,7 +194,7 @@ class Ask:
 
 
 def levels_up_to(level: str) -> tuple[str, ...]:
-    """All levels up to this one. Raises ValueError with the valid levels."""
+    """Returns all levels up to this one. Raises ValueError with the valid levels."""
     if level not in LEVELS:
         raise ValueError(f"unknown level {level!r}; valid: {', '.join(LEVELS)}")
     return LEVELS[: LEVELS.index(level) + 1]
@@ -203,7 +203,7 @@ def levels_up_to(level: str) -> tuple[str, ...]:
 def postponement_reason(
     level: str, postponed_kinds: Collection[str], dtype: str, variation: bool, in_smoke: bool
 ) -> str:
-    """The reason of `POSTPONED` why a level does not ask a cell yet, or "" if it does.
+    """Returns the reason (`POSTPONED`) why a level does not test a cell yet; "" if the level tests it.
 
     - `postponed_kinds`: keys of `POSTPONED`, and dtypes, that the implementation postpones.
     - `variation`: True if the check runs variations of the case.

@@ -30,7 +30,8 @@ class Mask:
         raise NotImplementedError
 
     def allowed(self, ix: PairIndex) -> np.ndarray:
-        """Boolean, broadcastable to (B, H, rows, Lk): True where the query attends the key."""
+        """Returns a boolean array, broadcastable to (B, H, rows, Lk): True where the query attends the
+        key."""
         raise NotImplementedError
 
     @property
@@ -44,7 +45,8 @@ class Mask:
         return 4
 
     def dense(self, sizes: Sizes, seed: int = 0, rows: slice = slice(None)) -> np.ndarray:
-        """The evaluated mask, rank 2 or 4. Axes that the mask does not depend on have size 1."""
+        """Returns the evaluated mask, boolean, of the rank `rank`. Axes that the mask does not depend on
+        have size 1."""
         block = np.asarray(self.allowed(PairIndex.of(sizes, seed, rows)))
         return block.reshape(block.shape[2:]) if self.rank == 2 else block
 
@@ -57,7 +59,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Joined(Mask):
-    """Several masks, joined by a word in the token and by a function of two boolean arrays."""
+    """Several masks, joined by `word` in the token, and by `join`, a function of two boolean arrays."""
 
     masks: tuple[Mask, ...]
     word: ClassVar[str]
@@ -176,7 +178,7 @@ class Padding(Mask):
         return "pad" + ("left" if self.left else "") + ("empty" if self.empty else "")
 
     def lengths(self, sizes: Sizes, seed: int = 0) -> np.ndarray:
-        """Number of valid keys per sample, int64 (B,)."""
+        """Returns the number of valid keys per sample, int64 (B,)."""
         if sizes.Lk == 0:
             return np.zeros(sizes.B, np.int64)
         samples = np.arange(sizes.B)
@@ -209,7 +211,7 @@ class Segments(Mask):
         return f"seg{self.count}"
 
     def ids(self, length: int) -> np.ndarray:
-        """Segment id of every position, int64 (length,)."""
+        """Returns the segment id of every position, int64 (length,)."""
         ends = np.floor((np.arange(1, self.count + 1) / self.count) ** 1.3 * length)
         return np.searchsorted(ends, np.arange(length), side="right")
 
@@ -236,21 +238,21 @@ class Tree(Mask):
         return f"tree{''.join(map(str, self.steps))}"
 
     def parents(self, count: int) -> np.ndarray:
-        """The parent of each node, int64 (count,); -1 for the last key before the tree."""
+        """Returns the parent of each node, int64 (count,); -1 for the last key before the tree."""
         nodes = np.arange(count)
         return np.maximum(nodes - np.resize(self.steps, count), -1)
 
     def branching(self, count: int) -> np.ndarray:
-        """The nodes with siblings."""
+        """Returns the numbers of the nodes that have a sibling."""
         parents = self.parents(count)
         return np.flatnonzero((parents[:, None] == parents).sum(1) > 1)
 
     def depths(self, count: int) -> np.ndarray:
-        """The number of ancestors of each node, int64 (count,)."""
+        """Returns the number of ancestors of each node, int64 (count,)."""
         return self.paths(count).sum(1) - 1
 
     def paths(self, count: int) -> np.ndarray:
-        """Boolean (count, count): True where the column is the row's node or one of its ancestors."""
+        """Returns, boolean (count, count), True where the column is the row's node or its ancestor."""
         return _paths(tuple(self.parents(count).tolist()))
 
     def allowed(self, ix: PairIndex) -> np.ndarray:
@@ -260,7 +262,7 @@ class Tree(Mask):
 
 @lru_cache(maxsize=64)
 def _paths(parents: tuple[int, ...]) -> np.ndarray:
-    """`Tree.paths` for the parents of the nodes, -1 for none; read-only."""
+    """Returns `Tree.paths` for the parents of the nodes (-1: none), as a read-only array."""
     paths = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -330,7 +332,7 @@ _ATOMS: tuple[tuple[str, Callable[[re.Match[str]], Mask]], ...] = (
 
 
 def parse_mask(token: str) -> Mask | None:
-    """The mask of a token; None for "none". Raises ValueError for an unknown token.
+    """Returns the mask of a token; None for "none". Raises ValueError for an unknown token.
 
     "or" binds tighter than "+": prefix3orcausal+pad is (prefix3 or causal) and pad.
     """
@@ -356,25 +358,27 @@ def _parse_atom(atom: str, token: str) -> Mask:
 
 
 def is_causal(mask: Mask | None) -> bool:
-    """True if a mask has a causal part."""
+    """Returns True if a mask has a causal part."""
     return mask is not None and any(isinstance(part, Causal) for part in mask.parts)
 
 
 def without_right_sides(mask: Mask) -> Mask:
-    """The mask with its windows unbounded to the right."""
+    """Returns the mask with its windows unbounded to the right."""
     parts = (replace(p, right=None) if isinstance(p, Window) else p for p in mask.parts)
     return reduce(and_, parts)
 
 
 def part_features(mask: Mask, form: str) -> list[str]:
-    """The features that the parts of a mask need, each by itself, in a form (`Case.form`)."""
+    """Returns the feature that each part of a mask needs, in the order of `mask.parts`. `form`:
+    `Case.form`. The form "flag" passes any alignment of a causal mask as a flag, "native" only top-left.
+    In other forms every part needs "mask"."""
     if form == "flag":
         return ["causal" if isinstance(part, Causal) else _feature(part) for part in mask.parts]
     return [_feature(part) if form == "native" else "mask" for part in mask.parts]
 
 
 def _feature(mask: Mask) -> str:
-    """The feature of one part of a mask that is passed natively."""
+    """Returns the feature that one part of a mask needs in the form "native"."""
     if isinstance(mask, Causal) and not mask.bottom_right:
         return "causal"
     if isinstance(mask, Window):

@@ -80,21 +80,21 @@ class Option:
 
 
 def flag(name: str, word: str, rare: bool = False) -> Option:
-    """An option that is on if the id contains `word`."""
+    """Returns an option that is True if the id contains the token `word`, else False."""
     return Option(
         name, f"({word})", lambda text: True, lambda value: word, False, (True,), rare=rare
     )
 
 
 def choice(name: str, words: Iterable[str], prefix: str = "") -> Option:
-    """An option with one of `words`. The first one is the default and has no token."""
+    """Returns an option with one of `words`. The first word is the default and has no token."""
     default, *tokens = words
     pattern = f"{prefix.replace('.', chr(92) + '.')}({'|'.join(tokens)})"
     return Option(name, pattern, str, lambda value: f"{prefix}{value}", default, tuple(tokens))
 
 
 def number(name: str, prefix: str, *values: float) -> Option:
-    """An option with a number; the default is None. `values` are for random search."""
+    """Returns an option with a number; the default is None. `values` are for random search."""
     return Option(name, prefix + NUMBER, float, lambda value: f"{prefix}{value!r}", values=values)
 
 
@@ -123,7 +123,7 @@ class Work:
 
 
 def nothing(*_: Any) -> tuple[()]:
-    """An empty tuple, whatever the arguments: the default of fields that are functions."""
+    """Returns an empty tuple: the default of fields that are functions."""
     return ()
 
 
@@ -152,8 +152,8 @@ class Asks:
 
     @property
     def common_sizes(self) -> tuple[str, ...]:
-        """The tokens of sizes with which standard asks patterns in every dtype: that of `plain`, and
-        `also_common`."""
+        """The tokens of the sizes whose patterns have every dtype at the level standard: the sizes of
+        `plain`, and `also_common`."""
         return (part(self.plain, "SIZES"), *self.also_common)
 
 
@@ -210,7 +210,7 @@ class Packing:
 
     - `choose(inputs, order)`: inputs with some of their samples, in an order.
     - `completed(sizes, numbers)`: sizes and options of a random case, made of two or more whole numbers.
-    - `attends(case)`: boolean (B, Lq, Lk), pairs that attend; or None. Nobody reads rows without a pair.
+    - `attends(case)`: boolean (B, Lq, Lk), the attending pairs; or None. Rows without a pair are padding.
     """
 
     choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs]
@@ -259,7 +259,7 @@ class Operator:
     work: Callable[[Inputs, str], Work] | None = None
 
     def option(self, name: str) -> Option | None:
-        """The option `name`, or None."""
+        """Returns the option `name`, or None."""
         return next((option for option in self.options if option.name == name), None)
 
     @property
@@ -286,16 +286,16 @@ class Operator:
         return self.name == "sdpa"
 
     def qualified(self, name: str) -> str:
-        """The id of a question or malformed problem: with the operator's name in front, except for
-        `is_default` and `Questions.unnamed`."""
+        """Returns the name of a question or malformed problem in an id: OPERATOR/name, or only `name` for
+        the default operator and for `Questions.unnamed`."""
         return name if self.is_default or name in self.questions.unnamed else f"{self.name}/{name}"
 
     def learned(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The names that are learned parameters of a layer; empty for other operators."""
+        """Returns the names that are learned parameters of a layer; () for other operators."""
         return tuple(name for name in names if self.is_layer and name not in UNLEARNED)
 
     def all_ties(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """The ties under these options, and the squeezed axis as one of size 1."""
+        """Returns the ties under these options; with the option `squeezed` its axis is one of size 1."""
         left_out = (f"1{self.squeezed_axis}",) if options.get("squeezed") else ()
         return (*self.ties(options), *left_out)
 

@@ -66,11 +66,10 @@ def _tiny(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
 def add_offset(query: np.ndarray, key: np.ndarray, depth: int) -> None:
     """Overwrites the first component of queries (..., Lq, D) and keys (..., Lk, D), so that all scores of
-    a row have a large offset.
+    a row have the same large offset.
 
-    The first component of queries alternates between 8 and -8, of keys it is about 32 sqrt(depth) (a
-    power of two). So scores with the scale 1 / sqrt(depth) are near 256 and -256, beyond the range of exp
-    in float32.
+    The component is 8 and -8 in turn in queries, and about 32 sqrt(depth), a power of two, in keys. With
+    the scale 1 / sqrt(depth) scores are near 256 and -256, beyond the range of exp in float32.
     """
     query[..., 0] = 8.0 * (-1.0) ** np.arange(query.shape[-2])
     key[..., 0] = 2.0 ** np.round(np.log2(32 * np.sqrt(depth)))
@@ -85,31 +84,30 @@ def _offset(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     return q, k, v
 
 
-def level(
+def score_levels(
     rng: np.random.Generator, query: np.ndarray, key: np.ndarray, depth: int, fmt: DType
 ) -> tuple[float, float]:
-    """Overwrites queries (..., Lq, D) and keys (..., Lk, D), whose scores with the scale 1 / sqrt(depth)
-    are then whole numbers from -2 to 2. Returns the numbers that a further component of queries and of
-    keys needs, so that scores are near 1024, or 128 in bfloat16.
+    """Overwrites queries (..., Lq, D) and keys (..., Lk, D). With the scale 1 / sqrt(depth) their scores
+    are whole numbers from -2 to 2. Returns the values (query, key) of one further component, which adds
+    1024 to every score, or 128 in bfloat16.
 
-    Such scores, their products and sums are numbers of the dtype, so that no store of them rounds. A
-    log-sum-exp of them is none, and must be kept in float32. Raises ValueError as
-    `checked_power_of_4` does.
+    All scores, products and sums are exact in `fmt`. Their log-sum-exp is not exact, and needs float32.
+    Raises ValueError if `depth` is no power of 4.
     """
     root, size = math.isqrt(checked_power_of_4(depth)), 128.0 if fmt.name == "bf16" else 1024.0
-    read = rng.permuted(np.broadcast_to(np.arange(query.shape[-1]), query.shape), axis=-1) < 2
-    query[...] = 512 / size * read
+    is_used = rng.permuted(np.broadcast_to(np.arange(query.shape[-1]), query.shape), axis=-1) < 2
+    query[...] = 512 / size * is_used
     key[...] = size * root / 512 * rng.integers(-1, 2, key.shape)
     return 16.0, size * root / 16
 
 
 def _level(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Large scores that the dtype holds (`level`), in turn positive and negative from row to row. Values
-    rise with their keys, so that parts of the keys have different answers."""
+    """Large scores that are exact in the dtype (`score_levels`), positive and negative in turn from row
+    to row. Values rise with their keys, so that parts of the keys have different answers."""
     q, k, v = _normal(rng, s, fmt)
     if s.D:
-        first, second = level(rng, q[..., 1:], k[..., 1:], s.D, fmt)
-        q[..., 0], k[..., 0] = first * (-1.0) ** np.arange(s.Lq), second
+        query_level, key_level = score_levels(rng, q[..., 1:], k[..., 1:], s.D, fmt)
+        q[..., 0], k[..., 0] = query_level * (-1.0) ** np.arange(s.Lq), key_level
     return q, k, v / 4 + rising(s.Lk)
 
 
@@ -124,7 +122,7 @@ def checked_power_of_4(depth: int) -> int:
 
 
 def rising(keys: int) -> np.ndarray:
-    """Numbers from -2 to 2, (Lk, 1)."""
+    """Returns rising numbers from -2 to 2, (keys, 1)."""
     return np.linspace(-2.0, 2.0, keys)[:, None]
 
 
@@ -152,13 +150,13 @@ def _overflow(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
 
 def _needle(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """A few keys of each row hold nearly all its weight, in equal parts. Each key has its own component.
+    """A few keys of each row have nearly all its weight, in equal parts. Each key has its own component.
 
     - Keys are random sign codes, nearly orthogonal for D near 64. Several keys share one code, and a
       query is twice a code. A larger factor would widen the bound of stored 16-bit scores.
-    - There are as many codes as rows that share keys, and at least eight keys per code, so some row reads
-      every key, and a key that counts twice stands out.
-    - A value is zero but for one component. The first Dv keys of a code have different components.
+    - There are as many codes as rows that share keys, and at least eight keys per code. So every key has
+      weight in some row, and a key that counts twice stands out.
+    - A value has one component that is not zero. The first Dv keys of a code have different components.
 
     A dropped, doubled or exchanged key changes a component of its row by a large part of the component,
     even in long rows. The worst-case bound of a sum of many values would hide the change.
@@ -167,22 +165,22 @@ def _needle(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     if not s.Hkv:
         return q, np.zeros((s.B, s.Hkv, s.Lk, s.D)), v
     heads, group = np.arange(s.H)[:, None], s.group
-    count = max(1, min(s.Lq * group, s.Lk // 8))
-    codes = np.sign(rng.standard_normal((s.B, s.Hkv, count, s.D)))
+    code_count = max(1, min(s.Lq * group, s.Lk // 8))
+    codes = np.sign(rng.standard_normal((s.B, s.Hkv, code_count, s.D)))
     rows = np.arange(s.Lq) + s.Lq * (heads % group)  # (H, Lq)
-    turn, code = np.divmod(np.arange(s.Lk), count)
-    component = (turn + code) % max(s.Dv, 1)
-    alone = np.where(np.arange(s.Dv) == component[:, None], v, 0.0)
-    return 2 * codes[:, heads // group, rows % count], codes[:, :, code], alone
+    repetition, code = np.divmod(np.arange(s.Lk), code_count)
+    component = (repetition + code) % max(s.Dv, 1)
+    value = np.where(np.arange(s.Dv) == component[:, None], v, 0.0)
+    return 2 * codes[:, heads // group, rows % code_count], codes[:, :, code], value
 
 
 def _staircase(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """Scores that rise and fall from tile to tile, in rows that lie anywhere in the dtype's range.
 
-    For the scale 1 and two components at least. The first component adds a level to every tile of keys.
-    The tiles of key head g have `TILES[g % 5]` keys. Sample b follows course b % 4: the levels rise by 3,
-    fall by 3, alternate between 0 and 100, or lie in any order. The second component moves rows in turn
-    by nothing, down and up, by 102400, or by 60000 in float16.
+    Needs the scale 1 and at least two components. The first component adds a level to every tile of keys.
+    The tiles of key head g have `TILES[g % 5]` keys. In sample b the levels follow course b % 4: they
+    rise by 3, fall by 3, alternate between 0 and 100, or have a random order. The second component adds
+    to the rows, in turn, 0, -102400 and 102400; in float16 60000 in place of 102400.
     """
     q, k, v = _normal(rng, s, fmt)
     if s.D < 2:
@@ -192,14 +190,9 @@ def _staircase(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     k[..., 1] = key
     for b, g in np.ndindex(s.B, s.Hkv):
         tile = np.arange(s.Lk) // TILES[g % len(TILES)]
-        count = int(tile.max(initial=0)) + 1
-        order = rng.permutation(count)
-        courses = (
-            3 * np.arange(count),
-            -3 * np.arange(count),
-            100 * (np.arange(count) % 2),
-            3 * order,
-        )
+        tiles = np.arange(int(tile.max(initial=0)) + 1)
+        order = rng.permutation(len(tiles))
+        courses = (3 * tiles, -3 * tiles, 100 * (tiles % 2), 3 * order)
         k[b, g, :, 0] = courses[b % len(courses)][tile]
     return q, k, v
 
@@ -231,34 +224,35 @@ FIXED_SCALE: Mapping[str, float | None] = {
 
 
 def recipes_of(names: Iterable[str], fmt: DType) -> list[str]:
-    """The recipes that make sense in a dtype. Scores of -32768 need 24 bits; "overflow" needs float16."""
+    """Returns the recipes of `names` that make sense in a dtype. The scores of "sunk", -32768, need 24
+    bits; "overflow" needs float16."""
     left_out = {"sunk"} if fmt.is_half else set()
     left_out |= set() if fmt.name == "f16" else {"overflow"}
     return [name for name in names if name not in left_out]
 
 
 def exponentials(values: np.ndarray) -> np.ndarray:
-    """e^x of float64, correctly rounded. The last bit of `np.exp` depends on the CPU, but drawn values
-    must not."""
+    """Returns e^values, float64, correctly rounded. The last bit of `np.exp` depends on the CPU, but
+    drawn values must not."""
     with localcontext(prec=40):
         powers = [float(Decimal(value).exp()) for value in values.ravel().tolist()]
     return np.array(powers).reshape(values.shape)
 
 
 def generator(name: str, seed: int) -> np.random.Generator:
-    """The random generator of a name and a seed, the same on every machine."""
+    """Returns the random generator of a name and a seed, the same on every machine."""
     digest = hashlib.sha256(f"{name}#{seed}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def mask_seed_of(seed: int) -> int:
-    """The seed of a case's masks, derived from the seed of its values: inputs may show it, because nobody
-    can compute the secret seed from it. 0 stays 0."""
+    """Returns the seed of a case's masks, derived from the seed of its values; 0 for 0. Inputs may show
+    the mask seed, because nobody can compute the secret seed from it."""
     return int(generator("masks", seed).integers(2**63)) if seed else 0
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """ALiBi slopes (heads,).
+    """Returns ALiBi slopes (heads,).
 
     For a power of two n: 2^(-8 i / n), i from 1 to n. For other numbers: the slopes of the power of two
     below, then every second slope, from the first, of the power of two above (get_slopes in the code of
@@ -271,8 +265,8 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
 
 def alibi_bias(slopes: np.ndarray, rows: int, keys: int) -> np.ndarray:
-    """ALiBi bias (1, H, rows, keys): -slope times the distance of row and key, for slopes (H,). The
-    last row is at the last key."""
+    """Returns the ALiBi bias (1, H, rows, keys) for slopes (H,): -slope times the distance of row and
+    key. The last row is at the last key."""
     distance = np.abs(np.arange(rows)[:, None] + (keys - rows) - np.arange(keys))
     return -slopes[None, :, None, None] * distance.astype(slopes.dtype)
 
@@ -280,7 +274,7 @@ def alibi_bias(slopes: np.ndarray, rows: int, keys: int) -> np.ndarray:
 def draw_bias(
     kind: str, rng: np.random.Generator, sizes: Sizes, seed: int, lowest: float
 ) -> np.ndarray | None:
-    """The additive bias `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for "none".
+    """Returns the additive bias `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for "none".
 
     `lowest` is the lowest finite number of the bias's dtype.
     """

@@ -54,8 +54,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class PairIndex:
-    """Index arrays that broadcast to (B, H, rows, Lk): a mask says which of these pairs attend. `seed` is
-    that of masks that are drawn."""
+    """Index arrays of samples, heads, queries and keys, which broadcast to (B, H, rows, Lk). A mask
+    computes from them which pairs attend. `seed`: the seed of random masks."""
 
     b: np.ndarray
     h: np.ndarray
@@ -66,6 +66,7 @@ class PairIndex:
 
     @classmethod
     def of(cls, sizes: Sizes, seed: int = 0, rows: slice = slice(None)) -> PairIndex:
+        """Returns the index arrays for all keys and the query rows `rows`."""
         queries = np.arange(sizes.Lq)[rows]
         return cls(
             b=np.arange(sizes.B).reshape(-1, 1, 1, 1),
@@ -78,7 +79,7 @@ class PairIndex:
 
 
 def uniform(seed: int, *indices: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) that depend only on `seed` and the indices; shapes broadcast.
+    """Returns numbers in [0, 1) that depend only on `seed` and the indices, whose shapes broadcast.
 
     splitmix64 (Steele, Lea, Flood, OOPSLA 2014) as a hash. So an arbitrary mask is a predicate, and any
     block of it can be evaluated separately.

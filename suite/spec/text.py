@@ -18,30 +18,32 @@ which UTF-8 cannot encode."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
-SHOWN = 100
+MOST_NAMES = 100
 """How many valid names a message lists."""
 
 
 def printable(text: str) -> str:
-    """The text with unsafe characters escaped, as in "\x1b[31m"."""
+    """Returns the text with unsafe characters escaped, as in "\x1b[31m"."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def uncoloured(text: str) -> str:
-    """The text without terminal colour codes, which messages of Keras and Ray contain."""
+    """Returns the text without terminal colour codes, which messages of Keras and Ray contain."""
     return _COLOURS.sub("", text)
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest of `names`, or "" if none is near."""
+    """Returns the end of a message about an unknown name `text`: the nearest of `names`, or "" if none is
+    near."""
     near = get_close_matches(text, names, 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def valid_names(text: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: all valid names, or, of very many, the nearest."""
+    """Returns the end of a message about an unknown name `text`: all valid names, or of more than
+    `MOST_NAMES` the nearest five."""
     valid = [*names]
-    if len(valid) <= SHOWN:
+    if len(valid) <= MOST_NAMES:
         return f"; valid: {', '.join(valid)}"
     near = get_close_matches(text, valid, 5, 0)
     return f"; the nearest of {len(valid)} valid names: {', '.join(near)}"
@@ -52,26 +54,26 @@ UNREAD = 128 + 13
 
 
 class PrintableStream:
-    """A text stream that writes `printable` text. Raises SystemExit if nobody reads the stream any more,
-    as after `| head`, or if there is no room for it."""
+    """A text stream that writes `printable` text. Raises SystemExit if the stream cannot be written: its
+    reader has ended, as in `| head`, or the disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes printable text; returns the number of characters given."""
+        """Writes the text, made printable. Returns the length of `text`."""
         with self._while_read():
             self._stream.write(printable(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream."""
+        """Flushes the stream."""
         with self._while_read():
             self._stream.flush()
 
     @contextlib.contextmanager
     def _while_read(self) -> Iterator[None]:
-        """A context that raises SystemExit if the stream cannot be written."""
+        """Returns a context that raises SystemExit if the stream cannot be written."""
         try:
             yield
         except OSError as error:
@@ -88,7 +90,7 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[None]:
-    """A context with standard output and standard error as `PrintableStream`s."""
+    """Returns a context with standard output and standard error as `PrintableStream`s."""
     out, err = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield

@@ -19,10 +19,10 @@ NUMERICS = ("exact", "fused", "eager", "stepwise", "working", "single")
 `suite.judge.tolerance` defines them."""
 
 GRADES = (*NUMERICS, "none")
-"""The narrowest class whose bound an output keeps; "none": no bound."""
+"""The grades of an output: the narrowest numerics class whose bound contains its error, or "none"."""
 
 INVARIANCE_GRADES = ("bitwise", "within bound", "broken")
-"""How equal two outputs of one problem are, computed in different batches."""
+"""How equal two outputs of one problem are, if the problem is computed in different batches."""
 
 INVARIANT = {
     "rerun": "a second call",
@@ -36,7 +36,7 @@ INVARIANT = {
     "pages": "pages moved",
     "cutting": "other chunks",
 }
-"""Other work, of which an answer is independent (`suite.test_invariance`), with its name in tables."""
+"""What an answer must not depend on (`suite.test_invariance`), with the name in tables."""
 
 STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
 """Every cell ends in exactly one of these."""
@@ -47,7 +47,7 @@ REFUSED = "refused"
 """The kind of an unsupported cell that a user function refused."""
 
 REGISTERED = "registered-operator"
-"""The feature of a function that is an operator of its framework, and has rules."""
+"""The feature of a function that is an operator registered with its framework."""
 
 KINDS = {
     "value": "an element differs from the oracle by more than rounding explains",
@@ -81,7 +81,7 @@ KINDS = {
 """Kinds of faults in a cell that did not pass."""
 
 OF_ANSWERS = ("type", "shape", "dtype", "device", "mutated-input", "not-deterministic")
-"""Kinds that are found without a look at the numbers. What else fails may follow from them."""
+"""Kinds that are found without the values of an answer. Failures of other kinds may follow from them."""
 
 OF_CALLS = ("mutated-input", "not-deterministic", "overwritten", "stale", "leaked-state")
 """Kinds that depend on the order of calls, and not on the compiler."""

@@ -91,13 +91,14 @@ class CachedCodesOfOlderTokens(CodedKernel):
         return CachedKernel.answered(self, cache, query, key, value)
 
     def put(self, cache: Cache, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
-        super().put(cache, slots, self.decoded(key, cache), self.decoded(value, cache))
+        coded_key, coded_value = (self.quantize_dequantize(x, cache) for x in (key, value))
+        super().put(cache, slots, coded_key, coded_value)
 
 
 class CachedCodesWithZeros(CodedKernel):
     """A token of a head has a zero point, and its codes reach from its least to its largest component."""
 
-    def decoded(self, x: np.ndarray, cache: Cache) -> np.ndarray:
+    def quantize_dequantize(self, x: np.ndarray, cache: Cache) -> np.ndarray:
         least, largest = (f(x, axis=-1, keepdims=True) for f in (np.min, np.max))
         scale = np.maximum(largest, 0) - np.minimum(least, 0)
         scale = np.where(scale > 0, scale, 1) / 255

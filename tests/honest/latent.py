@@ -23,8 +23,8 @@ class LatentCodesStored(LatentKernel):
     numerics = "fused"
     stores = ("keys", "latents", "weights")
 
-    def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
-        x, fmt = super().read(arrays), arrays["query"].fmt
+    def load_arrays(self, arrays: Mapping[str, Rounded]) -> Arrays:
+        x, fmt = super().load_arrays(arrays), arrays["query"].fmt
         assert fmt is not None
         return {**x, "latent": self.narrowed(x["latent"], "latents", fmt)}
 

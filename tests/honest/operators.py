@@ -172,12 +172,12 @@ class PackedEager(PackedKernel):
 class RotaryByExponential(RotaryKernel):
     """Frequencies as exp(-e ln base), each step in float32."""
 
-    def frequencies(self, turn: RotaryCall) -> tuple[np.ndarray, Any]:
-        if turn.rotation.scaling != "none":
-            return super().frequencies(turn)
-        size = turn.rotation.size
-        exponent = np.arange(0, size, 2).astype(turn.work) / turn.work(size)
-        return np.exp(-exponent * np.log(turn.work(turn.rotation.base))), turn.work(1)
+    def frequencies(self, call: RotaryCall) -> tuple[np.ndarray, Any]:
+        if call.rotation.scaling != "none":
+            return super().frequencies(call)
+        size = call.rotation.size
+        exponent = np.arange(0, size, 2).astype(call.work) / call.work(size)
+        return np.exp(-exponent * np.log(call.work(call.rotation.base))), call.work(1)
 
 
 class RotaryEager(RotaryTableCast):
@@ -185,17 +185,17 @@ class RotaryEager(RotaryTableCast):
 
     numerics = "eager"
 
-    def turned(self, turn: RotaryCall) -> np.ndarray:
-        size, (one, two) = turn.rotation.size, self.pairs(turn)
-        cosine, sine = self.table(turn)
-        x = turn.x.astype(turn.work)
+    def rotate(self, call: RotaryCall) -> np.ndarray:
+        size, (one, two) = call.rotation.size, self.pairs(call)
+        cosine, sine = self.table(call)
+        x = call.x.astype(call.work)
         swapped = x[..., :size].copy()
         swapped[..., one], swapped[..., two] = -x[..., two], x[..., one]
-        both = [np.zeros((*x.shape[:-1], size), turn.work) for _ in range(2)]
-        for full, part in zip(both, (cosine, -sine if turn.inverse else sine), strict=True):
+        both = [np.zeros((*x.shape[:-1], size), call.work) for _ in range(2)]
+        for full, part in zip(both, (cosine, -sine if call.inverse else sine), strict=True):
             full[..., one] = full[..., two] = part
         products = [
-            round_to(a * b, turn.fmt).astype(turn.work)
+            round_to(a * b, call.fmt).astype(call.work)
             for a, b in zip((x[..., :size], swapped), both, strict=True)
         ]
         return np.concatenate([products[0] + products[1], x[..., size:]], -1)

@@ -70,8 +70,8 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return attention_call(self.attention, arguments, inputs, axis_order=self.axis_order)
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **options: Any) -> Any:
-        """The output, and the log-sum-exp if asked for, with axes in the order of `axis_order`. Raises
-        ValueError or TypeError for malformed arguments."""
+        """Returns the output, and with the option `lse` the log-sum-exp, with axes in the order of
+        `axis_order`. Raises ValueError or TypeError for malformed arguments."""
         transpose = self.backend.transpose
         if self.axis_order == "blhd":
             query, key, value = (transpose(x, 0, 2, 1, 3) for x in (query, key, value))
@@ -88,12 +88,13 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return tuple(answers) if call.lse else answers[0]
 
     def compute(self, call: Call) -> Array:
-        """The output (B, H, Lq, Dv) in working precision."""
+        """Returns the output (B, H, Lq, Dv) in working precision."""
         value = self.expand(self.load(call.value, call), call)  # (B, H, Lk, Dv)
         return self.attend(self.final_scores(call), self.with_sink_values(value, call), call)
 
     def final_scores(self, call: Call) -> Array:
-        """The scores that the softmax takes, after cap, bias, mask and sink: (B, H, Lq, Lk or Lk + 1)."""
+        """Returns the operand of the softmax: scores after cap, bias, mask and sink, (B, H, Lq, Lk), or
+        Lk + 1 with a sink."""
         query = self.load(call.query, call)  # (B, H, Lq, D)
         key = self.expand(self.load(call.key, call), call)  # (B, H, Lk, D)
         scores = self.scores(query, key, call)
@@ -101,13 +102,13 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return self.with_sink_logits(self.hide(scores, self.allowed(call), call), call)
 
     def log_sum_exp(self, scores: Array, call: Call) -> Array:
-        """The log-sum-exp of each row, (B, H, Lq); -inf for fully masked rows."""
+        """Returns the log-sum-exp of each row, (B, H, Lq); -inf for fully masked rows."""
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         total = np.exp(self.shifted(scores)).sum(-1)
         return np.where(np.isneginf(maximum), 0, maximum)[..., 0] + np.log(total)
 
     def deliver_lse(self, lse: Array, call: Call) -> Any:
-        """The log-sum-exp as the caller gets it: in float32 for 16-bit operands."""
+        """Returns the log-sum-exp as the caller gets it: in float32 for 16-bit operands."""
         return Rounded(round_to(lse, call.fmt.widened), call.fmt.widened)
 
     def validate(self, call: Call) -> None:
@@ -146,7 +147,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
             raise ValueError(f"{name} {array.shape} does not broadcast to {full_shape}")
 
     def factor(self, call: Call) -> float:
-        """The scale of the scores."""
+        """Returns the scale of the scores."""
         return 1.0 / math.sqrt(call.sizes.D) if call.scale is None else call.scale
 
     def scores(self, query: Array, key: Array, call: Call) -> Array:
@@ -154,18 +155,18 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return self.keep(product * call.work(self.factor(call)), "scores", call)
 
     def tempered(self, scores: Array, call: Call) -> Array:
-        """The scores times the logit scales, if the call has any."""
+        """Returns the scores times the logit scales, if the call has any."""
         if call.logit_scale is None:
             return scores
         return self.keep(scores * self.logit_scales(call)[:, None, None], "scores", call)
 
     def logit_scales(self, call: Call) -> Array:
-        """The logit scales (H,)."""
+        """Returns the logit scales (H,)."""
         assert call.logit_scale is not None
         return self.load(call.logit_scale, call)
 
     def capped(self, scores: Array, call: Call) -> Array:
-        """The scores times the logit scales, then through the softcap."""
+        """Returns the scores times the logit scales, then through the softcap."""
         scores = self.tempered(scores, call)
         if call.softcap is None:
             return scores
@@ -173,7 +174,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return self.keep(cap * np.tanh(scores / cap), "scores", call)
 
     def biased(self, scores: Array, call: Call) -> Array:
-        """The scores plus the ALiBi bias or the bias argument, if the call has one."""
+        """Returns the scores plus the ALiBi bias or the bias argument, if the call has one."""
         if call.alibi_slopes is not None:
             return self.keep(scores + self.alibi(self.slopes(call), call), "scores", call)
         if call.bias is None:
@@ -181,12 +182,12 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return self.keep(scores + self.bias(call), "scores", call)
 
     def bias(self, call: Call) -> Array:
-        """The bias argument in working precision, rank 4."""
+        """Returns the bias argument in working precision, rank 4."""
         assert call.bias is not None
         return rank4(self.load(call.bias, call))
 
     def alibi(self, slopes: Array, call: Call) -> Array:
-        """The ALiBi bias of slopes (H,) in working precision, (H, Lq, Lk)."""
+        """Returns the ALiBi bias of slopes (H,) in working precision, (H, Lq, Lk)."""
         return -slopes[:, None, None] * self.distance(call).astype(call.work)
 
     def slopes(self, call: Call) -> Array:
@@ -194,12 +195,12 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return self.load(call.alibi_slopes, call)
 
     def distance(self, call: Call) -> Array:
-        """The distances (Lq, Lk) of queries and keys; the last query stands at the last key."""
+        """Returns the distances (Lq, Lk) of queries and keys; the last query stands at the last key."""
         rows, keys = call.rows_and_keys
         return np.abs(rows + (call.sizes.Lk - call.sizes.Lq) - keys)
 
     def allowed(self, call: Call) -> Array | None:
-        """The mask of all arguments together, rank 4, True attends; None if nothing is masked."""
+        """Returns the mask of all arguments together, rank 4, True attends; None if no argument masks."""
         masks = []
         if call.mask is not None:
             masks.append(self.masked(rank4(call.mask.values), call))
@@ -212,12 +213,13 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return self.joined(masks) if masks else None
 
     def causal(self, call: Call) -> Array:
-        """The causal mask (Lq, Lk), True attends."""
+        """Returns the causal mask (Lq, Lk), True attends."""
         row, key = call.rows_and_keys
         return key <= self.last_causal_key(row, call)
 
     def last_causal_key(self, row: Array, call: Call) -> Array:
-        """The index (Lq, 1) of the last key that each row (Lq, 1) attends under the causal flag."""
+        """Returns the index (Lq, 1) of the last key that each row (Lq, 1) attends under the causal
+        flag."""
         return row
 
     def window_mask(self, call: Call, left: int | None, right: int | None) -> Array:
@@ -230,25 +232,26 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return inside
 
     def within(self, lengths: Array, call: Call) -> Array:
-        """The mask (B, 1, 1, Lk) of key lengths (B,), True attends."""
+        """Returns the mask (B, 1, 1, Lk) of key lengths (B,), True attends."""
         return np.arange(call.sizes.Lk) < lengths[:, None, None, None]
 
     def with_sink_logits(self, scores: Array, call: Call) -> Array:
-        """Scores with one more column, the logit of each head's sink; unchanged without sinks."""
+        """Returns the scores with one more column, the logit of each head's sink; unchanged without
+        sinks."""
         if call.sinks is None:
             return scores
         column = self.load(call.sinks, call).reshape(-1, 1, 1)
         return np.concatenate([scores, np.broadcast_to(column, (*scores.shape[:-1], 1))], -1)
 
     def with_sink_values(self, value: Array, call: Call) -> Array:
-        """Values with one more row, the zero value of the sink; unchanged without sinks."""
+        """Returns the values with one more row, the zero value of the sink; unchanged without sinks."""
         if call.sinks is None:
             return value
         B, H, _, Dv = value.shape
         return np.concatenate([value, np.zeros((B, H, 1, Dv), value.dtype)], 2)
 
     def raised(self, shifted: Array) -> Array:
-        """The exponentials of scores minus their maximum."""
+        """Returns e^shifted. `shifted`: scores minus the maximum of their row."""
         return np.exp(shifted)
 
     def weights(self, scores: Array, call: Call) -> Array:
@@ -257,15 +260,15 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return self.keep(exponentials / np.where(total == 0, 1, total), "weights", call)
 
     def total(self, exponentials: Array, call: Call) -> Array:
-        """The sum of each row of exponentials."""
+        """Returns the sum of each row of exponentials; the axis keeps size 1."""
         return np.asarray(exponentials.sum(-1, keepdims=True))
 
     def attend(self, scores: Array, value: Array, call: Call) -> Array:
-        """The softmax of `scores` times the values."""
+        """Returns the softmax of `scores` times the values."""
         return self.weights(scores, call) @ self.visible(value, scores)
 
     def deliver(self, out: Array, call: Call) -> Any:
-        """The output as the caller gets it: rounded to the case's dtype."""
+        """Returns the output as the caller gets it: rounded to the case's dtype."""
         return Rounded(round_to(out, call.fmt), call.fmt)
 
 
@@ -306,13 +309,14 @@ class Online(Kernel):
         return out / np.where(total == 0, 1, total)
 
     def anchor(self, largest: Array) -> Array:
-        """The number subtracted from scores: the maximum so far, or 0 if all keys so far are masked."""
+        """Returns the number to subtract from scores: the maximum so far, or 0 if all keys so far are
+        masked."""
         return np.where(np.isneginf(largest), 0, largest)
 
     def rescaled(self, total: Array, out: Array, rescale: Array) -> tuple[Array, Array]:
-        """The running sum of weights and the running output, moved to a new maximum."""
+        """Returns the running sum of weights and the running output, rescaled to a new maximum."""
         return total * rescale, out * rescale
 
     def tiles(self, length: int) -> list[slice]:
-        """The keys of each tile."""
+        """Returns the keys of each tile."""
         return [slice(start, start + self.tile) for start in range(0, length, self.tile)]

@@ -36,12 +36,12 @@ class Cache:
 
     - `key` (B, Hkv, C, D), `value` (B, Hkv, C, Dv)
     - `positions` (B, C): the position of the token in each slot, -1 without one
-    - `totals` (B,): the number of tokens so far
+    - `totals` (B,): the number of tokens of each sample in the cache
     - `padding` (B,): the left padding of each sample, in tokens
     - `tree`, `chunk`: the tree, or None, and the chunk of tokens of the current step
     - `begins` (B, count): the first position of the document of each token of the chunk
     - `signs`: 1 or -1 for a layer's projections of query, key, value and output
-    - `memory`: what deviations remember between steps
+    - `memory`: values that deviations store between steps
     """
 
     key: Array
@@ -83,11 +83,11 @@ class Cache:
         return int(self.totals.max())
 
     def select(self, samples: Sequence[int]) -> Cache:
-        """A cache with copies of some samples."""
+        """Returns a cache with copies of some samples."""
         return replace(self, **{name: getattr(self, name)[list(samples)] for name in self.ARRAYS})
 
     def merge(self, part: Cache, samples: Sequence[int]) -> None:
-        """Copy `part`, a selection of these samples, back into this cache."""
+        """Copies `part`, a selection of these samples, back into this cache."""
         for name in self.ARRAYS:
             getattr(self, name)[list(samples)] = getattr(part, name)
 
@@ -117,7 +117,7 @@ class CachedKernel(DeclaredKernel, Scripted):
         return self.kernel(self.backend)
 
     def init(self, inputs: Inputs, key: Any) -> Cache:
-        """An empty cache."""
+        """Returns an empty cache."""
         s, slots = inputs.sizes, self.slot_count(inputs)
         keys, values = (
             unwritten_slots(inputs.case, s.B, s.Hkv, slots, width) for width in (s.D, s.Dv)
@@ -126,38 +126,39 @@ class CachedKernel(DeclaredKernel, Scripted):
         return Cache(keys, values, np.full((s.B, slots), -1), totals, padding, inputs)
 
     def slot_count(self, inputs: Inputs) -> int:
-        """The number of slots. Raises ValueError for less than one."""
+        """Returns the number of slots. Raises ValueError for less than one."""
         slots = capacity(inputs.case)
         if slots < 1:
             raise ValueError(f"a cache of {slots} slots")
         return slots
 
     def step(
-        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: StepContext
+        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, context: StepContext
     ) -> tuple[Rounded, Cache]:
-        state.inputs = turn.inputs
-        fmt, samples, cache = state.inputs.dtype, turn.chunk.samples, state
+        state.inputs = context.inputs
+        fmt, samples, cache = state.inputs.dtype, context.chunk.samples, state
         if key.shape[:3] != value.shape[:3]:
             raise ValueError(f"keys {key.shape} and values {value.shape} do not fit")
         if samples is not None:
             cache = state.select(samples)
-        cache.padding = self.left_padding(cache, turn)
-        cache.tree, cache.chunk, cache.begins = turn.chunk.tree, turn.chunk, turn.begins
-        rows = self.answered(cache, *self.turned(cache, query.values, key.values), value.values)
+        cache.padding = self.left_padding(cache, context)
+        cache.tree, cache.chunk, cache.begins = context.chunk.tree, context.chunk, context.begins
+        q, k = self.rotated_operands(cache, query.values, key.values)
+        rows = self.answered(cache, q, k, value.values)
         if samples is not None:
             state.merge(cache, samples)
         return Rounded(round_to(rows, fmt), fmt), state
 
-    def left_padding(self, cache: Cache, turn: StepContext) -> Array:
-        """The left padding (B,): that of the chunk for samples whose prompt begins with the chunk."""
-        return np.where(cache.totals == 0, turn.padding, cache.padding)
+    def left_padding(self, cache: Cache, context: StepContext) -> Array:
+        """Returns the left padding (B,): of a prompt's first chunk that of `context`, else as before."""
+        return np.where(cache.totals == 0, context.padding, cache.padding)
 
     def reorder(self, state: Cache, samples: Rounded) -> Cache:
         self.pick(state, self.checked_samples(state, samples.values))
         return state
 
     def checked_samples(self, cache: Cache, samples: Array) -> list[int]:
-        """The samples as integers. Raises ValueError for samples that do not exist."""
+        """Returns the samples as integers. Raises ValueError for samples that do not exist."""
         if (samples < 0).any() or (samples >= len(cache.totals)).any():
             raise ValueError(f"samples {samples} of a batch of {len(cache.totals)}")
         return [int(sample) for sample in samples]
@@ -166,7 +167,7 @@ class CachedKernel(DeclaredKernel, Scripted):
         return Rounded(np.concatenate([x.values for x in arrays], axis), arrays[0].fmt)
 
     def answered(self, cache: Cache, query: Array, key: Array, value: Array) -> Array:
-        """The output of a chunk, not yet rounded. Writes the chunk's tokens into the cache."""
+        """Returns the output (B, H, n, Dv), not yet rounded. Writes the tokens into the cache."""
         rows = self.rows(cache, key.shape[2])
         keys = np.concatenate([cache.positions, self.joining(cache, key.shape[2])], 1)
         k, v = np.concatenate([cache.key, key], 2), np.concatenate([cache.value, value], 2)
@@ -174,44 +175,42 @@ class CachedKernel(DeclaredKernel, Scripted):
         self.write(cache, key, value)
         return out
 
-    def turned(self, cache: Cache, query: Array, key: Array) -> tuple[Array, Array]:
-        """The queries and keys of a chunk, rotated if the case has a rotation."""
+    def rotated_operands(self, cache: Cache, query: Array, key: Array) -> tuple[Array, Array]:
+        """Returns the queries and keys of a chunk, rotated if the case has a rotation."""
         count = key.shape[2]
-        return (
-            self.rotated(cache, query, self.query_rotations(cache, count)),
-            self.rotated(cache, key, self.key_rotations(cache, count)),
-        )
+        rotated_query = self.rotated(cache, query, self.query_rotations(cache, count))
+        return rotated_query, self.rotated(cache, key, self.key_rotations(cache, count))
 
     def rotated(self, cache: Cache, x: Array, positions: Array) -> Array:
-        """x (B, H, n, D) rotated by positions (B, n), rounded to the dtype of the case."""
-        angles, fmt = rotation(cache.inputs.case), cache.inputs.dtype
-        if angles is None:
+        """Returns x (B, H, n, D), rotated by positions (B, n) and rounded if the case has a rotation."""
+        rope, fmt = rotation(cache.inputs.case), cache.inputs.dtype
+        if rope is None:
             return x
-        rotary_call = RotaryCall(x, positions, angles, fmt, entries=0)
-        return round_to(RotaryKernel(self.backend).turned(rotary_call), fmt)
+        rotary_call = RotaryCall(x, positions, rope, fmt, entries=0)
+        return round_to(RotaryKernel(self.backend).rotate(rotary_call), fmt)
 
     def key_rotations(self, cache: Cache, count: int) -> Array:
-        """The positions (B, count) by which a chunk's keys are rotated."""
+        """Returns the positions (B, count) by which a chunk's keys are rotated."""
         return self.joining(cache, count)
 
     def query_rotations(self, cache: Cache, count: int) -> Array:
-        """The positions (B, count) by which a chunk's queries are rotated."""
+        """Returns the positions (B, count) by which a chunk's queries are rotated."""
         return self.key_rotations(cache, count)
 
     def joining(self, cache: Cache, count: int) -> Array:
-        """The positions (B, count) of a chunk's tokens; nodes of a tree count by depth."""
+        """Returns the positions (B, count) of a chunk's tokens; nodes of a tree count by depth."""
         return cache.totals[:, None] + self.depths(cache, count)
 
     def depths(self, cache: Cache, count: int) -> Array:
-        """The positions of a chunk's tokens, counted from the end of the cache."""
+        """Returns the positions (count,) of a chunk's tokens, counted from the end of the cache."""
         return np.arange(count) if cache.tree is None else cache.tree.depths(count)
 
     def rows(self, cache: Cache, count: int) -> Array:
-        """The positions (B, count) of a chunk's queries."""
+        """Returns the positions (B, count) of a chunk's queries."""
         return self.joining(cache, count)
 
     def write(self, cache: Cache, key: Array, value: Array) -> None:
-        """Write a chunk's tokens into their slots, the last ones if there are more tokens than slots."""
+        """Writes a chunk's tokens into their slots; of more tokens than slots only the last ones."""
         count, samples = key.shape[2], np.arange(len(cache.totals))[:, None]
         positions = self.joining(cache, count)[:, -cache.slots :]
         slots = self.slots(cache, (cache.totals[:, None] + np.arange(count))[:, -cache.slots :])
@@ -221,17 +220,17 @@ class CachedKernel(DeclaredKernel, Scripted):
         self.put(cache, slots, key[:, :, first:], value[:, :, first:])
 
     def slots(self, cache: Cache, tokens: Array) -> Array:
-        """The slots of tokens by their number: the first token of a sample is token 0."""
+        """Returns the slots of tokens, which are numbered from 0 in each sample."""
         return tokens % cache.slots
 
     def put(self, cache: Cache, slots: Array, key: Array, value: Array) -> None:
-        """Write tokens into slots (B, tokens)."""
+        """Writes tokens into slots (B, tokens)."""
         samples = np.arange(len(slots))[:, None]
         for tensor, new in ((cache.key, key), (cache.value, value)):
             tensor[samples, :, slots] = np.moveaxis(new, 2, 1)
 
     def attend(self, cache: Cache, x: Attended) -> Array:
-        """The output (B, H, n, Dv) of the chunk's attention."""
+        """Returns the output (B, H, n, Dv) of the chunk's attention."""
         inputs, fmt, rows, keys = cache.inputs, cache.inputs.dtype, x.rows, x.keys
         slopes, bias = inputs.arrays.get("alibi_slopes"), self.bias(cache, rows, keys)
         if slopes is not None:
@@ -248,7 +247,7 @@ class CachedKernel(DeclaredKernel, Scripted):
             return self.chunk_attention.compute(call)
 
     def bias(self, cache: Cache, rows: Array, keys: Array) -> Rounded | None:
-        """The bias (B, H, rows, keys) of a chunk; None without a bias."""
+        """Returns the bias (B, H, rows, keys) of a chunk; None without a bias."""
         bias = cache.inputs.bias
         if bias is None:
             return None
@@ -262,11 +261,11 @@ class CachedKernel(DeclaredKernel, Scripted):
         return cache.inputs.case.option("softcap")
 
     def sinks(self, cache: Cache) -> Array | None:
-        """The logits (H,) of sinks, or None."""
+        """Returns the logits (H,) of sinks, or None."""
         return cache.inputs.arrays.get("sinks")
 
     def allowed(self, cache: Cache, rows: Array, keys: Array) -> Array:
-        """The mask (B, rows, keys), True attends."""
+        """Returns the mask (B, rows, keys), True attends."""
         mask = self.causal(cache, rows, keys) & self.holds_token(cache, keys)[:, None]
         left = self.window(cache, rows.shape[1])
         if left is not None:
@@ -280,26 +279,26 @@ class CachedKernel(DeclaredKernel, Scripted):
         return np.asarray(mask & ~self.is_left_padding(cache, keys)[:, None])
 
     def in_document(self, cache: Cache, rows: Array, keys: Array, begins: Array) -> Array:
-        """True for keys (B, rows, keys) that belong to no document before that of the row."""
+        """Returns, boolean (B, rows, keys), True for keys that belong to no document before the row's."""
         return keys[:, None] >= begins[:, :, None]
 
     def ancestry(self, tree: Tree, count: int) -> Array:
-        """The mask (count, count) of a tree: a node attends itself and its ancestors."""
+        """Returns the mask (count, count) of a tree: a node attends itself and its ancestors."""
         return tree.paths(count)
 
     def causal(self, cache: Cache, rows: Array, keys: Array) -> Array:
         return rows[:, :, None] >= keys[:, None]
 
     def holds_token(self, cache: Cache, keys: Array) -> Array:
-        """True for positions of tokens: empty slots have the position -1."""
+        """Returns True for `keys` that are positions of tokens: empty slots have the position -1."""
         return keys >= 0
 
     def window(self, cache: Cache, count: int) -> int | None:
-        """The number of keys that a row attends before its own; None without a window."""
+        """Returns the number of keys that a row attends before its own; None without a window."""
         return cache.left
 
     def is_left_padding(self, cache: Cache, keys: Array) -> Array:
-        """True for keys (B, keys) that are left padding."""
+        """Returns, boolean (B, keys), the keys that are left padding."""
         return (keys >= 0) & (keys < cache.padding[:, None])
 
     def crop(self, state: Cache, count: int, *samples: Rounded) -> Cache:
@@ -310,12 +309,12 @@ class CachedKernel(DeclaredKernel, Scripted):
         return state
 
     def validate(self, cache: Cache, count: int) -> None:
-        """Raise ValueError for a rollback of more tokens than there are, or of a negative number."""
+        """Raises ValueError for a rollback of more tokens than there are, or of a negative number."""
         if not 0 <= count <= cache.total:
             raise ValueError(f"a rollback of {count} tokens, and there are {cache.total}")
 
     def sample_index(self, cache: Cache, samples: Sequence[Rounded]) -> list[int] | slice:
-        """The index of the samples that an operation names; of all samples if it names none."""
+        """Returns the index of the samples that an operation names; of all samples if it names none."""
         return self.checked_samples(cache, samples[0].values) if samples else slice(None)
 
     def reset(self, state: Cache, *samples: Rounded) -> Cache:
@@ -332,7 +331,7 @@ class CachedKernel(DeclaredKernel, Scripted):
         return state
 
     def keep_path(self, cache: Cache, sample: int, path: list[int], count: int) -> None:
-        """Move the nodes of a path to the front of the tree's slots, and free the other slots."""
+        """Moves the path's nodes to the front of the slots of all `count` nodes, and frees the others."""
         first = cache.totals[sample] - count
         positions = np.arange(first, first + len(path))
         nodes = np.arange(first, first + count) % cache.slots
@@ -343,7 +342,7 @@ class CachedKernel(DeclaredKernel, Scripted):
         cache.totals[sample] = first + len(path)
 
     def pick(self, cache: Cache, samples: list[int]) -> None:
-        """Replace the history of sample n by that of sample `samples[n]`."""
+        """Replaces the history of sample n by that of sample `samples[n]`."""
         for name in cache.ARRAYS:
             setattr(cache, name, getattr(cache, name)[samples])
 
@@ -356,24 +355,25 @@ class CodedKernel(CachedKernel):
     rounding = DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
 
     def answered(self, cache: Cache, query: Array, key: Array, value: Array) -> Array:
-        return super().answered(cache, query, self.decoded(key, cache), self.decoded(value, cache))
+        coded = (self.quantize_dequantize(x, cache) for x in (key, value))
+        return super().answered(cache, query, *coded)
 
-    def decoded(self, x: Array, cache: Cache) -> Array:
-        """Keys or values x (B, Hkv, n, .), quantized and dequantized."""
+    def quantize_dequantize(self, x: Array, cache: Cache) -> Array:
+        """Quantizes keys or values x (B, Hkv, n, D or Dv) and dequantizes them."""
         scale = self.scale_of(x, cache)
         codes = self.codes_of(x / np.where(scale > 0, scale, 1))
         return np.asarray(codes * self.read_scale(scale))
 
     def scale_of(self, x: Array, cache: Cache) -> Array:
-        """The scale (B, Hkv, n, 1) with which tokens are written."""
+        """Returns the scale (B, Hkv, n, 1) with which tokens x are written."""
         return np.abs(x).max(-1, keepdims=True) / self.kept_in.max
 
     def read_scale(self, scale: Array) -> Array:
-        """The scale with which tokens are read."""
+        """Returns the scale with which tokens are read, from the `scale` with which they were written."""
         return scale
 
     def codes_of(self, quotient: Array) -> Array:
-        """The nearest codes of numbers divided by their scale."""
+        """Returns the codes nearest to `quotient`: keys or values divided by their scale."""
         return round_to(np.clip(quotient, -self.kept_in.max, self.kept_in.max), self.kept_in)
 
 
@@ -385,16 +385,16 @@ class ProjectedKernel(Projected, CachedKernel):
         return state
 
     def projections(self, cache: Cache, signs: Sequence[int]) -> Sequence[int]:
-        """The signs of the projections that the layer computes with, from those of its parameters."""
+        """Returns the signs of the projections that the layer uses; its parameters have `signs`."""
         return signs
 
     def layer_step(
-        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: StepContext
+        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, context: StepContext
     ) -> tuple[Rounded, Cache]:
         *input_signs, output_sign = state.signs
         q, k, v = (
             Rounded(sign * x.values, x.fmt)
             for sign, x in zip(input_signs, (query, key, value), strict=True)
         )
-        rows, cache = CachedKernel.step(self, state, q, k, v, turn)
+        rows, cache = CachedKernel.step(self, state, q, k, v, context)
         return Rounded(output_sign * rows.values, rows.fmt), cache

@@ -36,11 +36,12 @@ class TypedCall:
 
 @dataclass(frozen=True)
 class Call(TypedCall):
-    """The arguments of one call, (B, H, L, D) whatever the axis order; sinks, alibi_slopes and
-    logit_scale (H,).
-
-    `lengths` (B,) counts the keys of each sample; `window` is (left, right) with None for unbounded;
-    `lse` asks for the log-sum-exp; `rate` and `seed` are those of dropout.
+    """The arguments of one call. Operands are (B, H, L, D) in any axis order of the caller.
+    - `sinks`, `alibi_slopes`, `logit_scale` (H,)
+    - `lengths` (B,): the number of keys of each sample
+    - `window`: (left, right); None is unbounded
+    - `lse`: True if the log-sum-exp is returned, too
+    - `rate`, `seed`: of dropout
     """
 
     query: Rounded
@@ -73,13 +74,14 @@ class Call(TypedCall):
 
 
 def kebab_case(name: str) -> str:
-    """The name of an implementation from the name of its class: OnlineTiles16 is online-tiles16."""
+    """Returns the name of an implementation from the name of its class: online-tiles16 for
+    OnlineTiles16."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
 
 
 class DeclaredKernel(Implementation):
-    """An implementation with the name of its class, whose class attributes with names of `Declared`'s
-    fields are its declaration."""
+    """An implementation that is named after its class. Class attributes with the names of fields of
+    `Declared` are its declaration."""
 
     numerics: str | Mapping[str, str] = "exact"
     elections: Mapping[str, Election] = {}
@@ -98,35 +100,36 @@ class AttentionSteps:
     stores: tuple[str, ...] = ()
 
     def load(self, array: Rounded, call: Any) -> np.ndarray:
-        """The values of an array in working precision."""
+        """Returns the values of an array in working precision."""
         return array.values.astype(call.work)
 
     def keep(self, x: np.ndarray, kind: str, call: Any) -> np.ndarray:
-        """`x`, rounded to the case's dtype if its `kind` is in `stores`. Kinds are "scores" and
-        "weights", "features" (activations of layers) and "steps" (of a layer's softmax)."""
+        """Returns `x` as the kernel stores it: rounded to the case's dtype if its `kind` is in `stores`.
+        Kinds are "scores", "weights", "features" (activations of layers) and "steps"
+        (of a layer's softmax)."""
         return round_to(x, call.fmt).astype(call.work) if kind in self.stores else x
 
     def expand(self, x: np.ndarray, call: Any) -> np.ndarray:
-        """Each key or value head repeated for the query heads of its group: (B, H, Lk, .)."""
+        """Returns each key or value head repeated for the query heads of its group: (B, H, Lk, .)."""
         return np.repeat(x, call.sizes.group, axis=1)
 
     def joined(self, masks: list[np.ndarray]) -> np.ndarray:
         return reduce(np.logical_and, masks)
 
     def masked(self, mask: np.ndarray, call: Any) -> np.ndarray:
-        """The mask argument as the kernel reads it, rank 4, True attends."""
+        """Returns the mask argument as the kernel reads it, rank 4, True attends."""
         return mask
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Any) -> np.ndarray:
-        """The scores, -inf where the mask `allowed` is False."""
+        """Returns the scores, with -inf where the mask `allowed` is False."""
         return scores if allowed is None else np.where(allowed, scores, call.work(-np.inf))
 
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """Values, zeros for keys that no row attends."""
+        """Returns the values, with zeros for keys that no row attends (all their `scores` are -inf)."""
         unattended = np.asarray(np.isneginf(scores).all(-2))[..., None]
         return np.where(unattended, value.dtype.type(0), value)
 
     def shifted(self, scores: np.ndarray) -> np.ndarray:
-        """Scores minus the maximum of their row; fully masked rows stay -inf."""
+        """Returns the scores minus the maximum of their row; fully masked rows stay -inf."""
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         return scores - np.where(np.isneginf(maximum), 0, maximum)

@@ -25,21 +25,22 @@ ALL_KEYS = {"nan-in-masked-key": "leaks", "nan-in-masked-key-gradient": "leaks"}
 
 class CentredKeys(Differentiable):
     """The mean of all keys is subtracted from the keys, and the difference rounded to the case's dtype.
-    Not with a softcap, sinks or a log-sum-exp, which a shift of the scores would change."""
+    With a softcap, sinks or a log-sum-exp nothing is subtracted, because a shift of the scores would
+    change the answer."""
 
     rounding = DeclaredRounding(centred_keys=tuple(DTYPES))
     elections: dict[str, str | Mapping[str, str]] = {**Differentiable.elections, **ALL_KEYS}
 
     def centres_keys(self, call: Call) -> bool:
-        """True if a constant is subtracted from the keys of the call."""
+        """Returns True if a constant is subtracted from the keys of the call."""
         return call.softcap is None and call.sinks is None and not call.lse
 
     def constant(self, key: np.ndarray, call: Call) -> np.ndarray:
-        """The constant (B, Hkv, 1, D) that is subtracted from the keys."""
+        """Returns the constant (B, Hkv, 1, D) that is subtracted from the keys."""
         return mean_of(key)
 
     def stored(self, key: np.ndarray, call: Call) -> np.ndarray:
-        """Centred keys, rounded to the case's dtype."""
+        """Returns centred keys, rounded to the case's dtype."""
         return round_to(key, call.fmt)
 
     def minus_constant(self, key: Rounded, call: Call) -> Rounded:
@@ -47,7 +48,7 @@ class CentredKeys(Differentiable):
         return Rounded(self.stored(loaded - self.constant(loaded, call), call), key.fmt)
 
     def with_centred_keys(self, call: Call) -> Call:
-        """The call with centred keys; the call itself if it keeps its keys."""
+        """Returns the call with centred keys; the call itself if nothing is subtracted."""
         if not self.centres_keys(call):
             return call
         return replace(call, key=self.minus_constant(call.key, call))
@@ -70,7 +71,7 @@ class CentredKeys(Differentiable):
         return gradients
 
     def uncentred(self, dk: np.ndarray) -> np.ndarray:
-        """The gradient of the keys from the gradient `dk` of the centred keys."""
+        """Returns the gradient of the keys from the gradient `dk` of the centred keys."""
         return dk - mean_of(dk)
 
 
@@ -93,6 +94,6 @@ class CentredRestored(CentredKeys):
 
 
 def mean_of(x: np.ndarray) -> np.ndarray:
-    """The mean (..., 1, D) over the keys of x (..., Lk, D); 0 without keys."""
+    """Returns the mean (..., 1, D) over the keys of x (..., Lk, D); 0 without keys."""
     total: np.ndarray = x.sum(-2, keepdims=True) / max(x.shape[-2], 1)
     return total

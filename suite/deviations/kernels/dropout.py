@@ -31,7 +31,7 @@ class Dropping(DropoutSteps, Differentiable):
         return replace(prepared, arguments=prepared.arguments | dropout)
 
     def applied_rate(self, inputs: Inputs) -> float:
-        """The dropout rate of the call: 0 in evaluation."""
+        """Returns the dropout rate of the call: 0 in evaluation."""
         return inputs.rate if inputs.training else 0.0
 
     def validate(self, call: Call) -> None:
@@ -39,7 +39,7 @@ class Dropping(DropoutSteps, Differentiable):
         self.validate_rate(call.rate)
 
     def dropout_factors(self, shape: tuple[int, ...], call: Call) -> np.ndarray:
-        """The factors that multiply the weights: 0, or 1 / (1 - rate)."""
+        """Returns the factors of the weights, in the given shape: 0, or 1 / (1 - rate)."""
         if not call.rate:
             return np.ones(shape, call.work)
         is_kept = np.broadcast_to(self.pattern(shape, call.rate, call), shape)

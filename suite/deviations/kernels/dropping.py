@@ -16,13 +16,13 @@ class DropoutSteps:
             raise ValueError(f"a rate of dropout lies between 0 and 1, got {rate}")
 
     def random(self, call: Any) -> np.random.Generator:
-        """The generator of the dropout pattern."""
+        """Returns the generator of the dropout pattern."""
         return np.random.default_rng(call.seed)
 
     def pattern(self, shape: tuple[int, ...], rate: float, call: Any) -> np.ndarray:
-        """The dropout pattern of weights of this shape, True keeps."""
+        """Returns the dropout pattern of weights of this shape: True for weights that are not dropped."""
         return self.random(call).random(shape) >= rate
 
     def rescale(self, rate: float) -> float:
-        """The factor of kept weights."""
+        """Returns the factor of weights that are not dropped."""
         return 1.0 / (1.0 - rate) if rate < 1 else 0.0

@@ -36,7 +36,7 @@ class EncoderKernel(MultiHeadKernel):
         return {}
 
     def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
-        """The output (B, L, E), and no weights: an encoder returns none."""
+        """Returns the output (B, L, E), and an empty array in place of weights."""
         x = self.load(call.query, call)
         if call.pre:
             y = self.attention_residual(
@@ -53,27 +53,27 @@ class EncoderKernel(MultiHeadKernel):
     def attention_residual(
         self, x: np.ndarray, attended: np.ndarray, call: LayerCall
     ) -> np.ndarray:
-        """The tokens plus the output of attention."""
+        """Returns the tokens x plus the output of attention."""
         return self.keep(x + attended, "features", call)
 
     def network_residual(self, y: np.ndarray, network: np.ndarray, call: LayerCall) -> np.ndarray:
-        """The output `y` of the first residual plus the output of the network."""
+        """Returns the output `y` of the first residual plus the output of the network."""
         return self.keep(y + network, "features", call)
 
     def norm(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
-        """A layer norm over the features; `name` is "norm1" or "norm2"."""
+        """Returns the layer norm `name`, "norm1" or "norm2", of x over the features."""
         gain, offset = (self.parameter(f"{name}_{part}", call) for part in ("gain", "offset"))
         return self.keep(self.standardised(x, call) * gain + offset, "features", call)
 
     def attention_output(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
-        """Multi-head self-attention with its output projection."""
+        """Returns multi-head self-attention of x, with its output projection."""
         query, key, value = (self.projected(x, n, call) for n in ("query", "key", "value"))
         hidden = self.hide(self.scores(query, key, call), self.allowed(call), call)
         attended = self.attend(self.weights(hidden, call), self.visible(value, hidden), call)
         return self.output(self.merge(attended, call), call)
 
     def network(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
-        """The feed-forward network: linear, activation, linear."""
+        """Returns the feed-forward network of y: linear, activation, linear."""
         h = self.linear(y, "linear1", call)
         return self.linear(self.keep(self.activated(h, call), "features", call), "linear2", call)
 
@@ -90,7 +90,7 @@ class EncoderKernel(MultiHeadKernel):
         return h * (1 + erf(h / np.sqrt(h.dtype.type(2)))) / 2
 
     def parameter(self, name: str, call: LayerCall) -> np.ndarray:
-        """A parameter of the layer in working precision."""
+        """Returns a parameter of the layer in working precision."""
         return self.load(call.parameters[name], call)
 
 

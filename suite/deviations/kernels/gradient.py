@@ -4,8 +4,8 @@ Faults are subclasses that change a step. The forward pass is that of `attention
 recomputes the weights, as fused kernels do. Letters of gradients:
 
 - `dp`: of the weights
-- `ds`: of the scores that the softmax takes
-- `dt`: of the scores before the softcap, as the products take them
+- `ds`: of the scores after softcap, bias and mask, the operand of the softmax
+- `dt`: of the scores before the softcap
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Differentiable(Kernel):
         self, query: Rounded, key: Rounded, value: Rounded, tangents: Mapping[str, Rounded],
         **options: Any,
     ) -> Any:  # fmt: skip
-        """The JVP of the output for the tangents of query, key and value."""
+        """Returns the JVP of the output for the tangents of query, key and value."""
         call = Call(query, key, value, **options)
         with np.errstate(all="ignore"):
             return self.deliver(self.output_tangent(call, tangents), call)
 
     def output_tangent(self, call: Call, tangents: Mapping[str, Rounded]) -> Array:
-        """The JVP of the output for `tangents` of query, key and value, not yet rounded."""
+        """Returns the JVP of the output for `tangents` of query, key and value, not yet rounded."""
         q, dq = (self.load(x, call) for x in (call.query, tangents["query"]))
         k, v, dk, dv = (
             self.expand(self.load(x, call), call)
@@ -67,13 +67,13 @@ class Differentiable(Kernel):
         return self.stored_score_gradient(dp, call) @ v + self.value_tangent(weights, dv)
 
     def score_tangent(self, q: Any, k: Any, dq: Any, dk: Any, call: Call) -> Array:
-        """The tangent of the scores before the softcap."""
+        """Returns the tangent of the scores before the softcap."""
         product = dq @ k.swapaxes(-1, -2) + q @ dk.swapaxes(-1, -2)
         tangent = self.keep(product * call.work(self.factor(call)), "scores", call)
         return self.tempered(tangent, call)
 
     def mean_score_tangent(self, weights: Array, ds: Array) -> Array:
-        """The sum of p ds in each row, which the JVP of the softmax subtracts."""
+        """Returns the sum of p ds in each row, which the JVP of the softmax subtracts."""
         return (weights * ds).sum(-1, keepdims=True)
 
     def value_tangent(self, weights: Array, dv: Array) -> Array:
@@ -83,7 +83,7 @@ class Differentiable(Kernel):
         self, query: Rounded, key: Rounded, value: Rounded, cotangent: Rounded,
         wrt: Sequence[str], **options: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        """The gradients by name of the argument, rounded."""
+        """Returns the gradients by name of the argument, rounded. `wrt`: the names asked for."""
         call = Call(query, key, value, **options)
         with np.errstate(all="ignore"):
             gradients = self.backward(call, self.load_cotangent(cotangent, call), tuple(wrt))
@@ -92,18 +92,18 @@ class Differentiable(Kernel):
         return {name: None if g is None else self.deliver(g, call) for name, g in gradients.items()}
 
     def shared_operand_gradient(self, gradients: Mapping[str, Any]) -> Any:
-        """The gradient of one array that is query, key and value at once."""
+        """Returns the gradient of one array that is query, key and value at once."""
         return gradients["query"] + gradients["key"] + gradients["value"]
 
     def load_cotangent(self, cotangent: Rounded, call: Call) -> Array:
-        """The cotangent in working precision."""
+        """Returns the cotangent in working precision."""
         return self.load(cotangent, call)
 
     def backward(
         self, call: Call, cotangent: Array, wrt: tuple[str, ...]
     ) -> dict[str, Array | None]:
-        """The gradients of all arguments by name. A cotangent (B, H, Lq) belongs to the log-sum-exp, and
-        gives gradients of query and key alone. `wrt`, the names asked for, is read by deviations."""
+        """Returns the gradients of all arguments by name. For a cotangent (B, H, Lq), of the log-sum-exp,
+        these are gradients of query and key alone. Only deviations read `wrt`, the names asked for."""
         query = self.load(call.query, call)
         key, value = (self.expand(self.load(x, call), call) for x in (call.key, call.value))
         scores = self.hidden_scores(query, key, call)
@@ -140,11 +140,11 @@ class Differentiable(Kernel):
         return gradients
 
     def lse_score_gradient(self, weights: Array, cotangent: Array, scores: Array) -> Array:
-        """The gradient of the scores for a cotangent (B, H, Lq, 1) of the log-sum-exp."""
+        """Returns the gradient of the scores for a cotangent (B, H, Lq, 1) of the log-sum-exp."""
         return weights * cotangent
 
     def hidden_scores(self, query: Array, key: Array, call: Call) -> Array:
-        """The scores that the backward pass recomputes, -inf for masked pairs."""
+        """Returns the scores as the backward pass recomputes them, -inf for masked pairs."""
         scores = self.capped(self.scores(query, key, call), call)
         return self.hide(self.backward_biased(scores, call), self.backward_allowed(call), call)
 
@@ -155,38 +155,38 @@ class Differentiable(Kernel):
         return self.allowed(call)
 
     def attended_slots(self, scores: Array) -> Array:
-        """True for keys that any row attends, (B, H, Lk, 1)."""
+        """Returns, boolean (B, H, Lk, 1), the keys that at least one row attends."""
         return ~np.asarray(np.isneginf(scores).all(-2))[..., None]
 
     def backward_weights(self, scores: Array, call: Call) -> Array:
         return self.weights(scores, call)
 
     def split_weights(self, scores: Array, call: Call) -> tuple[Array, Array]:
-        """The weights of the keys (B, H, Lq, Lk) and of the sinks (B, H, Lq, 0 or 1)."""
+        """Returns the weights of the keys (B, H, Lq, Lk) and of the sinks (B, H, Lq, 0 or 1)."""
         weights = self.backward_weights(self.with_sink_logits(scores, call), call)
         return weights[..., : call.sizes.Lk], weights[..., call.sizes.Lk :]
 
     def sink_gradient(self, sink_weights: Array, mean: Array, call: Call) -> Array:
-        """The gradient (H,) of the sinks. A sink has the value 0, so the gradient of its weight is 0."""
+        """Returns the gradient (H,) of the sinks. A sink has the value 0, so dp is 0 for it."""
         ds = self.score_gradient(sink_weights, np.zeros_like(sink_weights), mean)
         return self.stored_score_gradient(ds, call).sum((0, 2, 3))
 
     def stored_score_gradient(self, dt: Array, call: Call) -> Array:
-        """`dt`, rounded as the products with query and key take it."""
+        """Returns `dt` as operand of the products with query and key: rounded if the kernel stores it."""
         return self.keep(dt, "weights", call)
 
     def weight_gradient(self, cotangent: Array, value: Array, call: Call) -> Array:
         return self.keep(cotangent @ value.swapaxes(-1, -2), "scores", call)
 
     def mean(self, weights: Array, dp: Array, cotangent: Array, value: Array) -> Array:
-        """The sum of p dp in each row, which the gradient of the softmax subtracts."""
+        """Returns the sum of p dp in each row, which the gradient of the softmax subtracts."""
         return (weights * dp).sum(-1, keepdims=True)
 
     def score_gradient(self, weights: Array, dp: Array, mean: Array) -> Array:
         return weights * (dp - mean)
 
     def softcap_backward(self, ds: Array, query: Array, key: Array, call: Call) -> Array:
-        """The gradient of the scores before the softcap from the gradient `ds` after it."""
+        """Returns the gradient of the scores before the softcap from the gradient `ds` after it."""
         if call.softcap is None:
             return ds
         scores = self.tempered(self.scores(query, key, call), call)
@@ -196,11 +196,12 @@ class Differentiable(Kernel):
         return self.tempered(dt, call)
 
     def logit_scale_gradient(self, dt: Array, product: Array) -> Array:
-        """The gradient (H,) of the logit scales; `product` are the scores before them."""
+        """Returns the gradient (H,) of the logit scales. `product`: the scores before they are multiplied
+        by the logit scales."""
         return np.where(dt == 0, 0, dt * product).sum((0, 2, 3))
 
     def softcap_slope(self, tanh: Array) -> Array:
-        """The derivative of the softcap from tanh(score / softcap)."""
+        """Returns the derivative of the softcap from tanh(score / softcap)."""
         return 1 - tanh * tanh
 
     def query_gradient(self, dt: Array, key: Array, factor: Any) -> Array:
@@ -213,11 +214,11 @@ class Differentiable(Kernel):
         return weights.swapaxes(-1, -2) @ cotangent
 
     def sum_over_groups(self, x: Array, call: Call) -> Array:
-        """x (B, H, Lk, .) summed over the query heads of each group: (B, Hkv, Lk, .)."""
+        """Returns x (B, H, Lk, .) summed over the query heads of each group: (B, Hkv, Lk, .)."""
         return self.split_groups(x, call).sum(2)
 
     def split_groups(self, x: Array, call: Call) -> Array:
-        """x (B, H, .) as (B, Hkv, group, .)."""
+        """Returns x (B, H, ...) as (B, Hkv, group, ...)."""
         s = call.sizes
         return x.reshape(s.B, s.Hkv, s.group, *x.shape[2:])
 
@@ -250,14 +251,14 @@ class DifferentiableRecomputed(Differentiable):
         return np.exp(scores - self.statistics(scores, call))
 
     def statistics(self, scores: Array, call: Call) -> Array:
-        """The log-sum-exp of each row, (B, H, Lq, 1); 0 for fully masked rows."""
+        """Returns the log-sum-exp of each row, (B, H, Lq, 1); 0 for fully masked rows."""
         lse = self.log_sum_exp(scores, call)[..., None]
         return np.where(np.isneginf(lse), 0, lse)
 
 
 class DifferentiableLowest(Differentiable):
-    """Masking adds a very low number that absorbs the score: fully masked rows average the values, and
-    their gradients reach the scores."""
+    """Masking adds a very low number to scores, in which the scores are lost by rounding. Fully masked
+    rows average the values, and their gradients reach the scores."""
 
     elections = Differentiable.elections | {
         "fully-masked-row": "uniform",

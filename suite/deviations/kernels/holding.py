@@ -1,4 +1,4 @@
-"""A right layer that holds its parameters."""
+"""A right layer that is an object with parameters."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class LayerHolding(MultiHeadKernel):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         call = super().prepare(inputs)
-        held = {name: call.arguments.pop(name) for name in inputs.parameters}
-        copies = {name: Rounded(array.values.copy(), array.fmt) for name, array in held.items()}
+        own_arrays = {name: call.arguments.pop(name) for name in inputs.parameters}
+        copies = {n: Rounded(array.values.copy(), array.fmt) for n, array in own_arrays.items()}
 
         def function(**arguments: Any) -> Any:
-            return call.function(**arguments, **self.used_parameters(held, copies))
+            return call.function(**arguments, **self.used_parameters(own_arrays, copies))
 
-        return replace(call, function=function, layer_parameters=tuple(held.values()))
+        return replace(call, function=function, layer_parameters=tuple(own_arrays.values()))
 
     def used_parameters(
-        self, held: Mapping[str, Rounded], copies: Mapping[str, Rounded]
+        self, own_arrays: Mapping[str, Rounded], copies: Mapping[str, Rounded]
     ) -> Mapping[str, Rounded]:
-        """The parameters that a call uses: the arrays that the layer holds, which callers may change, and
-        not the copies that it made at creation."""
-        return held
+        """Returns the parameters that a call uses: the layer's own arrays, which callers may change, not
+        the `copies` made when the layer was created."""
+        return own_arrays

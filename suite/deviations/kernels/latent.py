@@ -7,6 +7,7 @@ and w_uv (R, H, Dv).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,14 @@ from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT, 
 from attention_conformance.suite.spec.operators.tiles import repeat_per_component
 
 Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class LatentCall(Call):
+    """The call of plain attention that latent attention becomes. `nope_size`: the number of components of
+    queries and keys before the rotary ones."""
+
+    nope_size: int = 0
 
 
 class LatentKernel(Differentiable):
@@ -46,14 +55,19 @@ class LatentKernel(Differentiable):
         causal, mask = split_causal(inputs_with_mask.mask, inputs.form, inputs.sizes)
         fmt, lse = inputs.dtype, "lse" in inputs.outputs
 
-        def plain_call(arrays: Mapping[str, Rounded], mask: Rounded | None) -> tuple[Arrays, Call]:
-            x = self.read(self.from_pages(self.attended_arrays(arrays, inputs), inputs))
-            """The arrays in working precision, and the call of plain attention that they become."""
+        def plain_call(
+            arrays: Mapping[str, Rounded], mask: Rounded | None
+        ) -> tuple[Arrays, LatentCall]:
+            """Returns the arrays in working precision, and the call of plain attention that they
+            become."""
+            x = self.load_arrays(self.from_pages(self.attended_arrays(arrays, inputs), inputs))
             operands = (self.queries(x, fmt), self.keys(x, fmt), self.values(x, fmt))
             query, key, value = (Rounded(operand, fmt) for operand in operands)
-            return x, Call(
-                query, key, value, mask, causal=causal, lse=lse, scale=inputs.effective_scale
-            )
+            nope_size = query.shape[-1] - x["query_rope"].shape[-1]
+            return x, LatentCall(
+                query, key, value, mask, causal=causal, lse=lse, scale=inputs.effective_scale,
+                nope_size=nope_size,
+            )  # fmt: skip
 
         def call(mask: Rounded | None = None, **arrays: Rounded) -> Any:
             with np.errstate(all="ignore"):
@@ -79,7 +93,8 @@ class LatentKernel(Differentiable):
         return PreparedCall(call, arguments, inputs.outputs, vjp=vjp, constants=constants)
 
     def after_store(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
-        """The arrays after new tokens are stored in the pools; unchanged if the call stores none."""
+        """Returns the arrays after new tokens are stored in the pools; unchanged if the call stores
+        none."""
         if not stored_pool_names(inputs.case):
             return dict(arrays)
         values = with_new_tokens({name: x.values for name, x in arrays.items()}, inputs)
@@ -88,60 +103,60 @@ class LatentKernel(Differentiable):
     def attended_arrays(
         self, arrays: Mapping[str, Rounded], inputs: Inputs
     ) -> Mapping[str, Rounded]:
-        """The arrays that attention reads: new tokens are among them. Deviations read older ones."""
+        """Returns the arrays that attention reads, with new tokens in the pools."""
         return self.after_store(arrays, inputs)
 
     def from_pages(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
-        """The arrays with tokens gathered from their pages; unchanged without a page table."""
+        """Returns the arrays with tokens gathered from their pages; unchanged without a page table."""
         if "page_table" not in arrays:
             return arrays
         values = from_numpy_pages({name: x.values for name, x in arrays.items()}, inputs)
         return {name: Rounded(x, arrays[name].fmt) for name, x in values.items()}
 
-    def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
-        """The arrays of the call in working precision, with latents decoded from codes."""
+    def load_arrays(self, arrays: Mapping[str, Rounded]) -> Arrays:
+        """Returns the arrays of the call in working precision, with latents dequantized from codes."""
         loaded = {
             name: x.values.astype(np.float64 if x.fmt is DTYPES["f64"] else np.float32)
             for name, x in arrays.items()
         }
-        return loaded | {"latent": self.decoded(loaded)} if "latent_codes" in loaded else loaded
+        return loaded | {"latent": self.dequantize(loaded)} if "latent_codes" in loaded else loaded
 
-    def decoded(self, x: Arrays) -> np.ndarray:
-        """The latents (B, Lk, R) from their codes and scales."""
+    def dequantize(self, x: Arrays) -> np.ndarray:
+        """Returns the latents (B, Lk, R) from their codes and scales."""
         codes = x["latent_codes"]
         return np.asarray(codes * self.spread_tiles(x["latent_scale"], codes.shape[-1]))
 
     def spread_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
-        """The scales of tiles (B, Lk, tiles), repeated for every component (B, Lk, R)."""
+        """Returns the scales of tiles (B, Lk, tiles), repeated for every component (B, Lk, R)."""
         return repeat_per_component(array, size)
 
     def narrowed(self, x: np.ndarray, kind: str, fmt: DType) -> np.ndarray:
-        """`x`, rounded to the case's dtype if its `kind` is in `stores`."""
+        """Returns `x`, rounded to the case's dtype if its `kind` is in `stores`."""
         return round_to(x, fmt).astype(x.dtype) if kind in self.stores else x
 
     def queries(self, x: Arrays, fmt: DType) -> np.ndarray:
-        """The queries of the plain call, (B, H, Lq, .)."""
+        """Returns the queries of the plain call, (B, H, Lq, .)."""
         return np.concatenate([x["query"], x["query_rope"]], -1)
 
     def keys(self, x: Arrays, fmt: DType) -> np.ndarray:
-        """The keys of the plain call, (B, H or 1, Lk, .)."""
+        """Returns the keys of the plain call, (B, H or 1, Lk, .)."""
         key = self.narrowed(np.einsum("bkr,rhd->bhkd", x["latent"], x["w_uk"]), "keys", fmt)
         rope = np.broadcast_to(x["key_rope"][:, None], (*key.shape[:3], x["key_rope"].shape[-1]))
         return np.concatenate([key, rope], -1)
 
     def values(self, x: Arrays, fmt: DType) -> np.ndarray:
-        """The values of the plain call, (B, H or 1, Lk, .)."""
+        """Returns the values of the plain call, (B, H or 1, Lk, .)."""
         return self.narrowed(np.einsum("bkr,rhv->bhkv", x["latent"], x["w_uv"]), "keys", fmt)
 
     def output(self, average: np.ndarray, x: Arrays, fmt: DType) -> np.ndarray:
-        """The output (B, H, Lq, Dv) from the weighted average that plain attention returns."""
+        """Returns the output (B, H, Lq, Dv) from the weighted average that plain attention returns."""
         return average
 
     def last_causal_key(self, row: np.ndarray, call: Call) -> np.ndarray:
         return row + (call.sizes.Lk - call.sizes.Lq)
 
     def gradients(self, x: Arrays, call: Call, cotangent: np.ndarray) -> dict[str, np.ndarray]:
-        """The gradients of all arrays by name."""
+        """Returns the gradients of all arrays by name."""
         plain = self.backward(call, cotangent, ("query", "key", "value"))
         query, key, value = (np.asarray(plain[name]) for name in ("query", "key", "value"))
         D = x["query"].shape[-1]
@@ -155,11 +170,11 @@ class LatentKernel(Differentiable):
         }
 
     def sum_over_heads(self, key: np.ndarray) -> np.ndarray:
-        """The gradient (B, Lk, E) of the rotary key, which all heads share."""
+        """Returns the gradient (B, Lk, E) of the rotary key, which all heads share."""
         return key.sum(1)
 
     def latent_gradient(self, x: Arrays, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-        """The gradient (B, Lk, R) of the latents from the gradients of keys and values."""
+        """Returns the gradient (B, Lk, R) of the latents from the gradients of keys and values."""
         from_keys = np.einsum("bhkd,rhd->bkr", key, x["w_uk"])
         return from_keys + np.einsum("bhkv,rhv->bkr", value, x["w_uv"])
 
@@ -171,7 +186,7 @@ class AbsorbedKernel(LatentKernel):
     stored_pool_names = ("queries", "average")
 
     def absorbed(self, x: Arrays, fmt: DType) -> np.ndarray:
-        """The queries projected to latents, (B, H, Lq, R)."""
+        """Returns the queries projected to latents, (B, H, Lq, R)."""
         return self.narrowed(np.einsum("bhqd,rhd->bhqr", x["query"], x["w_uk"]), "queries", fmt)
 
     def queries(self, x: Arrays, fmt: DType) -> np.ndarray:

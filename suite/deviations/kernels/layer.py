@@ -41,10 +41,10 @@ class LayerCall(TypedCall):
 
     - query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev): one tensor if `self_attention`
     - `squeezed`: the caller's arrays lack the axis of samples, or of queries
-    - `valid` (B, Lk), `mask`: True where a pair attends
-    - `returned`: the weights that come back, "none", "head" or "average"
-    - `training`, `gradients`: which path of the layer runs
-    - `pre`: an encoder's norms come before attention and network
+    - `valid` (B, Lk): False for padding; `mask`: True where a pair attends
+    - `returned`: the weights that are returned, "none", "head" or "average"
+    - `training`: False for evaluation; `gradients`: False if no gradient is recorded
+    - `pre`: True if an encoder's norms come before attention and network
     """
 
     query: Rounded
@@ -96,7 +96,7 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         return calls
 
     def call_with_flags(self, inputs: Inputs, **flags: Any) -> PreparedCall:
-        """The call, with some of `LayerCall`'s fields set to `flags`."""
+        """Returns the call, with some fields of `LayerCall` set to `flags`."""
         array, native = self.backend.array, split_native(inputs, causal=True, lengths=True)
         valid, dense = native.valid(inputs), native.dense(inputs)
         arguments: dict[str, Any] = operand_arrays(self.backend, inputs)
@@ -116,11 +116,12 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
 
     @property
     def squeezed_axis(self) -> int:
-        """The axis that the arrays of a squeezed call lack: 0 for samples, 1 for queries."""
+        """The number of the axis that the arrays of a squeezed call lack: 0 for samples, 1 for
+        queries."""
         return "bq".index(self.operator.squeezed_axis)
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **options: Any) -> Any:
-        """The output, and the weights or None. Raises ValueError for malformed arguments."""
+        """Returns the output, and the weights or None. Raises ValueError for malformed arguments."""
         parameters = {n: options.pop(n) for n in self.parameters if n in options}
         squeezed, q, k, v = query.values.ndim == 2, query, key, value
         if squeezed:
@@ -165,7 +166,7 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
             raise ValueError(f"a mask {mask.shape} does not broadcast to {full_shape}")
 
     def compute(self, call: LayerCall) -> tuple[Array, Array]:
-        """The output (B, Lq, Eo) and the weights (B, H, Lq, Lk) in working precision."""
+        """Returns the output (B, Lq, Eo) and the weights (B, H, Lq, Lk) in working precision."""
         query, key, value = self.heads(call)  # (B, H, L, D)
         scores = self.biased(self.scores(query, key, call), call)  # (B, H, Lq, Lk)
         hidden = self.hide(scores, self.allowed(call), call)
@@ -174,12 +175,12 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         return self.output(self.merge(self.apply_gate(attended, call), call), call), weights
 
     def heads(self, call: LayerCall) -> Heads:
-        """Query, key and value with an axis for heads."""
+        """Returns query, key and value with an axis for heads, (B, H, L, .)."""
         q, k, v = (self.load(x, call)[:, None] for x in (call.query, call.key, call.value))
         return q, k, v
 
     def scores(self, query: Array, key: Array, call: LayerCall) -> Array:
-        """The scores (B, H, Lq, Lk), scaled."""
+        """Returns the scores (B, H, Lq, Lk), scaled."""
         raise NotImplementedError
 
     def biased(self, scores: Array, call: LayerCall) -> Array:
@@ -188,7 +189,7 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         return self.keep(scores + rank4(self.load(call.bias, call)), "scores", call)
 
     def allowed(self, call: LayerCall) -> Array | None:
-        """The mask of all arguments together, rank 4, True attends; None if nothing is masked."""
+        """Returns the mask of all arguments together, rank 4, True attends; None if no argument masks."""
         masks = []
         if call.mask is not None:
             masks.append(self.masked(rank4(call.mask.values), call))
@@ -199,14 +200,14 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         return self.joined(masks) if masks else None
 
     def padding_mask(self, valid: Array, call: LayerCall) -> Array:
-        """The mask (B, 1, 1, Lk) of the valid keys (B, Lk), True attends."""
+        """Returns the mask (B, 1, 1, Lk) of the valid keys (B, Lk), True attends."""
         return valid[:, None, None]
 
     def causal(self, call: LayerCall) -> Array:
         return np.arange(call.sizes.Lk) <= np.arange(call.sizes.Lq)[:, None]
 
     def reciprocal(self, variance: Array, call: LayerCall) -> Array:
-        """1 / sqrt(variance + epsilon)."""
+        """Returns 1 / sqrt(variance + epsilon)."""
         return 1 / np.sqrt(variance + call.work(call.epsilon))
 
     def weights(self, scores: Array, call: LayerCall) -> Array:
@@ -224,18 +225,18 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         return self.keep(weights, "weights", call)
 
     def rate(self, call: LayerCall) -> float:
-        """The dropout rate of the call: 0 in evaluation."""
+        """Returns the dropout rate of the call: 0 in evaluation."""
         return call.rate if call.training else 0.0
 
     def attend(self, weights: Array, value: Array, call: LayerCall) -> Array:
         return self.keep(weights @ value, "features", call)
 
     def apply_gate(self, attended: Array, call: LayerCall) -> Array:
-        """The heads (B, H, Lq, Dv) times their gates, if the layer has gates."""
+        """Returns the heads (B, H, Lq, Dv) times their gates, if the layer has gates."""
         return attended
 
     def merge(self, attended: Array, call: LayerCall) -> Array:
-        """Heads side by side: (B, H, Lq, Dv) -> (B, Lq, H Dv)."""
+        """Concatenates the heads: (B, H, Lq, Dv) -> (B, Lq, H Dv)."""
         swapped = attended.swapaxes(1, 2)
         return swapped.reshape(*swapped.shape[:2], -1)
 
@@ -243,7 +244,7 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
         return merged
 
     def returned_weights(self, weights: Array, call: LayerCall) -> Array:
-        """The weights that the call returns, without the axis of heads: there is one head."""
+        """Returns the weights without the axis of heads, since there is one head: (B, Lq, Lk)."""
         return weights[:, 0]
 
     def deliver(self, out: Array, call: LayerCall) -> Any:
@@ -280,39 +281,39 @@ class MultiHeadKernel(LayerKernel):
         return q, self.expand(k, call), self.expand(v, call)
 
     def normed(self, x: Array, name: str, call: LayerCall) -> Array:
-        """The heads x (B, heads, L, D) of query, key or value, normed if the layer has a gain."""
+        """Returns the heads x (B, heads, L, D) of query, key or value, normed if the layer has a gain."""
         gain = self.gain(name, call)
         if gain is None:
             return x
         return self.keep(self.standardised(x, call) * gain, "features", call)
 
     def standardised(self, x: Array, call: LayerCall) -> Array:
-        """(x - mean) / sqrt(variance + epsilon), mean and variance over `normed_axes`."""
+        """Returns (x - mean) / sqrt(variance + epsilon), with mean and variance over `normed_axes`."""
         centred = x - self.norm_centre(x)
         variance = np.square(centred).mean(self.normed_axes, keepdims=True)
         return centred * self.reciprocal(variance, call)
 
     def norm_centre(self, x: Array) -> Array:
-        """The mean that a norm subtracts."""
+        """Returns the mean that a norm subtracts."""
         return x.mean(self.normed_axes, keepdims=True)
 
     def gain(self, name: str, call: LayerCall) -> Array | None:
-        """The gain of the norm of query, key or value; None without a norm."""
+        """Returns the gain of the norm of query or key (`name`); None without a norm."""
         gain = call.parameters.get(f"{name}_gain")
         return None if gain is None else self.load(gain, call)
 
     def projected(self, x: Array, name: str, call: LayerCall) -> Array:
-        """The projection of query, key, value or gate: (B, L, E) -> (B, heads, L, size)."""
+        """Projects x by the kernel of query, key, value or gate: (B, L, E) -> (B, heads, L, size)."""
         kernel = self.kernel(name, call)
         y = self.keep(x @ kernel.reshape(len(kernel), -1), "features", call)
         return self.split(self.with_bias(y, name, call), kernel.shape[1], call)
 
     def kernel(self, name: str, call: LayerCall) -> Array:
-        """The matrix (E, heads, size) of a projection; (H, Dv, Eo) for the name "output"."""
+        """Returns the matrix (E, heads, size) of a projection; (H, Dv, Eo) for the name "output"."""
         return self.load(call.parameters[f"{name}_kernel"], call)
 
     def bias(self, name: str, call: LayerCall) -> Array | None:
-        """The biases (heads size,) of a projection; None without biases."""
+        """Returns the biases (heads * size,) of a projection; None without biases."""
         bias = call.parameters.get(f"{name}_bias")
         return None if bias is None else self.load(bias, call).reshape(-1)
 
@@ -321,7 +322,7 @@ class MultiHeadKernel(LayerKernel):
         return y if bias is None else self.keep(y + bias, "features", call)
 
     def split(self, y: Array, heads: int, call: LayerCall) -> Array:
-        """The heads of a projection: (B, L, heads size) -> (B, heads, L, size)."""
+        """Splits a projection into heads: (B, L, heads * size) -> (B, heads, L, size)."""
         return y.reshape(*y.shape[:2], heads, -1).swapaxes(1, 2)
 
     def factor(self, call: LayerCall) -> float:
@@ -337,7 +338,7 @@ class MultiHeadKernel(LayerKernel):
         return self.keep(attended * self.gate(call), "features", call)
 
     def gate(self, call: LayerCall) -> Array:
-        """The gates (B, H, Lq, Dv)."""
+        """Returns the gates (B, H, Lq, Dv)."""
         logits = self.projected(self.load(call.query, call), "gate", call)
         return self.keep(self.sigmoid(logits), "features", call)
 
@@ -355,7 +356,8 @@ class MultiHeadKernel(LayerKernel):
         return weights.mean(1) if call.returned == "average" else weights
 
     def deliver(self, out: Array, call: LayerCall) -> Any:
-        """The output or the weights, rounded; the weights of a one-head layer lose the axis of heads."""
+        """Returns the output or the weights, rounded. Weights of a one-head layer lose the axis of
+        heads."""
         one_head = out.ndim == 4 and "output_kernel" not in call.parameters
         return super().deliver(out[:, 0] if one_head else out, call)
 

@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Differentiated(LayerKernel):
-    """A layer with a backward pass; `empty_rows` is its answer for fully masked rows."""
+    """A layer with a backward pass. `empty_rows`: how its gradients treat fully masked rows."""
 
     empty_rows = "zeros"
 
@@ -42,14 +42,14 @@ class Differentiated(LayerKernel):
         return replace(call, vjp=vjp)
 
     def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        """The gradients by name of the argument, in float64."""
+        """Returns the gradients by name of the argument, in float64."""
         values = inputs.replace(**{name: arrays[name] for name in inputs.arrays if name in arrays})
         reference = references.find(inputs.operator)
         outputs = reference.vjp(values, cotangent, NO_ROUNDING, self.empty_rows)
         return {name: gradient.value for name, gradient in outputs.arrays.items()}
 
     def step(self, x: np.ndarray, inputs: Inputs) -> np.ndarray:
-        """An intermediate array of the backward pass, rounded as the kernel stores it: not at all."""
+        """Returns an intermediate array of the backward pass as the kernel stores it: not rounded."""
         return x
 
 

@@ -18,8 +18,8 @@ from attention_conformance.suite.spec.operators.merge import FEATURES, MERGE
 
 
 def merge_weights(lse: Array, largest: Array) -> tuple[Array, Array]:
-    """The weights (P, ...) of parts with log-sum-exps `lse` (P, ...), and the merged log-sum-exp (...).
-    `largest` (...) is subtracted before the exponential."""
+    """Returns the weights (P, ...) of parts with log-sum-exps `lse` (P, ...), and the merged log-sum-exp
+    (...). `largest` (...) is subtracted before the exponential."""
     exponentials = np.exp(lse - largest)
     total = exponentials.sum(0)
     return exponentials / np.where(total == 0, 1, total), np.log(total) + largest
@@ -54,25 +54,27 @@ class MergeKernel(DeclaredKernel, OperatorFunction):
         return Rounded(round_to(output, fmt), fmt), Rounded(round_to(lse, fmt.widened), fmt.widened)
 
     def work(self, fmt: DType) -> type[np.floating[Any]]:
-        """The NumPy type of the arithmetic."""
+        """Returns the NumPy type of the arithmetic."""
         return fmt.working
 
     def merged(self, outputs: Array, lse: Array, fmt: DType) -> tuple[Array, Array]:
-        """Output (B, H, Lq, Dv) and log-sum-exp (B, H, Lq) of parts (P, B, H, Lq, Dv), (P, B, H, Lq)."""
+        """Returns output (B, H, Lq, Dv) and log-sum-exp (B, H, Lq), for the parts' outputs
+        (P, B, H, Lq, Dv) and log-sum-exps (P, B, H, Lq)."""
         weights, merged_lse = self.weights(lse)
         return (weights[..., None] * outputs).sum(0), merged_lse
 
     def weights(self, lse: Array) -> tuple[Array, Array]:
-        """The weights of the parts, and the merged log-sum-exp."""
+        """Returns the weights (P, B, H, Lq) of the parts, and the merged log-sum-exp (B, H, Lq)."""
         return merge_weights(lse, self.largest(lse))
 
     def largest(self, lse: Array) -> Array:
-        """The largest log-sum-exp of each row, which is subtracted before the exponential; 0 for -inf."""
+        """Returns the largest log-sum-exp of each row, to be subtracted before the exponential; 0 for
+        -inf."""
         maximum: Array = lse.max(0)
         return np.where(np.isneginf(maximum), lse.dtype.type(0), maximum)
 
     def gradients(self, outputs: Array, lse: Array, cotangent: Array) -> dict[str, Array]:
-        """The gradients of the partial outputs and log-sum-exps by name."""
+        """Returns the gradients of the partial outputs and log-sum-exps by name."""
         weights, _ = self.weights(lse)
         products = (outputs * cotangent).sum(-1)
         mean = (weights * products).sum(0)

@@ -71,11 +71,13 @@ class NormDifferentiable(Differentiated, NormKernel):
         return standard.root * (dn - self.mean_term(dn) - variance_term)
 
     def mean_term(self, dn: np.ndarray) -> Any:
-        """The mean of the gradient `dn` of the standardised input, from the derivative of the mean."""
+        """Returns the mean of the gradient `dn` of the standardised input: the part of the gradient of x
+        that goes through the mean."""
         return dn.mean(self.axes, keepdims=True)
 
     def variance_term(self, dn: np.ndarray, standard: Standard) -> Any:
-        """The mean of `dn` times the standardised input, from the derivative of the variance."""
+        """Returns the mean of `dn` times the standardised input: a factor of the part of the gradient of
+        x that goes through the variance."""
         return (dn * standard.normal).mean(self.axes, keepdims=True)
 
 
@@ -88,13 +90,14 @@ class BatchNormDifferentiable(NormDifferentiable, BatchNormKernel):
 
 
 def rounded(standard: Standard, inputs: Inputs) -> Standard:
-    """The standard with mean and root rounded to the case's dtype."""
+    """Returns `standard` with mean and root rounded to the case's dtype."""
     mean, root = (round_to(x, inputs.dtype) for x in (standard.mean, standard.root))
     return Standard(standard.x, mean, root, standard.learned)
 
 
 def summed_by_rows(terms: np.ndarray, inputs: Inputs) -> np.ndarray:
-    """The sum of `terms` over samples and positions, rounded to the case's dtype after each addition."""
+    """Returns the sum (E,) of `terms` over samples and positions, rounded to the case's dtype after each
+    addition."""
     total = np.zeros(terms.shape[-1])
     for row in terms.reshape(-1, terms.shape[-1]):
         total = round_to(total + row, inputs.dtype)

@@ -26,7 +26,7 @@ from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 BOUNDS = ("query_lengths", "key_lengths")
-"""The arguments that hold the bounds of segments."""
+"""The arguments that are the bounds of segments."""
 
 SegmentSlices = tuple[slice, slice]
 """The queries and the keys of one segment."""
@@ -79,18 +79,18 @@ class PackedKernel(DeclaredKernel):
         return PreparedCall(call, self.arguments(inputs), vjp=vjp, constants=self.constants(inputs))
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        """The arrays of a call by name."""
+        """Returns the arrays of a call by name."""
         arguments = {n: self.backend.array(inputs.arrays[n], inputs.dtype) for n in OPERANDS}
         for name in BOUNDS:
             arguments[name] = self.backend.array(cumulative_lengths(inputs.arrays[name]), None)
         return arguments
 
     def constants(self, inputs: Inputs) -> tuple[Any, ...]:
-        """The facts besides its arrays on which the call depends."""
+        """Returns the values on which the call depends, besides its arrays."""
         return (inputs.case.option("alignment"), self.scale(inputs), inputs.dtype.name)
 
     def packed_call(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Pack:
-        """The call that the arrays describe."""
+        """Returns the call with these arrays."""
         alignment = inputs.case.option("alignment")
         q, k, v, query_bounds, key_bounds = (arrays[name] for name in (*OPERANDS, *BOUNDS))
         scale, fmt = self.scale(inputs), inputs.dtype
@@ -100,7 +100,7 @@ class PackedKernel(DeclaredKernel):
         return inputs.effective_scale
 
     def output(self, pack: Pack) -> np.ndarray:
-        """The output (Lq, H, Dv), not yet rounded."""
+        """Returns the output (Lq, H, Dv), not yet rounded."""
         out = np.zeros((*pack.query.shape[:2], pack.value.shape[-1]))
         for rows, keys in self.segments(pack):
             weights, value = self.weights(pack, rows, keys)
@@ -109,7 +109,7 @@ class PackedKernel(DeclaredKernel):
         return out
 
     def segments(self, pack: Pack) -> list[SegmentSlices]:
-        """The queries and the keys of each segment."""
+        """Returns the queries and the keys of each segment, as slices."""
         rows, keys = (
             [slice(int(start), int(stop)) for start, stop in pairwise(bounds)]
             for bounds in (pack.query_bounds, pack.key_bounds)
@@ -117,18 +117,18 @@ class PackedKernel(DeclaredKernel):
         return list(zip(rows, keys, strict=True))
 
     def key_heads(self, pack: Pack) -> np.ndarray:
-        """The index (H,) of the key/value head that each query head reads."""
+        """Returns the index (H,) of the key/value head that each query head reads."""
         H, Hkv = pack.query.shape[1], pack.key.shape[1]
         return np.arange(H) // (H // Hkv)
 
     def weights(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
-        """The weights (H, rows, keys) of a segment, and its values (H, keys, Dv)."""
+        """Returns the weights (H, rows, keys) of a segment, and its values (H, keys, Dv)."""
         scores, v = self.scores(pack, rows, keys)
         allowed = self.allowed(pack, rows, keys)
         return self.softmax(np.where(allowed, scores, -np.inf), pack), v
 
     def scores(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
-        """The scores (H, rows, keys) of queries and keys, and the values (H, keys, Dv)."""
+        """Returns the scores (H, rows, keys) of queries and keys, and the values (H, keys, Dv)."""
         heads = self.key_heads(pack)
         q = pack.query[rows].astype(pack.work).transpose(1, 0, 2)
         k, v = (
@@ -137,7 +137,7 @@ class PackedKernel(DeclaredKernel):
         return (q @ k.transpose(0, 2, 1)) * pack.work(pack.scale), v
 
     def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
-        """The mask (rows, keys) of a segment, True attends."""
+        """Returns the mask (rows, keys) of a segment, True attends."""
         return allowed_pairs(rows.stop - rows.start, keys.stop - keys.start, pack.alignment)
 
     def softmax(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
@@ -147,14 +147,14 @@ class PackedKernel(DeclaredKernel):
         return exponentials / exponentials.sum(-1, keepdims=True)
 
     def largest(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
-        """The maximum of each row, which the softmax subtracts."""
+        """Returns the maximum of each row, which the softmax subtracts; the axis keeps size 1."""
         maximum: np.ndarray = scores.max(-1, keepdims=True)
         return maximum
 
     def gradients(
         self, arrays: dict[str, np.ndarray], cotangent: np.ndarray, inputs: Inputs
     ) -> dict[str, np.ndarray]:
-        """The reference's gradients of query, key and value in float64."""
+        """Returns the reference's gradients of query, key and value in float64, by name."""
         outputs = references.find(self.operator).vjp(
             inputs.replace(**arrays), cotangent, NO_ROUNDING
         )

@@ -48,7 +48,8 @@ class PagedKernel(PackedKernel):
         return (inputs.case.id,)
 
     def packed_call(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
-        """The call with the keys and values of all samples packed. Raises ValueError if malformed."""
+        """Returns the call with the keys and values of all samples packed. Raises ValueError for a
+        malformed problem."""
         case, (P, S, *_) = inputs.case, self.pool(arrays["key"], inputs.case).shape
         self.validate(arrays, case)
         table, lengths = arrays["page_table"], self.key_counts(arrays["key_lengths"], S)
@@ -63,26 +64,26 @@ class PagedKernel(PackedKernel):
         )  # fmt: skip
 
     def validate(self, arrays: dict[str, np.ndarray], case: Case) -> None:
-        """Raise ValueError for a malformed problem."""
+        """Raises ValueError for a malformed problem."""
         names = ("query_offsets", "key_lengths", "page_table")
         refuse_malformed(
             arrays["query"], *self.pools(arrays, case), *(arrays[name] for name in names)
         )
 
     def pools(self, arrays: dict[str, np.ndarray], case: Case) -> tuple[np.ndarray, np.ndarray]:
-        """The pools of keys and values."""
+        """Returns the pools of keys and values, (P, S, Hkv, .)."""
         return self.pool(arrays["key"], case), self.pool(arrays["value"], case)
 
     def pool(self, array: np.ndarray, case: Case) -> np.ndarray:
-        """A pool in the layout (P, S, Hkv, .)."""
+        """Returns a pool in the layout (P, S, Hkv, .)."""
         return slots_first(case, array)
 
     def key_counts(self, lengths: np.ndarray, size: int) -> np.ndarray:
-        """The number of keys that each sample reads; a page has `size` slots."""
+        """Returns the number of keys that each sample reads. A page has `size` slots."""
         return lengths
 
     def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
-        """The slots (length,) of a sample's keys in the flat pool; a page has `size` slots."""
+        """Returns the slots (length,) of a sample's keys in the flat pool. A page has `size` slots."""
         keys = np.arange(length)
         return table[sample][np.minimum(keys // size, table.shape[1] - 1)] * size + keys % size
 

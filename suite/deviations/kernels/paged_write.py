@@ -42,32 +42,32 @@ class PagedWriteKernel(DeclaredKernel, OperatorFunction):
         return tuple(Rounded(pool, inputs.dtype) for pool in pools)
 
     def pool(self, name: str, arrays: dict[str, np.ndarray], case: Case) -> np.ndarray:
-        """The pool of keys or values (`name`) after the write, in the layout of the case."""
+        """Returns the pool of keys or values (`name`) after the write, in the layout of the case."""
         cache = arrays[f"{name}_cache"]
         flat, size = self.flat_pool(cache, case).copy(), case.option("page_size")
         self.put(flat, self.slots(arrays["slot_mapping"]), arrays[name], size)
         return self.unflattened(flat, cache, case)
 
     def flat_pool(self, cache: np.ndarray, case: Case) -> np.ndarray:
-        """A pool as slots, (P * S, Hkv, .)."""
+        """Returns a pool as slots, (P * S, Hkv, .)."""
         return flat_slots(case, cache)
 
     def unflattened(self, flat: np.ndarray, cache: np.ndarray, case: Case) -> np.ndarray:
-        """The pool with these slots, in the layout of `cache`."""
+        """Returns the pool with these slots `flat`, in the layout of `cache`."""
         return pool_of(case, flat)
 
     def slots(self, mapping: np.ndarray) -> np.ndarray:
-        """The slot of each token in the flat pool; tokens with a negative slot are skipped."""
+        """Returns the slot of each token in the flat pool; tokens with a negative slot are skipped."""
         return mapping
 
     def put(self, flat: np.ndarray, slots: np.ndarray, tokens: np.ndarray, size: int) -> None:
-        """Write the tokens into the flat pool, in place. A page has `size` slots."""
+        """Writes the tokens into the flat pool, in place. A page has `size` slots."""
         flat[slots[slots >= 0]] = tokens[slots >= 0]
 
     def gradients(
         self, arrays: dict[str, np.ndarray], cotangent: np.ndarray, case: Case
     ) -> dict[str, np.ndarray]:
-        """The gradients of the keys and of their pool before the write."""
+        """Returns the gradients of the keys and of their pool before the write, by name."""
         flat, slots = flat_slots(case, cotangent).copy(), arrays["slot_mapping"]
         key = np.zeros(arrays["key"].shape)
         key[slots >= 0] = flat[slots[slots >= 0]]

@@ -33,10 +33,9 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 @dataclass(frozen=True)
 class Coded:
-    """One call: its arrays by name in working precision. Scales and zero points broadcast with their keys
+    """One call: its arrays by name in working precision. Scales and zero points broadcast to their keys
     or values, unless scales are per tile.
-
-    - `mask`: the mask, True attends; None if nothing is masked
+    - `mask`: True attends; None if all pairs attend
     - `arrays_before_store`: the arrays before new tokens were stored
     """
 
@@ -49,6 +48,7 @@ class Coded:
 
     @classmethod
     def of(cls, arrays: dict[str, Rounded], inputs: Inputs) -> Coded:
+        """Returns the call of inputs with these arrays."""
         work = inputs.dtype.working
         values = {name: array.values.astype(work) for name, array in arrays.items()}
         mask = allowed(inputs) if inputs.operator.has_keys else None
@@ -72,23 +72,25 @@ class Scales(DeclaredKernel):
     """Steps that read scales and zero points. `name` is "key" or "value"."""
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
-        """The scales of keys or values, in a shape that broadcasts with them."""
+        """Returns the scales of keys or values, in a shape that broadcasts to them."""
         return self.broadcastable_scale(f"{name}_scale", call)
 
     def zero_of(self, name: str, call: Coded) -> np.ndarray | None:
-        """The zero points of keys or values, in a shape that broadcasts with them; None without any."""
+        """Returns the zero points of keys or values, in a shape that broadcasts to them; None without
+        any."""
         array = f"{name}_zero"
         return self.broadcastable_scale(array, call) if array in call.arrays else None
 
     def broadcastable_scale(self, name: str, call: Coded) -> np.ndarray:
-        """The array `name` of scales or zero points in a shape that broadcasts with keys or values."""
+        """Returns the array `name` of scales or zero points in a shape that broadcasts to keys or
+        values."""
         array = call.arrays[name]
         if call.case.option("scales") != "pertile":
             return array
         return self.spread_tiles(array, call.case.letters[axes_of(name.partition("_")[0])[-1]])
 
     def spread_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
-        """The scales of tiles (..., tiles), repeated for every component (..., size)."""
+        """Returns the scales of tiles (..., tiles), repeated for every component (..., size)."""
         return repeat_per_component(array, size)
 
 
@@ -96,18 +98,18 @@ class Writing(Scales):
     """Quantization: x / scale + zero point, clipped and rounded to the nearest code."""
 
     def written(self, name: str, call: Coded) -> np.ndarray:
-        """The codes of the new keys or values."""
+        """Returns the codes of the new keys or values (`name`)."""
         x = self.quotient(self.tokens(name, call), self.new_scale(name, call), call)
         zero = self.zero_of(name, call)
         x = x if zero is None else x + newest_scales(zero, x.shape[2])
         return self.stored(self.clipped(x, call), call)
 
     def new_scale(self, name: str, call: Coded) -> np.ndarray:
-        """The scales of the new tokens."""
+        """Returns the scales of the new tokens."""
         return np.asarray(newest_scales(self.scale_of(name, call), call.arrays[name].shape[2]))
 
     def tokens(self, name: str, call: Coded) -> np.ndarray:
-        """The new keys or values."""
+        """Returns the new keys or values."""
         return call.arrays[name]
 
     def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
@@ -117,7 +119,7 @@ class Writing(Scales):
         return np.clip(x, -call.code.max, call.code.max)
 
     def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        """x rounded to the nearest codes, as float64 numbers."""
+        """Returns x rounded to the nearest codes, as float64 numbers."""
         return np.rint(x).astype(float) if call.code.is_whole else round_to(x, call.code)
 
 
@@ -157,7 +159,8 @@ class QuantizedKernel(Writing):
     def put(
         self, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
     ) -> np.ndarray:
-        """The pool `name` after the store of new tokens, the last of `codes` (B, Hkv, Lk, .)."""
+        """Returns the pool `name` after new tokens are stored. `codes` (B, Hkv, Lk, .): all codes, of
+        which the last Lq are new."""
         new, axes = inputs.sizes.Lq, axes_of(name.partition("_")[0])
         table, counts = arrays["page_table"].values, arrays["key_lengths"].values
         slots = slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
@@ -166,23 +169,23 @@ class QuantizedKernel(Writing):
         )
 
     def from_pages(self, call: Coded, inputs: Inputs) -> Coded:
-        """The call with tokens gathered from their pages."""
+        """Returns the call with tokens gathered from their pages."""
         return replace(call, arrays=from_numpy_pages(call.arrays, inputs))
 
     def after_writing(self, call: Coded, inputs: Inputs) -> Coded:
-        """The call with tokens gathered from their pages, and new tokens among its codes."""
+        """Returns the call with tokens gathered from their pages, and with the codes of new tokens."""
         call = self.from_pages(call, inputs)
         codes = {f"{name}_codes": self.codes(name, call) for name in KINDS if name in call.arrays}
         return replace(call, arrays=call.arrays | codes, arrays_before_store=call.arrays)
 
     def codes(self, name: str, call: Coded) -> np.ndarray:
-        """All codes of keys or values; new ones replace the last."""
+        """Returns all codes of keys or values. Codes of new tokens replace the last ones."""
         codes, new = call.arrays[f"{name}_codes"].copy(), self.written(name, call)
         codes[:, :, -new.shape[2] :] = new
         return codes
 
     def output(self, call: Coded) -> np.ndarray:
-        """The output (B, H, Lq, Dv), not yet rounded."""
+        """Returns the output (B, H, Lq, Dv), not yet rounded."""
         value = self.by_head(self.scaled("value", call), call)
         return self.weights(self.scores(call), call) @ value
 
@@ -197,11 +200,11 @@ class QuantizedKernel(Writing):
         return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
 
     def raised(self, scores: np.ndarray) -> np.ndarray:
-        """The exponentials of scores minus the maximum of their row."""
+        """Returns the exponentials of scores minus the maximum of their row."""
         return np.asarray(np.exp(scores - scores.max(-1, keepdims=True)))
 
     def scaled(self, name: str, call: Coded) -> np.ndarray:
-        """The keys or values (B, Hkv, Lk, .) that the codes stand for."""
+        """Returns the keys or values (B, Hkv, Lk, .) for which the codes stand: (code - zero) scale."""
         codes, zero = self.codes_of(name, call), self.zero_of(name, call)
         return (codes if zero is None else self.centred(codes, zero)) * self.scale_of(name, call)
 
@@ -212,11 +215,13 @@ class QuantizedKernel(Writing):
         return codes - zero
 
     def by_head(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        """Keys, values or scales repeated for every query head; one scale for all heads is unchanged."""
+        """Returns keys, values or scales repeated for every query head. One scale for all heads is
+        unchanged.
+        """
         return np.repeat(x, call.group, 1) if x.shape[1] == call.case.sizes.Hkv else x
 
     def gradient(self, call: Coded, cotangent: np.ndarray) -> np.ndarray:
-        """The gradient of the query."""
+        """Returns the gradient of the query."""
         weights = self.weights(self.scores(call), call)
         dP = cotangent @ self.by_head(self.scaled("value", call), call).swapaxes(-1, -2)
         dS = weights * (dP - (dP * weights).sum(-1, keepdims=True)) * call.scale

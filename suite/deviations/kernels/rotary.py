@@ -27,7 +27,7 @@ class RotaryCall:
     """One call: rotate `x` (B, H, L, D) by the positions (L,) or (B, L) of its tokens.
 
     - `entries`: the number of positions in a table of sines and cosines
-    - `inverse`: rotate the other way, as gradients are
+    - `inverse`: True for a rotation by the negative angles, as of gradients
     """
 
     x: np.ndarray
@@ -64,10 +64,10 @@ class RotaryKernel(DeclaredKernel):
         }
 
         def rotate(x: Rounded, position: Rounded, inverse: bool = False) -> Rounded:
-            turn = RotaryCall(x.values, position.values, rotation, fmt, entries, inverse)
-            return self.deliver(self.turned(turn), fmt)
+            call = RotaryCall(x.values, position.values, rotation, fmt, entries, inverse)
+            return self.deliver(self.rotate(call), fmt)
 
-        def call(query: Rounded, position: Rounded) -> Rounded:
+        def rotate_query(query: Rounded, position: Rounded) -> Rounded:
             return rotate(query, position)
 
         # A rotation is linear: tangents are rotated like the query, cotangents by the inverse rotation.
@@ -80,50 +80,50 @@ class RotaryKernel(DeclaredKernel):
             return rotate(tangents["query"], position)
 
         constants = (rotation, fmt.name, entries)
-        return PreparedCall(call, arguments, vjp=vjp, jvp=jvp, constants=constants)
+        return PreparedCall(rotate_query, arguments, vjp=vjp, jvp=jvp, constants=constants)
 
-    def turned(self, turn: RotaryCall) -> np.ndarray:
-        """`x` rotated, (B, H, L, D), not yet rounded."""
-        first, second = self.pairs(turn)
-        cosine, sine = self.table(turn)
-        sine = -sine if turn.inverse else sine
-        x = turn.x.astype(turn.work)
+    def rotate(self, call: RotaryCall) -> np.ndarray:
+        """Returns `call.x` rotated, (B, H, L, D), not yet rounded."""
+        first, second = self.pairs(call)
+        cosine, sine = self.table(call)
+        sine = -sine if call.inverse else sine
+        x = call.x.astype(call.work)
         out = x.copy()
         out[..., first], out[..., second] = self.rotated(
-            x[..., first], x[..., second], cosine, sine, turn
+            x[..., first], x[..., second], cosine, sine, call
         )
         return out
 
-    def pairs(self, turn: RotaryCall) -> tuple[slice, slice]:
-        """The places of the first and of the second components of all pairs."""
-        size = turn.rotation.size
-        if turn.rotation.interleaved:
+    def pairs(self, call: RotaryCall) -> tuple[slice, slice]:
+        """Returns the places of the first and of the second components of all pairs."""
+        size = call.rotation.size
+        if call.rotation.interleaved:
             return slice(0, size, 2), slice(1, size, 2)
         return slice(0, size // 2), slice(size // 2, size)
 
     def rotated(
-        self, x1: np.ndarray, x2: np.ndarray, cosine: np.ndarray, sine: np.ndarray, turn: RotaryCall
+        self, x1: np.ndarray, x2: np.ndarray, cosine: np.ndarray, sine: np.ndarray, call: RotaryCall
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The first and the second components of all pairs, rotated."""
+        """Returns the first and the second components of all pairs, rotated."""
         return x1 * cosine - x2 * sine, x2 * cosine + x1 * sine
 
-    def table(self, turn: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
-        """The cosines and sines, broadcastable to (B, H, L, r / 2); r components are rotated."""
-        theta, factor = self.frequencies(turn)
-        angle = self.angle(self.position(turn), theta, turn)
+    def table(self, call: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
+        """Returns cosines and sines, broadcastable to (B, H, L, r / 2); r components are rotated."""
+        theta, factor = self.frequencies(call)
+        angle = self.angle(self.position(call), theta, call)
         angle = angle if angle.ndim == 2 else angle[:, None]
         return np.cos(angle) * factor, np.sin(angle) * factor
 
-    def frequencies(self, turn: RotaryCall) -> tuple[np.ndarray, Any]:
-        """The frequencies (r / 2,), and the attention factor that multiplies sine and cosine."""
-        reference = frequencies(turn.rotation, turn.position)
-        return reference.theta.astype(turn.work), turn.work(reference.attention)
+    def frequencies(self, call: RotaryCall) -> tuple[np.ndarray, Any]:
+        """Returns the frequencies (r / 2,), and the attention factor on sine and cosine."""
+        reference = frequencies(call.rotation, call.position)
+        return reference.theta.astype(call.work), call.work(reference.attention)
 
-    def position(self, turn: RotaryCall) -> np.ndarray:
-        """The positions of the tokens in working precision."""
-        return turn.position.astype(turn.work)
+    def position(self, call: RotaryCall) -> np.ndarray:
+        """Returns the positions of the tokens in working precision."""
+        return call.position.astype(call.work)
 
-    def angle(self, position: np.ndarray, theta: np.ndarray, turn: RotaryCall) -> np.ndarray:
+    def angle(self, position: np.ndarray, theta: np.ndarray, call: RotaryCall) -> np.ndarray:
         return position[..., None] * theta
 
     def deliver(self, out: np.ndarray, fmt: DType) -> Any:
@@ -135,9 +135,9 @@ class RotaryTableCast(RotaryKernel):
 
     numerics = "fused"
 
-    def table(self, turn: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
-        cosine, sine = super().table(turn)
-        return tuple(round_to(x, turn.fmt).astype(turn.work) for x in (cosine, sine))  # type: ignore[return-value]
+    def table(self, call: RotaryCall) -> tuple[np.ndarray, np.ndarray]:
+        cosine, sine = super().table(call)
+        return tuple(round_to(x, call.fmt).astype(call.work) for x in (cosine, sine))  # type: ignore[return-value]
 
 
 class RotaryByTable(RotaryKernel):
@@ -145,13 +145,13 @@ class RotaryByTable(RotaryKernel):
 
     features = FEATURES | {"position-table"}
 
-    def position(self, turn: RotaryCall) -> np.ndarray:
-        rows = self.rows(turn)
-        is_missing = (rows < 0) | (rows >= turn.entries) | (rows % 1 != 0)
+    def position(self, call: RotaryCall) -> np.ndarray:
+        rows = self.rows(call)
+        is_missing = (rows < 0) | (rows >= call.entries) | (rows % 1 != 0)
         if is_missing.any():
-            raise ValueError(f"a table of {turn.entries} positions has no {rows[is_missing][0]:g}")
-        return rows.astype(turn.work)
+            raise ValueError(f"a table of {call.entries} positions has no {rows[is_missing][0]:g}")
+        return rows.astype(call.work)
 
-    def rows(self, turn: RotaryCall) -> np.ndarray:
-        """The row of each position."""
-        return turn.position
+    def rows(self, call: RotaryCall) -> np.ndarray:
+        """Returns the row in the table of each position."""
+        return call.position

@@ -15,14 +15,14 @@ class TanhKernel(LayerKernel):
     """Scores that sum the units of tanh(query + key), with weights or without."""
 
     def pairs(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
-        """The units (B, 1, Lq, Lk, U) of every query and key, before the tanh."""
+        """Returns the units (B, 1, Lq, Lk, U) of every query and key, before the tanh."""
         return self.keep(query[:, :, :, None] + key[:, :, None], "features", call)
 
     def tanh_units(self, pairs: np.ndarray, call: LayerCall) -> np.ndarray:
         return self.keep(np.tanh(pairs), "scores", call)
 
     def unit_weights(self, call: LayerCall) -> np.ndarray | None:
-        """The weights (U,) of the units; None if all are 1."""
+        """Returns the weights (U,) of the units; None if all are 1."""
         return None
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
@@ -61,7 +61,7 @@ class ConcatKernel(TanhKernel):
     operator = CONCAT
 
     def scalar_parameter(self, name: str, call: LayerCall) -> np.ndarray:
-        """A scalar parameter; 1 if the layer has none of this name."""
+        """Returns a scalar parameter; 1 if the layer has none of this name."""
         parameter = call.parameters.get(name)
         return np.ones((), call.work) if parameter is None else self.load(parameter, call)
 
@@ -104,12 +104,12 @@ class NormKernel(LayerKernel):
         return self.mapped(y, call), np.zeros(0)
 
     def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and the variance of x (B, L, E)."""
+        """Returns mean and variance of x (B, L, E), over `axes`, which keep size 1."""
         mean = x.mean(self.axes, keepdims=True)
         return mean, np.square(x - mean).mean(self.axes, keepdims=True)
 
     def mapped(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
-        """The standardised input times gain plus offset, if the norm has these parameters."""
+        """Returns the standardised input y times gain plus offset, if the norm has these parameters."""
         parameters = [self.load(call.parameters[n], call) for n in ("gain", "offset")
                  if n in call.parameters]  # fmt: skip
         return y * parameters[0] + parameters[1] if parameters else y

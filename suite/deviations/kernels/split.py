@@ -13,8 +13,8 @@ Part = tuple[np.ndarray, np.ndarray]
 
 
 class SplitKernel(PagedKernel):
-    """Paged attention whose keys are split into parts of one size, cut at the same places in all samples:
-    short samples have no keys in the last parts."""
+    """Paged attention over parts of the keys. The parts have one size, the same in all samples, so short
+    samples have no keys in the last parts."""
 
     count = 3
     """The number of parts."""
@@ -31,7 +31,8 @@ class SplitKernel(PagedKernel):
         return out
 
     def part(self, pack: Paged, rows: slice, keys: slice, start: int, size: int) -> Part:
-        """The answer over `size` keys of a sample from its key `start` on, and its log-sum-exp."""
+        """Returns the answer over `size` keys of a sample from its key `start` on, and its
+        log-sum-exp."""
         end = min(keys.start + start + size, keys.stop)
         part_keys = slice(min(keys.start + start, keys.stop), end)
         scores, value = self.scores(pack, rows, part_keys)
@@ -47,27 +48,29 @@ class SplitKernel(PagedKernel):
     def part_mask(
         self, pack: Paged, rows: slice, keys: slice, start: int, count: int
     ) -> np.ndarray:
-        """The mask (rows, count) of the keys of a sample from its key `start` on, True attends."""
+        """Returns the mask (rows, count) of `count` keys of a sample from its key `start` on, True
+        attends."""
         return self.allowed(pack, rows, keys)[:, start : start + count]
 
     def anchor(self, largest: np.ndarray) -> np.ndarray:
-        """The number subtracted from scores: the maximum of the row, or 0 for a fully masked row."""
+        """Returns the number to subtract from scores: the maximum of the row, or 0 for a fully masked
+        row."""
         return np.where(np.isneginf(largest), 0, largest).astype(largest.dtype)
 
     def quotient(self, sums: np.ndarray, total: np.ndarray) -> np.ndarray:
-        """The answer of a part, weighted sums of values over the total weight; 0 without keys."""
+        """Returns the answer of a part: weighted sums of values over the total weight; 0 without keys."""
         return np.asarray(sums / np.where(total == 0, 1, total))
 
     def stored(self, answer: np.ndarray, pack: Paged) -> np.ndarray:
-        """The answer of a part in the precision of the workspace."""
+        """Returns the answer of a part in the precision of the workspace."""
         return answer
 
     def stored_lse(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
-        """The log-sum-exp of a part in the precision of the workspace."""
+        """Returns the log-sum-exp of a part in the precision of the workspace."""
         return lse
 
     def merged(self, pack: Paged, parts: list[Part]) -> np.ndarray:
-        """The answer (H, rows, Dv) over all keys, from the parts of one sample."""
+        """Returns the answer (H, rows, Dv) over all keys, from the parts of one sample."""
         lse = np.stack([part_lse for _, part_lse in parts])
         weights, _ = merge_weights(lse, self.largest_part(lse))
         answers = (answer for answer, _ in parts)
@@ -76,5 +79,5 @@ class SplitKernel(PagedKernel):
         )
 
     def largest_part(self, lse: np.ndarray) -> np.ndarray:
-        """The largest log-sum-exp (H, rows) of the parts."""
+        """Returns the largest log-sum-exp (H, rows) of the parts."""
         return np.asarray(lse.max(0))

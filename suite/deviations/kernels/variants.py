@@ -35,13 +35,15 @@ class MergedChunks(Kernel):
         return self.merge(parts)
 
     def merge(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """The answers of chunks, pairs (answer, log-sum-exp), weighted by exp(their lse - total lse)."""
+        """Returns the sum of the chunks' answers, weighted by exp(lse - total lse). `parts`: answer and
+        log-sum-exp of each chunk."""
         total_lse = self.lse_of(np.concatenate([lse for _, lse in parts], axis=-1))
         anchor = np.where(np.isneginf(total_lse), 0, total_lse)
         return sum(out * np.exp(lse - anchor) for out, lse in parts)
 
     def lse_of(self, scores: np.ndarray) -> np.ndarray:
-        """The log-sum-exp (..., 1) over the last axis of scores (..., n); -inf if all are -inf."""
+        """Returns the log-sum-exp (..., 1) over the last axis of scores (..., n); -inf if all are
+        -inf."""
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         anchor = np.where(np.isneginf(maximum), 0, maximum)
         return anchor + np.log(np.exp(scores - anchor).sum(-1, keepdims=True))
@@ -50,7 +52,7 @@ class MergedChunks(Kernel):
 class WorkingPrecision(Eager):
     """Every operation is rounded to the case's 16-bit dtype, sums after every addition.
 
-    Only checks of precision may fail, so that deviations are made of this kernel.
+    Deviations are made of this kernel, because only checks of precision may fail for it.
     """
 
     dtypes = ("bf16", "f16")
@@ -82,7 +84,7 @@ class WorkingPrecision(Eager):
 
 
 class Workspace(Kernel):
-    """Values are copied into a workspace of the thread, which grows and is used again. The part of the
+    """Values are copied into a workspace, one per thread, which grows and is reused. The part of the
     workspace behind the values gets weights of zero."""
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
@@ -98,4 +100,6 @@ class Workspace(Kernel):
         return self.weights(np.pad(scores, padding, constant_values=-np.inf), call) @ workspace
 
     def clear(self, rest: np.ndarray) -> None:
-        """Clear the part of the workspace behind the values: here nothing, since its weights are zero."""
+        """Clears the part of the workspace behind the values. Does nothing here, because its weights are
+        zero.
+        """

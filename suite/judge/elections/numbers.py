@@ -161,7 +161,7 @@ def _probe_segment_without_keys(p: Probe) -> str:
 def _paged_inputs(p: Probe) -> Inputs:
     """Returns inputs with pages. Raises NotApplicable if the implementation takes none."""
     inputs = p.draw(p.operator.asks.pages[0])
-    if not in_pages.pools(inputs):
+    if not in_pages.pool_axes_by_name(inputs):
         raise NotApplicable("the implementation takes no pages")
     if p.implementation.refuses(inputs) is not None and inputs.case.option("alignment"):
         inputs = inputs.replace(alignment="all")

@@ -23,9 +23,10 @@ AnyCase = Case | ElectionCase | MalformedCase
 
 
 class Selection:
-    """Cases by level: `selection(level)` returns each case once, `why(level)` the reason of each.
+    """Cases by level: `selection(level)` returns the cases, `why(level)` also the reason of each.
 
-    `select(level)` returns cases with reasons. Its results are cached while the operators are the same.
+    `select(level)` computes the cases with their reasons. Its results are cached while `OPERATORS` has
+    the same names.
     """
 
     def __init__(self, select: Callable[[str], dict[Case, str]]) -> None:
@@ -33,22 +34,22 @@ class Selection:
         self._by_level: dict[tuple[str, ...], dict[Case, str]] = {}
 
     def __call__(self, level: str = "standard") -> tuple[Case, ...]:
-        """The cases of a level. Raises ValueError with the valid levels."""
+        """Returns the cases of a level. Raises ValueError with the valid levels."""
         return tuple(self.why(level))
 
     def why(self, level: str) -> Mapping[Case, str]:
-        """The cases of a level with their reasons. Raises ValueError with the valid levels."""
+        """Returns the cases of a level with their reasons. Raises ValueError with the valid levels."""
         key = (level, *OPERATORS)
         if key not in self._by_level:
             self._by_level[key] = self._select(level)
         return self._by_level[key]
 
     def where(self, keep: Callable[[Case], bool]) -> Selection:
-        """The selection of only those cases for which `keep` is True."""
+        """Returns the selection of the cases for which `keep` is True."""
         return Selection(lambda level: {c: why for c, why in self.why(level).items() if keep(c)})
 
     def share(self, name: str) -> Selection:
-        """The cases that belong to the share named `name` (`SHARES`)."""
+        """Returns the selection of the share `name` of these cases (a row of `SHARES`)."""
         share = SHARES[name]
 
         def select(level: str) -> dict[Case, str]:
@@ -69,11 +70,11 @@ class Selection:
 def one_in(
     step: int, cases: Iterable[Case], by_dtype: bool = False, layers: int = 0
 ) -> tuple[Case, ...]:
-    """One in `step` cases of each group: of each operator, or `by_dtype` of each operator and dtype. With
-    `layers` one in `layers` cases of layers.
+    """Returns one in `step` cases of each operator; with `by_dtype`, of each operator and dtype.
 
-    A step of 0 gives no case; any other step at least one case per group. A checksum of the reversed id
-    selects cases, so most selections stay the same when cases are added.
+    `layers`: the step for layers, if it is not 0. A step of 0 selects no case, any other step at least
+    one case per group. A checksum of the reversed id selects cases, so most selections stay the same when
+    cases are added.
     """
     if not step:
         return ()
@@ -90,25 +91,26 @@ def one_in(
 
 
 def cases_of(*asks: Ask | str) -> Selection:
-    """The cases of these lists and patterns of ids. A pattern has the dtypes of the row "promise" of
-    `DTYPES_AT`."""
+    """Returns the selection of the cases of these `Ask`s and patterns of ids. A pattern has the dtypes of
+    the row "promise" of `DTYPES_AT`."""
     patterns = tuple(ask for ask in asks if isinstance(ask, str))
     group = [Ask(*patterns, dtypes="promise"), *(ask for ask in asks if isinstance(ask, Ask))]
     return _selection(lambda: [group])
 
 
 def of_operator(operator: Operator, selection: Selection, level: str) -> list[Case]:
-    """The cases of one operator in a selection."""
+    """Returns the cases of one operator in a selection at a level."""
     return [case for case in selection(level) if case.operator is operator]
 
 
-def _pool_of_operators(pool: str) -> Selection:
-    """The cases of all operators in one field of `Asks`."""
-    return _selection(lambda: [getattr(operator.asks, pool) for operator in OPERATORS.values()])
+def _of_all_operators(field: str) -> Selection:
+    """Returns the cases in the field `field` of `Operator.asks` (`Asks`), of all operators."""
+    return _selection(lambda: [getattr(operator.asks, field) for operator in OPERATORS.values()])
 
 
 def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
-    """The cases of groups of `Ask`s, with reasons: group by group, earlier levels first."""
+    """Returns the selection of the cases of several groups of `Ask`s: group by group, earlier levels
+    first."""
 
     def select(level: str) -> dict[Case, str]:
         reasons: dict[str, str] = {}
@@ -123,45 +125,49 @@ def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
 
 
 def in_all_dtypes(kind: str, pattern: str) -> bool:
-    """True if standard asks a pattern in all dtypes, for a `kind` of `DtypesAt.all_dtypes`."""
+    """Returns True if the level standard has a pattern in all dtypes. `kind`: a value of
+    `DtypesAt.all_dtypes`, "common" or "promise"."""
     operator = OPERATORS[part(pattern, "OPERATOR")]
     promise = kind == "promise" and not operator.is_layer
     return promise or part(pattern, "SIZES") in operator.asks.common_sizes
 
 
-cases = _pool_of_operators("cases")
+cases = _of_all_operators("cases")
 """Cases whose values are judged."""
 
-gradient_cases = _pool_of_operators("gradients")
+gradient_cases = _of_all_operators("gradients")
 """Cases whose derivatives are judged."""
 
-compiled_cases = _pool_of_operators("compiled")
+compiled_cases = _of_all_operators("compiled")
 """Cases for compiled implementations."""
 
-compiled_gradient_cases = _pool_of_operators("compiled_gradients")
+compiled_gradient_cases = _of_all_operators("compiled_gradients")
 """Cases for derivatives of compiled implementations."""
 
 
 def plain_patterns(*names: str) -> tuple[str, ...]:
-    """The ids, with {dt}, of the plain cases of these operators (`Asks.plain`)."""
+    """Returns the ids, with {dt} for the dtype, of the plain cases of these operators (`Asks.plain`)."""
     return tuple(OPERATORS[name].asks.plain for name in names)
 
 
 def paged_patterns() -> tuple[str, ...]:
-    """The ids, with {dt}, of the cases with a page table, of all operators."""
+    """Returns the ids, with {dt} for the dtype, of all operators' cases with a page table
+    (`Asks.pages`)."""
     return tuple(pattern for operator in OPERATORS.values() for pattern in operator.asks.pages)
 
 
 def with_plain_cases(
     *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
 ) -> Selection:
-    """The cases of `cases_of`, and from standard on the plain cases of operators that `asks` do not name.
+    """Returns the cases of `cases_of(*asks)`, and from standard on the plain cases of all operators that
+    `asks` do not name, and `Asks.plain_kinds` of every operator.
 
-    `dtypes` is the row of `DTYPES_AT` for the plain cases; only those for which `keep` is True are added.
+    `dtypes`: the row of `DTYPES_AT` for the plain cases. Only plain cases for which `keep` is True are
+    added.
     """
 
     def patterns_of_unnamed() -> list[str]:
-        """The plain patterns of operators that `asks` do not name, and of all further kinds."""
+        """Returns the patterns of the added plain cases."""
         texts = (
             text for ask in asks for text in ([ask] if isinstance(ask, str) else ask.patterns())
         )
@@ -174,8 +180,8 @@ def with_plain_cases(
 
 
 def has_axes(axes: str) -> Callable[[Case], bool]:
-    """A predicate of cases: the output has all `axes` (letters), none of them is tied to another axis,
-    and the arrays have an axis of samples."""
+    """Returns a function that is True for a case whose output has all `axes` (letters), none of them tied
+    to another axis, and whose arrays have an axis of samples."""
 
     def has_free_axes(case: Case) -> bool:
         tied = "".join(tie for tie in case.ties if "1" not in tie)
@@ -186,15 +192,13 @@ def has_axes(axes: str) -> Callable[[Case], bool]:
 
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
-    """Cases, elections and malformed problems of a level."""
+    """Returns all cases, election cases and malformed problems of a level."""
     return (*cases(level), *ELECTION_CASES, *MALFORMED_CASES)
 
 
 def find(case_id: str) -> AnyCase:
-    """The case with this id, in the catalogue or not.
-
-    Raises ValueError if the id names no case.
-    """
+    """Returns the case with this id, in the catalogue or not. Raises ValueError if the id names no
+    case."""
     special_cases: list[AnyCase] = [*ELECTION_CASES, *MALFORMED_CASES]
     matches = (case for case in special_cases if case.id == case_id)
     return next(matches, None) or Case.parse(case_id)
@@ -205,10 +209,11 @@ _LIMITED = ("Hkv", "heads", "Lq", "Lk", "D", "Dv", "scale", "page_size", "axis_o
 
 
 def original_of(case: AnyCase, among: Iterable[AnyCase]) -> Case | None:
-    """The case of `among` for which `case` is the nearest supported case of a function whose limits
-    exclude it (`Implementation.nearest_supported`): of several the most similar one, or None."""
+    """Returns the case of `among` that became `case` because a function's limits exclude it
+    (`Implementation.nearest_supported`). Facts that limits cannot change are equal. Of several cases the
+    most similar one; None if there is none."""
 
-    def other_facts(candidate: Case) -> dict[str, Any]:
+    def unlimited_facts(candidate: Case) -> dict[str, Any]:
         return {name: fact for name, fact in candidate.facts.items() if name not in _LIMITED}
 
     def similarity(candidate: Case) -> int:
@@ -218,12 +223,12 @@ def original_of(case: AnyCase, among: Iterable[AnyCase]) -> Case | None:
     if not isinstance(case, Case):
         return None
     cases = (c for c in among if isinstance(c, Case) and c.operator is case.operator)
-    candidates = (c for c in cases if other_facts(c) == other_facts(case))
+    candidates = (c for c in cases if unlimited_facts(c) == unlimited_facts(case))
     return max(candidates, key=similarity, default=None)
 
 
 __all__ = [
-    "AnyCase", "Ask", "Selection", "asked", "cases", "compiled_cases", "compiled_gradient_cases",
-    "everything", "find", "gradient_cases", "has_axes", "in_pages", "of_operator", "one_in",
-    "original_of", "parsed", "plain", "with_plain",
+    "AnyCase", "Ask", "Selection", "cases", "cases_of", "compiled_cases", "compiled_gradient_cases",
+    "everything", "find", "gradient_cases", "has_axes", "of_operator", "one_in", "original_of",
+    "paged_patterns", "plain_patterns", "with_plain_cases",
 ]  # fmt: skip

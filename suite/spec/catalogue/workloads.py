@@ -27,7 +27,7 @@ class Workload:
     swept: bool = False
 
     def case(self, dtype: str = "f32") -> Case:
-        """The case in a dtype (short name)."""
+        """Returns the case in a dtype (short name)."""
         return Case.parse(self.pattern.replace("{dt}", dtype))
 
 
@@ -167,7 +167,7 @@ _SWEPT = Workload("sweep", "sdpa/none/mha/{dt}/b1h4q{L}k{L}d64", "cost against l
 
 
 def sweep() -> tuple[Workload, ...]:
-    """Workloads that differ only in length, "sweep-64" and so on."""
+    """Returns the workloads that differ only in length, "sweep-64" and so on."""
     return tuple(
         replace(_SWEPT, name=f"{_SWEPT.name}-{L}", pattern=_SWEPT.pattern.replace("{L}", str(L)))
         for L in SWEEP
@@ -175,7 +175,7 @@ def sweep() -> tuple[Workload, ...]:
 
 
 def find_workloads(text: str) -> tuple[Workload, ...]:
-    """The workloads for a text: a name, "all", "sweep", or the id of any case.
+    """Returns the workloads for a text: a name, "all", "sweep", or the id of any case.
 
     Raises ValueError with the valid names.
     """

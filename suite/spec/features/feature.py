@@ -25,7 +25,7 @@ STEPS = {
 
 
 def per_head(x: np.ndarray, rows: int, keys: int) -> np.ndarray:
-    """An array (H,) as one that broadcasts to (B, H, Lq, Lk)."""
+    """Returns an array x (H,) as (1, H, 1, 1), which broadcasts to (B, H, Lq, Lk)."""
     return x.reshape(1, -1, 1, 1)
 
 
@@ -79,10 +79,10 @@ class Feature:
     group: str = ""
     validate: Callable[[Case], object] = nothing
 
-    def asked_by(self, case: Case) -> bool:
-        """True if the case uses the feature as an option."""
+    def used_by(self, case: Case) -> bool:
+        """Returns True if the case has the feature's option, with another value than the default."""
         return self.option is not None and case.option(self.name) != self.option.default
 
     def value(self, case: Case, arrays: Mapping[str, Any]) -> Any:
-        """The array or option value of the feature, or None."""
+        """Returns the feature's array out of `arrays`, or its option value; None without the feature."""
         return arrays.get(self.name) if self.axes else case.option(self.name)

@@ -16,7 +16,7 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 
 def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
-    """Logit scales (H,) between 0.5 and 2."""
+    """Returns logit scales (H,) between 0.5 and 2."""
     return 0.5 + 1.5 * rng.random(sizes.H)
 
 

@@ -17,7 +17,7 @@ from attention_conformance.suite.spec.sizes import Sizes
 
 
 def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
-    """The slopes (H,) of the paper."""
+    """Returns the slopes (H,) of the paper."""
     return alibi_slopes(sizes.H)
 
 

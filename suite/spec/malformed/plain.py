@@ -17,12 +17,13 @@ from attention_conformance.suite.spec.operators.sdpa import SDPA
 
 
 def _mha(x: Inputs) -> Inputs:
-    """The well-formed problem, of twice as many query heads as key heads, with key heads repeated."""
+    """Returns the well-formed problem, which has half as many key heads as query heads, with each key
+    head repeated."""
     return x.replace(key=np.repeat(x.key, 2, 1), value=np.repeat(x.value, 2, 1))
 
 
 def _in_mha(spoil: Spoil) -> Spoil:
-    """The change after `_mha`."""
+    """Returns the change `spoil` after `_mha`."""
     return lambda x: spoil(_mha(x))
 
 
@@ -35,7 +36,7 @@ def _dense_mask(*shape: int) -> Spoil:
 
 
 def _rates(well_formed: Spoil) -> dict[str, tuple[str, Spoil]]:
-    """Rows of `malformed` with rates of dropout beyond 0 and 1, for `well_formed` inputs."""
+    """Returns rows of `malformed` with dropout rates outside 0 to 1. `well_formed` is applied first."""
     return {
         name: (f"a rate of dropout of {rate:g}", partial(_with_dropout, well_formed, rate))
         for name, rate in (("rate-above-one", 2.0), ("rate-negative", -0.5))

@@ -17,8 +17,9 @@ Spoil = Callable[[Inputs], Inputs]
 """The change that spoils a well-formed problem."""
 
 Contained = Callable[[Inputs, Inputs], Iterable[tuple[Inputs, np.ndarray]]]
-"""From a well-formed problem and the spoilt one: pairs of inputs and of output elements (boolean). The
-answer to the spoilt problem must have the bits of the answer to these inputs in these elements."""
+"""A function from a well-formed problem and the spoilt one to pairs (inputs, elements), elements boolean.
+In these elements of the output, the answer to the spoilt problem must have the same bits as the answer to
+these inputs."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,20 @@ class MalformedCase:
         return {"problem": self.name}
 
     def inputs(self, seed: int = 0) -> Inputs:
-        """The malformed inputs: `well_formed` ones after the change."""
+        """Returns the malformed inputs: `well_formed(seed)` after the change `spoil`."""
         return self.spoil(self.well_formed(seed))
 
     def well_formed(self, seed: int = 0) -> Inputs:
-        """The inputs before the change that spoils them."""
+        """Returns the inputs before the change that spoils them."""
         return draw(Case.parse(self.operator.questions.well_formed), seed)
 
     @property
     def requirement(self) -> str:
-        """The predicate of a sentence: "must raise", and if so, which answers are right, too."""
+        """What an implementation must do: "must raise", or with `contained` also another right answer."""
         return "must raise" + (", or answer without memory of others" if self.contained else "")
 
     def describe(self) -> str:
-        """A description of the malformed problem in a few lines."""
+        """Returns a description of the malformed problem in a few lines."""
         return f"{self.id}\n  {self.text}; an implementation {self.requirement}"
 
     def __str__(self) -> str:
@@ -74,13 +75,14 @@ class MalformedCase:
 
 
 Row = tuple[str, Spoil] | tuple[str, Spoil, Contained]
-"""The text of a malformed problem, the change that spoils it, and which answers are right, too."""
+"""The text of a malformed problem, the change that spoils it, and optionally the other right answers."""
 
 
 def malformed(
     operator: Operator, rows: Mapping[str, Row], *needs: str
 ) -> tuple[MalformedCase, ...]:
-    """The malformed problems of an operator, from rows by name; each needs the features `needs`."""
+    """Returns the malformed problems of an operator, from rows by name. Each needs the features
+    `needs`."""
     return tuple(
         MalformedCase(name, text, spoil, operator, needs, contained=next(iter(contained), None))
         for name, (text, spoil, *contained) in rows.items()
@@ -88,5 +90,6 @@ def malformed(
 
 
 def changed(**arrays: Callable[[Inputs], np.ndarray]) -> Spoil:
-    """The change that replaces arrays by the results of these functions of the well-formed problem."""
+    """Returns the change that replaces each array by the result of its function of the well-formed
+    problem."""
     return lambda x: x.replace(**{name: change(x) for name, change in arrays.items()})

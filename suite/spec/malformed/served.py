@@ -16,7 +16,7 @@ from attention_conformance.suite.spec.operators.cached import CACHED
 from attention_conformance.suite.spec.operators.in_pages import (
     TABLE,
     fill_slots,
-    pools,
+    pool_axes_by_name,
     read_entries,
 )
 from attention_conformance.suite.spec.operators.packed import PACKED
@@ -43,7 +43,7 @@ PACKS = (
 
 
 def _options(**options: Any) -> Spoil:
-    """The change to these options, which no valid case has."""
+    """Returns the change to these options, without a check that a case can have them."""
 
     def spoil(x: Inputs) -> Inputs:
         case = object.__new__(Case)  # unchecked
@@ -55,18 +55,19 @@ def _options(**options: Any) -> Spoil:
 
 
 def _sample_1(**options: Any) -> Contained:
-    """An answer is right if sample 1 has the answer with these options, and no influence on sample 0."""
+    """An answer is right, too, if sample 1 has the answer with these options, and sample 0 does not
+    depend on the tokens of other samples."""
 
     def contained(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
-        first = np.arange(x.sizes.B)[:, None, None, None] == 0
-        far_values = {name: np.where(first, x.arrays[name], 50.0) for name in ("key", "value")}
-        return (_options(**options)(x), ~first), (spoilt.replace(**far_values), first)
+        is_first = np.arange(x.sizes.B)[:, None, None, None] == 0
+        far_tokens = {name: np.where(is_first, x.arrays[name], 50.0) for name in ("key", "value")}
+        return (_options(**options)(x), ~is_first), (spoilt.replace(**far_tokens), is_first)
 
     return contained
 
 
 def _as_options(**options: Any) -> Contained:
-    """An answer is right if it is the answer with these options."""
+    """An answer is right, too, if it is the answer with these options."""
     return lambda x, spoilt: ((_options(**options)(x), np.ones((1, 1, 1, 1), bool)),)
 
 
@@ -115,12 +116,13 @@ CACHES = (
 
 
 def _sample_without_last_page(x: Inputs) -> int:
-    """The first sample that does not read the last page of the pool (NumPy reads it as page -1)."""
+    """Returns the first sample that does not read the last page of the pool, which NumPy reads as page
+    -1."""
     return int(np.argmax((x.arrays["page_table"] != x.letters["p"] - 1).all(1)))
 
 
 def _last_page(number: Callable[[Inputs], float]) -> Spoil:
-    """The change of a sample's last page to another page number."""
+    """Returns the change of a sample's last page to the page `number(inputs)`."""
 
     def spoil(x: Inputs) -> Inputs:
         table, sample = x.arrays["page_table"].copy(), _sample_without_last_page(x)
@@ -131,7 +133,7 @@ def _last_page(number: Callable[[Inputs], float]) -> Spoil:
 
 
 def _entry(name: str, index: int, number: Callable[[Inputs], float]) -> Spoil:
-    """The change of one entry of an array (n,) to another number."""
+    """Returns the change of entry `index` of the array `name` (n,) to `number(inputs)`."""
 
     def spoil(x: Inputs) -> Inputs:
         array = x.arrays[name].copy()
@@ -142,22 +144,22 @@ def _entry(name: str, index: int, number: Callable[[Inputs], float]) -> Spoil:
 
 
 def _small_pool(x: Inputs) -> Inputs:
-    """The inputs with one slot less per page in their last pool."""
-    name, pool_axes = list(pools(x).items())[-1]
+    """Returns the inputs with one slot less per page in their last pool."""
+    name, pool_axes = list(pool_axes_by_name(x).items())[-1]
     array = x.arrays[name]
     return x.replace(**{name: array.take(range(x.letters["s"] - 1), pool_axes.index("s"))})
 
 
 def _rows_of(x: Inputs, samples: np.ndarray) -> np.ndarray:
-    """Boolean, broadcastable to the output: the rows of `samples` (boolean (B,))."""
+    """Returns the rows of some `samples`, boolean (B,), as a boolean that broadcasts to the output."""
     axes = x.operator.outputs(x.case)["output"]
     rows = samples if "b" in axes else np.repeat(samples, x.case.option("segments")[0])
     return np.asarray(rows.reshape(-1, *[1] * (len(axes) - 1)))
 
 
 def _by_sample(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
-    """An answer is right if other samples have the rows of the well-formed problem, and the rows of a
-    spoilt sample do not change with the numbers in pages that its table does not name."""
+    """An answer is right, too, if unspoilt samples have the rows of the well-formed problem, and the rows
+    of a spoilt sample do not depend on pages that its table does not name."""
     names = [name for name in ("query_lengths", *TABLE) if name in x.arrays]
     differences = [(x.arrays[n] != spoilt.arrays[n]).reshape(x.sizes.B, -1).any(1) for n in names]
     samples, pages = np.any(differences, 0), np.zeros(x.letters["p"], bool)
@@ -201,8 +203,8 @@ PAGES = (
 
 
 def _other_slots(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
-    """An answer is right if it differs from the well-formed problem's only in the slot of the spoilt
-    token."""
+    """An answer is right, too, if it differs from that of the well-formed problem only in the slot of the
+    spoilt token."""
     slot = x.arrays["slot_mapping"][x.arrays["slot_mapping"] != spoilt.arrays["slot_mapping"]]
     other_slots = np.arange(x.letters["p"] * x.letters["s"]) != slot
     return ((x, other_slots.reshape(-1, x.letters["s"], 1, 1)),)

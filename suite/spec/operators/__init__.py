@@ -38,7 +38,8 @@ OPERATORS: dict[str, Operator] = {
 
 
 def computed_like(name: str) -> Operator:
-    """The operator that a function or layer of `--like=NAME` computes. Raises KeyError."""
+    """Returns the operator that a function or layer of `--like=NAME` computes. Raises KeyError for an
+    unknown name."""
     return {kind: operator for operator in OPERATORS.values() for kind in operator.kinds}[name]
 
 

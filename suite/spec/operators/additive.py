@@ -33,8 +33,8 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Arrays of the case. The score vector has variance 4 / U, so scores have a standard deviation near
-    one."""
+    """Returns the arrays of the case. The score vector has variance 4 / U, so scores have a standard
+    deviation near one."""
     arrays, units = draw_sequences(case, rng) | draw_parameters(case, rng), case.sizes.D
     if "score_vector" in case.axes:
         arrays["score_vector"] = 2.0 * kernel(rng, units, units)
@@ -56,7 +56,8 @@ def validate(case: Case) -> None:
 
 
 def work(inputs: Inputs, direction: str) -> Work:
-    """One sum, one tanh (counted as one operation), one product and its sum per unit of a pair."""
+    """Returns operations and bytes moved. For each unit of a pair: one sum, one tanh (one operation), one
+    product and its sum. Also counted: the projections and the average of the values."""
     s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
     flops = 2.0 * s.B * (s.Lq * w.query + s.Lk * w.key) * s.D + pairs * (4.0 * s.D + 2.0 * s.Dv)
     factor, passes = layers.FACTORS[direction], layers.PASSES[direction]

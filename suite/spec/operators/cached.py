@@ -129,32 +129,33 @@ FEATURES = frozenset(
 
 
 def axes(case: Case) -> Axes:
-    feature_axes = {f.name: f.axes for f in CARRIED if f.axes and f.asked_by(case)}
+    feature_axes = {f.name: f.axes for f in CARRIED if f.axes and f.used_by(case)}
     return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **feature_axes}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     arrays = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
     for feature in CARRIED:
-        if feature.draw is not None and feature.asked_by(case):
+        if feature.draw is not None and feature.used_by(case):
             arrays[feature.name] = feature.draw(case.sizes, rng)
     return arrays
 
 
 def work(inputs: Inputs, direction: str) -> Work:
-    """2 P (D + Dv) operations for P pairs. A chunk reads the tokens that it attends, and its own."""
-    s, attending, tokens = inputs.sizes, 0, 0
+    """Returns operations and bytes of the forward pass, for any `direction`: 2 P (D + Dv) operations for
+    P attending pairs. Each chunk reads the tokens that it attends, its own included."""
+    s, pair_count, tokens_read = inputs.sizes, 0, 0
     for view in views(inputs.case):
-        attending += s.H * int(view.mask.sum())
-        tokens += s.Hkv * int(view.mask.any(1).sum())
+        pair_count += s.H * int(view.mask.sum())
+        tokens_read += s.Hkv * int(view.mask.any(1).sum())
     rows = s.B * s.H * s.Lq
-    numbers = rows * (s.D + s.Dv) + tokens * (s.D + s.Dv)
-    return Work(2.0 * attending * (s.D + s.Dv), numbers * inputs.dtype.itemsize)
+    moved_elements = (rows + tokens_read) * (s.D + s.Dv)
+    return Work(2.0 * pair_count * (s.D + s.Dv), moved_elements * inputs.dtype.itemsize)
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
-    """The inputs with only the samples `order`, in this order. Raises ValueError if a sample goes on with
-    the history of a sample that is left out."""
+    """Returns the inputs with only the samples `order`, in this order. Raises ValueError if a sample goes
+    on with the history of a sample that is left out."""
     case, order = inputs.case, [int(n) for n in order]
     script, padding, tree_samples = list[Action](), case.option("padding"), list[int]()
     for action in case.option("script"):
@@ -195,7 +196,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
     return {
         "scale": case.option("scale") is not None,
         "window": left is not None,
-        **{f.word: f.asked_by(case) for f in CARRIED},
+        **{f.word: f.used_by(case) for f in CARRIED},
         "left-padding": case.option("padding") is not None,
         "ring": ring and left is not None,
         "overflow": ring and left is None,
@@ -262,13 +263,16 @@ def validate(case: Case) -> None:
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """Sizes, script and padding of a random case.
+    """Returns sizes, script and padding of a random case.
 
-    A number is a chunk, and 0 a reset. Of 3 tokens the last two begin another document. 4 is a tree of
-    four nodes, of which a path of three is kept. Of 5 tokens first sample 0 takes its own. After a chunk
-    of 6 to 8 tokens 2 leave the cache; after a chunk of 9 samples are exchanged. Of an odd count the
-    first number is that of tokens in the cache before the script. A script of one document that begins
-    with 8 tokens has left padding.
+    A number is the tokens of a chunk; 0 is a reset. If there is an odd count of numbers, the first one is
+    the number of tokens in the cache before the script. Some numbers add something to their chunk:
+    - 3: the last two tokens begin another document
+    - 4: the tokens are a tree, and a path of three nodes stays
+    - 5: sample 0 takes its tokens first, then all other samples
+    - 6 to 8: afterwards 2 tokens leave the cache
+    - 9: afterwards the samples exchange their histories
+    - 8 as the first chunk, without a 3: the samples have left padding
     """
     is_odd, script, samples = len(numbers) % 2, list[Action](), max(sizes.B, 1)
     (cached_tokens, *_), numbers = (numbers if is_odd else (0,)), numbers[is_odd:]
@@ -297,7 +301,7 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """The numbers in a text such as "3.0.2"."""
+    """Returns the numbers in a text such as "3.0.2"."""
     return tuple(int(n) for n in text.split("."))
 
 

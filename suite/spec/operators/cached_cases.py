@@ -1,7 +1,7 @@
 """The cases of attention with a cache, by level.
 
-A story is a prompt, a turn, and what follows; every part is drawn together with every part of the others,
-with windows, padding, features, heads and the tokens that were there before.
+A story is a script of three parts: a prompt, a turn (such as a rollback), and chunks after it. A covering
+array combines the parts with each other, and with windows, padding, features, heads and earlier tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AXES = {
 
 
 def sizes_of(row: Row) -> str:
-    """The heads, sizes and script of a story."""
+    """Returns heads, sizes and script of a story, as tokens of an id."""
     words = (str(row[part]) for part in ("prompt", "turn", "after"))
     script = ".".join(word for word in words if word)
     queries = max(arrivals(script_of(script), SAMPLES))

@@ -23,7 +23,7 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Arrays of the case. Scale and weight are near 1; the scale is drawn first."""
+    """Returns the arrays of the case. Scale and weight are near 1; the scale is drawn first."""
     arrays = draw_sequences(case, rng)
     scale = {} if case.option("without_scale") else {"scale": np.array(0.5 + 0.25 * rng.random())}
     return arrays | {"concat_weight": np.array(0.75 + 0.25 * rng.random())} | scale

@@ -22,7 +22,7 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Arrays of the case. The scale is near 1 / sqrt(D)."""
+    """Returns the arrays of the case. The scale is near 1 / sqrt(D)."""
     arrays = draw_sequences(case, rng)
     if not case.option("without_scale"):
         arrays["scale"] = np.array((1.0 + 0.25 * rng.random()) / np.sqrt(case.sizes.D))

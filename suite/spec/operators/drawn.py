@@ -16,7 +16,7 @@ WIDE = re.compile(r"d(6[4-9]|[7-9]\d|\d{3,})")
 
 
 def is_wide_in_float64(row: Row) -> bool:
-    """True for float64 with the heads of models, which nobody runs in it; their bounds cost most."""
+    """Returns True for heads of models in float64. Nobody runs these, and their bounds cost most."""
     heads = f"{row.get('sizes', '')} {row.get('heads', '')}"
     return row.get("dtype") == "f64" and WIDE.search(heads) is not None
 
@@ -29,22 +29,22 @@ def covering_of(
     is_excluded: Callable[[Row], bool] = lambda row: False,
     triples: Sequence[tuple[str, ...]] = (),
 ) -> Covering:
-    """A covering array of the ids of an operator: of pairs, at full of triples.
+    """Returns a covering array of the ids of an operator: of pairs of axes, at the level full of triples.
 
-    The values of axes are tokens of ids, "" for none. A tuple of values is covered if an id with it is
-    valid in which all other axes, or all but one, have their first values.
-
-    - `sizes_of`: heads, sizes and what follows them in an id, such as "gqa2/b2h4q3k17d8", from the axes
-      `size_axes`. One value of the axis "sizes" has all lengths, heads and head sizes.
-    - `is_excluded`: True for values that are not asked, although the id is valid.
-    - `triples`: axes that are covered in threes at standard, too.
+    The values of axes are tokens of ids, "" for none. A tuple of values is covered if it has a valid id
+    in which all other axes, or all but one, have their first values.
+    - `sizes_of`: from a row to heads, sizes and further tokens, such as "gqa2/b2h4q3k17d8"; it reads the
+      axes `size_axes`. By default one value of the axis "sizes" has all lengths, heads and head sizes.
+    - `is_excluded`: True for rows that are left out although their ids are valid.
+    - `triples`: three axes each, which all levels cover together.
     """
     axes = {"dtype": tuple(DTYPES), **axes}
     defaults: Row = {name: values[0] for name, values in axes.items()}
     tokens = [name for name in axes if name not in ("dtype", "mask", *size_axes)]
 
     def text_of(row: Row) -> str:
-        """The id of a row, completed by the first values of all other axes; options in any order."""
+        """Returns an id of a row, with its options in any order. Axes that the row lacks have their first
+        values."""
         row = defaults | row
         heads, sizes, *further = sizes_of(row).split("/")
         mask, *form = str(row.get("mask", "none")).split("/")
@@ -54,14 +54,15 @@ def covering_of(
 
     @cache
     def id_of(text: str) -> str:
-        """The id with its options in their order; "" if it is invalid."""
+        """Returns the id with its options in the operator's order; "" if it is invalid."""
         try:
             return Case.read(text).id
         except ValueError:
             return ""
 
     def valid(row: Row) -> bool:
-        """True if the id of the row, or of the row with a value of one more axis, is valid."""
+        """Returns True if the id of the row is valid, or that of the row with a value of one more
+        axis."""
         longer_rows = (row | {n: value} for n in axes if n not in row for value in axes[n])
         dtype = {"dtype": defaults["dtype"]}  # an id is valid in every dtype or in none
         rows = (r for r in chain([row], longer_rows) if not is_excluded(r))

@@ -56,7 +56,7 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Arrays of the case. Tokens have different means, so that a missing norm is seen."""
+    """Returns the arrays of the case. Tokens have different means, so that a missing norm shows."""
     arrays, n = draw_sequences(case, rng), case.letters
     arrays["query"] = arrays["query"] + rng.standard_normal((n["b"], n["q"], 1))
     arrays["key"] = arrays["value"] = arrays["query"]

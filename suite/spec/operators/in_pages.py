@@ -9,8 +9,8 @@ are added:
 Key j of sample b lies in page page_table[b, j // S], slot j % S. The last query and the last new token of
 a sample are at its last key. Pages that no sample owns, slots behind the last key, and entries of the
 table behind the last page have no influence. In drawn inputs these slots hold large numbers, and these
-entries pages of any sample. Whatever the operator computes, it computes of the arrays that `gathered`
-takes from the pools.
+entries pages of any sample. The operator computes with the arrays that `gather_tokens` takes from the
+pools.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WORDS = {
 TABLE = ("page_table", "key_lengths")
 
 NEW = "new_"
-"""What begins the names of arrays of tokens, one for every query, that a call stores in a pool."""
+"""The prefix of the names of arrays of new tokens, one for every query, that a call stores in a pool."""
 
 FREE = 2
 """Pages of the pool that no sample owns."""
@@ -55,7 +55,7 @@ Draw = Callable[[Case, np.random.Generator, int], dict[str, np.ndarray]]
 
 
 def case_without_pages(case: Case) -> Case:
-    """The case without pages, whose call stores no tokens in pools."""
+    """Returns the case without pages, whose call stores no tokens."""
     page_options = [
         option for option in (IN_PAGES, SHARED, LAYOUT) if case.operator.option(option.name)
     ]
@@ -64,12 +64,12 @@ def case_without_pages(case: Case) -> Case:
 
 
 def is_pooled(array_axes: str) -> bool:
-    """True if an array with these axes lies in pages: if it has axes of samples and of keys."""
+    """Returns True if an array with these axes lies in pages: it has axes of samples and of keys."""
     return {"b", "k"} <= {*array_axes}
 
 
 def pool_axes(case: Case, array_axes: str) -> str:
-    """The axes of the pool of an array with these axes; the same axes if the array has no pool."""
+    """Returns the axes of the pool of an array with these axes; the same axes if it has no pool."""
     if not is_pooled(array_axes):
         return array_axes
     place = "pgs" if heads_first(case, array_axes) else "ps"
@@ -77,44 +77,45 @@ def pool_axes(case: Case, array_axes: str) -> str:
 
 
 def heads_first(case: Case, array_axes: str) -> bool:
-    """True if heads stand before slots in the pool of an array with these axes."""
+    """Returns True if heads stand before slots in the pool of an array with these axes."""
     return case.option("layout") == "hnd" and "g" in array_axes
 
 
 def slots_first(case: Case, pool: np.ndarray, array_axes: str = "g") -> np.ndarray:
-    """A pool as (P, S, ...), from the axes of its array without pages: slots and heads are exchanged if
-    heads stand first. Its own inverse."""
+    """Returns a pool as (P, S, ...): the axes of slots and heads are exchanged if heads stand first. A
+    second call gives the pool back. `array_axes`: the axes of the array without pages."""
     return pool.swapaxes(1, 2) if heads_first(case, array_axes) else pool
 
 
 def flat_slots(case: Case, pool: np.ndarray, array_axes: str = "g") -> np.ndarray:
-    """All slots (P * S, ...) of a pool, for the axes of its array without pages."""
+    """Returns all slots (P * S, ...) of a pool. `array_axes` as in `slots_first`."""
     paged = slots_first(case, pool, array_axes)
     return paged.reshape(-1, *paged.shape[2:])
 
 
 def pool_of(case: Case, slots: np.ndarray, array_axes: str = "g") -> np.ndarray:
-    """The pool of the case with these slots (P * S, ...), for the axes of its array without pages."""
+    """Returns the pool with these slots (P * S, ...). `array_axes` as in `slots_first`."""
     size = case.option("page_size")
     paged = slots.reshape(len(slots) // size, size, *slots.shape[1:])
     return np.ascontiguousarray(slots_first(case, paged, array_axes))
 
 
 def outputs(case: Case, array_axes: Axes) -> Axes:
-    """The axes of a case's outputs, from those without pages: of pools if the case has pages."""
+    """Returns the axes of a case's outputs, by name. `array_axes`: their axes without pages."""
     if case.option("page_size") is None:
         return array_axes
     return {name: pool_axes(case, letters) for name, letters in array_axes.items()}
 
 
 def axes(case: Case, array_axes: Axes) -> Axes:
-    """The axes of a case's arrays, from those without pages: of pools and their table if it has pages."""
+    """Returns the axes of a case's arrays, by name, with those of the page table if the case has pages.
+    `array_axes`: their axes without pages."""
     table = {} if case.option("page_size") is None else {"page_table": "bt", "key_lengths": "b"}
     return {**outputs(case, array_axes), **table}
 
 
 def needs(case: Case) -> Mapping[str, bool]:
-    """The features that pages need."""
+    """Returns the features that pages need, by word: True if the case needs the feature."""
     return {
         "pages": case.option("page_size") is not None,
         "heads-before-slots": case.option("layout") == "hnd",
@@ -122,8 +123,8 @@ def needs(case: Case) -> Mapping[str, bool]:
 
 
 def lengths(case: Case) -> np.ndarray:
-    """The number of keys of each sample, int (B,), at least Lq if Lk is at least Lq. The last sample has
-    Lk keys; the last page of the first sample is full, if it has as many keys as a page."""
+    """Returns the number of keys of each sample, int (B,), at least Lq if Lk is at least Lq. The last
+    sample has Lk keys. The last page of the first sample is full, if the sample fills a page."""
     s, size = case.sizes, case.option("page_size")
     counts = s.Lk - np.arange(s.B)[::-1] * (max(s.Lk - max(s.Lq, 1), 0) // max(s.B, 1))
     full = counts[:1] // size * size
@@ -133,7 +134,7 @@ def lengths(case: Case) -> np.ndarray:
 
 
 def letters(case: Case) -> Mapping[str, int]:
-    """The numbers of pages, of slots and of entries of the table, by letter."""
+    """Returns the numbers of pages, of slots and of entries of the table, by letter; {} without pages."""
     size = case.option("page_size")
     if size is None:
         return {}
@@ -141,15 +142,15 @@ def letters(case: Case) -> Mapping[str, int]:
 
 
 def sizes_by_letter(counts: np.ndarray, shared: int, size: int) -> dict[str, int]:
-    """`letters` for pages of `size` slots, and the number of pages of each sample, (B,); samples with
-    keys have their first `shared` pages in common."""
+    """Returns the numbers of pages, slots and table entries, by letter, for samples with `counts` (B,)
+    pages of `size` slots. All samples with keys have their first `shared` pages in common."""
     total = int(counts.sum()) - shared * max(int((counts > 0).sum()) - 1, 0)
     return {"p": total + FREE, "s": size, "t": int(counts.max(initial=0)) + 1}
 
 
 def page_counts(case: Case) -> tuple[np.ndarray, int]:
-    """The number of pages of each sample, (B,), and the number of pages that all samples share: full
-    pages, into which no sample writes."""
+    """Returns the number of pages of each sample, (B,), and the number of pages that all samples share.
+    Shared pages are full, and no sample writes into them."""
     counts, size = lengths(case), case.option("page_size")
     written = case.sizes.Lq if case.option("writes") else 0
     before_writing = int(counts.min(initial=case.sizes.Lk)) - written
@@ -157,8 +158,8 @@ def page_counts(case: Case) -> tuple[np.ndarray, int]:
 
 
 def validate(case: Case) -> None:
-    """Raises ValueError for a mask in pages that does not count from the last key, for samples that can
-    share no page, and for an arrangement of pages without pages."""
+    """Raises ValueError for a mask in pages that is not aligned at the last key, for samples that can
+    share no page, and for the options `shared` and `layout` without pages."""
     if case.option("page_size") is None:
         if case.option("shared") or case.option("layout") == "hnd":
             raise ValueError(f"shared and hnd are words of pages: {case.id}")
@@ -175,8 +176,8 @@ def validate(case: Case) -> None:
 def draw_paged(
     draw: Draw, case: Case, rng: np.random.Generator, seed: int
 ) -> dict[str, np.ndarray]:
-    """The arrays that `draw` draws for the case without pages, in pools if the case has pages. A sample
-    with fewer keys has the last ones."""
+    """Returns the arrays that `draw` draws for the case without pages. If the case has pages, the arrays
+    are in pools, and samples with fewer than Lk keys have the last ones."""
     if case.option("page_size") is None:
         return draw(case, rng, seed)
     flat_case, n = case_without_pages(case), letters(case)
@@ -206,8 +207,8 @@ def draw_table(
     counts: np.ndarray, n: Mapping[str, int], order: np.ndarray, rng: np.random.Generator,
     shared: int = 0,
 ) -> np.ndarray:  # fmt: skip
-    """A page table: `counts` pages for each sample, taken from `order`, of which the first `shared` pages
-    are the same for all. Later entries are pages of any sample."""
+    """Returns a page table (B, T), with `counts` (B,) pages for each sample out of `order`. All samples
+    have the first `shared` ones. Later entries are pages of any sample. `n`: sizes by letter."""
     table, next_page = rng.choice(order, (len(counts), n["t"])), shared
     for row, count in zip(table, counts, strict=True):
         owned_count = max(count - shared, 0)
@@ -217,27 +218,27 @@ def draw_table(
 
 
 def owned_pages(pages: int, rng: np.random.Generator) -> np.ndarray:
-    """The pages of a pool of `pages` that samples own, in random order. Any page may be free."""
+    """Returns the pages that samples own, in random order: all `pages` but `FREE` random ones."""
     return rng.permutation(pages)[: pages - FREE]
 
 
-def numbers(table: np.ndarray, size: int, keys: int) -> np.ndarray:
-    """The slot of each key as a number page * S + slot: (B, keys) for a table, (keys,) for one of its
-    rows."""
+def slot_numbers(table: np.ndarray, size: int, keys: int) -> np.ndarray:
+    """Returns the slot of each key as a number page * S + slot: (B, keys) for a table (B, T), (keys,) for
+    a row (T,). `size` is S."""
     positions = np.arange(keys)
     return np.asarray(table.astype(int)[..., positions // size] * size + positions % size)
 
 
 def slots_of(table: np.ndarray, counts: np.ndarray, size: int, keys: int) -> np.ndarray:
-    """The slots (B, keys) of keys as numbers page * S + slot, -1 in front of the first key of a sample.
-    The last key of a sample stands at the end of its row."""
-    place = np.arange(keys) - (keys - counts.astype(int)[:, None])
-    entries = np.take_along_axis(table.astype(int), np.maximum(place, 0) // size, 1)
-    return np.where(place < 0, -1, entries * size + place % size)
+    """Returns the slots (B, keys) of keys as numbers page * S + slot. The last key of a sample stands at
+    the end of its row; -1 stands before its first key. `counts` (B,): numbers of keys; `size` is S."""
+    key_index = np.arange(keys) - (keys - counts.astype(int)[:, None])
+    pages = np.take_along_axis(table.astype(int), np.maximum(key_index, 0) // size, 1)
+    return np.where(key_index < 0, -1, pages * size + key_index % size)
 
 
 def in_order(table: np.ndarray) -> np.ndarray:
-    """The table with the page numbers 0, 1, 2 ... in place of its own: samples lie in order."""
+    """Returns the table with the page numbers 0, 1, 2 ..., as if samples lay in order."""
     ordered = table.copy()
     order = np.arange(ordered[:, :-1].size) % (table.max(initial=0) + 1)
     ordered[:, :-1] = order.reshape(ordered[:, :-1].shape)
@@ -245,25 +246,25 @@ def in_order(table: np.ndarray) -> np.ndarray:
 
 
 def slots(inputs: Inputs) -> np.ndarray:
-    """`slots_of` the keys of inputs with pages, (B, Lk)."""
+    """Returns the slots of the keys of inputs with pages, (B, Lk), as `slots_of` does."""
     arrays = inputs.arrays
     table, counts = arrays["page_table"], arrays["key_lengths"]
     return slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
 
 
 def readable(ids: np.ndarray) -> np.ndarray:
-    """The slots `ids` (`slots_of`) with every -1 replaced by a slot of the same sample, or by 0, so that
-    all can be read."""
+    """Returns the slots `ids` of `slots_of`, with a slot of the same sample (0 without one) in place of
+    every -1, so that all of them can be read."""
     return np.where(ids < 0, ids.max(1, keepdims=True, initial=0), ids)
 
 
 def tokens_first(x: np.ndarray, array_axes: str) -> np.ndarray:
-    """An array with the axes `array_axes`, with samples and keys as its first axes."""
+    """Returns an array x with the axes `array_axes`, with samples and keys moved to the front."""
     return np.moveaxis(x, (array_axes.index("b"), array_axes.index("k")), (0, 1))
 
 
 def take_tokens(case: Case, pool: np.ndarray, ids: np.ndarray, array_axes: str) -> np.ndarray:
-    """The tokens in the slots `ids` (B, Lk) of a pool of the case, with the axes `array_axes`."""
+    """Returns the tokens in the slots `ids` (B, Lk) of a pool, as an array with the axes `array_axes`."""
     tokens = flat_slots(case, pool, array_axes)[readable(ids)]
     return np.moveaxis(tokens, (0, 1), (array_axes.index("b"), array_axes.index("k")))
 
@@ -271,21 +272,21 @@ def take_tokens(case: Case, pool: np.ndarray, ids: np.ndarray, array_axes: str) 
 def write_tokens(
     case: Case, pool: np.ndarray, ids: np.ndarray, x: np.ndarray, array_axes: str
 ) -> np.ndarray:
-    """A copy of a pool of the case, with tokens (axes `array_axes`) in the slots `ids` (B, Lk) that are
-    not negative. Of several tokens for a slot the last one stays."""
+    """Returns a copy of a pool with the tokens x, whose axes are `array_axes`, in the slots `ids` (B,
+    Lk). Negative slots are skipped. Of several tokens for a slot the last one stays."""
     copy = slots_first(case, pool, array_axes).copy()
     copy.reshape(-1, *copy.shape[2:])[ids[ids >= 0]] = tokens_first(x, array_axes)[ids >= 0]
     return np.ascontiguousarray(slots_first(case, copy, array_axes))
 
 
 def stored_pool_names(case: Case) -> tuple[str, ...]:
-    """The names of the pools in which a call stores new tokens, in the order of its outputs."""
+    """Returns the names of the pools in which a call stores new tokens, in the order of its outputs."""
     names = (name.removesuffix("_output") for name in case.operator.outputs(case))
     return tuple(name for name in names if f"{NEW}{name}" in case.axes)
 
 
 def with_stored_tokens(inputs: Inputs) -> Inputs:
-    """The inputs after new tokens are stored in their slots."""
+    """Returns the inputs with the new tokens stored in their slots of the pools."""
     case, names, array_axes = (
         inputs.case,
         stored_pool_names(inputs.case),
@@ -300,8 +301,8 @@ def with_stored_tokens(inputs: Inputs) -> Inputs:
     return inputs.replace(writes=False, **pools, **{f"{NEW}{name}": None for name in names})
 
 
-def pools(inputs: Inputs) -> dict[str, str]:
-    """The axes of the arrays that are pools, by name."""
+def pool_axes_by_name(inputs: Inputs) -> dict[str, str]:
+    """Returns the axes of each pool, by array name. A pool has axes "p" (pages) and "s" (slots)."""
     return {
         name: array_axes
         for name, array_axes in inputs.case.axes.items()
@@ -310,28 +311,26 @@ def pools(inputs: Inputs) -> dict[str, str]:
 
 
 def read_entries(inputs: Inputs) -> np.ndarray:
-    """Boolean (B, T): entries of the page table that name a page with a key of their sample."""
+    """Returns, boolean (B, T), the table entries that name a page with a key of their sample."""
     counts, n = inputs.arrays["key_lengths"], inputs.letters
     return np.asarray(np.arange(n["t"]) * n["s"] < counts[:, None])
 
 
 def owned_slots(inputs: Inputs) -> np.ndarray:
-    """Boolean (P, S): slots that hold a key of some sample."""
+    """Returns, boolean (P, S), the slots that contain a key of some sample."""
     n, table, counts = inputs.letters, *(inputs.arrays[name] for name in TABLE)
     is_owned = np.zeros((n["p"], n["s"]), bool)
     for row, count in zip(table, counts, strict=True):
-        is_owned.reshape(-1)[numbers(row, n["s"], int(count))] = True
+        is_owned.reshape(-1)[slot_numbers(row, n["s"], int(count))] = True
     return is_owned
 
 
 def fill_slots(inputs: Inputs, slots: np.ndarray, value: Any, key_value: Any = None) -> Inputs:
-    """The inputs with another `value` in some slots (boolean (P, S)) of all pools, and with `key_value`
-    in pools of keys, if given. Codes have NaN in place of infinity, and whole codes the largest code.
-
-    The value broadcasts to a pool.
-    """
+    """Returns the inputs with `value`, which broadcasts to a pool, in some `slots` (boolean (P, S)) of
+    all pools. Pools of keys get `key_value` if it is not None. In place of an infinity floating-point
+    codes get NaN, and whole codes the largest code."""
     arrays = {}
-    for name, array_axes in pools(inputs).items():
+    for name, array_axes in pool_axes_by_name(inputs).items():
         new_value = value if key_value is None or not name.startswith("key") else key_value
         fmt = inputs.case.dtype_of(name)
         if isinstance(fmt, Code):
@@ -345,8 +344,8 @@ def fill_slots(inputs: Inputs, slots: np.ndarray, value: Any, key_value: Any = N
 def refuse_malformed(
     table: np.ndarray, counts: np.ndarray, size: int, pages: int, samples: int
 ) -> None:
-    """Raise ValueError unless lengths `counts` (B,) and `table` (B, T) name slots that exist, in a pool
-    of `pages` pages with `size` slots."""
+    """Raises ValueError unless lengths `counts` (B,) and `table` (B, T) have B = `samples` rows and name
+    slots of a pool of `pages` pages with `size` slots."""
     T = table.shape[1]
     if (len(table), len(counts)) != (samples, samples):
         raise ValueError(
@@ -360,8 +359,8 @@ def refuse_malformed(
 
 
 def mask_missing_keys(inputs: Inputs) -> Inputs:
-    """The inputs with a mask for the keys of `gather_tokens`, which hides places in front of the first
-    key of a sample. The inputs are unchanged without pages, and if all samples have Lk keys."""
+    """Returns the inputs with a mask for the keys of `gather_tokens`, in which places before the first
+    key of a sample are hidden. Inputs without such places are returned unchanged."""
     counts = inputs.arrays.get("key_lengths")
     if counts is None or (counts == inputs.sizes.Lk).all():
         return inputs
@@ -371,7 +370,8 @@ def mask_missing_keys(inputs: Inputs) -> Inputs:
 
 
 def with_mask_by_position(inputs: Inputs) -> Inputs:
-    """Inputs with the mask of `mask_missing_keys`, in which the first key of a sample has the index 0."""
+    """Returns the inputs with the mask of `mask_missing_keys`, its first key of each sample at index
+    0."""
     masked_inputs = mask_missing_keys(inputs)
     if masked_inputs is inputs or masked_inputs.mask_array is None:
         return masked_inputs
@@ -382,8 +382,8 @@ def with_mask_by_position(inputs: Inputs) -> Inputs:
 
 
 def gather_tokens(inputs: Inputs) -> Inputs:
-    """The inputs without pages, after new tokens are stored. The last key of every sample has the index
-    Lk - 1."""
+    """Returns the inputs without pages, after new tokens are stored. The last key of every sample has the
+    index Lk - 1. Inputs without pages are returned unchanged."""
     if "page_table" not in inputs.arrays:
         return inputs
     if stored_pool_names(inputs.case):

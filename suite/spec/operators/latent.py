@@ -67,7 +67,7 @@ from attention_conformance.suite.spec.operators.tiles import (
     tile_counts,
     to_tiles,
 )
-from attention_conformance.suite.spec.recipes import add_offset, level, rising
+from attention_conformance.suite.spec.recipes import add_offset, rising, score_levels
 from attention_conformance.suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
@@ -91,7 +91,7 @@ AXES = {
 
 
 def parse_latent_sizes(text: str) -> tuple[int, int]:
-    """R and E of a token of ids such as "r16e4"."""
+    """Returns R and E from a token of an id such as "r16e4"."""
     latent, _, rope = text[1:].partition("e")
     return int(latent), int(rope)
 
@@ -125,13 +125,13 @@ def axes(case: Case) -> Axes:
 
 
 def outputs(case: Case) -> Axes:
-    lse = {"lse": "bhq"} if LSE.asked_by(case) else {}
+    lse = {"lse": "bhq"} if LSE.used_by(case) else {}
     pools = {"latent_output": "bkr", "key_rope_output": "bke"} if case.option("writes") else {}
     return {"output": "bhqv", **lse, **in_pages.outputs(case, pools)}
 
 
 def encoded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Codes and scales of latents, of which each tile is first multiplied by a random size. The largest
+    """Returns codes and scales of latents. Each tile is first multiplied by a random size. The largest
     number of a tile takes the largest code, at most 448; a tile of zeros has the scale 1."""
     R, largest_code = latent.shape[-1], min(CODES[case.option("codes")].max, CODES["e4m3"].max)
     sizes = 0.5 + 1.5 * rng.random((*latent.shape[:2], case.letters["l"]))
@@ -142,7 +142,7 @@ def encoded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[st
 
 
 def dequantized(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The latents (B, Lk, R), from codes times scales if they come so, in the arrays' precision."""
+    """Returns the latents (B, Lk, R), in the arrays' precision: `latent`, or codes times scales."""
     if "latent" in arrays:
         return arrays["latent"]
     codes = arrays["latent_codes"]
@@ -150,16 +150,19 @@ def dequantized(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def selector(rng: np.random.Generator, among: int, R: int, H: int, size: int) -> np.ndarray:
-    """An up-projection (R, H, size), each column of which selects one of the first `among` components."""
+    """Returns an up-projection (R, H, size). Each column selects one of the first `among` components."""
     chosen = np.array([rng.permutation(among)[np.arange(size) % among] for _ in range(H)])
     return np.asarray(np.arange(R)[:, None, None] == chosen.reshape(H, size)).astype(float)
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Unit normals, and up-projections of which keys and values are unit normals. `large`: scores with a
-    standard deviation of 16; `integers`: integers from -2 to 2, up-projections from -1 to 1; `offset`:
-    an offset of the scores in the rotary parts, which both forms read as they are; `level`: scores near
-    1024 that the dtype holds (`suite.spec.recipes.level`)."""
+    """Returns the arrays of the case by recipe:
+    - normal: unit normals; keys and values after the up-projections are unit normals, too
+    - large: scores with a standard deviation of 16
+    - integers: integers from -2 to 2, in up-projections from -1 to 1
+    - offset: a large offset of the scores, in the rotary parts, which both forms multiply directly
+    - level: scores near 1024 that are exact in the dtype (`suite.spec.recipes.score_levels`)
+    """
     n = case.letters
     arrays = {
         name: rng.standard_normal(tuple(n[x] for x in axes)) for name, axes in AXES.items()
@@ -179,12 +182,12 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         }
     if case.recipe == "level":
         half = n["r"] // 2 or 1  # keys are components of the first half, values of the second one
-        first, second = level(
+        query_level, key_level = score_levels(
             rng, arrays["query"], arrays["latent"][..., :half], n["d"] + n["e"], case.dtype
         )
         arrays["query_rope"][...], arrays["key_rope"][...] = 0.0, 0.0
-        arrays["query_rope"][..., 0] = first * (-1.0) ** np.arange(n["q"])
-        arrays["key_rope"][..., 0] = second
+        arrays["query_rope"][..., 0] = query_level * (-1.0) ** np.arange(n["q"])
+        arrays["key_rope"][..., 0] = key_level
         arrays["latent"][..., half:] = arrays["latent"][..., half:] / 4 + rising(n["k"])
         arrays |= {
             "w_uk": selector(rng, half, n["r"], n["h"], n["d"]),
@@ -207,7 +210,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "scales-of-tiles": case.option("codes") != "none",
         **in_pages.needs(case),
         "new-latents": case.option("writes"),
-        "lse": LSE.asked_by(case),
+        "lse": LSE.used_by(case),
         "empty-batch": sizes.B == 0,
         "empty-queries": sizes.Lq == 0,
     }
@@ -226,8 +229,8 @@ def validate(case: Case) -> None:
 def plain_operands(
     arrays: Mapping[str, np.ndarray], precision: type[np.floating[Any]] = np.float64
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query and key (B, H, L, D + E) and value (B, H, Lk, Dv) of the plain attention that gives the same
-    output as these arrays, in a precision."""
+    """Returns query and key (B, H, L, D + E) and value (B, H, Lk, Dv), in a precision. Plain attention of
+    them has the same output as latent attention of `arrays`."""
     x = {name: array.astype(precision) for name, array in arrays.items()}
     latent = dequantized(x)
     key, value = (np.einsum("bkr,rhd->bhkd", latent, x[name]) for name in ("w_uk", "w_uv"))
@@ -237,8 +240,8 @@ def plain_operands(
 
 
 def split_causal(mask: Mask | None, form: str, sizes: Sizes) -> tuple[bool, tuple[Mask, ...]]:
-    """True if a causal flag that is aligned at the last key expresses a part of the mask; and all other
-    parts."""
+    """Returns whether a causal flag, aligned at the last key, can stand for a part of the mask, and the
+    parts for which it does not stand."""
     parts = () if mask is None else mask.parts
     square = sizes.Lq == sizes.Lk and form != "dense"
     flag_parts = [
@@ -250,12 +253,15 @@ def split_causal(mask: Mask | None, form: str, sizes: Sizes) -> tuple[bool, tupl
 
 
 def work(inputs: Inputs, direction: str) -> Work:
-    """The work of the absorbed form: 2 P (2 R + E) operations for P pairs, and the projections of queries
-    and outputs. Operands are read once for all heads."""
+    """Returns operations and bytes of the absorbed form for latents of size R and a rotary part of size
+    E: 2 P (2 R + E) operations for P pairs, plus 2 B H Lq R (D + Dv) for the projections of queries and
+    outputs. `direction` multiplies the operations by `FACTORS`. Bytes count each array and the output
+    once."""
     s, n, pairs = inputs.sizes, inputs.letters, int(inputs.attends.sum())
     flops = 2.0 * pairs * (2 * n["r"] + n["e"]) + 2.0 * s.B * s.H * s.Lq * n["r"] * (s.D + s.Dv)
-    numbers = sum(array.size for array in inputs.arrays.values()) + s.B * s.H * s.Lq * s.Dv
-    return Work(flops * FACTORS[direction], numbers * inputs.dtype.itemsize)
+    output_size = s.B * s.H * s.Lq * s.Dv
+    moved_elements = sum(array.size for array in inputs.arrays.values()) + output_size
+    return Work(flops * FACTORS[direction], moved_elements * inputs.dtype.itemsize)
 
 
 PLAIN = "latent/none/mha/{dt}/b2h3q4k9d8v6"

@@ -69,12 +69,13 @@ UNSEARCHED_TRAINING = replace(TRAINING, values=())
 def options(
     omission: str, word: str, *more_options: Option, training_differs: bool = False
 ) -> tuple[Option, ...]:
-    """The options of a layer.
+    """Returns the options of a layer, `more_options` included.
+    - `omission`: the name of a flag that leaves out an optional part of the layer; `word`: its token in
+      ids
+    - `training_differs`: True if training and evaluation differ even without dropout
 
-    - `omission`: a flag that leaves out an optional part of the layer; `word` is its token in ids.
-    - `self_attention`: passes one tensor as query, key and value.
-    - `squeezed`: leaves out an axis (`Operator.squeezed_axis`).
-    - `training_differs`: True if training and evaluation differ even without dropout.
+    The flag `self_attention` passes one tensor as query, key and value. The flag `squeezed` leaves out an
+    axis (`Operator.squeezed_axis`).
     """
     return (
         choice("bias", BIASES, "bias."),
@@ -93,13 +94,14 @@ ONE_HEAD = ("1hg", "zvo", "xyd")
 
 
 def ties(*fixed_ties: str) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
-    """The function `Operator.ties` of a layer: `fixed_ties`, and with self-attention equal widths and
-    lengths of query, key and value."""
+    """Returns the function `Operator.ties` of a layer. Its ties are `fixed_ties`, and with self-attention
+    equal widths and lengths of query, key and value."""
     return lambda options: (*fixed_ties, *(("xyz", "qk") if options["self_attention"] else ()))
 
 
 def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Query, key and value: unit normals. With self-attention all three are one array."""
+    """Returns query, key and value (B, L, width), by name: unit normals. In self-attention all three are
+    one array."""
     s, w = case.sizes, case.widths
     assert w is not None
     query = rng.standard_normal((s.B, s.Lq, w.query))
@@ -110,8 +112,8 @@ def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray
 
 
 def draw_parameters(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The kernels (`kernel`), biases and offsets (unit normals), and gains (near 1) of a case, in the
-    order of its arrays. Operators draw other parameters themselves."""
+    """Returns the kernels (`kernel`), biases and offsets (unit normals), and gains (near 1) of a case, by
+    name in the order of its arrays. Operators draw other parameters themselves."""
     arrays = {}
     for name, axes in case.axes.items():
         shape = [case.letters[axis] for axis in axes]
@@ -126,12 +128,13 @@ def draw_parameters(case: Case, rng: np.random.Generator) -> dict[str, np.ndarra
 
 
 def kernel(rng: np.random.Generator, fan_in: int, *shape: int) -> np.ndarray:
-    """Normals of variance 1 / fan-in, so that projections of unit normals are unit normals."""
+    """Returns a kernel of the given shape: normals of variance 1 / fan-in, so that projections of unit
+    normals are unit normals."""
     return rng.standard_normal(shape) / np.sqrt(fan_in)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
-    """The features that any layer may need."""
+    """Returns the features that any layer may need, by word: True if the case needs the feature."""
     return {
         "grouped-heads": sizes.H != sizes.Hkv,
         "key-width": widths.key != widths.query,
@@ -147,13 +150,13 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
 
 
 def one_head_outputs(axis: str) -> Callable[[Case], Axes]:
-    """The function `Operator.outputs` of a layer of one head; `axis` is the letter of the output's
+    """Returns the function `Operator.outputs` of a layer of one head. `axis`: the letter of the output's
     features."""
     return lambda case: {"output": f"bq{axis}", **WEIGHTS_OF_ONE_HEAD[case.option("returned")]}
 
 
 def scaled_gradients(operator: str) -> tuple[Ask, ...]:
-    """The gradient cases of a layer of one head, with and without a learned scale."""
+    """Returns the gradient cases of a layer of one head, with and without a learned scale."""
     sizes = "b2h1q5k9d8v6/e8.8.6.6"
     return (
         Ask(f"{operator}/pad/mha/f32/{sizes}"),
@@ -175,18 +178,18 @@ def scaled_gradients(operator: str) -> tuple[Ask, ...]:
 
 
 def moved_bytes(inputs: Inputs) -> int:
-    """Bytes of operands, parameters and output of a layer, each moved once."""
-    numbers = sum(array.size for name, array in inputs.arrays.items() if name != "bias")
-    numbers += int(np.prod(inputs.full_shape("output")))
-    return numbers * inputs.dtype.itemsize
+    """Returns the bytes of operands, parameters and output of a layer, each counted once."""
+    elements = sum(array.size for name, array in inputs.arrays.items() if name != "bias")
+    elements += int(np.prod(inputs.full_shape("output")))
+    return elements * inputs.dtype.itemsize
 
 
 def projections_work(inputs: Inputs, direction: str) -> Work:
-    """The work of four projections and the attention between them, in a direction."""
+    """Returns operations and bytes of four projections and the attention between them, in a direction."""
     s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
-    projected = s.Lq * w.query * s.H * s.D + s.Lk * w.key * s.Hkv * s.D
-    projected += s.Lk * w.value * s.Hkv * s.Dv + s.Lq * s.H * s.Dv * w.output
-    flops = 2.0 * s.B * projected + 2.0 * pairs * (s.D + s.Dv)
+    products = s.Lq * w.query * s.H * s.D + s.Lk * w.key * s.Hkv * s.D
+    products += s.Lk * w.value * s.Hkv * s.Dv + s.Lq * s.H * s.Dv * w.output
+    flops = 2.0 * s.B * products + 2.0 * pairs * (s.D + s.Dv)
     return Work(flops * FACTORS[direction], moved_bytes(inputs) * PASSES[direction])
 
 

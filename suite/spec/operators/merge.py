@@ -49,8 +49,8 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Unit normals, and log-sum-exps of a mean and a standard deviation. With empty parts, a third of
-    the parts is empty, and the last row of every head is empty in all parts."""
+    """Returns unit normals, and log-sum-exps with the mean and standard deviation of the case. With empty
+    parts, a third of the parts is empty, and the last row of every head is empty in all parts."""
     s = case.sizes
     output = rng.standard_normal((s.Lk, s.B, s.H, s.Lq, s.Dv))
     spread = APART if case.option("apart") else SPREAD

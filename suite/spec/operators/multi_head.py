@@ -84,12 +84,13 @@ AXES: dict[str, tuple[object, ...]] = {
 
 
 def sizes_of(shape: str) -> Sizes:
+    """Returns the sizes of a shape of `SHAPES`."""
     B, Lq, Lk, H, Hkv, D, Dv = SHAPES[shape][0]
     return Sizes(B, H, Hkv, Lq, Lk, D, Dv)
 
 
 def id_of(row: Row) -> str:
-    """The id of one row of the covering array."""
+    """Returns the id of one row of the covering array."""
     shape = str(row["shape"])
     sizes, (_, widths, is_one_tensor) = sizes_of(shape), SHAPES[shape]
     parts = ["multi-head", str(row["mask"]), sizes.heads, str(row["dtype"]), sizes.token, widths]

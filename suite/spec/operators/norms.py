@@ -67,12 +67,12 @@ in 16 bits."""
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Arrays of the case. Means and variances differ between features and tokens, so that a wrong axis
-    is seen."""
+    """Returns the arrays of the case. Means and variances differ between features and tokens, so that a
+    wrong axis shows."""
     arrays, s, width = draw_sequences(case, rng), case.sizes, case.letters["x"]
     spread = exponentials(rng.standard_normal((1, 1, width)) / 2)
-    level = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
-    arrays["query"] = arrays["query"] * spread + level
+    mean = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
+    arrays["query"] = arrays["query"] * spread + mean
     if case.recipe == "offset":
         arrays["query"] += FAR[case.dtype.name]
     if case.recipe == "tiny":
@@ -140,8 +140,8 @@ STATISTICS = ("mean", "variance")
 """Parameters that are running averages: they have no gradient."""
 
 AVERAGED = replace(number("averaged", "averaged"), limits=(1.0, 2.0))
-"""The largest factor of the query in two batches, of which the layer itself computes its statistics as
-running averages."""
+"""The layer computes its statistics itself, as running averages over two batches: multiples of the query,
+at most by this factor."""
 
 
 def batch_axes(case: Case) -> Axes:

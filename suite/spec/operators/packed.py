@@ -71,32 +71,36 @@ ALIGNMENTS = ("all", "causal", "causalbr")
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def lengths(text: str) -> Lengths:
-    """The numbers of queries and of keys of each segment, from "5.7.12" or "2.0.3x9.4.7"."""
-    queries, _, keys = text.partition("x")
-    read = [tuple(int(n) for n in part.split(".")) for part in (queries, keys or queries)]
-    return read[0], read[1]
+def parse_lengths(text: str) -> Lengths:
+    """Returns the numbers of queries and of keys of each segment, from "5.7.12" or "2.0.3x9.4.7"."""
+    query_text, _, key_text = text.partition("x")
+    queries, keys = (
+        tuple(int(n) for n in part.split(".")) for part in (query_text, key_text or query_text)
+    )
+    return queries, keys
 
 
 def token_of_lengths(pair: Lengths) -> str:
-    """The token of the numbers of queries and of keys, in an id."""
+    """Returns the token in an id for these numbers of queries and of keys."""
     queries, keys = (".".join(map(str, part)) for part in pair)
     return f"seg{queries}" if queries == keys else f"seg{queries}x{keys}"
 
 
 def segments(case: Case) -> Iterator[tuple[slice, slice]]:
-    """The query slice and key slice of each segment."""
+    """Yields the query slice and the key slice of each segment."""
     edges = (pairwise(cumulative_lengths(part).tolist()) for part in case.option("segments"))
     return ((slice(*rows), slice(*keys)) for rows, keys in zip(*edges, strict=True))
 
 
 def cumulative_lengths(part: Collection[int] | np.ndarray) -> np.ndarray:
-    """Cumulative lengths from 0 on, (B + 1,) int64: the start of each segment, and the final end."""
+    """Returns cumulative lengths from 0 on, int64 (B + 1,): the start of each segment, and the last
+    end."""
     return np.concatenate([[0], np.cumsum(np.asarray(part, np.int64))]).astype(np.int64)
 
 
 def allowed_pairs(queries: int, keys: int, alignment: str) -> np.ndarray:
-    """The mask of one segment, boolean (queries, keys), True attends."""
+    """Returns the mask of one segment, boolean (queries, keys), True attends. `alignment`: one of
+    `ALIGNMENTS`."""
     if alignment == "all":
         return np.ones((queries, keys), bool)
     return np.tri(queries, keys, keys - queries if alignment == "causalbr" else 0, dtype=bool)
@@ -111,7 +115,8 @@ def parts(case: Case) -> Iterator[tuple[slice, slice, np.ndarray]]:
 
 
 def hidden_pairs(case: Case) -> np.ndarray:
-    """Hidden pairs, boolean (Lq, Lk): pairs of two segments, and pairs that the alignment hides."""
+    """Returns the hidden pairs, boolean (Lq, Lk): pairs of different segments, and pairs that the
+    alignment hides."""
     hidden = np.ones((case.sizes.Lq, case.sizes.Lk), bool)
     for rows, keys, attended in parts(case):
         hidden[rows, keys] = ~attended
@@ -119,10 +124,11 @@ def hidden_pairs(case: Case) -> np.ndarray:
 
 
 def with_lengths(case: Case, queries: Sequence[int], keys: Sequence[int], **options: Any) -> Case:
-    """The case with these numbers of queries and of keys of each segment, and with other options."""
+    """Returns the case with these numbers of queries and of keys of each segment, and with these
+    options."""
     sizes = replace(case.sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
-    named = dict(case.options, segments=(tuple(queries), tuple(keys)), **options)
-    return replace(case, sizes=sizes, options=tuple(named.items()))
+    new_options = dict(case.options, segments=(tuple(queries), tuple(keys)), **options)
+    return replace(case, sizes=sizes, options=tuple(new_options.items()))
 
 
 def axes(case: Case) -> Axes:
@@ -132,7 +138,7 @@ def axes(case: Case) -> Axes:
 
 
 def packed_operands(case: Case, rng: np.random.Generator) -> list[np.ndarray]:
-    """Query (Lq, H, D), key (Lk, Hkv, D) and value (Lk, Hkv, Dv) of the case's recipe."""
+    """Returns query (Lq, H, D), key (Lk, Hkv, D) and value (Lk, Hkv, Dv) of the case's recipe."""
     one_sample = replace(case.sizes, B=1)
     drawn = DRAWS[case.recipe](rng, one_sample, case.dtype)
     return [np.ascontiguousarray(array[0].transpose(1, 0, 2)) for array in drawn]
@@ -145,7 +151,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
-    """The inputs with some of their segments, in this order."""
+    """Returns the inputs with only the segments `order`, in this order."""
     slices = list(segments(inputs.case))
     queries, keys = ([part[n] for n in order] for part in inputs.case.option("segments"))
     arrays = {
@@ -173,11 +179,13 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 
 
 def validate_lengths(case: Case, part: str) -> None:
-    """Raises ValueError unless the lengths of segments or samples, named `part`, add up to the sizes."""
-    pair, s = case.option("segments"), case.sizes
-    if pair is None:
+    """Raises ValueError unless the lengths add up to the sizes. `part`: the word for a segment in
+    messages, "segment" or "sample"."""
+    query_and_key_lengths, s = case.option("segments"), case.sizes
+    if query_and_key_lengths is None:
         raise ValueError(f"{case.operator} needs lengths of {part}s, as in seg5.7.12: {case.id}")
-    for side, lengths, total in zip(("queries", "keys"), pair, (s.Lq, s.Lk), strict=True):
+    totals = zip(("queries", "keys"), query_and_key_lengths, (s.Lq, s.Lk), strict=True)
+    for side, lengths, total in totals:
         if (len(lengths), sum(lengths)) != (s.B, total):
             raise ValueError(
                 f"{case.operator} has b {part}s whose lengths add up to the number of {side}: "
@@ -195,14 +203,15 @@ def validate(case: Case) -> None:
         raise ValueError(
             f"with equal numbers of queries and keys write causal, not causalbr: {case.id}"
         )
-    for count, key_count in zip(queries, keys, strict=True):
-        if alignment == "causalbr" and key_count < count:
+    for query_count, key_count in zip(queries, keys, strict=True):
+        if alignment == "causalbr" and key_count < query_count:
             raise ValueError(f"with causalbr every query needs a key: {case.id}")
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """Sizes and segments of a random case. Of an even count of numbers each pair is a segment: the
-    smaller number its queries, the larger its keys. Of an odd count each number is both."""
+    """Returns sizes and segments of a random case. In an even count of numbers each pair is a segment:
+    the smaller number its queries, the larger its keys. In an odd count each number is a segment's
+    queries and keys."""
     queries = keys = tuple(numbers)
     if len(numbers) % 2 == 0:
         pairs = tuple(zip(numbers[::2], numbers[1::2], strict=True))
@@ -232,8 +241,8 @@ AXES_OF_CASES = {
 
 
 def has_two_answers(row: Row) -> bool:
-    """True for causal segments with different numbers of queries and keys: some interfaces align the
-    flag at the first query, and some at the last."""
+    """Returns True for causal segments with different numbers of queries and keys: some interfaces align
+    the flag at the first query, some at the last."""
     return row.get("alignment") == "causal" and "x" in str(row.get("sizes", ""))
 
 
@@ -301,7 +310,7 @@ PACKED = Operator(
         ),
     ),
     options=(
-        Option("segments", LENGTHS, lengths, token_of_lengths),
+        Option("segments", LENGTHS, parse_lengths, token_of_lengths),
         choice("alignment", ALIGNMENTS),
         SCALE,
     ),

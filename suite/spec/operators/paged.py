@@ -42,17 +42,17 @@ from attention_conformance.suite.spec.operator import (
 from attention_conformance.suite.spec.operators import in_pages
 from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.operators.in_pages import (
-    numbers,
     owned_pages,
     pool_axes,
     pool_of,
+    slot_numbers,
 )
 from attention_conformance.suite.spec.operators.layers import FACTORS, PASSES
 from attention_conformance.suite.spec.operators.packed import (
     LENGTHS,
     allowed_pairs,
-    lengths,
     packed_operands,
+    parse_lengths,
     segments,
     token_of_lengths,
     validate_lengths,
@@ -76,8 +76,9 @@ PAGE = Option("page_size", r"page(\d+)", int, lambda size: f"page{size}", 4, (1,
 
 
 def page_counts(case: Case) -> tuple[np.ndarray, int]:
-    """The number of pages of each sample, (B,), and the number of pages that all samples with keys share:
-    the full pages of the shortest one. Raises ValueError if the case has no lengths."""
+    """Returns the number of pages of each sample, (B,), and the number of pages that all samples with
+    keys share: the full pages of the shortest sample, or 0. Raises ValueError if the case has no
+    lengths."""
     if case.option("segments") is None:
         raise ValueError(f"{case.operator} needs lengths of samples, as in seg1.3x7.12: {case.id}")
     keys, size = np.array(case.option("segments")[1]), case.option("page_size")
@@ -86,15 +87,16 @@ def page_counts(case: Case) -> tuple[np.ndarray, int]:
 
 
 def pool_sizes(case: Case) -> dict[str, int]:
-    """The numbers of pages, of slots and of entries of the table, by letter."""
+    """Returns the numbers of pages, of slots and of entries of the table, by letter."""
     return in_pages.sizes_by_letter(*page_counts(case), case.option("page_size"))
 
 
 def with_pages_of(case: Case, size: int) -> Case:
-    """The case with pages of another size. Every sample keeps its number of pages, and its last page
-    stays full or partly filled.
+    """Returns the case with pages of `size` slots. Every sample keeps its number of pages, and its last
+    page stays full or partly filled.
 
-    Samples with as many queries as keys stay so. A case without lengths keeps its keys, not its pages.
+    Samples with as many queries as keys stay so. A case without lengths keeps its number of keys, not its
+    number of pages.
     """
     if case.option("segments") is None:
         return case.with_options(page_size=size)
@@ -117,7 +119,7 @@ def samples(inputs: Inputs) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     mask (queries, keys), True attends."""
     case, size = inputs.case, inputs.case.option("page_size")
     for (rows, keys, attended), pages in zip(parts(case), inputs.arrays["page_table"], strict=True):
-        yield rows, numbers(pages, size, keys.stop - keys.start), attended
+        yield rows, slot_numbers(pages, size, keys.stop - keys.start), attended
 
 
 def parts(case: Case) -> Iterator[tuple[slice, slice, np.ndarray]]:
@@ -127,7 +129,7 @@ def parts(case: Case) -> Iterator[tuple[slice, slice, np.ndarray]]:
 
 
 def allowed(case: Case, queries: int, keys: int) -> np.ndarray:
-    """The mask of one sample, boolean (queries, keys), True attends."""
+    """Returns the mask of one sample, boolean (queries, keys), True attends."""
     if case.option("alignment") == "all":
         return allowed_pairs(queries, keys, "all")
     attended = allowed_pairs(queries, keys, "causalbr")
@@ -143,7 +145,7 @@ def refuse_malformed(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, query_offsets: np.ndarray,
     key_lengths: np.ndarray, page_table: np.ndarray,
 ) -> None:  # fmt: skip
-    """Raise ValueError unless lengths and table name queries, pages and slots that exist.
+    """Raises ValueError unless lengths and table name queries, pages and slots that exist.
 
     Pools are (P, S, Hkv, .), and `query_offsets` (B + 1,) are cumulative lengths.
     """
@@ -158,7 +160,7 @@ def refuse_malformed(
 
 
 def axes_of_pools(case: Case) -> tuple[str, str]:
-    """The axis letters of the pools of keys and of values."""
+    """Returns the axis letters of the pool of keys and of the pool of values."""
     return pool_axes(case, "bgkd"), pool_axes(case, "bgkv")
 
 
@@ -180,7 +182,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         slots = np.empty((n["p"] * n["s"], s.Hkv, array.shape[-1]))
         slots[:] = large[:, None, None]
         for (_, keys), pages in zip(segments(case), table, strict=True):
-            slots[numbers(pages, n["s"], keys.stop - keys.start)] = array[keys]
+            slots[slot_numbers(pages, n["s"], keys.stop - keys.start)] = array[keys]
         arrays[name] = pool_of(case, slots)
     counts = (np.asarray(part, np.float64) for part in case.option("segments"))
     arrays |= zip(("query_lengths", "key_lengths"), counts, strict=True)
@@ -188,7 +190,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def draw_table(case: Case, rng: np.random.Generator) -> np.ndarray:
-    """A page table (B, T), with pages in random order, or ascending with the option `order`."""
+    """Returns a page table (B, T). The pages are in random order, or ascending by the option `order`."""
     n, (counts, shared) = pool_sizes(case), page_counts(case)
     order = owned_pages(n["p"], rng)
     if case.option("order") == "ascending":
@@ -197,7 +199,7 @@ def draw_table(case: Case, rng: np.random.Generator) -> np.ndarray:
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
-    """The inputs with some of their samples, in this order. The pool stays as it is."""
+    """Returns the inputs with only the samples `order`, in this order. The pools are unchanged."""
     rows = [rows for rows, _ in segments(inputs.case)]
     queries, keys = ([part[n] for n in order] for part in inputs.case.option("segments"))
     arrays = {
@@ -229,11 +231,13 @@ def validate(case: Case) -> None:
     if case.option("page_size") < 1:
         raise ValueError(f"a page has at least one slot: {case.id}")
     validate_lengths(case, "sample")
-    (_, shared), pair = page_counts(case), case.option("segments")
+    (_, shared), (queries, keys) = page_counts(case), case.option("segments")
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
     causal = case.option("alignment") != "all"
-    if any(n > (of_keys if causal else n * of_keys) for n, of_keys in zip(*pair, strict=True)):
+    # A query of a causal mask aligned at the last key has a key if there are as many keys as queries.
+    most_queries = [k if causal else q * k for q, k in zip(queries, keys, strict=True)]
+    if any(q > most for q, most in zip(queries, most_queries, strict=True)):
         raise ValueError(f"every query needs a key: {case.id}")
     if case.option("left") is not None and not causal:
         raise ValueError(f"a window is causal: write win4/causal: {case.id}")
@@ -242,18 +246,21 @@ def validate(case: Case) -> None:
 
 
 def work(inputs: Inputs, direction: str) -> Work:
-    """2 P (D + Dv) operations for P pairs. Each sample reads the keys that it attends once."""
+    """Returns operations and bytes. Forward costs 2 P (D + Dv) operations for P attending pairs,
+    `direction` multiplies them by `FACTORS`. Each sample reads the keys that it attends once; `direction`
+    multiplies the bytes by `PASSES`."""
     s, masks = inputs.sizes, [mask for _, _, mask in samples(inputs)]
     pairs = s.H * sum(int(mask.sum()) for mask in masks)
-    tokens = s.Hkv * sum(int(mask.any(0).sum()) for mask in masks)
-    numbers = (s.Lq * s.H + tokens) * (s.D + s.Dv)
+    tokens_read = s.Hkv * sum(int(mask.any(0).sum()) for mask in masks)
+    moved_elements = (s.Lq * s.H + tokens_read) * (s.D + s.Dv)
     flops = 2.0 * pairs * (s.D + s.Dv) * FACTORS[direction]
-    return Work(flops, numbers * inputs.dtype.itemsize * PASSES[direction])
+    return Work(flops, moved_elements * inputs.dtype.itemsize * PASSES[direction])
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """Sizes and segments of a random case. Two numbers make a sample: its queries, and the keys that it
-    has beyond its queries. A last number alone is a prompt: as many keys as queries."""
+    """Returns sizes and segments of a random case. Two numbers make a sample: its queries, and the keys
+    that it has beyond its queries. A last number without a second one is a prompt: as many keys as
+    queries."""
     pairs = [
         *zip(numbers[::2], numbers[1::2], strict=False),
         *([(numbers[-1], 0)] * (len(numbers) % 2)),
@@ -341,7 +348,7 @@ PAGED = Operator(
         ),
     ),
     options=(
-        Option("segments", LENGTHS, lengths, token_of_lengths),
+        Option("segments", LENGTHS, parse_lengths, token_of_lengths),
         PAGE,
         in_pages.SHARED,
         choice("order", ("any", "ascending")),

@@ -34,10 +34,10 @@ from attention_conformance.suite.spec.operator import (
     flag,
 )
 from attention_conformance.suite.spec.operators.drawn import covering_of
-from attention_conformance.suite.spec.operators.in_pages import LAYOUT, numbers
+from attention_conformance.suite.spec.operators.in_pages import LAYOUT, slot_numbers
 from attention_conformance.suite.spec.operators.packed import (
     LENGTHS,
-    lengths,
+    parse_lengths,
     segments,
     token_of_lengths,
     with_lengths,
@@ -83,7 +83,8 @@ def outputs(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Unit normals everywhere, in the pools too, so that every change of a slot shows."""
+    """Returns the arrays of the case: unit normals, also in the pools, so that every change of a slot
+    shows."""
     s, n = case.sizes, pool_sizes(case)
     _, key, value = DRAWS[case.recipe](rng, Sizes(1, s.H, s.Hkv, 0, s.Lq, s.D, s.Dv), case.dtype)
     tokens = {name: x[0].transpose(1, 0, 2) for name, x in (("key", key), ("value", value))}
@@ -95,7 +96,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     slots: list[int] = []
     for (rows, keys), pages in zip(segments(case), draw_table(case, rng), strict=True):
         count = keys.stop - keys.start
-        slots += numbers(pages, n["s"], count)[count - (rows.stop - rows.start) :].tolist()
+        slots += slot_numbers(pages, n["s"], count)[count - (rows.stop - rows.start) :].tolist()
     mapping = np.array(slots, np.float64)
     if case.option("shuffled"):
         mapping = rng.permutation(mapping)
@@ -106,27 +107,29 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
-    """The inputs with the tokens of some samples, in this order. The pools stay as they are."""
+    """Returns the inputs with only the tokens of the samples `order`, in this order. The pools are
+    unchanged."""
     rows, (_, keys) = token_ids(inputs.case), inputs.case.option("segments")
     return with_token_ids(inputs, [rows[n] for n in order], [keys[n] for n in order])
 
 
 def token_ids(case: Case) -> list[np.ndarray]:
-    """The indices of the tokens that each sample writes."""
+    """Returns the indices of the tokens that each sample writes."""
     return [np.arange(rows.start, rows.stop) for rows, _ in segments(case)]
 
 
 def with_token_ids(inputs: Inputs, rows: Sequence[np.ndarray], keys: Sequence[int]) -> Inputs:
-    """The inputs with the tokens `rows` (indices) of each sample, which has `keys` keys after the call.
-    The pools stay as they are."""
+    """Returns the inputs with only the tokens `rows` (indices) of each sample, which has `keys` keys
+    after the call. The pools are unchanged."""
     case, tokens = with_lengths(inputs.case, [*map(len, rows)], keys), np.concatenate(rows)
     chosen = {name: inputs.arrays[name][tokens] for name in ("key", "value", "slot_mapping")}
     return replace(inputs, case=case, arrays={**inputs.arrays, **chosen}, sizes=case.sizes)
 
 
 def split_write(inputs: Inputs) -> tuple[Inputs, Inputs]:
-    """The inputs of two calls: the first writes the first half of each sample's tokens, the second the
-    other half; both have the pools before any write. Raises ValueError for shuffled tokens."""
+    """Returns the inputs of two calls. The first call writes the first half of each sample's tokens, the
+    second call the second half. Both inputs have the pools before any write. Raises ValueError for
+    shuffled tokens."""
     if inputs.case.option("shuffled"):
         raise ValueError(f"tokens of a sample stand together: {inputs.case.id}")
     rows, (_, keys) = token_ids(inputs.case), inputs.case.option("segments")
@@ -186,7 +189,7 @@ PAGED_WRITE = Operator(
         ),
     ),
     options=(
-        Option("segments", LENGTHS, lengths, token_of_lengths),
+        Option("segments", LENGTHS, parse_lengths, token_of_lengths),
         PAGE,
         choice("order", ("any", "ascending")),
         LAYOUT,

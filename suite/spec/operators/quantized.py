@@ -98,12 +98,12 @@ WRITTEN_CODES = ("key_output", "value_output")
 
 
 def axes_of(name: str) -> str:
-    """The axes of keys or values."""
+    """Returns the axes of keys or values (`name`)."""
     return "bgkd" if name == "key" else "bgkv"
 
 
 def scale_axes(case: Case) -> Axes:
-    """The axes of scales and zero points, by array name."""
+    """Returns the axes of scales and zero points, by array name."""
     granule = GRANULES[case.option("scales")]
     kinds = ("scale", "zero") if case.option("zero") else ("scale",)
     return {
@@ -116,8 +116,8 @@ def scale_axes(case: Case) -> Axes:
 
 
 def expand(array: np.ndarray, axes: str, to_axes: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """Scales or zero points with `axes` in a shape that broadcasts with arrays with `to_axes`. A
-    number of a tile is repeated for its components. `sizes` are by letter."""
+    """Returns scales or zero points with the axes `axes` in a shape that broadcasts to arrays with the
+    axes `to_axes`. The number of a tile is repeated for its components. `sizes`: sizes by letter."""
     if axes[-1:] == TILES[to_axes[-1]]:
         return repeat_per_component(array, sizes[to_axes[-1]])
     shape = iter(array.shape)
@@ -125,7 +125,7 @@ def expand(array: np.ndarray, axes: str, to_axes: str, sizes: Mapping[str, int])
 
 
 def broadcast(inputs: Inputs, name: str) -> np.ndarray:
-    """A scale or zero point in a shape that broadcasts with its keys or values."""
+    """Returns the scales or zero points `name` in a shape that broadcasts to their keys or values."""
     axes = axes_of(name.partition("_")[0])
     if inputs.case.option("page_size") is not None:
         axes = in_pages.pool_axes(inputs.case, axes)
@@ -133,17 +133,18 @@ def broadcast(inputs: Inputs, name: str) -> np.ndarray:
 
 
 def scale_argument(inputs: Inputs, name: str) -> np.ndarray:
-    """A scale or zero point as implementations get it: as `broadcast` returns it, but one number for each
-    tile."""
+    """Returns the scales or zero points `name` as arguments of implementations: as `broadcast` returns
+    them, or with tiles one number for each tile."""
     has_tiles = inputs.case.option("scales") == "pertile"
     return inputs.arrays[name] if has_tiles else broadcast(inputs, name)
 
 
 def vary_sizes(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Keys or values, each granule of them (the elements that share a scale) times a random size.
+    """Returns keys or values (`name`) with each granule, the elements that share a scale, multiplied by a
+    random size.
 
     Values are larger than keys. With zero points most numbers are positive. The first token is tiny, so
-    that its floating-point codes are subnormal, unless it has scales of its own.
+    that its floating-point codes are subnormal, unless tokens have their own scales.
     """
     axes = scale_axes(case)[f"{name}_scale"]
     sizes = 0.5 + 1.5 * rng.random([case.letters[letter] for letter in axes])
@@ -156,8 +157,9 @@ def vary_sizes(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generat
 
 
 def draw_scales(case: Case, tokens: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Scales and zero points of `tokens` by name. With its scale the largest number of every granule
-    takes the largest code; with its zero point the lowest number takes the lowest code."""
+    """Returns scales and zero points of `tokens` (keys and values by name), by array name. The largest
+    number of every granule takes the largest code; with zero points the lowest number takes the lowest
+    code."""
     largest_code = CODES[case.option("codes")].max
     if not case.option("beyond"):
         # e5m2 reaches too far for scales in float16
@@ -220,14 +222,14 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def newest_scales(array: Any, tokens: int) -> Any:
-    """Scales or zero points of the last `tokens` tokens: the end of (., ., Lk, .), all of (., ., 1,
-    .)."""
+    """Returns the scales or zero points of the last `tokens` tokens: the end of an array (., ., Lk, .).
+    An array (., ., 1, .), which all tokens share, is returned unchanged."""
     return array[:, :, -tokens:] if array.shape[2] > 1 else array
 
 
 def dequantized(inputs: Inputs, name: str) -> np.ndarray:
-    """The exact keys or values: codes times scales in float64 (in float64 cases in extended
-    precision)."""
+    """Returns the exact keys or values (`name`): scale (code - zero) in float64, in float64 cases in
+    np.longdouble."""
     wide = np.longdouble if inputs.dtype.name == "f64" else np.float64
     codes = inputs.arrays[f"{name}_codes"].astype(wide)
     if inputs.case.option("zero"):
@@ -236,8 +238,9 @@ def dequantized(inputs: Inputs, name: str) -> np.ndarray:
 
 
 def allowed(inputs: Inputs) -> np.ndarray | None:
-    """The mask (1 or B, 1, Lq, Lk), with pages over the keys that `in_pages.gathered` returns; True
-    attends. None if all pairs attend."""
+    """Returns the mask (1 or B, 1, Lq, Lk), True attends; None if all pairs attend. The mask is causal,
+    aligned at the last key, unless the option `alignment` is "all". In cases with pages, Lk counts the
+    keys that `in_pages.gather_tokens` returns."""
     page_mask, s = in_pages.mask_missing_keys(inputs).mask_array, inputs.sizes
     if inputs.case.option("alignment") == "all":
         return page_mask
@@ -246,7 +249,9 @@ def allowed(inputs: Inputs) -> np.ndarray | None:
 
 
 def work(inputs: Inputs, direction: str) -> Work:
-    """2 P (D + Dv) operations for P pairs. Codes and scales of attended tokens are read once."""
+    """Returns operations and bytes. Forward costs 2 P (D + Dv) operations for P attending pairs,
+    `direction` multiplies them by `FACTORS`. Codes and scales of attended tokens are read once;
+    `direction` multiplies the bytes by `PASSES`."""
     s, gathered, mask = inputs.sizes, in_pages.gather_tokens(inputs), allowed(inputs)
     attended = np.broadcast_to(True if mask is None else mask, (s.B, 1, s.Lq, s.Lk))
     pairs, share = s.H * int(attended.sum()), attended.any(2).mean()
@@ -260,14 +265,14 @@ def work(inputs: Inputs, direction: str) -> Work:
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
-    """The inputs with some of their samples, in this order."""
+    """Returns the inputs with only the samples `order`, in this order."""
     order, sizes = [int(n) for n in order], replace(inputs.sizes, B=len(order))
     arrays = {n: x[order] if "b" in inputs.axes(n) else x for n, x in inputs.arrays.items()}
     return replace(inputs, case=replace(inputs.case, sizes=sizes), arrays=arrays, sizes=sizes)
 
 
 def needs_of_codes(case: Case) -> Mapping[str, bool]:
-    """The features that codes and scales need."""
+    """Returns the features that codes and scales need, by word: True if the case needs the feature."""
     scales = case.option("scales")
     return {
         f"{case.option('codes')}-codes": True,
@@ -312,7 +317,8 @@ def validate(case: Case) -> None:
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """The sizes with at least one sample and query, and at least as many keys as queries."""
+    """Returns the sizes with at least one sample and one query, and with at least as many keys as
+    queries. No option changes."""
     queries = max(min(sizes.Lq, sizes.Lk), 1)
     return replace(sizes, B=max(sizes.B, 1), Lq=queries, Lk=max(sizes.Lq, sizes.Lk)), {}
 

@@ -112,7 +112,7 @@ class Rotation:
 
     @classmethod
     def of(cls, case: Case, size: int) -> Rotation:
-        """The rotation of a case for queries with `size` components."""
+        """Returns the rotation of a case for queries with `size` components."""
         return cls(
             size=case.option("rotated") or size,
             interleaved=case.option("interleaved"),
@@ -127,23 +127,24 @@ class Rotation:
 
     @property
     def attention(self) -> float | None:
-        """The factor on sine and cosine that the case sets itself; None leaves it to the variant."""
+        """The factor on sine and cosine that the case sets; None if the variant computes the factor."""
         if self.scaling == "yarn-mscale":
             above, below = (0.1 * m * math.log(FACTOR) + 1 for m in (MSCALE, MSCALE_ALL_DIM))
             return above / below
         return ATTENTION_FACTOR if self.scaling.endswith("-factor") else None
 
     def short_factors(self) -> np.ndarray:
-        """longrope: divisors of the frequencies up to the original length, (size / 2,)."""
+        """Returns longrope's divisors (size / 2,) of the frequencies up to the original length."""
         return 1.0 + np.arange(self.size // 2) / 8.0
 
     def long_factors(self) -> np.ndarray:
-        """longrope: divisors of the frequencies beyond the original length, (size / 2,)."""
+        """Returns longrope's divisors (size / 2,) of the frequencies beyond the original length."""
         return 1.0 + np.arange(self.size // 2) / 2.0
 
 
 def scaling_parameters(rotation: Rotation) -> dict[str, Any] | None:
-    """The scaled variant as in model configurations (`rope_scaling` of transformers), or None."""
+    """Returns the scaled variant as in model configurations (`rope_scaling` of transformers); None
+    without scaling."""
     if rotation.scaling == "none":
         return None
     by_variant: dict[str, dict[str, Any]] = {
@@ -172,7 +173,7 @@ def scaling_parameters(rotation: Rotation) -> dict[str, Any] | None:
 
 
 def table_length(case: Case) -> int:
-    """The number of positions, from 0 on, that a table needs for a case with any seed."""
+    """Returns the number of positions, from 0 on, that a table needs for a case with any seed."""
     length = max(case.sizes.Lq, 1)
     return int(case.option("offset")) + (REACH * length if case.option("gathered") else length)
 
@@ -182,8 +183,9 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Queries of unit normals. Positions in order; with `gathered` random, with repetitions, and in the
-    last of several samples neighbours in another order, as in a ring of devices."""
+    """Returns queries of unit normals, and positions in order. With `gathered` positions are random, with
+    repetitions; the last of several samples has even positions that rise and then odd ones that fall, as
+    in a ring of devices."""
     s, first = case.sizes, case.option("offset")
     query = rng.standard_normal((s.B, s.H, s.Lq, s.D))
     if case.option("gathered"):

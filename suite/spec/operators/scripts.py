@@ -48,23 +48,24 @@ class Contents:
         return np.asarray((self.positions >= 0).sum(1))
 
     def newest(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
-        """The index (samples, slots) of a chunk's tokens in these arrays, each broadcastable to (b,
-        count), after the chunk has joined the cache."""
+        """Returns the index (samples, slots) of a chunk's tokens in these arrays, after the chunk has
+        joined the cache. Both parts broadcast to (b, count)."""
         sample_ids = np.array(chunk.sample_ids)[:, None]
         return sample_ids, self.lengths[sample_ids] - chunk.count + np.arange(chunk.count)
 
 
 def actions(case: Case) -> tuple[Action, ...]:
-    """The actions that `played` returns with `lenient`, for scripts that may be invalid."""
+    """Returns the actions of `play_script` with `lenient`, for scripts that may be invalid."""
     return tuple(action for action, _ in play_script(case, lenient=True))
 
 
 def play_script(case: Case, lenient: bool = False) -> tuple[tuple[Action, Contents], ...]:
-    """Each action of a script, with the contents of the cache after it (read-only). Tokens that are in
-    the cache before the script begins are a first chunk.
+    """Returns each action of a script, with the contents of the cache after it (read-only). Tokens in the
+    cache before the script are a first chunk.
 
     Raises ValueError for an invalid script. With `lenient`, a rollback of too many tokens removes all,
-    samples that do not exist are left out, and a history that does not exist is the nearest sample's.
+    samples that do not exist are left out, and in place of a history that does not exist stands that of
+    the nearest sample.
     """
     prompts = tuple(map(tuple, paddings(case).tolist()))
     arguments = case.option("script"), case.sizes.Lk - case.sizes.Lq, prompts
@@ -86,7 +87,8 @@ def _played(
     prompts: tuple[tuple[int, ...], ...],
     lenient: bool = False,
 ) -> tuple[tuple[Action, Contents], ...]:
-    """`played` for a script, after `before` tokens; `prompts` has the left paddings of each sample."""
+    """Returns `play_script` of a script after `before` tokens. `prompts`: the left paddings of each
+    sample."""
     B, history = len(prompts), list[tuple[Action, Contents]]()
     tokens, arrived = [np.zeros((4, 0), int)] * B, [0] * B  # the arrays of `Contents`
     later_prompts = [iter(own_paddings) for own_paddings in prompts]
@@ -147,7 +149,8 @@ def _played(
 
 
 def _may_follow_tree(tree: Chunk, action: Action, samples: Collection[int]) -> bool:
-    """True if an action of these samples may follow a tree of which no path is kept yet."""
+    """Returns True if an action of these samples may follow the chunk `tree`, whose paths are not chosen
+    yet."""
     if isinstance(action, Pick):
         return tree.samples is None
     is_rollback = isinstance(action, Crop) and action.count >= tree.count
@@ -156,8 +159,8 @@ def _may_follow_tree(tree: Chunk, action: Action, samples: Collection[int]) -> b
 
 
 def _with_paths(keep: Keep, chunk: Chunk | None) -> Keep:
-    """The action `keep` with the paths of its nodes in the tree `chunk`. Raises ValueError if the chunk
-    is no tree, or lacks a node."""
+    """Returns the action `keep` with the paths of its nodes in the tree `chunk`. Raises ValueError if the
+    chunk is no tree, or lacks a node."""
     if chunk is not None and chunk.tree is not None:
         nodes = keep.nodes * (len(chunk.sample_ids) if len(keep.nodes) == 1 else 1)
         if len(nodes) == len(chunk.sample_ids) and max(nodes) < chunk.count:
@@ -168,8 +171,8 @@ def _with_paths(keep: Keep, chunk: Chunk | None) -> Keep:
 
 
 def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
-    """The tokens (4, n) of each sample as one array (4, B, longest), with the position -1 behind the last
-    token of a sample."""
+    """Returns the tokens (4, n) of all samples as one array (4, B, longest), with the position -1 behind
+    the last token of a sample. The first axis has the arrays of `Contents`."""
     longest = max((x.shape[1] for x in tokens), default=0)
     out = np.zeros((4, len(tokens), longest), int)
     out[2] = -1
@@ -180,8 +183,8 @@ def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def concatenate_chunks(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) -> Any:
-    """The rows of all chunks as one array, with samples along axis 0, and along `axis` the rows of each
-    sample in the order of its chunks. `parts` has the rows of each chunk."""
+    """Returns the rows of all chunks as one array: samples along axis 0, and the rows of each sample
+    along `axis`, in the order of its chunks. `parts`: each chunk with its rows."""
     if all(chunk.samples is None for chunk, _ in parts):
         return concat([rows for _, rows in parts], axis)
     samples = sorted({b for chunk, _ in parts for b in chunk.sample_ids})
@@ -193,64 +196,67 @@ def concatenate_chunks(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis:
 
 
 def most_tokens(case: Case) -> int:
-    """The largest number of tokens that a sample has in the cache, if no window removes tokens."""
+    """Returns the largest number of tokens that a sample ever has in a cache whose window removes
+    none."""
     return max(after.positions.shape[1] for _, after in play_script(case, lenient=True))
 
 
 def samples_differ(case: Case) -> bool:
-    """True if an action is of some samples only, or if samples differ in their number of tokens."""
+    """Returns True if an action is of some samples only, or samples differ in their number of tokens."""
     history = play_script(case, lenient=True)
-    some_step_alone = any(
+    has_partial_step = any(
         action.samples is not None and not isinstance(action, Pick) for action, _ in history
     )
-    return some_step_alone or any(len({*after.lengths.tolist()}) > 1 for _, after in history)
+    return has_partial_step or any(len({*after.lengths.tolist()}) > 1 for _, after in history)
 
 
 def paddings(case: Case) -> np.ndarray:
-    """The left padding (B, prompts) of each sample: of its first prompt, of the prompt after its first
-    reset, and so on. Later prompts have no padding."""
+    """Returns the left padding (B, prompts) of each sample's prompts: the first prompt, the prompt after
+    the first reset, and so on. Later prompts have no padding."""
     samples = case.sizes.B
     return np.array(case.option("padding") or (0,) * samples).reshape(-1, samples).T
 
 
 def rotation(case: Case) -> Rotation | None:
-    """The rotation of queries and keys by their positions, or None."""
+    """Returns the rotation of queries and keys by their positions; None without one."""
     pairs, base = case.option("rotary"), case.option("base") or BASE
     return None if pairs == "none" else Rotation(case.sizes.D, pairs != "halves", base, "none")
 
 
 def with_other_options(inputs: Inputs) -> Inputs:
-    """The inputs with all float options doubled, and all arrays but query, key and value halved."""
+    """Returns the inputs with all float options doubled, and all arrays but query, key and value
+    halved."""
     case = inputs.case
-    numbers = {option.name: case.option(option.name) for option in inputs.operator.options}
-    doubled = {name: 2 * number for name, number in numbers.items() if isinstance(number, float)}
+    values = {option.name: case.option(option.name) for option in inputs.operator.options}
+    doubled = {name: 2 * value for name, value in values.items() if isinstance(value, float)}
     halved = {name: array / 2 for name, array in inputs.arrays.items() if name not in OPERANDS}
     return inputs.replace(**doubled, **halved)
 
 
 def has_documents(case: Case) -> bool:
-    """True if a sample has several documents."""
+    """Returns True if a chunk of the script begins another document."""
     return any(isinstance(action, Chunk) and action.documents for action in case.option("script"))
 
 
 def capacity(case: Case) -> int:
-    """The number of slots of the cache."""
+    """Returns the number of slots of the cache."""
     slots: int | None = case.option("capacity")
     return most_tokens(case) + SPARE if slots is None else slots
 
 
 def unwritten_slots(case: Case, *shape: int) -> np.ndarray:
-    """An array for slots that no token was written into: large numbers of both signs."""
+    """Returns an array of `shape` for slots into which no token was written: large numbers of both
+    signs."""
     return np.resize(case.dtype.large * np.array([1.0, -1.0, -1.0]), shape)
 
 
 def is_ring(case: Case) -> bool:
-    """True if the cache has fewer slots than a sample has tokens."""
+    """Returns True if the cache has fewer slots than a sample has tokens."""
     return capacity(case) < most_tokens(case)
 
 
 def freed_tokens(case: Case) -> np.ndarray:
-    """Boolean (B, Lk): tokens that a rollback, a reset or `keep` removes from the cache."""
+    """Returns, boolean (B, Lk), the tokens that a rollback, a reset or `keep` removes from the cache."""
     s = case.sizes
     is_freed, earlier = np.zeros((s.B, s.Lk), bool), None
     for action, after in play_script(case):

@@ -49,26 +49,26 @@ BLOCK = 256
 """Query rows per block of the mask."""
 
 
-def asked_features(case: Case) -> list[Feature]:
-    """The features that the options of a case ask for."""
-    return [feature for feature in FEATURES.values() if feature.asked_by(case)]
+def used_features(case: Case) -> list[Feature]:
+    """Returns the features that a case has as options."""
+    return [feature for feature in FEATURES.values() if feature.used_by(case)]
 
 
 def axes(case: Case) -> Axes:
-    feature_axes = {f.name: f.axes for f in asked_features(case) if f.axes}
+    feature_axes = {f.name: f.axes for f in used_features(case) if f.axes}
     return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **feature_axes}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     arrays = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
-    for feature in asked_features(case):
+    for feature in used_features(case):
         if feature.draw is not None:
             arrays[feature.name] = feature.draw(case.sizes, rng)
     return arrays
 
 
 def outputs(case: Case) -> Axes:
-    feature_outputs = {name: x for f in asked_features(case) for name, x in f.outputs.items()}
+    feature_outputs = {name: x for f in used_features(case) for name, x in f.outputs.items()}
     return {"output": "bhqv", **feature_outputs}
 
 
@@ -76,7 +76,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
     return {
         "scale": case.option("scale") is not None,
         **{f.word: f.name in arrays for f in FEATURES.values() if f.axes},
-        **{f.word: f.asked_by(case) for f in FEATURES.values() if f.option and not f.axes},
+        **{f.word: f.used_by(case) for f in FEATURES.values() if f.option and not f.axes},
         "grouped-heads": sizes.H != sizes.Hkv,
         "value-size": sizes.D != sizes.Dv,
         "empty-batch": sizes.B == 0,
@@ -92,11 +92,11 @@ def validate(case: Case) -> None:
 
 
 def group(case: Case) -> str:
-    """The row of the conformance table that counts a case: its operator; for plain attention its last
-    feature, "bias" (including ALiBi), or the kind of its mask."""
+    """Returns the row of the conformance table that counts a case: its operator. For plain attention: its
+    last feature; without one "bias" (ALiBi, too); without a bias the kind of its mask."""
     if not case.operator.is_default:
         return case.operator.name
-    groups = [feature.group for feature in asked_features(case) if feature.group]
+    groups = [feature.group for feature in used_features(case) if feature.group]
     feature_groups = [name for name in groups if name != "bias"]
     if feature_groups:
         return feature_groups[-1]
@@ -105,7 +105,7 @@ def group(case: Case) -> str:
 
 
 def pairs(inputs: Inputs) -> int:
-    """The number of attending pairs, over samples and heads. A bias of -inf hides pairs, too."""
+    """Returns the number of attending pairs, over samples and heads. A bias of -inf hides pairs, too."""
     s = inputs.sizes
     if inputs.bias is not None and np.isneginf(inputs.bias).any():
         return int(inputs.attends.sum())
@@ -120,18 +120,20 @@ def pairs(inputs: Inputs) -> int:
 
 
 def work(inputs: Inputs, direction: str) -> Work:
-    """Forward 2 P (D + Dv) operations for P pairs; backward 2.5 times as many, with recomputation.
+    """Returns the floating-point operations and the bytes moved. `direction` is "forward", "backward" or
+    "forward+backward"; the last one moves the bytes of backward.
 
-    Operands and output are moved once. Backward reads them and the cotangent, and writes three
+    Forward costs 2 P (D + Dv) operations for P attending pairs, and moves operands and output once.
+    Backward costs 2.5 times as many, with recomputation. It also reads the cotangent and writes three
     gradients.
     """
-    s, count = inputs.sizes, pairs(inputs)
+    s, pair_count = inputs.sizes, pairs(inputs)
     factor = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}[direction]
     operands = inputs.query.size + inputs.key.size + inputs.value.size
     output = s.B * s.H * s.Lq * s.Dv
-    numbers = operands + output if direction == "forward" else 2 * operands + 2 * output
-    numbers += 0 if inputs.bias is None else inputs.bias.size
-    return Work(factor * 2.0 * count * (s.D + s.Dv), numbers * inputs.dtype.itemsize)
+    moved_elements = operands + output if direction == "forward" else 2 * operands + 2 * output
+    moved_elements += 0 if inputs.bias is None else inputs.bias.size
+    return Work(factor * 2.0 * pair_count * (s.D + s.Dv), moved_elements * inputs.dtype.itemsize)
 
 
 SDPA = Operator(

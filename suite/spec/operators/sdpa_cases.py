@@ -82,18 +82,18 @@ AXES: dict[str, tuple[object, ...]] = {
 
 
 def mask_fits_form(row: Row) -> bool:
-    """True if the form suits the mask: masks without a flag are passed densely, no mask natively."""
+    """Returns True if the form fits the mask: the form of boolean masks is "dense", without a mask it is
+    "native"."""
     mask = str(row.get("mask"))
     only_form = "native" if mask == "none" else "dense" if mask.startswith("bool") else None
     return only_form is None or row.get("form", only_form) == only_form
 
 
 def valid(row: Row) -> bool:
-    """True if the values of a row, or of a part of one, make sense together.
-
-    - The form suits the mask.
+    """Returns True if the values of a row, or of a part of one, make sense together.
+    - The form fits the mask.
     - Recipes that set the size of scores use the default scale.
-    - A bias that hides keys has no mask beside it, because a row emptied by both would belong to two
+    - A bias that hides keys comes without a mask, because a row that both hide would belong to two
       elections.
     """
     if row.get("recipe") in FIXED_SCALE and row.get("scale") is not None:
@@ -104,7 +104,7 @@ def valid(row: Row) -> bool:
 
 
 def id_of(row: Row) -> str:
-    """The id of one row of a covering array or product."""
+    """Returns the id of one row of a covering array or product."""
     B, Lq, Lk, D, Dv = cast(tuple[int, ...], row["shape"])
     H, Hkv = cast(tuple[int, int], row["heads"])
     sizes = Sizes(B, H, Hkv, Lq, Lk, D, Dv)

@@ -83,12 +83,12 @@ SIZES = (
 
 
 def derivable(row: Row) -> bool:
-    """True for `valid` rows with one head count per shape: grouped heads with Dv = D, which every kernel
-    supports; equal head counts with Dv != D. A dtype has one of the shapes, float32 both; at full every
-    dtype has both."""
-    first = {row[name] == GRADIENT_AXES[name][0] for name in ("shape", "heads") if name in row}
+    """Returns True for `valid` rows whose derivatives are tested. The first shape (Dv = D) goes with the
+    first head counts (grouped), which every kernel supports, the second shape with the second ones.
+    float32 has both shapes, float16 the second, other dtypes the first. At full every dtype has both."""
+    is_first = {row[name] == GRADIENT_AXES[name][0] for name in ("shape", "heads") if name in row}
     dtype = row.get("dtype", "f32")
-    if len(first) > 1 or (dtype != "f32" and not first <= {dtype != "f16"}):
+    if len(is_first) > 1 or (dtype != "f32" and not is_first <= {dtype != "f16"}):
         return False
     # In 16 bits scores of 256 are rounded to integers, so any weight and gradient is within bounds.
     return valid(row) and (row.get("recipe") != "offset" or dtype in ("f32", "f64"))

@@ -73,14 +73,14 @@ SCORES, NUMBERS = 2**14, 2**15
 
 
 def size_of(row: Mapping[str, object]) -> Sizes:
-    """The sizes of a row that has a member of each class (`with_members`)."""
+    """Returns the sizes of a row that has a member of each class (`with_members`)."""
     B, Lq, Lk, D = (int(str(row[name])) for name in ("B", "Lq", "Lk", "D"))
     H, Hkv = cast(tuple[int, int], row["heads"])
     return Sizes(B, H, Hkv, Lq, Lk, D, D)
 
 
 def is_small(row: Mapping[str, object]) -> bool:
-    """True if the problem of a row is within `SCORES` and `NUMBERS`."""
+    """Returns True if the problem of a row is within `SCORES` and `NUMBERS`."""
     s = size_of(row)
     numbers = s.B * s.D * (s.H * s.Lq + 2 * s.Hkv * s.Lk)
     return prod((s.B, s.H, s.Lq, s.Lk)) <= SCORES and numbers <= NUMBERS
@@ -89,10 +89,10 @@ def is_small(row: Mapping[str, object]) -> bool:
 def with_members(
     rows: Iterable[Row], classes: Mapping[str, Mapping[str, tuple[object, ...]]], kind_axis: str
 ) -> list[Row]:
-    """The rows with a member of a class in place of each class name.
+    """Returns the rows with a member of the class in place of each class name.
 
-    Members that keep the problem small are preferred. Of these, the member that rows with the same value
-    of `kind_axis` have used least is taken, and the largest of several such members.
+    Members that keep the problem small are preferred. Of these, the member is taken that rows with the
+    same value of `kind_axis` have least; of several such members the largest.
     """
     use_counts: Counter[tuple[object, ...]] = Counter()
     new_rows: list[Row] = []
@@ -112,7 +112,7 @@ def with_members(
 
 
 def id_of(row: Row) -> str:
-    """The id of a row that has a member of each class (`with_members`)."""
+    """Returns the id of a row that has a member of each class (`with_members`)."""
     sizes = size_of(row)
     mask = str(row.get("mask", "none"))
     parts = ["sdpa", mask, sizes.heads, str(row["dtype"]), sizes.token]
@@ -152,8 +152,8 @@ RUN = (*CHUNKS, *DECODING)
 
 
 def hides_all_but_one(row: Row) -> bool:
-    """True for one query beside a causal flag, which is aligned at the first query: whatever weighs keys
-    is not seen."""
+    """Returns True for one query with a causal mask, which leaves it one key: features that change
+    weights would not show."""
     return row.get("mask") == "causal" and row.get("sizes") in DECODING
 
 
@@ -195,13 +195,16 @@ DERIVED = covering_of(
 
 
 def ids(direction: str, smoke_only: bool = False) -> list[str]:
-    """The ids of one direction: "forward" for values, "backward" for gradients. `smoke_only`: only a few
-    ids with every class."""
+    """Returns the ids of one direction: "forward" for values, "backward" for gradients. With `smoke_only`
+    a few ids, which together have every class."""
     direction_rows = [row for row in BY_MASK.rows if row["direction"] == direction]
-    class_rows = each_value(direction_rows) if smoke_only else direction_rows
-    members = with_members(BY_MASK.rows, CLASSES, "mask")
-    pairs = zip(BY_MASK.rows, members, strict=True)
-    return [id_of(row) for classes, row in pairs if classes in class_rows]
+    chosen_rows = each_value(direction_rows) if smoke_only else direction_rows
+    rows_with_members = with_members(BY_MASK.rows, CLASSES, "mask")
+    return [
+        id_of(row)
+        for class_row, row in zip(BY_MASK.rows, rows_with_members, strict=True)
+        if class_row in chosen_rows
+    ]
 
 
 WINDOWS = tuple(f"win{keys - 1}.0" for keys in (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65))

@@ -29,12 +29,12 @@ class IdWord:
 
 
 def digits(numbers: Iterable[int]) -> str:
-    """The text of numbers below 10, one digit each; x for -1."""
+    """Returns the text of numbers below 10, one digit each; x for -1."""
     return "".join("x" if n < 0 else str(n) for n in numbers)
 
 
 def samples_suffix(samples: Samples) -> str:
-    """The end of an action's word that names its samples, as "of02"; "" for all samples."""
+    """Returns the end of an action's word that names its samples, such as "of02"; "" for all samples."""
     return "" if samples is None else f"of{digits(samples)}"
 
 
@@ -61,7 +61,7 @@ class Chunk(IdWord):
         return body + samples_suffix(self.samples)
 
     @property
-    def asked(self) -> bool:
+    def has_queries(self) -> bool:
         """True if the chunk has queries, and so rows in the output."""
         return min(self.starts) >= self.before
 
@@ -77,23 +77,25 @@ class Chunk(IdWord):
 
     @property
     def rows(self) -> np.ndarray:
-        """The index of each token's row in the output, (b, count): its place in the sample, less the
-        tokens that no sample has queries of. Negative for tokens without a query."""
+        """The index of each token's row in the output, (b, count): its place in the sample minus
+        `before`. Negative for tokens without a query."""
         return np.array(self.starts)[:, None] - self.before + np.arange(self.count)
 
     def biases(self, bias: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """The part (b, H, tokens, keys) of a bias (B or 1, H, Lq, Lk) for keys at positions (b, keys).
+        """Returns the part (b, H, tokens, keys) of a bias (B or 1, H, Lq, Lk), whose columns are
+        positions.
 
-        The columns of the bias are positions. Negative positions and tokens without a query have any
-        numbers.
+        `keys` (b, keys): the positions of the keys. Negative positions and tokens without a query get
+        arbitrary numbers.
         """
         sample_ids = np.array(self.sample_ids)[:, None] if bias.shape[0] > 1 else 0
         chunk_bias = np.moveaxis(bias[sample_ids, :, np.maximum(self.rows, 0)], 2, 1)
         return np.take_along_axis(chunk_bias, np.maximum(keys, 0)[:, None, None], 3)
 
     def cut(self, array: Any, concat: Concat, axis: int = 2, queries: bool = False) -> Any:
-        """The part of an array that belongs to the chunk. The array has samples along axis 0, and along
-        `axis` tokens, or with `queries` only tokens with a query."""
+        """Returns the part of an array that belongs to the chunk. The array has samples along axis 0, and
+        tokens along `axis`, or with `queries` only tokens with a query. `concat(arrays, axis)`: the array
+        library's concatenation."""
         starts = [start - self.before * queries for start in self.starts]
         samples = slice(len(starts))
         indices = [
@@ -155,7 +157,7 @@ class Keep(IdWord):
 
     @property
     def sample_ids(self) -> Sequence[int]:
-        """The samples as numbers."""
+        """The numbers of the samples of the tree."""
         return range(len(self.paths)) if self.samples is None else self.samples
 
     @property
@@ -171,7 +173,7 @@ Action = Chunk | Crop | Reset | Pick | Keep
 
 @lru_cache(maxsize=1024)
 def action_of(word: str) -> Action:
-    """The action of a word in an id, such as "back2of1"."""
+    """Returns the action of a word in an id, such as "back2of1"."""
     body, _, sample_digits = word.partition("of")
     samples = tuple(map(int, sample_digits)) or None
     name = body.rstrip("0123456789x+")
@@ -190,11 +192,11 @@ def action_of(word: str) -> Action:
 
 
 def script_of(text: str) -> tuple[Action, ...]:
-    """The actions of a script such as "5.back2.1"."""
+    """Returns the actions of a script such as "5.back2.1"."""
     return tuple(map(action_of, text.split(".")))
 
 
 def arrivals(script: Iterable[Action], samples: int) -> list[int]:
-    """The number of tokens that arrive for each sample in a script."""
+    """Returns the number of tokens that arrive for each sample in a script."""
     chunks = [action for action in script if isinstance(action, Chunk)]
     return [sum(x.count for x in chunks if b in (x.samples or (b,))) for b in range(samples)]

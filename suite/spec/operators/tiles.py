@@ -18,17 +18,17 @@ TILES = {"d": "m", "v": "n", "r": "l"}
 
 
 def tile_counts(sizes: Mapping[str, int]) -> dict[str, int]:
-    """The numbers of tiles by letter, for sizes by letter."""
+    """Returns the numbers of tiles, by the letter of the tiles, for sizes by the letter of components."""
     return {TILES[x]: -(-n // TILE) for x, n in sizes.items() if x in TILES}
 
 
 def to_tiles(x: np.ndarray) -> np.ndarray:
-    """An array (..., size) as (..., tiles, 128), with zeros behind the last component."""
+    """Returns an array (..., size) as (..., tiles, 128), with zeros behind the last component."""
     tiles = -(-x.shape[-1] // TILE)
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, tiles * TILE - x.shape[-1])])
     return padded.reshape(*x.shape[:-1], tiles, TILE)
 
 
 def repeat_per_component(array: np.ndarray, size: int) -> np.ndarray:
-    """A number of every tile (..., tiles) for every component (..., size)."""
+    """Returns numbers of tiles (..., tiles), repeated for every component of the tile, (..., size)."""
     return np.repeat(array, TILE, -1)[..., :size]

@@ -49,24 +49,24 @@ class View:
         return self.positions[:, -self.chunk.count :]
 
     def bias(self, bias: np.ndarray | None) -> np.ndarray | None:
-        """The chunk's part (b, H, rows, n) of the bias of a case."""
+        """Returns the chunk's part (b, H, rows, n) of the bias of a case; None for None."""
         return None if bias is None else self.chunk.biases(bias, self.positions)
 
     def gathered(self, array: np.ndarray) -> np.ndarray:
-        """The tokens (b, Hkv, n, .) of the view, from keys or values (B, Hkv, Lk, .)."""
+        """Returns the tokens (b, Hkv, n, .) of the view, from keys or values (B, Hkv, Lk, .)."""
         return np.moveaxis(array[self.samples, :, self.places], 1, 2)
 
     def queries(self, array: np.ndarray) -> np.ndarray:
-        """The chunk's rows (b, H, rows, .) of an array (B, H, Lq, .)."""
+        """Returns the chunk's rows (b, H, rows, .) of an array (B, H, Lq, .)."""
         return np.moveaxis(array[self.own_samples[:, None], :, self.rows], 1, 2)
 
     def put(self, array: np.ndarray, rows: np.ndarray) -> None:
-        """Write the chunk's rows (b, H, rows, .) into an array (B, H, Lq, .)."""
+        """Writes the chunk's rows (b, H, rows, .) into an array (B, H, Lq, .)."""
         array[self.own_samples[:, None], :, self.rows] = np.moveaxis(rows, 2, 1)
 
     def features(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The features, by name, of a call of plain attention for the chunk. For a tree the slopes become
-        a bias (b, H, rows, tokens), since positions of nodes are depths."""
+        """Returns the features, by name, of plain attention for the chunk. In a tree, whose positions are
+        depths, the value of "alibi_slopes" is the bias (b, H, rows, tokens)."""
         slopes = values.get("alibi_slopes")
         if self.tree is None or slopes is None:
             return values
@@ -77,7 +77,7 @@ class View:
 def views(case: Case) -> Iterator[View]:
     """Yields the view of each chunk with queries, in the order of the script."""
     for action, contents in play_script(case):
-        if isinstance(action, Chunk) and action.asked:
+        if isinstance(action, Chunk) and action.has_queries:
             sample_ids = np.array(action.sample_ids)
             lengths = contents.lengths[sample_ids]
             longest = int(lengths.max())
@@ -95,9 +95,12 @@ def views(case: Case) -> Iterator[View]:
 def allowed(
     case: Case, rows: np.ndarray, begins: np.ndarray, keys: np.ndarray, tree: Tree | None = None
 ) -> np.ndarray:
-    """The mask (B, rows, keys), True attends, for positions of `rows` (B, rows), the first positions that
-    they attend, `begins` (B, rows), and positions of `keys` (keys,) or (B, keys). Keys at negative
-    positions are hidden. With a tree the last keys are its nodes."""
+    """Returns the mask (B, rows, keys), True attends.
+    - `rows` (B, rows): the positions of the rows
+    - `begins` (B, rows): the first position that each row attends
+    - `keys` (keys,) or (B, keys): the positions of the keys; negative ones are hidden
+    - `tree`: the tree whose nodes are the last keys
+    """
     keys = np.atleast_2d(keys)
     distance, left = rows[:, :, None] - keys[:, None], case.option("left")
     attends = (distance >= 0) & (keys >= 0)[:, None]
@@ -110,13 +113,13 @@ def allowed(
 
 
 def pairs(case: Case) -> np.ndarray:
-    """Boolean (B, Lq, Lk): the row attends token k of some sample, its own or one whose history it has.
-    Left padding attends no token."""
+    """Returns, boolean (B, Lq, Lk), whether a row attends token k of some sample: its own one, or one
+    whose history it goes on with. Left padding attends no token."""
     return np.asarray(attended_pairs(case).any(2))
 
 
 def attended_pairs(case: Case) -> np.ndarray:
-    """Boolean (B, Lq, B, Lk): row q of sample b attends token k of sample c."""
+    """Returns, boolean (B, Lq, B, Lk), whether row q of sample b attends token k of sample c."""
     s = case.sizes
     attended_pairs = np.zeros((s.B, s.Lq, s.B, s.Lk), bool)
     for view in views(case):
