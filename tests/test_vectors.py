@@ -164,7 +164,7 @@ def test_the_page_says_what_the_files_hold(index: dict[str, Any]) -> None:
     [
         ([], "--output=FOLDER"),
         (["--output={full}"], "exists and is not an empty folder"),
-        (["--output={new}", "--operator=batch-norm", "--dtype=f16"], "no case"),
+        (["--output={new}", "--operator=concat", "--dtype=f16"], "no case"),
     ],
 )
 def test_what_cannot_be_written(
