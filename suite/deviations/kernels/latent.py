@@ -48,7 +48,7 @@ class LatentKernel(Differentiable):
         "nan-behind-last-key": "blocked",
     }
     rounding = DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False))
-    stored_pool_names = ("keys", "average")
+    stores = ("keys", "average")
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         inputs_with_mask = mask_missing_keys(inputs)
@@ -183,7 +183,7 @@ class AbsorbedKernel(LatentKernel):
     """Absorbed: queries and the average of latents are projected, and rounded to the case's dtype."""
 
     rounding = DeclaredRounding(absorbs=dict.fromkeys(DTYPES, True))
-    stored_pool_names = ("queries", "average")
+    stores = ("queries", "average")
 
     def absorbed(self, x: Arrays, fmt: DType) -> np.ndarray:
         """Returns the queries projected to latents, (B, H, Lq, R)."""
