@@ -70,7 +70,7 @@ class ByParts(Reference):
         return Composition(Concatenated(u, outputs), keys=np.ones((1, 1, s.Lq), int))
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """Returns the output (Lq, H, Dv), with its standard deviation in 16-bit dtypes.
+        """Returns the output (Lq, H, Dv), in 16 bits with the standard deviation of its rounding error.
 
         Every row has keys, so `empty_rows` has no influence. Raises NoExtendedPrecision.
         """
@@ -91,7 +91,8 @@ class ByParts(Reference):
             part.deviation[0].swapaxes(0, 1) for part in part_outputs if part.deviation is not None
         ]
         deviation = np.concatenate(deviations) if deviations else None
-        return Outputs({"output": output}, np.ones((1, 1, inputs.sizes.Lq), int), deviation)
+        key_counts = np.ones((1, 1, inputs.sizes.Lq), int)  # every row has keys
+        return Outputs({"output": output}, key_counts, deviation)
 
 
 def _key_and_value(problem: Problem) -> tuple[SharedTensor, SharedTensor]:

@@ -131,7 +131,11 @@ def copied(function: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(function, FunctionType):
         raise TypeError(f"expected a function written in Python, got {function!r}")
     code = function.__code__.replace(co_name=f"program_{next(_COPIES)}")
-    return FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
+    copy = FunctionType(
+        code, function.__globals__, code.co_name, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def exported(

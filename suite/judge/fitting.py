@@ -139,13 +139,14 @@ class Fitting:
         return self.probe.matches(got, inputs)
 
     def is_right_with(self, inputs: Inputs, **changes: str) -> bool:
-        """True if the function is right with `changes` of its binding. The binding is restored
-        afterwards."""
+        """True if the function is right with `changes` of its binding, False also if it raises. The
+        binding is restored afterwards."""
         before = self.binding
         self.function.rebind(before.but(**changes))
-        right = self.is_right(inputs)
-        self.function.rebind(before)
-        return right
+        try:
+            return self.is_right(inputs)
+        finally:
+            self.function.rebind(before)
 
     def plain_inputs(self, mask: str = "none") -> Inputs:
         return self.probe.inputs(mask)

@@ -87,8 +87,8 @@ class Oracle:
         cls, inputs: Inputs, cotangent: np.ndarray, rounding: Rounding, mode: str = "zeros",
         output: str = "output",
     ) -> Oracle:  # fmt: skip
-        """Returns the oracle of the gradients for a cotangent of the output called `output`. `mode`: how
-        the reference's backward pass treats fully masked rows ("zeros", "uniform" or "scores")."""
+        """Returns the oracle of the gradients for a cotangent of the shape of the output called `output`.
+        `mode`: how fully masked rows are derived, one of `references.outputs.EMPTY_ROW_GRADIENTS`."""
         u = rounding.roundoffs(inputs, backward=True)
         reference = references.find(inputs.operator).vjp
         options = {} if output == "output" else {"output": output}

@@ -163,7 +163,8 @@ class Gate:
 
     def run(self, workload: str, case: str, direction: str, seed: int) -> GateOutcome:
         """Compare both sides on one case, and return the outcome. Wrong answers and failed workers give
-        an outcome with their exit code."""
+        an outcome with their exit code. `direction`: "forward", "backward" or "forward+backward", the
+        passes that are timed. `seed`: draws the inputs."""
         outcome = GateOutcome(workload, case, direction, OK)
         pairs: dict[str, list[float]] = {"verdict": [], "twin": [], "injected": []}
         times: dict[str, list[float]] = {"candidate": [], "baseline": []}

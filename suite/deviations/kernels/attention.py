@@ -70,8 +70,9 @@ class Kernel(DeclaredKernel, AttentionSteps):
         return attention_call(self.attention, arguments, inputs, axis_order=self.axis_order)
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **options: Any) -> Any:
-        """Returns the output, and with the option `lse` the log-sum-exp, with axes in the order of
-        `axis_order`. Raises ValueError or TypeError for malformed arguments."""
+        """Returns the output, and with the option `lse` the log-sum-exp. Operands and results have axes
+        in the order of `axis_order`: (B, H, L, D) for "bhld". `options`: the other fields of `Call`. Raises
+        ValueError or TypeError for malformed arguments."""
         transpose = self.backend.transpose
         if self.axis_order == "blhd":
             query, key, value = (transpose(x, 0, 2, 1, 3) for x in (query, key, value))

@@ -79,7 +79,7 @@ class PackedKernel(DeclaredKernel):
         return PreparedCall(call, self.arguments(inputs), vjp=vjp, constants=self.constants(inputs))
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        """Returns the arrays of a call by name."""
+        """Returns query, key, value and the cumulative lengths (B + 1,) named in `BOUNDS`, by name."""
         arguments = {n: self.backend.array(inputs.arrays[n], inputs.dtype) for n in OPERANDS}
         for name in BOUNDS:
             arguments[name] = self.backend.array(cumulative_lengths(inputs.arrays[name]), None)

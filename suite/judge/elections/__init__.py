@@ -207,15 +207,20 @@ def _other_meanings(inputs: Inputs, implementation: Implementation) -> dict[str,
     flags = (Causal, Window) if has_window_flag else Causal
     array_parts = [part for part in inputs.mask.parts if not isinstance(part, flags)]
     merges_mask = inputs.bias is not None and implementation.declared.merges_mask_into_bias
-    meanings = {"causal-with-mask": "intersect"} if array_parts or merges_mask else {}
-    if all(map(_is_valid_keys, array_parts)):  # these may be no mask for a layer
-        meanings["causal-alone"] = "hides"
+    meanings_of_case = {"causal-with-mask": "intersect"} if array_parts or merges_mask else {}
+    if all(map(_is_valid_keys, array_parts)):
+        # A layer may take valid keys as another argument: then the flag stands without a mask.
+        meanings_of_case["causal-alone"] = "hides"
     elected_meanings = {
         name: _elected_or(default, name, implementation, inputs.dtype)
-        for name, default in meanings.items()
+        for name, default in meanings_of_case.items()
         if _passes_flag(name, inputs, implementation)
     }
-    return {name: answer for name, answer in elected_meanings.items() if answer != meanings[name]}
+    return {
+        name: answer
+        for name, answer in elected_meanings.items()
+        if answer != meanings_of_case[name]
+    }
 
 
 def _passes_flag(question: str, inputs: Inputs, implementation: Implementation) -> bool:

@@ -145,7 +145,8 @@ class Probe:
 
     def _require_answer(self, error: Exception) -> None:
         """Return if this error counts as an answer to the question. Raises Refused if a user function
-        refuses by it, else WrongAnswer."""
+        refuses by it or a forced kernel does not exist, else WrongAnswer. What does not exist answers no
+        question."""
         is_user_code = self.implementation.declared.is_user_code
         inside = self.implementation.backend.raised_inside(error)
         if isinstance(inside, NotImplementedError if is_user_code else NoKernel):

@@ -83,7 +83,7 @@ def heads_first(case: Case, array_axes: str) -> bool:
 
 def slots_first(case: Case, pool: np.ndarray, array_axes: str = "g") -> np.ndarray:
     """Returns a pool as (P, S, ...): the axes of slots and heads are exchanged if heads stand first. A
-    second call gives the pool back. `array_axes`: the axes of the array without pages."""
+    second call gives the pool back. `array_axes`: letters of the array's axes; "g" are heads of keys."""
     return pool.swapaxes(1, 2) if heads_first(case, array_axes) else pool
 
 
