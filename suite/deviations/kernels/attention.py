@@ -71,7 +71,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **options: Any) -> Any:
         """Returns the output, and with the option `lse` the log-sum-exp. Operands and results have axes
-        in the order of `axis_order`: (B, H, L, D) for "bhld". `options`: the other fields of `Call`. Raises
+        in the order of `axis_order`, (B, H, L, D) for "bhld". `options`: other fields of `Call`. Raises
         ValueError or TypeError for malformed arguments."""
         transpose = self.backend.transpose
         if self.axis_order == "blhd":
