@@ -83,7 +83,7 @@ def test_a_persons_cache() -> None:
     found = statuses("Growing")
     assert set(found.values()) == {"pass", "unsupported"}
     can = needs(found, "pass")
-    assert can >= {"window", "ring", "left-padding", "reorder", "rollback", "reset", "value-size"}
+    assert can >= {"window", "ring", "left-padding", "reorder", "rollback", "reset"}
     assert not can & {"softcap", "bias", "subsets", "tree", "documents", "rotary", "alibi-slopes"}
     assert all(status == "pass" for case, status in found.items() if can >= {*case.needs})
 
