@@ -57,11 +57,6 @@ def prepare_codes_in_order(right: QuantizedKernel, inputs: Inputs) -> PreparedCa
     return replace(right_call, function=function)
 
 
-def unsigned_codes(right: QuantizedKernel, name: str, call: Coded) -> Array:
-    codes = right.codes_of(name, call)
-    return np.where(codes < 0, codes + 256, codes) if call.code.is_whole else codes
-
-
 row = partial(deviation, family="quantized", right=QuantizedKernel)
 
 DEVIATIONS = [

@@ -279,7 +279,7 @@ COMMON = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"
 
 LEVEL = "paged/none/gqa2/{dt}/b5h4q5k57d16/seg1.1.1.1.1x17.8.16.1.15"
 
-FULL_SPLITS = "paged/none/gqa4/{dt}/b2h8q2k384d64/seg1.1x256.128"
+FULL_SPLITS = "paged/none/gqa4/{dt}/b2h8q2k384d64/seg1.1x256.128/page16/causal"
 """Decoding over keys that splits of 128 divide."""
 
 AXES_OF_CASES = {
@@ -338,7 +338,7 @@ PAGED = Operator(
         cases=(
             Ask(PLAIN, *DESIGNED),
             Ask(DRAWN, dtypes="array"),
-            Ask(f"{FULL_SPLITS}/page16/causal", dtypes="growing", since="standard"),
+            Ask(FULL_SPLITS, dtypes="growing", since="standard"),
             Ask(f"{LEVEL}/causal/level", dtypes="sixteen"),
         ),
         gradients=(
