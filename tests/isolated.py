@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy import NumpyEngine, Rounded
+from attention_conformance.backends._numpy import NumpyEngine, rounded_to
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.kernel import Kernel
 from attention_conformance.backends.masks import FLAGGED
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.user.function import UserFunction
-from attention_conformance.suite.spec.dtypes import round_to
 
 
 class Arrays(NumpyEngine):
@@ -56,7 +55,7 @@ def attend(query, key, value, is_causal=False, mask=None, bias=None, scale=None)
             scores = np.where(mask.values, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         out = weights @ v / weights.sum(-1, keepdims=True)
-    return Rounded(round_to(out.swapaxes(1, 2), query.fmt), query.fmt)
+    return rounded_to(out.swapaxes(1, 2), query.fmt)
 
 
 def attend_wrongly(query, key, value, is_causal=False, mask=None, bias=None, scale=None):  # type: ignore[no-untyped-def]
@@ -76,7 +75,7 @@ def attend_wrongly(query, key, value, is_causal=False, mask=None, bias=None, sca
 def attend_too_much(query, key, value, is_causal=False, mask=None, bias=None, scale=None):  # type: ignore[no-untyped-def]
     """One percent too large."""
     out = attend(query, key, value, is_causal, mask, bias, scale)
-    return Rounded(round_to(out.values * 1.01, out.fmt), out.fmt)
+    return rounded_to(out.values * 1.01, out.fmt)
 
 
 def ends(query, key, value):  # type: ignore[no-untyped-def]

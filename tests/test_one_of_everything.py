@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attention_conformance.backends._numpy import NumpyEngine, Rounded
+from attention_conformance.backends._numpy import NumpyEngine, Rounded, rounded_to
 from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
 from attention_conformance.backends.masks import dense_arguments
 from attention_conformance.backends.prepared import PreparedCall
@@ -90,7 +90,7 @@ class Right(Implementation):
         weights = self.weights(inputs.attends)
 
         def call(value: Rounded, **others: Rounded) -> Rounded:
-            return Rounded(round_to(weights @ value.values, inputs.dtype), inputs.dtype)
+            return rounded_to(weights @ value.values, inputs.dtype)
 
         def gradients(cotangent: Rounded, wrt: list[str], **arrays: Rounded) -> dict[str, Any]:
             zeros = {n: Rounded(np.zeros(arrays[n].shape), inputs.dtype) for n in wrt}

@@ -5,6 +5,6 @@ The package imports the engine alone, which works in a process that must not see
 
 from __future__ import annotations
 
-from attention_conformance.backends._numpy.engine import NumpyEngine, Rounded
+from attention_conformance.backends._numpy.engine import NumpyEngine, Rounded, rounded_to
 
-__all__ = ["NumpyEngine", "Rounded"]
+__all__ = ["NumpyEngine", "Rounded", "rounded_to"]

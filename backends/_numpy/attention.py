@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends._numpy.engine import Rounded, rounded_to
 from attention_conformance.backends.declared import (
     FILLED,
     TEXTBOOK_FEATURES,
@@ -18,7 +18,7 @@ from attention_conformance.backends.masks import dense_arguments
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.references.blocked import attention
-from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -60,9 +60,9 @@ class Definition(Implementation):
                     *operands, mask=mask and mask.values, bias=bias and bias.values, scale=inputs.scale,
                     features={n: x.values for n, x in arrays.items()} | numbers, precision=precision,
                 )  # fmt: skip
-            output = Rounded(round_to(reference.output, fmt), fmt)
+            output = rounded_to(reference.output, fmt)
             if not wants_lse:
                 return output
-            return output, Rounded(round_to(reference.lse, fmt.widened), fmt.widened)
+            return output, rounded_to(reference.lse, fmt.widened)
 
         return attention_call(call, dense_arguments(self.backend, inputs), inputs)

@@ -61,6 +61,11 @@ def rounded(function: Callable[..., Any], fmt: DType | None, *operands: Any) -> 
         return Rounded(values if fmt is None else round_to(values, fmt), fmt)
 
 
+def rounded_to(values: np.ndarray, fmt: DType) -> Rounded:
+    """Returns an array of `fmt` with the values, rounded once."""
+    return Rounded(round_to(values, fmt), fmt)
+
+
 class NumpyEngine(Backend):
     """A backend whose arrays are `Rounded`. Subclasses list the implementations."""
 

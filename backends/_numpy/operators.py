@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance import references
-from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends._numpy.engine import Rounded, rounded_to
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.in_pages import refuse_malformed
 from attention_conformance.backends.memory import all_arrays
@@ -17,7 +17,7 @@ from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.references.rounding import Roundoffs
-from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import (
@@ -152,8 +152,3 @@ def with_values(arrays: Mapping[str, Rounded], inputs: Inputs) -> Inputs:
         counts, table = (values[name] for name in ("key_lengths", "page_table"))
         paged.refuse_malformed(values["query"], key, value, starts, counts, table)
     return inputs.replace(**values)
-
-
-def rounded_to(values: np.ndarray, fmt: DType) -> Rounded:
-    """Returns the values, rounded once."""
-    return Rounded(round_to(values, fmt), fmt)

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import rounded_to
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, Online
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
@@ -80,7 +80,7 @@ DEVIATIONS = [
     row("lse-in16-bits", "values",
         "The log-sum-exp of 16-bit operands comes in 16 bits, not in float32.",
         "`lse.to(q.dtype)`; return float32, since merges of partial answers need it",
-        deliver_lse=lambda right, lse, call: Rounded(round_to(lse, call.fmt), call.fmt)),
+        deliver_lse=lambda right, lse, call: rounded_to(lse, call.fmt)),
     row("lse-ignores-the-mask", "values",
         "The log-sum-exp counts all keys, those that a mask hides, too.",
         "`logsumexp(scores)` before `masked_fill`; take it of the masked scores",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import Rounded, rounded_to
 from attention_conformance.backends.declared import TEXTBOOK_FEATURES
 from attention_conformance.backends.masks import feature_arrays, rank4, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
@@ -22,7 +22,6 @@ from attention_conformance.suite.deviations.kernels.call import (
     Call,
     DeclaredKernel,
 )
-from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 
 
@@ -110,7 +109,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
 
     def deliver_lse(self, lse: Array, call: Call) -> Any:
         """Returns the log-sum-exp as the caller gets it: in float32 for 16-bit operands."""
-        return Rounded(round_to(lse, call.fmt.widened), call.fmt.widened)
+        return rounded_to(lse, call.fmt.widened)
 
     def validate(self, call: Call) -> None:
         for name in ("query", "key", "value"):
@@ -270,7 +269,7 @@ class Kernel(DeclaredKernel, AttentionSteps):
 
     def deliver(self, out: Array, call: Call) -> Any:
         """Returns the output as the caller gets it: rounded to the case's dtype."""
-        return Rounded(round_to(out, call.fmt), call.fmt)
+        return rounded_to(out, call.fmt)
 
 
 class Fused(Kernel):

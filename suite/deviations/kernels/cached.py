@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import Rounded, rounded_to
 from attention_conformance.backends.caching import Projected, Scripted, StepContext
 from attention_conformance.backends.declared import DeclaredRounding
 from attention_conformance.suite.deviations.kernels.attention import Call, DeclaredKernel, Kernel
@@ -147,7 +147,7 @@ class CachedKernel(DeclaredKernel, Scripted):
         rows = self.answered(cache, q, k, value.values)
         if samples is not None:
             state.merge(cache, samples)
-        return Rounded(round_to(rows, fmt), fmt), state
+        return rounded_to(rows, fmt), state
 
     def left_padding(self, cache: Cache, context: StepContext) -> Array:
         """Returns the left padding (B,): of a prompt's first chunk that of `context`, else as before."""

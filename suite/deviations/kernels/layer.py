@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import Rounded, rounded_to
 from attention_conformance.backends.declared import LAYER_FEATURES
 from attention_conformance.backends.masks import rank4, split_native
 from attention_conformance.backends.memory import operand_arrays
@@ -25,7 +25,6 @@ from attention_conformance.suite.deviations.kernels.call import (
     TypedCall,
 )
 from attention_conformance.suite.deviations.kernels.dropping import DropoutSteps
-from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.layers import PARAMETERS
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
@@ -250,7 +249,7 @@ class LayerKernel(DropoutSteps, DeclaredKernel, AttentionSteps):
     def deliver(self, out: Array, call: LayerCall) -> Any:
         if call.squeezed:
             out = np.take(out, 0, axis=self.squeezed_axis)
-        return Rounded(round_to(out, call.fmt), call.fmt)
+        return rounded_to(out, call.fmt)
 
 
 class MultiHeadKernel(LayerKernel):

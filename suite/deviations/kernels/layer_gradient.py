@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance import references
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import Rounded, rounded_to
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.references.rounding import NO_ROUNDING
 from attention_conformance.suite.deviations.kernels.layer import LayerKernel, MultiHeadKernel
@@ -18,7 +18,6 @@ from attention_conformance.suite.deviations.kernels.single import (
     ConcatKernel,
     DotKernel,
 )
-from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 
 Arrays = dict[str, np.ndarray]
@@ -35,9 +34,7 @@ class Differentiated(LayerKernel):
         def vjp(cotangent: Rounded, wrt: list[str], **arguments: Any) -> dict[str, Any]:
             arrays = {n: a.values for n, a in arguments.items() if isinstance(a, Rounded)}
             gradients = self.gradients(arrays, cotangent.values, inputs)
-            return {
-                n: Rounded(round_to(x, inputs.dtype), inputs.dtype) for n, x in gradients.items()
-            }
+            return {n: rounded_to(x, inputs.dtype) for n, x in gradients.items()}
 
         return replace(call, vjp=vjp)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import Rounded, rounded_to
 from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.deviations.kernels.attention import Array, DeclaredKernel
-from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.merge import FEATURES, MERGE
 
@@ -41,7 +41,7 @@ class MergeKernel(DeclaredKernel, OperatorFunction):
         ) -> dict[str, Any]:
             arrays = partial_output, partial_lse, cotangent
             gradients = self.gradients(*(x.values.astype(work) for x in arrays))
-            return {n: Rounded(round_to(gradients[n], fmts[n]), fmts[n]) for n in wrt}
+            return {n: rounded_to(gradients[n], fmts[n]) for n in wrt}
 
         return replace(super().prepare(inputs), vjp=vjp, constants=(fmt.name,))
 
@@ -51,7 +51,7 @@ class MergeKernel(DeclaredKernel, OperatorFunction):
         work = self.work(fmt)
         with np.errstate(all="ignore"):
             output, lse = self.merged(outputs.astype(work), parts.astype(work), fmt)
-        return Rounded(round_to(output, fmt), fmt), Rounded(round_to(lse, fmt.widened), fmt.widened)
+        return rounded_to(output, fmt), rounded_to(lse, fmt.widened)
 
     def work(self, fmt: DType) -> type[np.floating[Any]]:
         """Returns the NumPy type of the arithmetic."""

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from attention_conformance import references
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import Rounded, rounded_to
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.references.rounding import NO_ROUNDING
 from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
-from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import (
     FEATURES,
@@ -69,12 +69,12 @@ class PackedKernel(DeclaredKernel):
         def call(**arrays: Rounded) -> Rounded:
             pack = self.packed_call({name: x.values for name, x in arrays.items()}, inputs)
             with np.errstate(all="ignore"):
-                return Rounded(round_to(self.output(pack), fmt), fmt)
+                return rounded_to(self.output(pack), fmt)
 
         def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
             operands = {name: arrays[name].values for name in OPERANDS}
             gradients = self.gradients(operands, cotangent.values, inputs)
-            return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
+            return {name: rounded_to(gradients[name], fmt) for name in wrt}
 
         return PreparedCall(call, self.arguments(inputs), vjp=vjp, constants=self.constants(inputs))
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import Rounded, rounded_to
 from attention_conformance.backends.operators import OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.in_pages import flat_slots, pool_of
 from attention_conformance.suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
@@ -31,7 +30,7 @@ class PagedWriteKernel(DeclaredKernel, OperatorFunction):
         def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
             values = {name: array.values for name, array in arrays.items()}
             gradients = self.gradients(values, cotangent.values, case)
-            return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
+            return {name: rounded_to(gradients[name], fmt) for name in wrt}
 
         constants = (case.option("layout"), fmt.name)
         return replace(super().prepare(inputs), vjp=vjp, constants=constants)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import Rounded, rounded_to
 from attention_conformance.backends.in_pages import from_numpy_pages
 from attention_conformance.backends.memory import quantized_arrays
 from attention_conformance.backends.prepared import PreparedCall
@@ -135,7 +135,7 @@ class QuantizedKernel(Writing):
         def attend(**arrays: Rounded) -> Any:
             with np.errstate(all="ignore"):
                 call = self.after_writing(Coded.of(arrays, inputs), inputs)
-                output = Rounded(round_to(self.output(call), fmt), fmt)
+                output = rounded_to(self.output(call), fmt)
             names = [f"{name}_codes" for name in KINDS if name in call.arrays]
             codes = {name: call.arrays[name].astype(np.float64) for name in names}
             if "page_table" in arrays:
@@ -145,7 +145,7 @@ class QuantizedKernel(Writing):
         def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
             call = self.after_writing(Coded.of(arrays, inputs), inputs)
             gradient = self.gradient(call, cotangent.values.astype(call.arrays["query"].dtype))
-            return {name: Rounded(round_to(gradient, fmt), fmt) for name in wrt}
+            return {name: rounded_to(gradient, fmt) for name in wrt}
 
         constants = (inputs.case.options, inputs.sizes, fmt.name)
         return PreparedCall(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy import Rounded, rounded_to
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.references.rotary import frequencies
 from attention_conformance.suite.deviations.kernels.attention import DeclaredKernel
@@ -127,7 +127,7 @@ class RotaryKernel(DeclaredKernel):
         return position[..., None] * theta
 
     def deliver(self, out: np.ndarray, fmt: DType) -> Any:
-        return Rounded(round_to(out, fmt), fmt)
+        return rounded_to(out, fmt)
 
 
 class RotaryTableCast(RotaryKernel):
