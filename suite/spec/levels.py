@@ -180,7 +180,7 @@ class Ask:
                 turns[operator] += 1
             elif kind and in_all_dtypes(kind, pattern):
                 pattern_dtypes = ALL
-            reason = why if "{dt}" in pattern else self.why or "a case by itself"
+            reason = why if "{dt}" in pattern else self.why or "chosen for this check"
             ids |= dict.fromkeys((pattern.replace("{dt}", dt) for dt in pattern_dtypes), reason)
         return ids
 
@@ -191,6 +191,11 @@ class Ask:
                 yield item
             elif not isinstance(item, Covering):
                 yield from item()
+
+
+def designed(ids_by_reason: Mapping[str, Iterable[str]]) -> tuple[Ask, ...]:
+    """Returns the asks of patterns by the reason that they stand for."""
+    return tuple(Ask(*ids, why=why) for why, ids in ids_by_reason.items())
 
 
 def levels_up_to(level: str) -> tuple[str, ...]:

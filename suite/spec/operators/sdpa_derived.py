@@ -98,13 +98,27 @@ GRADIENT_COVERING = Covering(GRADIENT_AXES, derivable, ("mask", "shape", "heads"
 
 
 GRADIENTS = (
-    Ask(*SMOKE_GRADIENTS),
+    Ask(
+        *SMOKE_GRADIENTS,
+        why="sizes that all kernels support, equal sizes, lengths that tiles divide, rows without keys",
+    ),
     Ask(GRADIENT_COVERING, dtypes="array x dtypes"),
-    Ask(*DESIGNED_GRADIENTS, dtypes="float32", since="standard"),
-    Ask(*SIZES, *LOWEST, TOGETHER, since="standard"),
-    Ask(*FAR, dtypes="float32 first"),
+    Ask(
+        *DESIGNED_GRADIENTS,
+        dtypes="float32",
+        since="standard",
+        why="tails of blocks, one query, many heads of one key, biases that queries share",
+    ),
+    Ask(
+        *SIZES,
+        *LOWEST,
+        TOGETHER,
+        since="standard",
+        why="sizes from which kernels choose their path; masks written as a bias, or in two parts",
+    ),
+    Ask(*FAR, dtypes="float32 first", why="rows far from 0, and maxima that rise and fall"),
     *BACKWARD,
-    Ask("sdpa/pad/mha/{dt}/b2h3q31k33d7", since="full"),
+    Ask("sdpa/pad/mha/{dt}/b2h3q31k33d7", since="full", why="lengths on both sides of a tile"),
     *(ask for feature in FEATURES.values() for ask in feature.gradients),
 )
 """Cases whose derivatives are judged."""
