@@ -153,6 +153,9 @@ class Scores(Node):
 
     @cached_property
     def recomputed(self) -> Bounded:
+        """The scaled scores (B, H, Lq, Lk) as a backward pass computes them again from the stored
+        operands. Scaling the query, the product or both, and the store of a score, are three
+        roundings."""
         u, query = self.u, self.product_query
         scaled = matrix_product(query, self.attended_keys.mT, query.shape[-1], u) * self.scale
         return Bounded(

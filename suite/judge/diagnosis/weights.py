@@ -186,8 +186,9 @@ def _dropout_symptom(reading: Reading) -> Symptom | None:
 
 
 def _meaning_symptom(tool: Instrument, reading: Reading, differs: np.ndarray) -> Symptom | None:
-    """Returns the symptom if the visible pairs are those of a faulty mask: of a meaning in `masks`, of a
-    catalogue fault, or of another sample or head; else None. `differs` (B, H, Lq, Lk): the wrong
+    """Returns the symptom if the visible pairs are those of a faulty mask; else None. Faulty masks are
+    the wrong readings of the given mask (`suite.judge.diagnosis.masks.meanings`), the masks of
+    deviations, and the right masks of another sample or head. `differs` (B, H, Lq, Lk): the wrong
     pairs."""
     judged, picture = reading.judged_rows[..., None], picture_of(reading, differs)
     if (reading.visible & judged).any():

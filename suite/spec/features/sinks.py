@@ -44,6 +44,7 @@ SINKS = Feature(
             dtypes="every",
             why="sinks by themselves, of rows without keys, of one query",
         ),
+        Ask("sdpa/none/mha/f32/b2h3q17k23d8/cap2.0/sinks", why="a softcap is not of sinks"),
         Ask(
             "sdpa/none/mqa/{dt}/b2h5q1k65d16/sinks",
             "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/sinks/dense",

@@ -128,6 +128,8 @@ SMOKE = (
     "multi-head/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self-attention/self/head",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self",
     "multi-head/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/gated/self",
+    # a bias that a layer may take for a mask
+    "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/bias.bits/self",
     # 1e-6 is what Flax adds to a variance
     "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",
     "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/self",
@@ -161,8 +163,6 @@ STANDARD = (
     "multi-head/causal/mha/{dt}/b2h8q16k16d16/e128.128.128.128/gated/self",
     "multi-head/causal/mha/{dt}/b2h8q32k32d64/e512.512.512.512/self",
     "multi-head/causal+pad/mha/{dt}/b2h2q32k32d8/e16.16.16.16/self",
-    # a bias that a layer may take for a mask
-    "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/bias.bits/self",
 )
 
 GRADIENT_AXES: dict[str, tuple[object, ...]] = {

@@ -269,6 +269,7 @@ DESIGNED = {
     "frequencies that a length changes": (
         "rotary/none/mha/f32/b2h3q17k1d16/ntk",
         "rotary/none/mha/f32/b2h3q17k1d16/longrope/at4097",
+        "rotary/none/mha/f32/b1h2q9k1d80/interleaved/rot20/base500000.0/yarn",
     ),
 }
 """What smoke's few rows lack, by the reason."""

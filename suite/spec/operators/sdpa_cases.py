@@ -151,6 +151,8 @@ SMOKE_DESIGNED = (
     "sdpa/bool.b1qk/mha/f32/b3h2q2k32d8/dense",
     # scores that tie in two tiles
     "sdpa/none/mha/f32/b1h2q3k65d8/scale0.0",
+    # scores whose spread exceeds the largest exponent, so that the sign of the scale matters
+    "sdpa/none/mha/f32/b2h3q17k65d64/scale-4.0",
     "sdpa/none/mha/f64/b2h3q17k23d8",
     "sdpa/none/mha/f32/b2h3q17k23d8/bhdl",
     "sdpa/pad/mha/f64/b1h1q64k257d32",
@@ -291,8 +293,6 @@ def _designed() -> list[str]:
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/bf16/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale0.0",
-        # scores whose spread exceeds the largest exponent, so that the sign of the scale matters
-        "sdpa/none/mha/f32/b2h3q17k65d64/scale-4.0",
         "sdpa/none/mha/f32/b0h1q1k1d1/bias.qk",
     ]
     return ids
