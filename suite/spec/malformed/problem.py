@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import OPERATORS
@@ -33,12 +33,13 @@ class MalformedCase:
     """
 
     name: str
+    operator: Operator
+    needs: tuple[str, ...]
     text: str
     spoil: Spoil
-    operator: Operator
-    needs: tuple[str, ...] = ()
-    dtype: DType = DTYPES["f32"]
     contained: Contained | None = None
+
+    dtype = DTYPES["f32"]
 
     group = "bad problems"
 
@@ -88,11 +89,11 @@ def malformed(
     return tuple(
         MalformedCase(
             name,
+            OPERATORS[operator],
+            (*f"{needs} {own_needs}".split(),),
             text,
             after(first, spoil),
-            OPERATORS[operator],
-            (*needs.split(), *own_needs.split()),
-            contained=next(iter(contained), None),
+            *contained,
         )
         for operator in operators
         for name, (own_needs, text, spoil, *contained) in rows.items()

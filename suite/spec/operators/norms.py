@@ -25,11 +25,6 @@ from attention_conformance.suite.spec.operator import (
 )
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.drawn import covering_of
-from attention_conformance.suite.spec.operators.layers import (
-    draw_parameters,
-    draw_sequences,
-    options,
-)
 from attention_conformance.suite.spec.recipes import exponentials
 
 EPSILON = 2.0**-10
@@ -69,7 +64,7 @@ in 16 bits."""
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Returns the arrays of the case. Means and variances differ between features and tokens, so that a
     wrong axis shows."""
-    arrays, s, width = draw_sequences(case, rng), case.sizes, case.letters["x"]
+    arrays, s, width = layers.draw_sequences(case, rng), case.sizes, case.letters["x"]
     spread = exponentials(rng.standard_normal((1, 1, width)) / 2)
     mean = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
     arrays["query"] = arrays["query"] * spread + mean
@@ -79,7 +74,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         arrays["query"] *= TINY
     if case.option("self_attention"):
         arrays["key"] = arrays["value"] = arrays["query"]
-    return arrays | draw_parameters(case, rng)
+    return arrays | layers.draw_parameters(case, rng)
 
 
 def validate(case: Case) -> None:
@@ -128,7 +123,7 @@ LAYER_NORM = Operator(
             ),
         ),
     ),
-    options=options("without_affine", "plain", NORM_EPSILON),
+    options=layers.options("without_affine", "plain", NORM_EPSILON),
     recipes=RECIPES,
     is_layer=True,
     has_keys=False,
@@ -196,6 +191,8 @@ BATCH_NORM = replace(
             ),
         ),
     ),
-    options=options("without_affine", "plain", NORM_EPSILON, AVERAGED, training_differs=True),
+    options=layers.options(
+        "without_affine", "plain", NORM_EPSILON, AVERAGED, training_differs=True
+    ),
     array_kinds=ArrayKinds(statistics=STATISTICS),
 )
