@@ -7,22 +7,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
-from attention_conformance.suite.spec.operator import (
-    NUMBER,
-    ArrayKinds,
-    Asks,
-    Axes,
-    Operator,
-    Option,
-    number,
-)
+from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, number
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.drawn import covering_of
 from attention_conformance.suite.spec.recipes import exponentials
@@ -34,16 +25,13 @@ it out, or adding it after the root, is seen."""
 TINY = 2.0**-6
 """The factor of x in the recipe "tiny"."""
 
-NORM_EPSILON = Option(
-    "epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON, limits=(0.0, 1.0)
-)
+NORM_EPSILON = replace(number("epsilon", "eps"), default=EPSILON, limits=(0.0, 1.0))
 """The option of another epsilon. Each framework's default is tested as a path."""
-
-GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
 
 
 def axes(case: Case) -> Axes:
-    return layers.SEQUENCES if case.option("without_affine") else {**layers.SEQUENCES, **GAIN}
+    affine = {} if case.option("without_affine") else {"gain": "x", "offset": "x"}
+    return layers.SEQUENCES | affine
 
 
 RECIPES = ("normal", "offset", "tiny")
