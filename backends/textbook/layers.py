@@ -22,10 +22,9 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.operations import TextbookOperator
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.additive import ADDITIVE
-from attention_conformance.suite.spec.operators.dot import DOT
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
+from attention_conformance.suite.spec.operators.one_head import ADDITIVE, DOT
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 

@@ -302,7 +302,7 @@ class Operator:
 
     @property
     def module(self) -> str:
-        """The name of the operator's modules here and in `references`."""
+        """The name of the operator's module in `references`."""
         return "norms" if self.name.endswith("-norm") else self.name.replace("-", "_")
 
     def __str__(self) -> str:

@@ -19,10 +19,9 @@ import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
-from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
+from attention_conformance.suite.spec.operator import Asks, Operator, Questions, choice, flag
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
-from attention_conformance.suite.spec.operators.layers import draw_parameters, draw_sequences
 from attention_conformance.suite.spec.operators.norms import NORM_EPSILON
 from attention_conformance.suite.spec.sizes import Sizes
 
@@ -51,26 +50,20 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-def axes(case: Case) -> Axes:
-    return layers.SEQUENCES | PARAMETERS
-
-
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Returns the arrays of the case. Tokens have different means, so that a missing norm shows."""
-    arrays, n = draw_sequences(case, rng), case.letters
+    arrays, n = layers.draw_sequences(case, rng), case.letters
     arrays["query"] = arrays["query"] + rng.standard_normal((n["b"], n["q"], 1))
     arrays["key"] = arrays["value"] = arrays["query"]
-    return arrays | draw_parameters(case, rng)
+    return arrays | layers.draw_parameters(case, rng)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
-    return {
+    return layers.needs(case, arrays, sizes, widths) | {
         "pre-norm": case.option("pre"),
         "gelu": case.option("activation") == "gelu",
         "head-width": sizes.H * sizes.D != widths.query,
         "odd-heads": bool(sizes.H % 2),
-        "squeezed": bool(case.option("squeezed")),
-        "batch": not case.option("squeezed"),
     }
 
 
@@ -110,7 +103,7 @@ ENCODER = Operator(
     name="encoder",
     text="a layer of a Transformer's encoder: attention and a feed-forward network, with norms",
     words=WORDS,
-    axes=axes,
+    axes=lambda case: layers.SEQUENCES | PARAMETERS,
     draw=draw,
     outputs=lambda case: {"output": "bqx"},
     needs=needs,

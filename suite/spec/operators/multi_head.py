@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-import numpy as np
-
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.covering import Covering, Row
 from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import (
     MODES,
@@ -23,17 +22,11 @@ from attention_conformance.suite.spec.operator import (
     Axes,
     Operator,
     Questions,
+    Work,
     choice,
     flag,
 )
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.layers import (
-    draw_parameters,
-    draw_sequences,
-    one_head_outputs,
-    options,
-    projections_work,
-)
 from attention_conformance.suite.spec.operators.norms import NORM_EPSILON
 from attention_conformance.suite.spec.operators.sdpa_cases import mask_fits_form
 from attention_conformance.suite.spec.sizes import Sizes
@@ -244,21 +237,13 @@ def axes(case: Case) -> Axes:
 
 
 def ties(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        *layers.ties()(options),
-        *(ONE_HEAD if options["kind"] == "self-attention" else ()),
-    )
-
-
-def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    return draw_sequences(case, rng) | draw_parameters(case, rng)
+    return (*layers.ties()(options), *(ONE_HEAD if options["kind"] == "self-attention" else ()))
 
 
 def outputs(case: Case) -> Axes:
     if case.option("kind") == "self-attention":
-        return one_head_outputs("v")(case)
-    weights = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": "bhqk"}}
-    return {"output": "bqo", **weights[case.option("returned")]}
+        return layers.outputs(case, "v")
+    return layers.outputs(case, "o", heads="h")
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
@@ -284,13 +269,21 @@ def validate(case: Case) -> None:
         raise ValueError(f"{case.operator} has an epsilon only with qknorm: {case.id}")
 
 
+def work(inputs: Inputs, direction: str) -> Work:
+    """Returns operations and bytes of four projections and the attention between them, in a direction."""
+    s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
+    products = s.Lq * w.query * s.H * s.D + s.Lk * w.key * s.Hkv * s.D
+    products += s.Lk * w.value * s.Hkv * s.Dv + s.Lq * s.H * s.Dv * w.output
+    return layers.work_of(inputs, 2.0 * s.B * products + 2.0 * pairs * (s.D + s.Dv), direction)
+
+
 COVERING = Covering(AXES, valid, ("mask", "shape", "dtype", "returned"), id_of)
 
 MULTI_HEAD = Operator(
     name="multi-head",
     text="multi-head attention with projections",
     axes=axes,
-    draw=draw,
+    draw=layers.draw,
     outputs=outputs,
     needs=needs,
     ties=ties,
@@ -308,7 +301,9 @@ MULTI_HEAD = Operator(
         compiled_gradients=(Ask("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12", since="standard"),),
         also_common=(*(sizes_of(shape).token for shape in SHAPES), "b2h1q7k7d5v6"),
     ),
-    options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), NORM_EPSILON, KIND),
+    options=layers.options(
+        "without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), NORM_EPSILON, KIND
+    ),
     questions=Questions(
         elections=(
             "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row",
@@ -321,5 +316,5 @@ MULTI_HEAD = Operator(
         gradient_probe="multi-head/bool.qk.empty/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
     ),
     is_layer=True,
-    work=projections_work,
+    work=work,
 )  # fmt: skip

@@ -7,29 +7,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
-from attention_conformance.suite.spec.operator import (
-    NUMBER,
-    ArrayKinds,
-    Asks,
-    Axes,
-    Operator,
-    Option,
-    number,
-)
+from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, number
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.drawn import covering_of
-from attention_conformance.suite.spec.operators.layers import (
-    draw_parameters,
-    draw_sequences,
-    options,
-)
 from attention_conformance.suite.spec.recipes import exponentials
 
 EPSILON = 2.0**-10
@@ -39,16 +25,13 @@ it out, or adding it after the root, is seen."""
 TINY = 2.0**-6
 """The factor of x in the recipe "tiny"."""
 
-NORM_EPSILON = Option(
-    "epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON, limits=(0.0, 1.0)
-)
+NORM_EPSILON = replace(number("epsilon", "eps"), default=EPSILON, limits=(0.0, 1.0))
 """The option of another epsilon. Each framework's default is tested as a path."""
-
-GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
 
 
 def axes(case: Case) -> Axes:
-    return layers.SEQUENCES if case.option("without_affine") else {**layers.SEQUENCES, **GAIN}
+    affine = {} if case.option("without_affine") else {"gain": "x", "offset": "x"}
+    return layers.SEQUENCES | affine
 
 
 RECIPES = ("normal", "offset", "tiny")
@@ -69,7 +52,7 @@ in 16 bits."""
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Returns the arrays of the case. Means and variances differ between features and tokens, so that a
     wrong axis shows."""
-    arrays, s, width = draw_sequences(case, rng), case.sizes, case.letters["x"]
+    arrays, s, width = layers.draw_sequences(case, rng), case.sizes, case.letters["x"]
     spread = exponentials(rng.standard_normal((1, 1, width)) / 2)
     mean = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
     arrays["query"] = arrays["query"] * spread + mean
@@ -79,7 +62,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         arrays["query"] *= TINY
     if case.option("self_attention"):
         arrays["key"] = arrays["value"] = arrays["query"]
-    return arrays | draw_parameters(case, rng)
+    return arrays | layers.draw_parameters(case, rng)
 
 
 def validate(case: Case) -> None:
@@ -129,7 +112,7 @@ LAYER_NORM = Operator(
             ),
         ),
     ),
-    options=options("without_affine", "plain", NORM_EPSILON),
+    options=layers.options("without_affine", "plain", NORM_EPSILON),
     recipes=RECIPES,
     is_layer=True,
     has_keys=False,
@@ -197,6 +180,8 @@ BATCH_NORM = replace(
             ),
         ),
     ),
-    options=options("without_affine", "plain", NORM_EPSILON, AVERAGED, training_differs=True),
+    options=layers.options(
+        "without_affine", "plain", NORM_EPSILON, AVERAGED, training_differs=True
+    ),
     array_kinds=ArrayKinds(statistics=STATISTICS),
 )
