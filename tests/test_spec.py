@@ -154,6 +154,12 @@ def test_every_row_of_the_table_is_used() -> None:
 S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
 
 
+def test_every_case_of_an_operator_says_why_it_stands() -> None:
+    pools = "cases", "gradients", "compiled", "compiled_gradients"
+    asks = [ask for one in OPERATORS.values() for pool in pools for ask in getattr(one.asks, pool)]
+    assert [ask.ids for ask in asks if not ask.why and [*ask.patterns()]] == []
+
+
 def test_trees_attend_their_paths_and_all_keys_before() -> None:
     tree = Tree((1, 1, 2, 1, 3))
     assert tree.parents(7).tolist() == [-1, 0, 0, 2, 1, 4, 5]

@@ -295,10 +295,19 @@ MULTI_HEAD = Operator(
             "multi-head/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self-attention/self",
             "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self",
         ),
-        cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard"), Ask(COVERING, dtypes="array x dtypes")),
+        cases=(
+            Ask(*SMOKE, why="masks of each shape, layers of one head, gates, norms of queries and keys"),
+            Ask(*STANDARD, since="standard", why="lengths that tiles divide, long rows, usual heads"),
+            Ask(COVERING, dtypes="array x dtypes"),
+        ),
         gradients=GRADIENTS,
         compiled=COMPILED,
-        compiled_gradients=(Ask("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12", since="standard"),),
+        compiled_gradients=(
+            Ask(
+                "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12", since="standard",
+                why="each compiled case is a program of its own, so few are asked",
+            ),
+        ),
         also_common=(*(sizes_of(shape).token for shape in SHAPES), "b2h1q7k7d5v6"),
     ),
     options=layers.options(

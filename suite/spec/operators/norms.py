@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.covering import Covering
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, number
 from attention_conformance.suite.spec.operators import layers
@@ -84,6 +86,21 @@ AXES_OF_CASES = {
 }  # fmt: skip
 """Widths that are powers of two and that are not, below and above 64, and widths of models."""
 
+
+def gradients_of(operator: str, **axes: Sequence[str]) -> Covering:
+    """Returns the covering array of a norm's gradients, with further `axes`."""
+    own = {
+        "dtype": ("f32", "bf16"),
+        "sizes": (
+            "mha/b32h1q3k3d64/e64.64.64.64/self", "mha/b4h1q4k4d4/e4.4.4.4/self",
+            "mha/b2h1q3k3d100/e100.100.100.100/self", "mha/b2h1q3k3d4096/e4096.4096.4096.4096/self",
+        ),
+        "recipe": ("", "tiny"),
+        "affine": ("", "plain"),
+    }  # fmt: skip
+    return covering_of(operator, {**own, **axes})
+
+
 LAYER_NORM = Operator(
     name="layer-norm",
     text="layer norm: mean and variance of each token over its features",
@@ -96,20 +113,24 @@ LAYER_NORM = Operator(
     asks=Asks(
         plain="layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
         cases=(
-            Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
+            Ask(
+                "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                dtypes="halves first",
+                why="without any option",
+            ),
             Ask(covering_of("layer-norm", AXES_OF_CASES), dtypes="array"),
         ),
         gradients=(
-            Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
             Ask(
-                "layer-norm/none/mha/{dt}/b32h1q3k3d768/e768.768.768.768/self/tiny",
-                dtypes="float32 first",
+                "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                dtypes="halves first",
+                why="gradients without any option",
             ),
             Ask(
-                "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
-                "layer-norm/none/mha/f32/b2h1q3k3d4096/e4096.4096.4096.4096/self",
-                since="standard",
+                "layer-norm/none/mha/f32/b32h1q3k3d768/e768.768.768.768/self/tiny",
+                why="variances near epsilon",
             ),
+            Ask(gradients_of("layer-norm"), dtypes="array", since="standard"),
         ),
     ),
     options=layers.options("without_affine", "plain", NORM_EPSILON),
@@ -162,6 +183,7 @@ BATCH_NORM = replace(
             Ask(
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
                 dtypes="halves first",
+                why="statistics of the batch",
             ),
             Ask(
                 covering_of("batch-norm", {**AXES_OF_CASES, "mode": ("", "train")}), dtypes="array"
@@ -172,12 +194,9 @@ BATCH_NORM = replace(
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
                 dtypes="float32 first",
+                why="gradients with statistics of the batch, and with learned ones",
             ),
-            Ask(
-                "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-                "batch-norm/none/mha/f32/b32h1q3k3d97/e97.97.97.97/self/train/tiny",
-                since="standard",
-            ),
+            Ask(gradients_of("batch-norm", mode=("train", "")), dtypes="array", since="standard"),
         ),
     ),
     options=layers.options(

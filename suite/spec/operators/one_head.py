@@ -18,7 +18,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.drawn import covering_of
+from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.sizes import Sizes
 
 
@@ -35,24 +35,19 @@ def draw_dot(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.nd
 
 
 def scaled_gradients(operator: str) -> tuple[Ask, ...]:
-    """Returns the gradient cases of a layer of one head, with and without a learned scale."""
-    sizes = "b2h1q5k9d8v6/e8.8.6.6"
+    """Returns the gradient cases of a layer with a learned scale, and without it."""
+    array = covering_of(
+        operator,
+        {
+            "sizes": ("mha/b2h1q5k9d8v6/e8.8.6.6", "mha/b2h1q3k33d64/e64.64.64.64"),
+            "mask": ("pad", "none", "padempty"),
+            "scale": ("", "unscaled"),
+        },
+        is_excluded=is_wide_in_float64,
+    )
     return (
-        Ask(f"{operator}/pad/mha/f32/{sizes}"),
-        Ask(
-            f"{operator}/pad/mha/bf16/{sizes}",
-            f"{operator}/padempty/mha/f32/{sizes}",
-            f"{operator}/pad/mha/f32/b2h1q3k33d64/e64.64.64.64",
-            since="standard",
-        ),
-        Ask(
-            f"{operator}/none/mha/{{dt}}/{sizes}/unscaled",
-            f"{operator}/none/mha/{{dt}}/{sizes}",
-            f"{operator}/padempty/mha/{{dt}}/{sizes}/unscaled",
-            f"{operator}/padempty/mha/{{dt}}/{sizes}",
-            dtypes="rest",
-            since="full",
-        ),
+        Ask(f"{operator}/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6", why="gradients with a learned scale"),
+        Ask(array, dtypes="array", since="standard"),
     )
 
 
@@ -84,11 +79,18 @@ DOT = Operator(
                 # as many queries as samples, so that a mask of samples fits queries
                 "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
                 "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
+                why="as many queries as samples, so that a mask of samples fits queries; no scale",
             ),
             Ask(DOT_CASES, dtypes="array", since="standard"),
         ),
         gradients=scaled_gradients("dot"),
-        compiled=(Ask("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8", since="standard"),),
+        compiled=(
+            Ask(
+                "dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",
+                since="standard",
+                why="each compiled case is a program of its own, so few are asked",
+            ),
+        ),
     ),
     options=layers.options("without_scale", "unscaled"),
     questions=Questions(
@@ -139,6 +141,7 @@ CONCAT = replace(
             Ask(
                 "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
                 "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+                why="a causal flag, padding, returned weights",
             ),
             Ask(CONCAT_CASES, dtypes="array", since="standard"),
         ),
@@ -203,6 +206,16 @@ ADDITIVE_CASES = covering_of(
     },
 )  # fmt: skip
 
+ADDITIVE_GRADIENTS = covering_of(
+    "additive",
+    {
+        "sizes": ("mha/b2h1q5k9d16v14/e16.16.14.14", "mha/b2h1q3k33d64/e64.64.64.64"),
+        "mask": ("pad", "none", "padempty"),
+        "projections": ("", "identity", "identity/vector"),
+    },
+    is_excluded=is_wide_in_float64,
+)
+
 ADDITIVE = Operator(
     name="additive",
     text="additive (Bahdanau) attention, scores w . tanh(W_q q + W_k k)",
@@ -220,6 +233,7 @@ ADDITIVE = Operator(
                 "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
                 "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
                 "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
+                why="equal widths, so that swapped projections fit; one query; no projections",
             ),
             Ask(ADDITIVE_CASES, dtypes="array", since="standard"),
         ),
@@ -227,24 +241,16 @@ ADDITIVE = Operator(
             Ask(
                 "additive/pad/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
                 "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+                why="gradients with every parameter, and with the vector of scores alone",
             ),
-            Ask(
-                "additive/pad/mha/bf16/b2h1q5k9d16v14/e12.10.14.14",
-                "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
-                "additive/padempty/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity",
-                since="standard",
-            ),
-            Ask(
-                "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-                "additive/none/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity",
-                "additive/padempty/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-                "additive/padempty/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity",
-                dtypes="rest",
-                since="full",
-            ),
+            Ask(ADDITIVE_GRADIENTS, dtypes="array", since="standard"),
         ),
         compiled=(
-            Ask("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity", since="standard"),
+            Ask(
+                "additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",
+                since="standard",
+                why="each compiled case is a program of its own, so few are asked",
+            ),
         ),
     ),
     options=layers.options("without_projections", "identity", flag("vector", "vector")),
