@@ -64,15 +64,11 @@ DTYPES_AT: Mapping[str, DtypesAt] = {
         ALL,
         "dropout needs many draws, and scales weights in each dtype",
     ),
-    "two": DtypesAt(HALF, HALF, HALF, "a wide and a narrow dtype; plain cases are asked in all"),
     "last digits": DtypesAt(
         ("f32", "f64"),
         ("f32", "f64"),
         ("f32", "f64"),
         "float64 shows a derivative that is wrong in its last digits",
-    ),
-    "rest": DtypesAt(
-        (), (), ("f64", "f16"), "derivatives in the dtypes that standard does not ask"
     ),
     "sixteen": DtypesAt(
         ("bf16",),
