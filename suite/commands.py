@@ -149,7 +149,7 @@ def _why(wanted: AnyCase) -> str:
                 reason = reasons[case] if isinstance(case, Case) else case.why
                 lines.append(f"  {name:28} since {levels[0]:9} {reason}")
     lines += [] if len(lines) > 1 else [f"  {_unlisted(wanted)}"]
-    lines += ["Implementations that say so are asked later:"]
+    lines += ["Implementations that say so are tested later:"]
     return "\n".join([*lines, *(f"  {what:28} {reason}" for what, reason in POSTPONED.items())])
 
 
@@ -160,8 +160,8 @@ def _unlisted(case: AnyCase) -> str:
     cases = (listed for check in all_checks().values() for listed in check.cases("full"))
     replaced_id = original_of(case, cases)
     if replaced_id is None:
-        return "no check asks it: --case of search and bench does"
-    return f"asked in place of {replaced_id}, if a function's signature or claims exclude that case"
+        return "no check tests it: --case of search and bench does"
+    return f"tested in place of {replaced_id}, if a function's signature or claims exclude that case"
 
 
 def _words_text() -> str:

@@ -69,7 +69,7 @@ def test_a_class_that_is_always_causal_is_asked_causal_cases_alone(classes: Any)
     report = judge_module(classes.CausalSelfAttention, checks=["values"])
     assert len(asked(report)) > 4
     assert all(case.startswith("multi-head/causal/") for case in asked(report))
-    assert "torch:CausalSelfAttention: always causal: only causal cases are asked" in report.notes
+    assert "torch:CausalSelfAttention: always causal: only causal cases are tested" in report.notes
 
 
 def test_a_class_with_other_parameters_is_not_judged_enough(classes: Any) -> None:

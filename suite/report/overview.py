@@ -343,7 +343,7 @@ def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFr
         f"{tally.get('pass', 0)} of {len(cells) - refused} judged cells pass, "
         f"{len(known_labels)} are known failures; {refused} cells were refused."
         if len(labels) == 1
-        else f"{right} of {len(labels)} implementations are right in all that they were asked."
+        else f"{right} of {len(labels)} implementations are right in all that they were tested in."
     ]
     if not known_labels.empty and len(labels) > 1:
         counts = known_labels.value_counts()
@@ -369,5 +369,5 @@ def _changes_sentence(cells: pd.DataFrame) -> list[str]:
     failed, fails = cells_again["before"].isin(BROKEN), cells_again["status"].isin(BROKEN)
     return [
         f"Since the first of the records: {int((fails & ~failed).sum())} new failures, "
-        f"{int((failed & ~fails).sum())} fixed, of {len(cells_again)} cells that were asked again."
+        f"{int((failed & ~fails).sum())} fixed, of {len(cells_again)} cells that were judged again."
     ]

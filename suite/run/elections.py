@@ -29,10 +29,10 @@ DeclaredAnswers = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 HEAD = """# Elections
 
-The field has no single right answer to some questions: what a row without keys gives, or what a causal
-flag means beside a mask. An implementation **elects** an answer, declares the answer, and is held to it.
-No answer is copied from documentation: `attention-conformance report RESULTS... --table elections` shows
-what was observed in a run.
+Some questions have more than one right answer: what a row without keys gives, or what a causal flag
+means together with a mask. The answer is implementation-defined: an implementation **elects** one,
+declares it, and is judged by it. No answer is copied from documentation:
+`attention-conformance report RESULTS... --table elections` shows what was observed in a run.
 
 The first answer of every question is the one that the reference follows. A person's own function may
 elect any answer ([function.md](../function.md)). What is none of the answers fails.
@@ -41,7 +41,7 @@ The page is made from `suite/spec/elections.py` and from the declarations of the
 
     attention-conformance elections > docs/data/elections.md
 
-An implementation that a question does not name leaves its answer to be observed, or is not asked.
+An implementation that a question does not name leaves its answer to be observed, or is not tested in it.
 """
 
 

@@ -50,7 +50,7 @@ DTYPES_AT: Mapping[str, DtypesAt] = {
         TURNS, HALF, ALL, "a fault that depends only on sizes shows in few dtypes", "common"
     ),
     "promise": DtypesAt(
-        TURNS, HALF, ALL, "a promise is cheap for sizes that are asked anyway", "promise"
+        TURNS, HALF, ALL, "a promise is cheap for sizes that are tested anyway", "promise"
     ),
     "every": DtypesAt(TURNS, ALL, ALL, "a feature rounds differently in each dtype"),
     "half": DtypesAt(HALF, HALF, ALL, "a derivative costs three calls"),

@@ -322,8 +322,8 @@ def picture_of(reading: Reading, differs: np.ndarray) -> str:
     width = max(2 * want.shape[1], len("expected"))
     lines = [
         f"a probe of {flags.shape[0]} queries and {flags.shape[1]} keys, sample {b}, head {h}; rows: "
-        f"queries from {starts[0]}, columns: keys from {starts[1]}; # seen, . hidden, X wrongly seen, "
-        "o wrongly hidden",
+        f"queries from {starts[0]}, columns: keys from {starts[1]}; # seen, . masked, X wrongly seen, "
+        "o wrongly masked",
         f"{'expected':{width}}  got",
     ]
     for attended, visible in zip(want, got, strict=True):

@@ -212,13 +212,13 @@ COMPILED = (
     Ask(
         "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
         "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
-        why="each compiled case is a program of its own, so few are asked",
+        why="each compiled case is a program of its own, so few are tested",
     ),
     Ask(
         "multi-head/bool.bhqk/mha/f32/b2h2q5k9d6/e12.10.14.12/head/dense",
         "multi-head/causal/gqa3/bf16/b2h6q5k5d4/e12.12.12.12/self",
         since="standard",
-        why="each compiled case is a program of its own, so few are asked",
+        why="each compiled case is a program of its own, so few are tested",
     ),
 )
 
@@ -305,7 +305,7 @@ MULTI_HEAD = Operator(
         compiled_gradients=(
             Ask(
                 "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12", since="standard",
-                why="each compiled case is a program of its own, so few are asked",
+                why="each compiled case is a program of its own, so few are tested",
             ),
         ),
         also_common=(*(sizes_of(shape).token for shape in SHAPES), "b2h1q7k7d5v6"),

@@ -88,7 +88,7 @@ DOT = Operator(
             Ask(
                 "dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",
                 since="standard",
-                why="each compiled case is a program of its own, so few are asked",
+                why="each compiled case is a program of its own, so few are tested",
             ),
         ),
     ),
@@ -249,7 +249,7 @@ ADDITIVE = Operator(
             Ask(
                 "additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",
                 since="standard",
-                why="each compiled case is a program of its own, so few are asked",
+                why="each compiled case is a program of its own, so few are tested",
             ),
         ),
     ),

@@ -124,7 +124,7 @@ GRADIENTS = (
 """Cases whose derivatives are judged."""
 
 
-COMPILED_WHY = "each compiled case is a program of its own, so few are asked"
+COMPILED_WHY = "each compiled case is a program of its own, so few are tested"
 
 COMPILED_AXES: dict[str, tuple[object, ...]] = {
     "mask": (
