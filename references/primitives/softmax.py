@@ -284,7 +284,7 @@ def attend(
     total = average_error(
         u, n, factor,
         by_score=p_d @ v + p_d.sum(-1, keepdims=True) * size,
-        mass=weight @ value.size,
+        mass=weight @ value.magnitude,
         size=size,
         reach=attended.astype(np.float64) @ v,
     )  # fmt: skip
