@@ -315,10 +315,10 @@ def matrix_product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundo
     Subnormal parts of operands may count as zero (`Roundoffs.operand_underflow`).
     """
     exact = a @ b
-    rounding = gamma(summands + 2, u.accumulate) * (a.magnitude @ b.size)
+    rounding = gamma(summands + 2, u.accumulate) * (a.magnitude @ b.magnitude)
     error = exact.error + rounding + summands * u.product_underflow
     if u.operand_underflow:
-        error = error + flush_loss(a, u) @ b.magnitude + a.size @ flush_loss(b, u)
+        error = error + flush_loss(a, u) @ b.magnitude + a.magnitude @ flush_loss(b, u)
     return Bounded(exact.value, error)
 
 

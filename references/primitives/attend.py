@@ -200,7 +200,7 @@ class Attend(Node):
         sums."""
         u, p = self.u, self.weights
         D = self.weighted_mean(dP)
-        output = p.magnitude @ self.attended_values.size  # bounds |O|
+        output = p.magnitude @ self.attended_values.magnitude  # bounds |O|
         error = (
             p.error @ self.attended_values.magnitude
             + magnitude(p.value) @ self.attended_values.error
@@ -218,7 +218,7 @@ class Attend(Node):
         """Returns sum_j P_ij x_ij over the keys, (B, H, Lq, 1), for x of the weights' shape."""
         u, p = self.u, self.weights
         inherited = (p.error * x.magnitude + magnitude(p.value) * x.error).sum(-1, keepdims=True)
-        sums = (p.magnitude * x.size).sum(-1, keepdims=True)
+        sums = (p.magnitude * x.magnitude).sum(-1, keepdims=True)
         rounding = gamma(self.keys + 2, u.accumulate)[..., None] + 2 * u.step
         error = inherited + rounding * sums + (self.keys[..., None] + 1) * u.step_floor
         return Bounded((p.value * x.value).sum(-1, keepdims=True), error)
@@ -232,7 +232,7 @@ class Attend(Node):
         distance = magnitude(difference)
         inherited = dP.error + D.error
         # Implementations compute P (dP - D) or P dP - P D. The second has larger parts.
-        parts = np.maximum(distance, dP.magnitude + D.size)
+        parts = np.maximum(distance, dP.magnitude + D.magnitude)
         difference_error = (u.accumulate + u.step) * (parts + inherited)
         value = np.where(self.allowed, p.value * difference, 0)
         error = p.error * distance + p.magnitude * (inherited + difference_error)
@@ -319,7 +319,7 @@ class LogSumExp(Node):
         u, p, allowed = self.u, self.attend.weights, self.attend.allowed
         g = Bounded.exact(cotangent.value[..., None])  # no matrix product narrows g
         value = np.where(allowed, p.value * g.value, 0)
-        error = p.error * g.magnitude + p.size * g.error
+        error = p.error * g.magnitude + p.magnitude * g.error
         error += (u.accumulate + u.step) * (magnitude(value) + error) + u.step_floor
         dS = stored(Bounded(value, error), Store(max(u.score, u.weight), u.score_floor))
         return (dS.where(allowed),)

@@ -73,7 +73,7 @@ class Centred(Node):
     def constant_limit(self, x: Bounded) -> np.ndarray:
         """Returns C for keys x or tangents x of keys, (B, Hkv, 1, D). Slots that are not finite count as
         zero."""
-        size = np.where(np.isfinite(x.magnitude), x.size, 0.0)
+        size = np.where(np.isfinite(x.magnitude), x.magnitude, 0.0)
         return np.asarray(size.sum(-2, keepdims=True) / self.attended_count)
 
     def _less_constant(self, x: Bounded, roundings: int) -> Bounded:

@@ -132,7 +132,7 @@ class Standardised:
         scaled_error = shifted.error * root.astype(np.float64) * (1 + relative) + relative * size
         mean_rounding = 3 * unit * magnitude(mean * root)
         bounded_mean = Bounded(mean, np.broadcast_to(mean_error, mean.shape))
-        reach = (x.magnitude + bounded_mean.size) * reciprocal.size
+        reach = (x.magnitude + bounded_mean.magnitude) * reciprocal.magnitude
         normal = stored(Bounded(value, scaled_error + mean_rounding), Store(unit))
         return cls(bounded_mean, shifted, reciprocal, normal, reach)
 
@@ -142,7 +142,9 @@ class Standardised:
         mean_store = mean.error - self.mean.error
         root_store = root.error - self.root.error
         shifted = Bounded(self.shifted.value, self.shifted.error + mean_store)
-        error = self.normal.error + mean_store * root.magnitude + self.shifted.size * root_store
+        error = (
+            self.normal.error + mean_store * root.magnitude + self.shifted.magnitude * root_store
+        )
         normal = Bounded(self.normal.value, error)
         return Standardised(mean, shifted, root, normal, self.reach + mean_store * root.magnitude)
 
@@ -222,14 +224,14 @@ class Norm(Node):
         inherited = (
             mean_DN.error * parts.root.magnitude + magnitude(mean_DN.value) * parts.root.error
         )
-        size = mean_DN.magnitude * parts.root.size * parts.reach
+        size = mean_DN.magnitude * parts.root.magnitude * parts.reach
         error = inherited * parts.normal.magnitude
         error = error + magnitude(scaled) * parts.normal.error + 6 * unit * size
         error = error + _product_floor(u) * (1 + parts.shifted.magnitude)
         rN_mean = Bounded(scaled * parts.normal.value, error)  # r N mean(D N)
         mean_rD = self._mean(rD, rD.magnitude)
         last_mean = self._mean(Bounded(np.zeros(rN_mean.shape), rN_mean.error), size)
-        sizes = rD.magnitude + size + mean_rD.size + last_mean.size
+        sizes = rD.magnitude + size + mean_rD.magnitude + last_mean.magnitude
         error = rD.error + rN_mean.error + mean_rD.error + last_mean.error + 4 * unit * sizes
         return Bounded(rD.value - mean_rD.value - rN_mean.value, error)
 

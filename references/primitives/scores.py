@@ -146,7 +146,7 @@ class Scores(Node):
         u, query = self.u, self.product_query
         key = self.pairs.without_hidden_nan(self.key.output)
         exact, depth = query @ key.mT, query.shape[-1]
-        products = self.factor * (query.magnitude @ key.mT.size)
+        products = self.factor * (query.magnitude @ key.mT.magnitude)
         error = self.factor * exact.error + gamma(depth + 2, u.accumulate) * products
         error += depth * u.product_underflow
         return stored(Bounded(exact.value * self.scale, error), Store(2 * u.score))
@@ -176,7 +176,7 @@ class Scores(Node):
         if u.gradient_blocks is not None:
             stores = -(-dT.shape[-1] // u.gradient_blocks[1])
             running_sum_error = stores * (
-                u.output * (dT.magnitude @ self.attended_keys.size) + u.floor
+                u.output * (dT.magnitude @ self.attended_keys.magnitude) + u.floor
             )
             dQ = Bounded(dQ.value, dQ.error + running_sum_error)
         dQ = stored(dQ, u.results)
@@ -233,7 +233,7 @@ def key_or_value_gradient(
     if group == 1 and blocks is None:
         return total
     by_query_head = total.reshape(B, heads, group, *total.shape[2:])
-    all_rows_size = (a_mT.magnitude @ b.size).reshape(*by_query_head.shape).sum(2)
+    all_rows_size = (a_mT.magnitude @ b.magnitude).reshape(*by_query_head.shape).sum(2)
     if group > 1:
         group_sum = sum_over_axes(by_query_head, (2,), u)[:, :, 0]
         error = group_sum.error + gamma(group * rows, u.accumulate) * all_rows_size
