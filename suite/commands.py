@@ -161,7 +161,9 @@ def _unlisted(case: AnyCase) -> str:
     replaced_id = original_of(case, cases)
     if replaced_id is None:
         return "no check tests it: --case of search and bench does"
-    return f"tested in place of {replaced_id}, if a function's signature or claims exclude that case"
+    return (
+        f"tested in place of {replaced_id}, if a function's signature or claims exclude that case"
+    )
 
 
 def _words_text() -> str:

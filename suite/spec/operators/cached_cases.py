@@ -72,12 +72,15 @@ DESIGNED = {
         f"{GROWN}/c1.3.1.3/pad5.0.12",
         "cached/none/gqa2/f32/b3h4q9k9d8/c1.1.1.1.1.1.3/pad2.0.1",
         f"{GROWN}/c3.pick200.1.4/pad5.0.12",
+        f"{GROWN}/c3.2.resetof1.3of1.3of02/pad5.0.12/rot.halves",
         f"{SMALL}/c5.1.3/win3/room4/pad3.1",
         f"{SMALL}/c3.1.reset.3.2/pad0.2.2.1",
     ),
     "depths of a tree, paths of branches, documents that a rollback leaves": (
         f"{SMALL}/c1.tree11213.keep4.3/slopes",
         f"{GROWN}/c1.tree112.pick200.keep121.4",
+        f"{GROWN}/c4.tree112of02.keep2x.3of1.1",
+        f"{SMALL}/c4.tree1121.keep3.1/rot.halves",
         f"{GROWN}/c1+2.1.2+1.back2.1/win3/slopes",
     ),
     "positions of samples alone, and past 256, of which bfloat16 holds every second one": (
@@ -88,6 +91,7 @@ DESIGNED = {
         "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/slopes",
         "cached/none/mha/f32/b1h2q8k260d8/c4.back2.1.1.1.1",
     ),
+    "decoding with a softcap alone": (f"{SMALL}/c5.1.1.1.1/cap2.0",),
     "sums that a dtype loses": ("cached/none/mha/f16/b1h2q5k300d8/c1.1.3/tiny",),
 }
 """What smoke's few stories lack, by the reason."""
