@@ -117,6 +117,7 @@ ENCODER = Operator(
                 "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
                 why="float64 checks gelu to its last digits",
             ),
+            Ask("encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self", why="two masks at once"),
             Ask(DRAWN, dtypes="array"),
         ),
         gradients=(

@@ -126,6 +126,7 @@ SMOKE = (
     # 1e-6 is what Flax adds to a variance
     "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",
     "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/self",
+    "multi-head/pad/gqa3/f32/b2h6q5k9d4/e12.10.10.12/average",
 )
 
 STANDARD = (

@@ -88,6 +88,7 @@ DESIGNED = {
     ),
     "a chunk behind a page": ("paged/none/gqa2/f32/b2h4q8k16d8/seg3.5x7.9/causal",),
     "a split within a sample": ("paged/none/gqa2/f32/b2h4q2k211d8/seg1.1x141.70/page64/causal",),
+    "more than 32 pages of a sample": ("paged/none/gqa2/f32/b2h4q2k211d8/seg1.1x141.70/causal",),
     "as many heads as slots": ("paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",),
     "decoding alone with heads first": ("paged/none/gqa2/f32/b2h4q2k80d8/seg1.1x33.47/hnd/causal",),
 }
