@@ -22,7 +22,6 @@ from attention_conformance.suite.report.kinds import (
     TABLES,
     Kind,
     kind_of,
-    load_runs,
 )  # fmt: skip
 
 PARTIAL: bool = option("also read runs that did not finish", switch=True)
@@ -161,14 +160,8 @@ def report(args: argparse.Namespace) -> int:
             )
     if args.plots and not {SPEED, CONFORMANCE} & {*paths_by_kind}:
         raise RecordError(f"--plots needs {SPEED.name} or {CONFORMANCE.name}, and none is given")
-    if args.badge or args.badges:
-        from attention_conformance.suite.report import badge
-
-        if CONFORMANCE not in paths_by_kind:
-            raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
-        badge.write_badges(
-            load_runs(paths_by_kind[CONFORMANCE], args.partial), args.badge, args.badges
-        )
+    if (args.badge or args.badges) and CONFORMANCE not in paths_by_kind:
+        raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
     if args.format == SITE and CONFORMANCE not in paths_by_kind:
         raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
     if args.format == SITE and args.table:
@@ -179,7 +172,13 @@ def report(args: argparse.Namespace) -> int:
     tables: dict[str, Any] = {}
     all_frames: dict[str, Any] = {}
     for kind, paths in paths_by_kind.items():
-        frames = kind.read(paths, args.partial, args.baseline)
+        loaded = kind.load(paths, args.partial)
+        if kind is CONFORMANCE and (args.badge or args.badges):
+            from attention_conformance.suite.report import badge
+
+            badge.write_badges(loaded, args.badge, args.badges)
+        frames = kind.frames(loaded, args.baseline)
+        del loaded  # free the memory of the records
         all_frames |= frames
         tables |= kind.make(frames, names_of_tables)
     if args.plots:
