@@ -155,7 +155,7 @@ def _verdicts_by_label(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
     all_dtypes = counts.groupby(["label", "topic"], sort=False).sum().assign(dtype="")
     all_dtypes = all_dtypes.set_index("dtype", append=True)
     verdicts: ByLabel = {}
-    for (label, name, dtype), numbers in (all_dtypes.T.to_dict() | counts.T.to_dict()).items():
+    for (label, name, dtype), numbers in pd.concat([all_dtypes, counts]).to_dict("index").items():
         verdicts.setdefault(label, {}).setdefault(name, {})[dtype] = verdict(numbers)
     return verdicts
 
