@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.commands import parsed
 from attention_conformance.suite.measure import command, gate, protocol
 from attention_conformance.suite.measure.options import BenchOptions
 from attention_conformance.suite.records import speed
@@ -120,9 +120,8 @@ def test_the_gate_never_times_a_wrong_answer(
 
 def bench_options(*words: str) -> BenchOptions:
     """The options that a command line of `bench` means."""
-    commands = argparse.ArgumentParser().add_subparsers()
-    arguments = command.add_bench_parser(commands).parse_args(["--backend=numpy", *words])
-    return command.options_of(arguments)
+    _, options = parsed(["bench", "--backend=numpy", *words])
+    return command.completed(options)
 
 
 def test_without_a_workload_bench_takes_a_first_look() -> None:

@@ -9,7 +9,6 @@ backend is loaded in its own process: Keras has one engine per process.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -104,19 +103,11 @@ class ElectionsOptions(CommandOptions):
     backend: str = shared("backend", help="one backend's answers, as JSON", many=False)
 
 
-def add_elections_parser(commands: Any) -> None:
-    """Add `elections` to the subparsers of `argparse`; sets `run`."""
-    parser = commands.add_parser(
-        "elections", help="the page of questions without a single right answer, and who elects what"
-    )
-    ElectionsOptions.declare(parser.add_argument)
-    parser.set_defaults(run=_elections)
-
-
-def _elections(arguments: argparse.Namespace) -> int:
+def run(options: ElectionsOptions) -> int:
+    """Run the command `elections`, and return its exit code."""
     try:
-        if arguments.backend:
-            print(json.dumps(declared_answers(arguments.backend)))
+        if options.backend:
+            print(json.dumps(declared_answers(options.backend)))
         else:
             print(page(_declared_in_processes(registry.installed())), end="")
     except (UsageError, BackendUnavailable, BrokenFramework) as error:

@@ -1,25 +1,17 @@
-"""Command line: `attention-conformance COMMAND`: list, describe, explain, search, sweep,
-bench, releases, report, diff, expect, findings, elections, mutants, and vectors."""
+"""The commands `list`, `describe`, `expect` and `mutants`: cases, words, checks, drafts of manifests, and
+the kill table.
+
+Exit codes: 0; 1 if a mutant survives; 2 if the arguments cannot be used.
+"""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import importlib
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from attention_conformance.suite.flags import CommandOptions, option
-from attention_conformance.suite.measure.command import add_bench_parser
-from attention_conformance.suite.measure.releases import add_releases_parser
-from attention_conformance.suite.records.lines import RecordError
-from attention_conformance.suite.report.commands import PARTIAL, add_diff_parser, add_report_parser
-from attention_conformance.suite.run.elections import add_elections_parser
-from attention_conformance.suite.run.explain import add_explain_parser
+from attention_conformance.suite.report.commands import PARTIAL
 from attention_conformance.suite.run.options import shared
-from attention_conformance.suite.search.command import add_search_parser
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import (
     AnyCase,
@@ -34,57 +26,9 @@ from attention_conformance.suite.spec.elections import QUESTIONS
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.levels import POSTPONED
 from attention_conformance.suite.spec.operators import WORDS
-from attention_conformance.suite.spec.text import printable_output
 from attention_conformance.suite.spec.vocabulary import KINDS, LEVELS, NUMERICS, STATUSES
-from attention_conformance.suite.sweep import add_sweep_parser
-from attention_conformance.suite.vectors.command import add_vectors_parser
 
 CATALOGUE = "attention_conformance.suite.deviations:mutants"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit code. `arguments`: the words after the program's name, by
-    default those of this process. Usage errors, and records that cannot be written, give the code 2."""
-    with printable_output():
-        chosen = parsed(arguments)
-        try:
-            return chosen.run(chosen)
-        except RecordError as error:
-            print(error, file=sys.stderr)
-            return 2
-
-
-def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse a command line. The attribute `run` of the result is the function that runs the command.
-    Exits for wrong arguments."""
-    parser = argparse.ArgumentParser(
-        prog="attention-conformance",
-        description="Attention conformance: cases, search, reports, expectations, the kill table. "
-        "Implementations are judged with `pytest suite --backend=NAME`.",
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    _add_list(commands)
-    _add_describe(commands)
-    _add_expect(commands)
-    _add_findings(commands)
-    add_elections_parser(commands)
-    add_explain_parser(commands)
-    _add_mutants(commands)
-    add_search_parser(commands)
-    add_vectors_parser(commands)
-    add_sweep_parser(commands)
-    add_bench_parser(commands)
-    add_releases_parser(commands)
-    add_report_parser(commands)
-    add_diff_parser(commands)
-    # Ends the process if a shell asks for completions.
-    with contextlib.suppress(ImportError):
-        importlib.import_module("argcomplete").autocomplete(parser)
-    chosen, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        # The command's own parser says so: it knows with which code a wrong option ends.
-        commands.choices[chosen.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    return chosen
 
 
 @dataclass(frozen=True)
@@ -100,35 +44,30 @@ class ListOptions(CommandOptions):
     why: str = option("say which checks ask a case, since which level, and why", "ID")
 
 
-def _add_list(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("list", help="the ids of the cases of a level")
-    ListOptions.declare(parser.add_argument)
-    parser.set_defaults(run=_list)
-
-
-def _list(arguments: argparse.Namespace) -> int:
+def list_cases(options: ListOptions) -> int:
+    """Run the command `list`, and return its exit code."""
     from attention_conformance.suite.checks import all_checks
 
-    if arguments.why:
+    if options.why:
         try:
-            print(_why(find(arguments.why)))
+            print(_why(find(options.why)))
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
         return 0
-    if arguments.words:
+    if options.words:
         print(_words_text())
         return 0
-    if arguments.checks:
+    if options.checks:
         for check in all_checks().values():
             text = check.function.__doc__ or sys.modules[check.function.__module__].__doc__ or ""
-            count = len(list(check.cases(arguments.level)))
+            count = len(list(check.cases(options.level)))
             print(f"{check.name:28} {count:5} cases  {' '.join(text.split())}")
         return 0
     ids_of_checks = (
-        case.id for check in all_checks().values() for case in check.cases(arguments.level)
+        case.id for check in all_checks().values() for case in check.cases(options.level)
     )
-    ids = [case.id for case in everything(arguments.level)]
+    ids = [case.id for case in everything(options.level)]
     print("\n".join(dict.fromkeys([*ids, *ids_of_checks])))
     return 0
 
@@ -185,14 +124,16 @@ def _words_text() -> str:
     return "\n".join(lines[:-1])
 
 
-def _add_describe(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("describe", help="what a case asks, in words and numbers")
-    parser.add_argument("case", nargs="+", help="a case id")
-    parser.set_defaults(run=_describe)
+@dataclass(frozen=True)
+class DescribeOptions(CommandOptions):
+    """The options of `describe`."""
+
+    case: tuple[str, ...] = option("a case id", nargs="+")
 
 
-def _describe(arguments: argparse.Namespace) -> int:
-    for text in arguments.case:
+def describe(options: DescribeOptions) -> int:
+    """Run the command `describe`, and return its exit code."""
+    for text in options.case:
         try:
             case = find(text)
         except ValueError as error:
@@ -247,25 +188,14 @@ class ExpectOptions(CommandOptions):
     partial: bool = PARTIAL
 
 
-def _add_expect(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "expect", help="draft a manifest of known failures from the failing cells of a run"
-    )
-    ExpectOptions.declare(parser.add_argument)
-    parser.set_defaults(run=_expect)
-
-
-def _expect(arguments: argparse.Namespace) -> int:
+def expect(options: ExpectOptions) -> int:
+    """Run the command `expect`, and return its exit code."""
     from attention_conformance.backends import registry
     from attention_conformance.suite.records.cells import load
     from attention_conformance.suite.records.expectations import draft
     from attention_conformance.suite.records.files import write_new
 
-    try:
-        run = load(arguments.write, arguments.partial)
-    except RecordError as error:
-        print(error, file=sys.stderr)
-        return 2
+    run = load(options.write, options.partial)
     unexpected = ("unexpected-pass", "other-failure", "stale-claim")
     failing = [c for c in run.cells if c.status == "fail" and c.kind not in unexpected]
     text = ""
@@ -275,53 +205,15 @@ def _expect(arguments: argparse.Namespace) -> int:
         cells_of_backend = [c for c in failing if c.backend == backend]
         sentences = [diagnosis for diagnosis in run.diagnoses if diagnosis.backend == backend]
         text += f"# {backend}.toml\n\n{draft(cells_of_backend, versions, sentences)}\n"
-    if arguments.output:
+    if options.output:
         try:
-            write_new(arguments.output, text)
+            write_new(options.output, text)
         except OSError as error:
             print(error, file=sys.stderr)
             return 2
     else:
         print(text or "# no failing cells: nothing to expect")
     return 0
-
-
-def _add_findings(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "findings", help="the pages of what was found in released software, with reproductions"
-    )
-    parser.add_argument("results", nargs="*", metavar="RESULTS", help="result files")
-    parser.add_argument("--output", metavar="FOLDER", type=Path, help="write the pages there")
-    parser.add_argument(
-        "--reports", metavar="FOLDER", type=Path,
-        help="run the scripts of unreported wrong answers and write reports to post upstream there",
-    )  # fmt: skip
-    parser.set_defaults(run=_findings)
-
-
-def _findings(arguments: argparse.Namespace) -> int:
-    from attention_conformance.suite.records.cells import load
-    from attention_conformance.suite.records.expectations import ExpectationError
-    from attention_conformance.suite.records.findings import manifests, pages, reports
-
-    try:
-        texts = pages(manifests(), [load(path) for path in arguments.results])
-        if arguments.output:
-            _write_pages(arguments.output, texts)
-        if arguments.reports:
-            _write_pages(arguments.reports, reports(manifests()))
-        if not arguments.output and not arguments.reports:
-            print("\n".join(texts.values()), end="")
-    except (OSError, RecordError, ExpectationError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-def _write_pages(folder: Path, pages: Mapping[str, str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages.items():
-        (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -336,30 +228,20 @@ class MutantsOptions(CommandOptions):
     )  # fmt: skip
 
 
-def _add_mutants(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser(
-        "mutants",
-        help="the kill table: which check kills which deliberate fault",
-    )
-    MutantsOptions.declare(parser.add_argument)
-    parser.set_defaults(run=_mutants)
-
-
-def _mutants(arguments: argparse.Namespace) -> int:
+def mutants(options: MutantsOptions) -> int:
+    """Run the command `mutants`, and return its exit code."""
     from attention_conformance.backends.registry import UsageError, load
     from attention_conformance.suite.checks import all_checks
     from attention_conformance.suite.run.kill_table import format_table, kill
 
     try:
-        backend = load(arguments.backend)
+        backend = load(options.backend)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    checks, mutants = all_checks().values(), backend.implementations()
-    kills = [kill(mutant, checks, arguments.level, arguments.seed) for mutant in mutants]
+    checks = all_checks().values()
+    kills = [
+        kill(mutant, checks, options.level, options.seed) for mutant in backend.implementations()
+    ]
     print(format_table(kills))
     return 0 if all(kill.killed for kill in kills) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
