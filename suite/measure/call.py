@@ -357,8 +357,8 @@ class TimedCall:
         return old_time, new_time, judge
 
     def _call_with(self, inputs: Inputs, arguments: Any, cotangent: Any) -> tuple[Any, Inputs]:
-        """Returns the answer to one call with these arguments, and the inputs that it answers. If possible
-        the first operand has signs that only the clock knows (`Clock.signed_call`)."""
+        """Returns the answer to one call with these arguments, and the inputs that it answers. If
+        possible the first operand has signs that only the clock knows (`Clock.signed_call`)."""
         name, prepared = inputs.operands[0], replace(self.prepared, arguments=arguments)
         is_integer = name in inputs.operator.array_kinds.integers
         if self.direction == "backward" or is_integer or prepared.argument(name) not in arguments:
