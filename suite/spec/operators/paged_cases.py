@@ -43,7 +43,7 @@ AXES_OF_CASES = {
     "recipe": ("", "large", "tiny"),
 }  # fmt: skip
 
-NUMBERS, SCORES = 80_000, 32_000
+NUMBERS, SCORES = 32_000, 32_000
 """Limits of a drawn case: numbers in its keys, Hkv Lk D, and scores, H Lq Lk."""
 
 
