@@ -53,7 +53,7 @@ def arrays() -> Iterator[tuple[str, str, Covering]]:
     for operator in OPERATORS.values():
         for pool in ("cases", "gradients"):
             asks = getattr(operator.asks, pool)
-            found = [one for ask in asks for one in ask.ids if isinstance(one, Covering)]
+            found = [one for ask in asks for one in ask.ids if type(one) is Covering]
             yield from ((operator.name, pool, array) for array in found)
     yield "sdpa", "classes of sizes, with masks", sdpa_paths.BY_MASK
 

@@ -29,7 +29,7 @@ AXES = {
         "tree122.keep010", "back1of1.3of1.pick102.3of02", "tree112of1.resetof1.3of02",
     ),
     "after": ("1.3", "4", "1.1.1.1"),
-    "before": ("0", "60", "300"),
+    "before": ("0", "72", "300"),
     "window": (
         "", "win3", "win0", "win20", "win3/room8", "win0/room5", "win20/room26", "win3/room7",
         "room400",

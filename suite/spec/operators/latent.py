@@ -285,7 +285,7 @@ AXES_OF_CASES = {
     "sizes": (
         "mha/b2h4q7k7d8", "mha/b2h3q4k9d8v6", "mha/b3h4q1k9d8v6", "mha/b1h20q1k150d16",
         "mha/b1h2q33k65d16", "mha/b1h20q5k12d16", "mha/b2h16q2k33d32", "mha/b1h128q4k9d16",
-        "mha/b2h16q2k130d64",
+        "mha/b1h32q1k130d128",
     ),
     "mask": (
         "none", "causalbr", "causal", "pad", "padleft", "causal+pad", "win3.0", "bool.bhqk/dense",
@@ -294,7 +294,7 @@ AXES_OF_CASES = {
     "select": ("", "select"),
     "codes": ("", "e4m3", "int8", "e5m2", "int4"),
     "cache": (
-        "", "page4", "page16", "page64", "page4/shared", "writes/page4", "writes/page1/shared",
+        "", "page4", "page16", "page128", "page4/shared", "writes/page4", "writes/page1/shared",
         "writes/page16",
     ),
     "scale": ("", "scale0.3", "scale-0.2"),
@@ -309,7 +309,7 @@ GRADIENTS = covering_of(
         "dtype": ("f32", "bf16"),
         "sizes": ("mha/b2h3q4k9d8v6", "mha/b3h4q1k9d8v6", "mha/b1h20q5k12d16", "mha/b1h16q3k17d64"),
         "mask": ("causalbr", "none", "pad"),
-        "widths": ("", "r64e8"),
+        "widths": ("", "r512e64"),
         "scale": ("", "scale0.3"),
     },
 )

@@ -60,8 +60,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], str, bool]] = {
     "decode": ((2, 1, 33, 2, 2, 64, 64), "e128.128.128.128", False),
     "grouped": ((2, 5, 9, 6, 2, 4, 4), "e12.10.10.12", False),
     "general": ((2, 5, 9, 4, 4, 3, 5), "e10.11.13.7", False),
-    "model": ((2, 5, 5, 2, 2, 128, 128), "e256.256.256.256", True),
-    "largest": ((1, 3, 4, 2, 2, 256, 256), "e512.512.512.512", False),
+    "model": ((1, 16, 16, 8, 8, 64, 64), "e512.512.512.512", True),
+    "largest": ((1, 3, 4, 2, 2, 128, 128), "e256.256.256.256", False),
 }
 
 AXES: dict[str, tuple[object, ...]] = {
@@ -162,7 +162,7 @@ STANDARD = (
 GRADIENT_AXES: dict[str, tuple[object, ...]] = {
     **AXES,
     "mask": ("none", "causal", "pad", "bool.qk", "bool.bhqk"),
-    "shape": ("cross", "own", "grouped", "widths", "equal", "general", "model"),
+    "shape": ("cross", "own", "grouped", "widths", "equal", "general", "model", "largest"),
     "returned": ("none",),
     "bias": ("none", "bhqk"),
 }

@@ -271,7 +271,7 @@ GRADIENTS = covering_of(
             "gqa2/b3h4q24k24d8/seg5.7.12", "mqa/b3h4q10k24d8v6/seg3.1.6x5.12.7",
             "mha/b4h4q24k24d8/seg0.7.17.0", "gqa2/b4h4q10k24d8/seg3.0.6.1x5.11.7.1",
             "gqa2/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15", "mha/b3h2q129k129d8/seg40.40.49",
-            "gqa2/b5h4q64k64d8/seg17.15.0.24.8", "mha/b4h2q64k128d8/seg8.24.16.16x16.40.32.40",
+            "gqa2/b5h4q64k64d64/seg17.15.0.24.8", "mha/b4h2q64k128d8/seg8.24.16.16x16.40.32.40",
             "gqa8/b2h16q48k48d128/seg16.32", "gqa2/b2h4q20k40d256/seg4.16x8.32",
         ),
         "alignment": ("causal", "", "causalbr"),

@@ -7,7 +7,7 @@ from attention_conformance.suite.spec.covering import Row
 from attention_conformance.suite.spec.levels import Ask, designed
 from attention_conformance.suite.spec.operator import Asks
 from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
-from attention_conformance.suite.spec.operators.packed import sizes_of
+from attention_conformance.suite.spec.operators.packed import parse_lengths, sizes_of
 
 PLAIN = "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 """A step of decoding, a later chunk and a whole prompt, in pages of four slots."""
@@ -43,18 +43,21 @@ AXES_OF_CASES = {
     "recipe": ("", "large", "tiny"),
 }  # fmt: skip
 
-NUMBERS, SCORES = 32_000, 32_000
-"""Limits of a drawn case: numbers in its keys, Hkv Lk D, and scores, H Lq Lk."""
+MOST_WORK = 2_500_000
+"""The limit of H Lq Lk D of a drawn case."""
 
 
-def is_too_large(row: Row) -> bool:
-    """Returns True for wide heads in float64, and for many or wide heads of many tokens."""
-    if not row.keys() >= {"heads", "lengths"}:
+def is_left_out(row: Row) -> bool:
+    """Returns True for wide heads in float64, for many or wide heads of many tokens, and for heads of
+    models with pages that hold all keys of every sample: a table of one page is hardly read."""
+    if is_wide_in_float64(row) or not row.keys() >= {"heads", "lengths"}:
         return is_wide_in_float64(row)
-    kind, sizes, _ = sizes_of(row).split("/")
+    kind, sizes, lengths = sizes_of(row).split("/")
     s = parse_sizes(kind, sizes, sizes)
-    is_large = s.Hkv * s.Lk * s.D > NUMBERS or s.H * s.Lq * s.Lk > SCORES
-    return is_large or is_wide_in_float64(row)
+    longest = max(parse_lengths(lengths.removeprefix("seg"))[1])
+    page_size = int(str(row.get("pages", "")).removeprefix("page") or 4)
+    has_one_page = s.D >= 64 and page_size >= longest
+    return has_one_page or s.H * s.Lq * s.Lk * s.D > MOST_WORK
 
 
 DRAWN = covering_of(
@@ -62,7 +65,7 @@ DRAWN = covering_of(
     AXES_OF_CASES,
     sizes_of,
     ("heads", "lengths"),
-    is_too_large,
+    is_left_out,
     triples=[("heads", "pages", "layout")],
 )
 

@@ -252,6 +252,7 @@ GRADIENTS = covering_of(
         "pairs": ("", "interleaved"),
         "scaling": ("", "yarn", "llama3"),
         "positions": ("", "at4097", "at100003", "gathered"),
+        "order": ("", "blhd"),
     },
 )  # fmt: skip
 
