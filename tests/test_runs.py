@@ -99,7 +99,7 @@ STARTS = {
     "exits": ("import sys\nsys.exit(0)\n", "failed with SystemExit: 0"),
     "skips": ("import pytest\npytest.skip('no', allow_module_level=True)\n", "failed with Skipped"),
     "sleeps": ("import time\ntime.sleep(600)\n", "ran longer than 1 s; --start-timeout"),
-    "hangs": ("sum(range(10**15))\n", "as it imported frameworks and kernels"),
+    "hangs": ("from tests import unruly\nunruly.hold_the_lock()\n", "as it imported frameworks and kernels"),
 }
 """Modules that do not come to their end, and what is said of them."""
 
