@@ -53,6 +53,17 @@ def test_levels_nest(operator: Operator) -> None:
     )
 
 
+@pytest.mark.parametrize("level", ["smoke", "standard"])
+def test_the_cases_of_some_operators_are_those_among_all(level: str) -> None:
+    """In the same order, and with the same reasons."""
+    names = ("sdpa", "cached", "multi-head")
+    for check in all_checks().values():
+        for selection in (check.cases, check.compiled):
+            if isinstance(selection, Selection):
+                wanted = [x for x in selection.why(level).items() if x[0].operator.name in names]
+                assert [*selection.why(level, names).items()] == wanted, check.name
+
+
 def test_ids_are_unique_and_parse_back() -> None:
     catalogued = catalogue.everything("full")
     assert len({case.id for case in catalogued}) == len(catalogued)

@@ -76,17 +76,17 @@ def _why(wanted: AnyCase) -> str:
     """Returns the text of `list --why`: the checks of a case, the first level of each, and the
     reasons."""
     from attention_conformance.suite.checks import all_checks
+    from attention_conformance.suite.judge.check import cases_at
 
-    case_id = wanted.id
-    lines = [case_id]
+    lines, operators = [wanted.id], _operator_names(wanted)
     for check in all_checks().values():
         for name, cases in ((check.name, check.cases), (f"{check.name}, compiled", check.compiled)):
-            levels = [n for n in LEVELS if cases and any(c.id == case_id for c in cases(n))]
-            if cases and levels:
-                case = next(case for case in cases(levels[0]) if case.id == case_id)
-                reasons = cases.why(levels[0]) if isinstance(cases, Selection) else {}
+            listed = ((n, case) for n in LEVELS if cases for case in cases_at(n, cases, operators))
+            level, case = next((x for x in listed if x[1].id == wanted.id), ("", wanted))
+            if level:
+                reasons = cases.why(level, operators) if isinstance(cases, Selection) else {}
                 reason = reasons[case] if isinstance(case, Case) else case.why
-                lines.append(f"  {name:28} since {levels[0]:9} {reason}")
+                lines.append(f"  {name:28} since {level:9} {reason}")
     lines += [] if len(lines) > 1 else [f"  {_unlisted(wanted)}"]
     lines += ["Implementations that say so are tested later:"]
     return "\n".join([*lines, *(f"  {what:28} {reason}" for what, reason in POSTPONED.items())])
@@ -95,14 +95,22 @@ def _why(wanted: AnyCase) -> str:
 def _unlisted(case: AnyCase) -> str:
     """Returns a text for a case that no check lists: how it can still be judged."""
     from attention_conformance.suite.checks import all_checks
+    from attention_conformance.suite.judge.check import cases_at
 
-    cases = (listed for check in all_checks().values() for listed in check.cases("full"))
+    checks, operators = all_checks().values(), _operator_names(case)
+    cases = (x for check in checks for x in cases_at("full", check.cases, operators))
     replaced_id = original_of(case, cases)
     if replaced_id is None:
         return "no check tests it: --case of search and bench does"
     return (
         f"tested in place of {replaced_id}, if a function's signature or claims exclude that case"
     )
+
+
+def _operator_names(case: AnyCase) -> list[str]:
+    """Returns the operator of a case, whose other cases are then computed alone; [] for cases that no
+    level has to compute."""
+    return [case.operator.name] if isinstance(case, Case) else []
 
 
 def _words_text() -> str:
@@ -158,10 +166,14 @@ def _facts_text(case: AnyCase) -> str:
     import numpy as np
 
     from attention_conformance.suite.checks import all_checks
+    from attention_conformance.suite.judge.check import cases_at
     from attention_conformance.suite.judge.oracle import Oracle, Rounding
 
+    operators = _operator_names(case)
     checks = [
-        c.name for c in all_checks().values() if any(x.id == case.id for x in c.cases("full"))
+        check.name
+        for check in all_checks().values()
+        if any(x.id == case.id for x in cases_at("full", check.cases, operators))
     ]
     lines = [f"  checks  {', '.join(checks) or _unlisted(case)}"]
     if isinstance(case, Case) and case.sizes.B and case.sizes.Lq:
