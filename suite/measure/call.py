@@ -280,13 +280,13 @@ class TimedCall:
 
         def read_later(out: Any) -> float:
             protocol.wait(max(protocol.READING_PAUSE, 2 * protocol.allowed_extra(max(samples))))
-            return self.clock.reading(out)
+            return self.clock.seconds_to_read(out)
 
         def read_trial() -> Any:
-            seconds_at_once = self.clock.reading(call())
+            seconds_at_once = self.clock.seconds_to_read(call())
             later_seconds = read_later(last := call())
             copies, last = self.clock.plain_copies(last), call()
-            repeated = (self.clock.reading(copies) for _ in range(1, protocol.COPIES))
+            repeated = (self.clock.seconds_to_read(copies) for _ in range(1, protocol.COPIES))
             readings.add(seconds_at_once, later_seconds, [read_later(copies), *repeated])
             return last
 

@@ -252,6 +252,8 @@ class RunLog:
             self._close(finished)
 
     def _close(self, finished: bool) -> None:
+        """Close the file as `close` says. A run that ended before its header was known gets one without
+        an identity."""
         if self.cells:
             self.write_header({})
         if self.writer is None:

@@ -171,11 +171,14 @@ def paged_patterns() -> tuple[str, ...]:
 def with_plain_cases(
     *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
 ) -> Selection:
-    """Returns the cases of `cases_of(*asks)`, and from standard on the plain cases of all operators that
-    `asks` do not name, and `Asks.plain_kinds` of every operator.
+    """Returns the cases of `asks`, as `cases_of(*asks)` does, and so that a check meets every operator,
+    at the level standard and above also plain cases: ids of ordinary problems that each operator names.
 
-    `dtypes`: the row of `DTYPES_AT` for the plain cases. Only plain cases for which `keep` is True are
-    added.
+    Added are `Asks.plain` (one id without a mask) of the operators that occur in none of `asks`, and
+    `Asks.plain_kinds` (ids of its other kinds and of sizes that people run) of every operator.
+
+    - `dtypes`: the row of `DTYPES_AT` with the dtypes of the added cases
+    - `keep`: an added case for which it is False is left out
     """
 
     def patterns_of_unnamed() -> list[str]:

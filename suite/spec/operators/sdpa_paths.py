@@ -195,8 +195,8 @@ DERIVED = covering_of(
 
 
 class ByClass(Covering):
-    """The rows of `BY_MASK` with one direction, "forward" for values or "backward" for gradients. In ids
-    a member stands for each class."""
+    """The rows of the covering array `BY_MASK` that have one direction: "forward" for values, "backward"
+    for gradients. In ids each class of sizes is replaced by one of its members."""
 
     def __init__(self, direction: str) -> None:
         super().__init__(MASK_AXES, BY_MASK.valid, (), self._id_with_members, BY_MASK.targets)
