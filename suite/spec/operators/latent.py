@@ -285,7 +285,7 @@ AXES_OF_CASES = {
     "sizes": (
         "mha/b2h4q7k7d8", "mha/b2h3q4k9d8v6", "mha/b3h4q1k9d8v6", "mha/b1h20q1k150d16",
         "mha/b1h2q33k65d16", "mha/b1h20q5k12d16", "mha/b2h16q2k33d32", "mha/b1h128q4k9d16",
-        "mha/b1h32q1k130d128",
+        "mha/b1h32q1k24d128",
     ),
     "mask": (
         "none", "causalbr", "causal", "pad", "padleft", "causal+pad", "win3.0", "bool.bhqk/dense",

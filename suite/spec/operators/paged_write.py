@@ -152,7 +152,9 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 DRAWN = covering_of(
     "paged-write",
     {
-        "heads": ("mha/h2/d8", "mha/h2/d8v6", "mha/h1/d64", "mha/h8/d128", "mha/h2/d12v20"),
+        "heads": (
+            "mha/h2/d8", "mha/h2/d8v6", "mha/h1/d64", "mha/h8/d16", "mha/h2/d128", "mha/h2/d12v20",
+        ),
         "lengths": (
             "1.3.5x7.12.5", "6.9", "1.1.1.1.1x17.8.16.1.15", "1.4.12.0.0.1x9.11.12.8.0.10",
             "1.17.6.16x15.17.33.16", "1.4x15.25", "150.10x150.61",
