@@ -48,16 +48,19 @@ ELECTIONS = {n: one for n, one in (ADDED | NANS).items() if n != "value-size"} |
 
 
 def group_query(
-    query: Symbol, new: Sequence[Symbol], past: Sequence[Symbol | None], last: Symbol, key_total: Symbol,
-    *, bias: Symbol | None = None, sinks: Symbol | None = None, chunk_lengths: Symbol | None = None,
+    query: Symbol, new: Sequence[Symbol], past: Sequence[Symbol | None], last: Symbol, total: Symbol,
+    *, bias: Symbol | None = None, sinks: Symbol | None = None, chunks: Symbol | None = None,
     table: Sequence[Symbol | None] = (None, None), **attributes: Any,
 ) -> tuple[Symbol, Symbol, Symbol]:  # fmt: skip
     """Record GroupQueryAttention of a query (B, Lq, H, D) and new keys and values (B, L, Hkv, D). Returns
-    the output (B, Lq, H, D), and the cached keys and values with the new tokens."""
+    the output (B, Lq, H, D), and the cached keys and values with the new tokens.
+
+    `last` (B,), `total` (1,), `chunks` (B,): int32, the index of the last key, the number of keys, and
+    the number of queries. Calls pass them by the names of `GROUP_QUERY.parameters`."""
     B, Lq, H, D = query.shape
     rows, key, value = query.graph.add(
-        "GroupQueryAttention", *map(packed, (query, *new)), *past, last, key_total, *table, None, bias,
-        sinks, None, None, None, None, chunk_lengths, domain=DOMAIN, outputs=3,
+        "GroupQueryAttention", *map(packed, (query, *new)), *past, last, total, *table, None, bias,
+        sinks, None, None, None, None, chunks, domain=DOMAIN, outputs=3,
         shape=lambda: (B, Lq, H * D), num_heads=H, kv_num_heads=new[0].shape[2], **attributes,
     )  # fmt: skip
     return rows.reshape((B, Lq, H, D)), key, value
