@@ -79,23 +79,8 @@ class Setting(NamedTuple):
     modes: Mapping[str, Ambient] = {}
 
 
-class ChildSettings(dict[str, Setting]):
-    """The settings of a child process that makes the calls of a backend; they are read and written in the
-    child.
-
-    `begin()` begins a cell in the child. It returns a function that restores the settings and returns the
-    names of those that the cell changed.
-    """
-
-    def __init__(
-        self, settings: Mapping[str, Setting], begin: Callable[[], Callable[[], list[str]]]
-    ) -> None:
-        super().__init__(settings)
-        self.begin = begin
-
-
 __all__ = [ "AS_CLASS", "ENDS", "FORK_RETURNED", "Ambient", "Backend", "BackendUnavailable",
-    "BrokenFramework", "ChildSettings", "DeclarationError", "Declared",
+    "BrokenFramework", "DeclarationError", "Declared",
     "DeclaredRounding", "Election", "ForbiddenCall", "ForwardOnly", "Implementation",
     "Limits", "NoKernel", "PreparedCall", "Setting",
     "TimeOver", "UsageError", "end_fork", "needed",

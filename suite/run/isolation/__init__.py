@@ -4,6 +4,6 @@
 - `child`: the program of the child: the backend, the user's function, and a loop that answers.
 - `link`: the child process, requests, the values of answers, and methods whose calls the child makes.
 - `remote`: backend and implementation in the parent, whose calls the child makes.
-- `description`: facts about the backend and the user's function, which the child sends.
+- `function`: the user's function or layer in the parent, by the facts that the child sends.
 - `sandbox`: the limits of the child.
 """
