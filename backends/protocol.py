@@ -161,7 +161,9 @@ class Backend(Engine):
 
     @abstractmethod
     def implementations(self) -> list[Implementation]:
-        """Returns all implementations that exist on this device."""
+        """Returns all implementations that exist on this device. What lists and declares them reads
+        attributes of the framework, and calls nothing of it: a process that judges what another process
+        runs does not import the framework."""
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
         """Returns the implementation of a user's function with the framework's native signature.

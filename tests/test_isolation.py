@@ -184,13 +184,10 @@ def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
 
 
 @pytest.mark.seldom
-@pytest.mark.parametrize("name", ["numpy", "torch", "tf", "jax"])
+@pytest.mark.parametrize("name", registry.registered())
 def test_a_backend_without_its_framework_declares_the_same(name: str) -> None:
+    """Whether or not the framework is installed, its absence is not noticed."""
     remote = called_in_child(Remote, registry.without_framework(name, "cpu"), Link({}), "backend")
-    try:
-        backend = registry.load(name)
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
 
     def declared(one: Backend) -> list[Any]:
         facts = ("name", "native", "device", "expectations", "refusals", "compilers", "ambient")
@@ -205,7 +202,13 @@ def test_a_backend_without_its_framework_declares_the_same(name: str) -> None:
         ]  # fmt: skip
         return [*(getattr(one, fact) for fact in facts), modes, natives]
 
-    assert declared(remote) == declared(backend)
+    without = declared(remote)
+    if name in ("numpy", "torch", "tf", "jax"):  # more would be engines of Keras in one process
+        try:
+            backend = registry.load(name)
+        except BackendUnavailable as error:
+            pytest.skip(str(error))
+        assert without == declared(backend)
 
 
 def plan(function: str, isolate: bool = True, claim: tuple[str, ...] = ()) -> Plan:
