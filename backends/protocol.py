@@ -79,23 +79,8 @@ class Setting(NamedTuple):
     modes: Mapping[str, Ambient] = {}
 
 
-class ChildSettings(dict[str, Setting]):
-    """The settings of a child process that makes the calls of a backend; they are read and written in the
-    child.
-
-    `begin()` begins a cell in the child. It returns a function that restores the settings and returns the
-    names of those that the cell changed.
-    """
-
-    def __init__(
-        self, settings: Mapping[str, Setting], begin: Callable[[], Callable[[], list[str]]]
-    ) -> None:
-        super().__init__(settings)
-        self.begin = begin
-
-
 __all__ = [ "AS_CLASS", "ENDS", "FORK_RETURNED", "Ambient", "Backend", "BackendUnavailable",
-    "BrokenFramework", "ChildSettings", "DeclarationError", "Declared",
+    "BrokenFramework", "DeclarationError", "Declared",
     "DeclaredRounding", "Election", "ForbiddenCall", "ForwardOnly", "Implementation",
     "Limits", "NoKernel", "PreparedCall", "Setting",
     "TimeOver", "UsageError", "end_fork", "needed",
@@ -176,7 +161,9 @@ class Backend(Engine):
 
     @abstractmethod
     def implementations(self) -> list[Implementation]:
-        """Returns all implementations that exist on this device."""
+        """Returns all implementations that exist on this device. What lists and declares them reads
+        attributes of the framework, and calls nothing of it: a process that judges what another process
+        runs does not import the framework."""
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
         """Returns the implementation of a user's function with the framework's native signature.

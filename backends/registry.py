@@ -161,15 +161,16 @@ def _make_backend(make: Callable[[str], Any], name: str, device: str) -> Any:
         ) from error
 
 
-def kind_of(name: str, device: str = "cpu") -> type[Backend]:
-    """Returns the class of a backend. Imports no framework if the backend is registered. Raises as
-    `load`."""
+def without_framework(name: str, device: str) -> Backend:
+    """Returns a backend that lists its implementations, and calls none. A registered backend is made
+    without its constructor, which imports the framework. Raises as `load`."""
     name = canonical(name)
-    if name in registered():
-        backend_class = load_object(registered()[name], "a backend object")
-        if isinstance(backend_class, type) and issubclass(backend_class, Backend):
-            return backend_class
-    return type(load(name, device))
+    kind = load_object(registered()[name], "a backend object") if name in registered() else None
+    if not isinstance(kind, type):
+        return load(name, device)
+    backend: Backend = object.__new__(kind)
+    backend.device = device
+    return backend
 
 
 def implementations(backend: Backend) -> list[Implementation]:

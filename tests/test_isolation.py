@@ -16,18 +16,20 @@ import numpy as np
 import pytest
 from msgspec import msgpack
 
+from attention_conformance.backends import registry
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.prepared import ProcessDied
+from attention_conformance.backends.protocol import Backend, BackendUnavailable
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.run.isolation import wire
-from attention_conformance.suite.run.isolation.link import Link
-from attention_conformance.suite.run.isolation.remote import RemoteCalls
-from attention_conformance.suite.run.isolation.sandbox import Limits
+from attention_conformance.suite.run.isolation.link import Link, called_in_child
+from attention_conformance.suite.run.isolation.remote import Remote, RemoteCalls
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.catalogue import cases
 from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 from tests.enclosed import TRIED, enclosed, left_open
 from tests.isolated import drawn
@@ -181,6 +183,34 @@ def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
     assert made <= vars(RemoteCalls).keys()
 
 
+@pytest.mark.seldom
+@pytest.mark.parametrize("name", registry.registered())
+def test_a_backend_without_its_framework_declares_the_same(name: str) -> None:
+    """Whether or not the framework is installed, its absence is not noticed."""
+    remote = called_in_child(Remote, registry.without_framework(name, "cpu"), Link({}), "backend")
+
+    def declared(one: Backend) -> list[Any]:
+        facts = ("name", "native", "device", "expectations", "refusals", "compilers", "ambient")
+        modes = {n: [(m, *a[1:]) for m, a in s.modes.items()] for n, s in one.settings.items()}
+        natives = [
+            (
+                i.name, i.operator, i.declared, i.textbook, i.axis_order, i.postponed,
+                [(compiler, one.lacking_through(i, compiler)) for compiler in one.compilers_of(i)],
+                [i.unsupported(case) for case in cases("smoke") if case.operator is i.operator],
+            )
+            for i in registry.implementations(one)
+        ]  # fmt: skip
+        return [*(getattr(one, fact) for fact in facts), modes, natives]
+
+    without = declared(remote)
+    if name in ("numpy", "torch", "tf", "jax"):  # more would be engines of Keras in one process
+        try:
+            backend = registry.load(name)
+        except BackendUnavailable as error:
+            pytest.skip(str(error))
+        assert without == declared(backend)
+
+
 def plan(function: str, isolate: bool = True, claim: tuple[str, ...] = ()) -> Plan:
     """The plan of a run of a function of `tests.isolated`."""
     return Plan.make(
@@ -244,7 +274,7 @@ def held(**facts: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_no_child_says_ends_the_child(answer: bytes) -> None:
-    link = Link({}, Limits(""))
+    link = Link({})
     parent, child = socket.socketpair()
     link._channel, link._child = wire.as_file(parent), cast(Any, Dead())
     link.errors = BytesIO()
@@ -272,7 +302,7 @@ class Dead:
 
 
 def test_no_error_of_a_child_interrupts_the_run() -> None:
-    link = Link({}, Limits(""))
+    link = Link({})
     for name in ("KeyboardInterrupt", "GeneratorExit", "BaseException", "TimeOver"):
         error = link.error(wire.Error((("builtins", name),), "stop"))
         assert type(error).__name__ == name

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.protocol import FORK_RETURNED, Backend, ChildSettings
+from attention_conformance.backends.protocol import FORK_RETURNED, Backend
 from attention_conformance.suite.judge.process_settings import FORK_SECONDS, FORKS, PROCESS
 from attention_conformance.suite.judge.verdict import Verdict, text_of
 
@@ -45,9 +45,8 @@ class Settings:
 
     def __init__(self, backend: Backend) -> None:
         FORKS.clear()
-        settings = backend.settings
-        self._restore_child = settings.begin() if isinstance(settings, ChildSettings) else None
-        self._settings = {} if self._restore_child else {**PROCESS, **settings}
+        self._restore_child = backend.begin_cell()
+        self._settings = {} if self._restore_child else {**PROCESS, **backend.settings}
         self._before = {name: setting.read() for name, setting in self._settings.items()}
         random.seed(0)
         np.random.seed(0)

@@ -32,6 +32,7 @@ from attention_conformance.suite.records.expectations import (
     load,
     load_named,
 )
+from attention_conformance.suite.run.isolation import function as isolated_function
 from attention_conformance.suite.run.isolation.remote import Remote, isolated
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.process import time_limit
@@ -203,7 +204,9 @@ def user_function(
     claims name. Raises UsageError."""
     claimed = {**options.claims, **user.claimed}
     if isinstance(backend, Remote):
-        function, claims = backend.load(text, claimed, options.like, options.untrusted)
+        function, claims = isolated_function.load(
+            backend, text, claimed, options.like, options.untrusted
+        )
     elif text in user.callables:
         function, claims = registry.callable_implementation(
             backend, user.callables[text], text, claimed, options.like

@@ -18,6 +18,7 @@ if __name__ == "__main__":  # before NumPy and frameworks are imported, and befo
     gc.disable()  # what is imported stays; see `suite.run.plugin`
 
 import contextlib
+import inspect
 import io
 import os
 import pickle
@@ -26,13 +27,14 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
 from msgspec import msgpack
 
 from attention_conformance.backends import registry
+from attention_conformance.backends.binder import signature_of, signature_of_instances
 from attention_conformance.backends.claims import attached_claims
 from attention_conformance.backends.prepared import PreparedCall, end_fork
 from attention_conformance.backends.protocol import BackendUnavailable, ForwardOnly
@@ -41,12 +43,6 @@ from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import text_of
 from attention_conformance.suite.run.isolation import wire
-from attention_conformance.suite.run.isolation.description import (
-    BackendDescription,
-    Hello,
-    layer,
-    parameters,
-)
 from attention_conformance.suite.run.process import YOUNG
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
@@ -67,9 +63,7 @@ class Host:
         self.backend = registry.load(start["backend"], start["device"])
         self.settings = self.backend.settings
         self.natives = {i.name: i for i in registry.implementations(self.backend)}
-        example = registry.example(self.backend)
-        self.beside = None if example is None else example.beside
-        self.description = BackendDescription.describe(self.backend, self.natives, example)
+        self.beside = getattr(registry.example(self.backend), "beside", None)
         self.types = {type(self.backend.array(np.zeros((1,)), fmt)) for fmt in DTYPES.values()}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
@@ -93,13 +87,14 @@ class Host:
         self.implementation = judged
         for method, arguments in self.start["settled"].items():
             getattr(judged, method)(*arguments)
+        observed = judged.observation if isinstance(judged, UserLayer) else None
         callables = judged.methods.items() if isinstance(judged, UserCallable) else ()
         return wire.Loaded(
-            self.reference(function), str(getattr(function, "__name__", "")),
+            str(getattr(function, "__name__", "")),
             parameters(function, isinstance(function, type) and not like),
             {n: parameters(method) for n, method in callables},
             REGISTERED in judged.declared.features,
-            layer(judged.observation) if isinstance(judged, UserLayer) else None,
+            wire.Layer(**vars(observed) | {"call": parameters(observed.call)}) if observed else None,
             msgspec.to_builtins(attached_claims(function), enc_hook=list),
         )  # fmt: skip
 
@@ -122,14 +117,6 @@ class Host:
         changes, errors = self.settings_before.restore(), leaks.background_errors()
         self.begin()
         return changes, errors
-
-    def enter(self, context: Any) -> None:
-        """Enter a context of the backend; it lasts until `leave`."""
-        context.__enter__()
-
-    def leave(self, context: Any) -> None:
-        """Leave a context that the parent entered."""
-        context.__exit__(None, None, None)
 
     def read(self, array: Any) -> None:
         """Store the bytes of an array in `raw`, which is sent with the next answer. Raises the
@@ -160,8 +147,10 @@ class Host:
             return self.error(value)
         if isinstance(value, PreparedCall):
             facts = vars(value).items()
-            sent = ((n, field) for n, field in facts if n not in UNSENT and field != DEFAULTS[n])
-            return wire.Call({n: self.encoded(field) for n, field in sent})
+            sent = (
+                item for item in facts if item[0] not in UNSENT and item[1] != DEFAULTS[item[0]]
+            )
+            return wire.Items(tuple(map(self.encoded, sent)), "PreparedCall")
         return self.reference(value)
 
     def reference(self, value: Any) -> wire.Reference:
@@ -191,6 +180,24 @@ class Host:
             isinstance(error, ForwardOnly) and error.declared,
             None if inside is error else self.error(inside),
         )  # fmt: skip
+
+
+def parameters(function: Any, as_instances: bool = False) -> wire.Parameters:
+    """Returns the parameters of a callable; None if Python cannot read its signature. With `as_instances`
+    the callable is a class, and the parameters are those of calls of its instances. A default that is no
+    plain data becomes None."""
+    try:
+        signature = (signature_of_instances if as_instances else signature_of)(function)
+    except (TypeError, ValueError):
+        return None
+    plain = (bool, int, float, str)
+
+    def default(p: inspect.Parameter) -> tuple[Any, ...]:
+        return () if p.default is p.empty else (p.default if type(p.default) in plain else None,)
+
+    return tuple(
+        (p.name, cast(wire.Kind, p.kind.name), default(p)) for p in signature.parameters.values()
+    )
 
 
 UNSENT = ("problem", "source", "through")
@@ -270,12 +277,14 @@ def main() -> None:
         try:
             host = Host(pickle.loads(start))
         except BackendUnavailable as error:
-            wire.send(channel, msgpack.encode(Hello(str(error))))
+            wire.send(channel, msgpack.encode(wire.Hello(str(error))))
             return
         gc.freeze()
         gc.enable()
         gc.set_threshold(YOUNG)
-        hello = Hello("", tuple(UNENFORCED), host.description)
+        versions = {name: str(text) for name, text in host.backend.versions.items()}
+        errors = tuple((e.__module__, e.__qualname__) for e in host.backend.validation_errors)
+        hello = wire.Hello("", tuple(UNENFORCED), versions, host.backend.rounding, errors)
         wire.send(channel, msgpack.encode(hello, enc_hook=dict))
         with contextlib.suppress(EOFError):
             serve(channel, host)

@@ -6,6 +6,7 @@ has handles with facts that the child claims. Values are read as bytes.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import io
@@ -18,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar
 from weakref import WeakValueDictionary
@@ -34,7 +37,6 @@ from attention_conformance.backends.prepared import (
 )
 from attention_conformance.backends.registry import BackendUnavailable, UsageError
 from attention_conformance.suite.run.isolation import wire
-from attention_conformance.suite.run.isolation.description import BackendDescription, Hello
 from attention_conformance.suite.run.isolation.sandbox import Limits
 from attention_conformance.suite.run.process import environment, how_it_ended
 from attention_conformance.suite.spec.dtypes import DType
@@ -81,11 +83,11 @@ class Handle:
         return self.link.ask(self, *arguments, **keywords)
 
     def __enter__(self) -> None:
-        self.link.at("enter", self)
+        self.link.ask(methodcaller("__enter__"), self)
 
     def __exit__(self, *error: object) -> None:
         with contextlib.suppress(ProcessDied):  # the child's death may have ended the context
-            self.link.at("leave", self)
+            self.link.ask(methodcaller("__exit__", None, None, None), self)
 
 
 class HostPath(tuple):
@@ -120,16 +122,19 @@ class Link:
     """The child process, and the requests to it.
 
     A child that dies or sends an invalid answer is killed, and the next request starts a new child.
-    Requests raise ProcessDied, and the error of the child's call. `description` is the first child's
-    description of its backend.
+    Requests raise ProcessDied, and the error of the child's call. `count`: the number of requests, and
+    `count_at_end` their number at the end of the last cell. Other arguments: as in `Limits`.
     """
 
-    description: BackendDescription
-
-    def __init__(self, start: Mapping[str, Any], limits: Limits) -> None:
-        self.start, self.limits = dict(start), limits
+    def __init__(
+        self, start: Mapping[str, Any], hidden: tuple[str, ...] = (), memory: int = 0
+    ) -> None:
+        self.start = dict(start)
+        self.limits = Limits(tempfile.mkdtemp(prefix="attention-child-"), hidden, memory)
+        atexit.register(self.close)
         self.error_types = {(kind.__module__, kind.__qualname__): kind for kind in ERROR_TYPES}
         self.deaths = self.count = 0
+        self.count_at_end = -1
         self.unenforced: tuple[str, ...] = ()
         self.handles: WeakValueDictionary[int, Handle] = WeakValueDictionary()
         self.loaded, self.array_bytes = False, b""
@@ -138,9 +143,9 @@ class Link:
         self._child: subprocess.Popen[bytes] | None = None
         self._channel: BinaryIO | None = None
 
-    def run(self) -> None:
-        """Start a child, which loads the backend. Stores `description` and `unenforced`. Raises
-        ProcessDied and BackendUnavailable."""
+    def run(self) -> wire.Hello:
+        """Start a child, which loads the backend. Returns its first message. Raises ProcessDied and
+        BackendUnavailable."""
         if self.deaths > MOST_DEATHS:
             raise ProcessDied(f"the process of the function died {self.deaths} times")
         parent_end, child_end = socket.socketpair()
@@ -159,19 +164,12 @@ class Link:
         self.handles = WeakValueDictionary()
         with self.killing_on_error():
             wire.send(channel, pickle.dumps(self.start))
-            hello = msgpack.decode(wire.receive(channel)[0], type=Hello)
+            hello = msgpack.decode(wire.receive(channel)[0], type=wire.Hello)
             self.unenforced = tuple(map(printable, hello.unenforced))
-            if hello.backend is not None and not hasattr(self, "description"):
-                self.store_description(hello.backend)
         if hello.unavailable:
             self.kill(True)
             raise BackendUnavailable(printable(hello.unavailable))
-
-    def store_description(self, description: BackendDescription) -> None:
-        """Store the description of the backend, and create error types for its `validation_errors`."""
-        self.description = description
-        for name in description.validation_errors:
-            self.error_types.setdefault(name, self.type_of(name, Exception))
+        return hello
 
     @property
     def dead(self) -> bool:
@@ -265,12 +263,10 @@ class Link:
             case str():
                 return printable(answer)
             case wire.Items():
-                make = {"tuple": tuple, "list": list, "dict": dict}[answer.kind]
-                return make(map(self.value, answer.values))
+                kinds: Any = {"tuple": tuple, "list": list, "dict": dict, "PreparedCall": self.call}
+                return kinds[answer.kind](map(self.value, answer.values))
             case wire.Error():
                 return self.error(answer)
-            case wire.Call():
-                return self.call(answer)
             case wire.Reference():
                 return self.handle(answer)
         return answer
@@ -300,10 +296,10 @@ class Link:
             self._types[name] = type(qualname.rpartition(".")[2], (base,), attributes)
         return self._types[name]
 
-    def call(self, call: wire.Call) -> PreparedCall:
+    def call(self, items: Iterable[tuple[str, Any]]) -> PreparedCall:
         """Returns a prepared call whose function and context are handles. Raises Garbled if they are not,
         or if its arguments are no dictionary."""
-        fields = {name: self.value(value) for name, value in call.fields.items()}
+        fields = dict(items)
         handles = (fields["function"], fields.get("within"))
         if any(not isinstance(value, Handle | None) for value in handles):
             raise wire.Garbled("a call without a function")
@@ -329,12 +325,12 @@ class Link:
         return error
 
 
-Part = TypeVar("Part", bound=type)
+Part = TypeVar("Part", bound="ChildPart")
 
 
 class ChildPart:
-    """The parent's side of an object of the child. `path`: the path of the object from the child's
-    host."""
+    """An object whose calls the child makes: those of its own object at `path` from its host. All that
+    needs no call stays in this process."""
 
     link: Link
     path: tuple[str, ...]
@@ -343,22 +339,35 @@ class ChildPart:
         """Call a method of the child's object, and return its value. Raises as `Link.ask`."""
         return self.link.ask(HostPath((*self.path, name)), *arguments)
 
-    def ask_typed(self, kind: Any, name: str, *arguments: Any) -> Any:
-        """Call a method of the child's object, and return its value as the type `kind`. Raises
-        msgspec.ValidationError for a value of another type, and as `ask`."""
-        return msgspec.convert(self.ask(name, *arguments), kind)
+
+def called_in_child(
+    part: Any, item: Any, link: Link, *path: str, members: Mapping[str, Any] = {}
+) -> Any:
+    """Returns a copy of an object, whose calls the child makes. Its class begins with `part`, a class of
+    `ChildPart`, and has `members`."""
+    item, kind = copy(item), type(item)
+    if not issubclass(kind, part):
+        members = {"__module__": kind.__module__, **members}
+        item.__class__ = type(kind.__name__, (part, kind), members)
+    item.link, item.path = link, path
+    return item
 
 
-def delegated(*names: str) -> Callable[[Part], Part]:
+def delegated(*names: str, **kinds: Any) -> Callable[[type[Part]], type[Part]]:
     """Returns a class decorator that adds methods of these names. Each method calls the method of the
-    same name in the child."""
+    same name in the child. Methods in `kinds` raise msgspec.ValidationError for an answer of another
+    type."""
 
-    def method_of(name: str) -> Callable[..., Any]:
-        return lambda part, *arguments: part.ask(name, *arguments)
+    def method_of(name: str, kind: Any) -> Callable[..., Any]:
+        def method(part: Any, *arguments: Any) -> Any:
+            answer = part.ask(name, *arguments)
+            return answer if kind is Any else msgspec.convert(answer, kind)
 
-    def add_methods(part: Part) -> Part:
-        for name in names:
-            setattr(part, name, method_of(name))
+        return method
+
+    def add_methods(part: type[Part]) -> type[Part]:
+        for name, kind in {**dict.fromkeys(names, Any), **kinds}.items():
+            setattr(part, name, method_of(name, kind))
         return part
 
     return add_methods

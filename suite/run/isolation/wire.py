@@ -21,6 +21,7 @@ from typing import Annotated, Any, BinaryIO, Literal, cast
 import numpy as np
 from msgspec import Meta, Struct
 
+from attention_conformance.backends.declared import AS_CLASS, DeclaredRounding
 from attention_conformance.backends.user.observing import Facts
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 
@@ -71,16 +72,11 @@ class Error(Struct, tag=True):
 
 
 class Items(Struct, tag=True):
-    """A tuple, a list, or a dictionary, whose entries are tuples."""
+    """A tuple, a list, a dictionary, or a prepared call. The entries of a dictionary, and the fields of a
+    call that differ from their defaults, are tuples of two."""
 
     values: tuple[Value, ...]
-    kind: Literal["tuple", "list", "dict"]
-
-
-class Call(Struct, tag=True):
-    """The fields of a prepared call that differ from their defaults."""
-
-    fields: dict[str, Value]
+    kind: Literal["tuple", "list", "dict", "PreparedCall"]
 
 
 Kind = Literal[
@@ -95,12 +91,12 @@ the signature."""
 
 
 class Layer(Struct):
-    """The fields of a user's `ObservedLayer`; `unread` has the entries of its dictionary."""
+    """The fields of a user's `ObservedLayer`."""
 
     call: Parameters
     switches: bool
     takes_parameters: bool
-    unread: tuple[tuple[tuple[Name, ...], str], ...]
+    unread: dict[frozenset[Name], str]
     facts: Facts
 
 
@@ -113,7 +109,6 @@ class Loaded(Struct, tag=True):
     - `claims`: the claims that its file states
     """
 
-    function: Reference
     name: str
     parameters: Parameters
     methods: dict[Name, Parameters]
@@ -122,7 +117,7 @@ class Loaded(Struct, tag=True):
     claims: dict[str, Any]
 
 
-Value = bool | int | float | str | Reference | Error | Items | Call | Loaded | None
+Value = bool | int | float | str | Reference | Error | Items | Loaded | None
 
 
 class Answer(Struct, forbid_unknown_fields=True):
@@ -130,6 +125,22 @@ class Answer(Struct, forbid_unknown_fields=True):
 
     value: Value = None
     raised: Error | None = None
+
+
+class Hello(Struct):
+    """The first message of a child, which has not imported the user's file.
+
+    - `unavailable`: the reason why its backend cannot be used, or ""
+    - `unenforced`: the limits that this system does not enforce, as sentences
+    - other fields: what a backend knows only from its framework, as in `Backend`; errors by module and
+      name
+    """
+
+    unavailable: str = ""
+    unenforced: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+    rounding: DeclaredRounding = AS_CLASS
+    validation_errors: tuple[tuple[Name, Name], ...] = ()
 
 
 class Garbled(Exception):
