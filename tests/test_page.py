@@ -115,7 +115,7 @@ def test_the_sentences_say_what_is_wrong_and_what_changed(again: str, counts: st
     assert len(wrong) == (again == "fail")
     assert sentences[0].startswith("2 of 3" if wrong else "3 of 3")
     assert sentences[-1] == (
-        f"Since the first of the records: {counts} failures, 0 fixed, of 1 cells that were asked again."
+        f"Since the first of the records: {counts} failures, 0 fixed, of 1 cells that were judged again."
     )
 
 

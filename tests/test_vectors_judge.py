@@ -55,7 +55,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def verdicts(answers: Path, vectors: Path) -> Cells:
     """The records by check and case."""
-    plan = plan_of(answers, JudgeOptions(vectors))
+    plan = plan_of(answers, JudgeOptions(answers, vectors))
     cells = (cell for check in all_checks().values() for cell in plan.cells(check))
     made = (record(cell, judge(cell, plan.policy(cell, 0.0))) for cell in cells)
     return {(one.check, one.case): one for one in made}
@@ -75,7 +75,7 @@ def test_verdicts_are_those_of_the_implementation_itself(tmp_path: Path) -> None
     narrow = plain_vectors(tmp_path, "bf16", "f16")
     for implementation in (load("numpy").implementations()[0], Differentiable(HONEST)):
         folder = answer(narrow, tmp_path / implementation.name, [implementation], numerics="exact")
-        plan, passed = plan_of(folder, JudgeOptions(narrow)), 0
+        plan, passed = plan_of(folder, JudgeOptions(folder, narrow)), 0
         for cell in (cell for check in all_checks().values() for cell in plan.cells(check)):
             got = judge(cell, plan.policy(cell, 0.0))
             want = judge(Cell(cell.check, cell.case, implementation))
@@ -295,5 +295,5 @@ def test_the_example_of_a_declaration_can_be_read(vectors_f16: Path, tmp_path: P
     (text,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     declared = {**json.loads(text), "vectors": read_index(vectors_f16).digest}
     (tmp_path / RUNTIME).write_text(json.dumps(declared), encoding="utf-8")
-    plan = plan_of(tmp_path, JudgeOptions(vectors_f16))
+    plan = plan_of(tmp_path, JudgeOptions(tmp_path, vectors_f16))
     assert plan.versions == {"my-runtime": "1.4.0"}
