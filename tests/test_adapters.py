@@ -110,6 +110,7 @@ def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
         fast.prepare(crossed)()
 
 
+@pytest.mark.seldom
 def test_a_rank_that_raises_names_itself_and_serves_again(torch_backend: Any) -> None:
     ring = of(torch_backend, "ring").ranks  # type: ignore[attr-defined]
     whole = torch_backend.torch.zeros(1, 1, 4, 4)
@@ -165,11 +166,16 @@ RIGHT = [
 """A backend, an implementation, a case of `full` that it passes, and the check if that is not `values`.
 `pytest suite` judges all other implementations, and the libraries'."""
 
+STARTS_MUCH = {"jax", "ring"}
+"""Rows with one of these words compile for seconds, or start processes."""
+
 
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, marks=[pytest.mark.seldom] if row[0] == "jax" else [], id=" ".join(row))
+        pytest.param(
+            row, marks=[pytest.mark.seldom] if STARTS_MUCH & {*row} else [], id=" ".join(row)
+        )
         for row in RIGHT
     ],
 )

@@ -33,6 +33,7 @@ def of_keys(*lengths: int, mask: str = "none", dtype: str = "f32") -> list[str]:
     return [f"sdpa/{mask}/mha/{dtype}/b2h3q5k{keys}d8" for keys in lengths]
 
 
+@pytest.mark.seldom
 def test_facts_tell_cases_apart_and_are_plain() -> None:
     told: dict[tuple, str] = {}
     for case in everything("full"):

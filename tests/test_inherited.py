@@ -148,6 +148,7 @@ def test_a_fault_of_the_suites_own_textbook_code_excuses_nobody() -> None:
     assert "rank 5" in verdict.message
 
 
+@pytest.mark.seldom
 def test_a_report_counts_what_is_inherited() -> None:
     pytest.importorskip("torch")
     said = "4 known: the framework's own code fails them too (flash-causal-scale 3, empty-batch-bias 1)"
