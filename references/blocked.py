@@ -118,6 +118,7 @@ def attention(
     out: np.ndarray = np.zeros((B, H, Lq, Dv), precision)
     lse: np.ndarray = np.full((B, H, Lq), -np.inf, precision)
     largest = lse.copy()
+    is_biased = bias_rows is not None or any(step.reduction.to == "bias" for step in score_steps)
     collector = Collector(q, k, v, scale, sink, variance) if terms else None
 
     def block(rows: slice) -> None:
@@ -149,7 +150,10 @@ def attention(
         lse[:, :, rows], largest[:, :, rows] = softmax.lse, softmax.largest[..., 0]
         if collector is not None:
             averaged = empty & (empty_rows == "uniform")
-            collector.add(Block(rows, scaled, applied, s, p, o, softmax, hidden, empty, averaged))
+            block_of_rows = Block(
+                rows, scaled, applied, s, p, o, softmax, hidden, empty, averaged, is_biased
+            )
+            collector.add(block_of_rows)
 
     def block_without_warnings(rows: slice) -> None:
         # Fully masked rows take log(0), and hidden slots may hold anything. NumPy's error state is

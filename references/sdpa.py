@@ -9,7 +9,8 @@ Bound of the output, elementwise: that of `references.primitives.softmax` with t
     |ds_j| <= gamma_{D+2}(u_acc) |scale| sum_i |q_i k_ji| + u_s (2 |s_j| + |bias_j + s_j|)
 
 for D + 2 roundings in the accumulator (products, sum, scaling) and three stores (product, scaled score,
-score with bias), plus the store of the output, u_o |o| + e_o. Features add the roundings of their steps.
+score with bias), plus the store of the output, u_o |o| + e_o. Without a bias there are two stores: masks
+that are added as numbers add 0, which rounds nothing. Features add the roundings of their steps.
 Fully masked rows are exact.
 
 One pass over blocks of rows gives the output and the bound terms of every class (`references.blocked`).

@@ -152,6 +152,7 @@ class Block:
     hidden      hidden pairs, broadcastable, or None
     empty       (B, H, rows, 1): rows without any key
     averaged    (B, H, rows, 1): rows without any key that average all values
+    is_biased   True if an array is added to the scores, so that they are stored once more
     """
 
     rows: slice
@@ -164,6 +165,7 @@ class Block:
     hidden: np.ndarray | None
     empty: np.ndarray
     averaged: np.ndarray
+    is_biased: bool
 
 
 class Collector:
@@ -226,7 +228,8 @@ class Collector:
             c = c * slope + step.reduction.score * size
             if square is not None:
                 square = square * np.square(slope) + np.square(step.reduction.score * size)
-        c += final
+        if block.is_biased:
+            c += final
         np.negative(distance, out=distance)  # |s - m|: s never exceeds m
         a += distance
         a += 4.0
@@ -260,7 +263,8 @@ class Collector:
                 t.summed[:, :, rows] = attended.sum(-1)
             t.underflow[:, :, rows] = unit * (attended.astype(self.dtype) @ self.abs_v)
         if square is not None and step_squares is not None:
-            square += np.square(final)
+            if block.is_biased:
+                square += np.square(final)
             # In float64: the square of a small weight beside a sink underflows in float32.
             squared = np.square(p.astype(np.float64))
             t.value_var[:, :, rows] = unit * unit * (squared @ self.square_v)

@@ -141,10 +141,10 @@ def spread(case: Case, numerics: str, times: float) -> float:
 def test_errors_of_one_row_are_one_error() -> None:
     """One stored score moves a whole row: in four rows 1.9 is chance, in a thousand it is none."""
     assert (
-        spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "eager", 1.9) > tolerance.MODEL_ERROR
+        spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k63d64"), "eager", 1.9) > tolerance.MODEL_ERROR
     )
     with pytest.raises(WrongAnswer, match="where 4 errors are independent"):
-        spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "eager", 5.4)
+        spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k63d64"), "eager", 5.4)
     with pytest.raises(WrongAnswer, match="systematic"):
         spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "eager", 1.9)
     with pytest.raises(WrongAnswer, match="systematic"):
