@@ -108,11 +108,6 @@ class Engine(ABC):
         """The framework's settings that affect other calls, by a printable name."""
         return {}
 
-    def begin_cell(self) -> Callable[[], list[str]] | None:
-        """If another process makes the calls: begin a cell there. Returns the function that restores the
-        settings there, and returns their changes as texts. None if this process makes the calls."""
-        return None
-
     def reseed(self, seed: int = 0) -> None:
         """Seed the framework's random generators, and restart its counters. Every cell begins with the
         default seed."""

@@ -172,6 +172,11 @@ class Backend(Engine):
         """
         raise TypeError(f"backend {self.name} has no native signature to judge a function by")
 
+    def begin_cell(self) -> Callable[[], list[str]] | None:
+        """If another process makes the calls: begin a cell there. Returns the function that restores the
+        settings there, and returns their changes as texts. None if this process makes the calls."""
+        return None
+
     def __str__(self) -> str:
         return self.name
 
