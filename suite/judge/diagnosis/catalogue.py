@@ -212,19 +212,24 @@ class _Matching:
         for match in sorted(self.contradicted, key=lambda match: -len(match.explains))[:MOST]:
             if len(match.explains) >= max(len(match.contradicts), 1):
                 (diagnosis,) = self._diagnoses([match])
-                if diagnosis.sentence != match.fault.deviation.sentence:
+                if (
+                    diagnosis.sentence != match.fault.deviation.sentence
+                    and not diagnosis.contradicts
+                ):
                     return [diagnosis]
         return []
 
-    def _restricted(self, match: Match) -> str:
+    def _restricted(self, match: Match) -> tuple[str, int]:
         """Returns the sentence of a fault, under the condition that separates the cells that it explains
-        from passing cells and from neighbours (see `restrict_symptom`). Calls of `explained_call` have no
-        passing cells: then the sentence is unchanged."""
+        from passing cells and from neighbours (see `restrict_symptom`), and the number of passing cells
+        that contradict it. Calls of `explained_call` have no passing cells: then the sentence is
+        unchanged."""
         symptom = fault_symptom(match.fault)
-        if self.passing:
-            evidence = Evidence(self.failing, self.right)
-            symptom, *_ = restrict_symptom(evidence, symptom, [], self.is_late)
-        return symptom.sentence
+        if not self.passing:
+            return symptom.sentence, 0
+        evidence = Evidence(self.failing, self.right)
+        symptom, _, contradicts = restrict_symptom(evidence, symptom, [], self.is_late)
+        return symptom.sentence, contradicts
 
     def _compare(self, matches: Iterable[Match], outcome: Outcome, number: int) -> None:
         """Adds `number`, the index of an outcome, to each match that explains or contradicts the outcome.
@@ -254,7 +259,8 @@ class _Matching:
                 break
             case = str(self.failing[min(best.explains)].cell.case.id)
             diagnosis = _diagnosis(best.fault, len(best.explains), tried, case)
-            diagnoses.append(replace(diagnosis, sentence=self._restricted(best)))
+            sentence, contradicts = self._restricted(best)
+            diagnoses.append(replace(diagnosis, sentence=sentence, contradicts=contradicts))
             unexplained -= best.explains
         return diagnoses
 

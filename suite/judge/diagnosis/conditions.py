@@ -27,8 +27,7 @@ NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
 """The names of features in sentences; other features are named as in `Case.needs`."""
 
 SOMETIMES = "in some calls"
-"""The condition of a fault that not all neighbours of a failing cell have, if no property separates
-them."""
+"""The condition of a fault that some passing cells or neighbours lack, if no property separates them."""
 
 ENOUGH = 4
 """The smallest number of failing and of passing cells that may be separated by sizes alone."""
@@ -75,11 +74,11 @@ def restrict_symptom(
         concerned += [o for o in asked if o.is_wrong]
         right = [*contradicting, *(o for o in asked if not o.is_wrong)]
         condition = separators(concerned, right) if right else ""
-        if right and not condition and not contradicting:
-            condition = SOMETIMES
+        contradicting = [] if condition else contradicting
+        condition = condition or (SOMETIMES if right else "")
     if condition and condition.removeprefix("with ") not in symptom.sentence.lower():
         symptom = replace(symptom, sentence=restrict_sentence(condition, symptom.sentence))
-    return symptom, cases, 0 if condition else len(contradicting)
+    return symptom, cases, len(contradicting)
 
 
 def neighbours(outcome: Outcome, is_late: Callable[[], bool]) -> Iterator[Outcome]:
