@@ -197,14 +197,6 @@ def mask_without_window_in_steps(
     return right.allowed(replace(pack, case=case), rows, keys)
 
 
-def mask_from_next_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    """Returns the mask in which the window of a single query begins with its first whole page."""
-    mask, size = right.allowed(pack, rows, keys), pack.case.letters["s"]
-    first = -(-mask.argmax(1) // size) * size
-    is_inside = np.arange(mask.shape[1]) >= first[:, None]
-    return mask & is_inside if len(mask) == 1 else mask
-
-
 def mask_of_packed_heads(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
     """Returns the causal mask (H, rows, keys) if the rows of heads that share a key head count as rows,
     one after the other."""
@@ -317,11 +309,6 @@ DEVIATIONS = [
         "a kernel of decoding with a softcap and without `window_size`", family="mask",
         when=lambda pack: None not in (pack.case.option("softcap"), pack.case.option("left")),
         allowed=mask_without_window_in_steps),
-    row("paged-window-begins-behind-a-page", "values",
-        "The window of a single query begins with its first whole page.",
-        "`cdiv(first, page_size)` for the first page; keys of a page that is cut count, too",
-        family="mask", when=lambda pack: pack.case.option("left") is not None,
-        allowed=mask_from_next_page),
     row("paged-causal-of-packed-heads", "values",
         "With grouped heads the causal mask counts the heads of a group as rows.",
         "`j <= row` for rows that hold a group's heads; it is `j <= row // group`", family="mask",
