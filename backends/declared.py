@@ -196,8 +196,9 @@ class DeclaredRounding:
         checked_words("format of codes", self.codes.values(), CODES)
 
     def in_dtype(self, dtype: str) -> dict[str, Any]:
-        """Returns by field the value in a dtype, only for fields that have the dtype. For a tuple of
-        dtypes it is True."""
+        """Returns the declaration for one dtype, by the names of the fields. Of a field that maps dtypes
+        to values it is the value, and the field is left out if it has none for the dtype. Of a field that
+        is a tuple of dtypes it is True or False: whether the dtype is in it."""
         declared = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
             name: value[dtype] if isinstance(value, Mapping) else dtype in value

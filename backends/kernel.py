@@ -102,9 +102,12 @@ class Kernel(Row):
         return Binder(self.parameters, frozenset(p.name for p in self.parameters))
 
     def divided(self, inputs: Inputs, binder: Binder[AttentionCall], with_mask: bool) -> Native:
-        """Returns the mask divided into the flags that a callable with `binder` has, and the rest. The
-        causal flag is also passed together with a mask or bias if `with_mask` is True, if the row allows
-        it (`flag_alone`), or if the case's form is "flag-and-mask"."""
+        """Returns the mask divided into the flags that a callable with `binder` has, and the rest.
+
+        A mask of one part, without a bias, may always become the causal flag. Together with another part
+        of the mask or a bias the causal flag is passed if the row's function takes both (not
+        `flag_alone`), if `with_mask` is True, or if the case's form is "flag-and-mask". If it is not
+        passed, the causal part stays in the rest."""
         single = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
         passes_flag = with_mask or single or not self.flag_alone or inputs.form == "flag-and-mask"
         return split_native(
@@ -135,8 +138,8 @@ class Kernel(Row):
         return {p.name: rate for p in self.parameters if "dropout" in p.features}
 
     def operands(self, inputs: Inputs) -> dict[str, str]:
-        """Returns `passed_as` for these inputs. A mask that is merged into a bias has no argument of its
-        own."""
+        """Returns the names of arguments by the names of arrays (`passed_as`), without "bias" if there is
+        none; with a bias without "mask", which is merged into it."""
         absent = "bias" if inputs.bias is None else "mask"
         return {name: argument for name, argument in self.passed_as.items() if name != absent}
 

@@ -255,7 +255,12 @@ MOST_ROUNDS = 400
 def all_at_once(
     calls: Sequence[Sequence[PreparedCall]], rounds: int, sync: Callable[[Any], None]
 ) -> list[list[Any]]:
-    """Returns the outputs of each thread; see `Engine.at_once`."""
+    """Returns the outputs of each thread; see `Engine.at_once`.
+
+    Every thread calls until all threads have made `rounds` calls of each of theirs, or `MOST_ROUNDS`
+    calls: so no call is made without others. A thread that raises stops, and its last output is the
+    exception.
+    """
     outcomes: list[list[Any]] = [[] for _ in calls]
     start = Barrier(len(calls))
     rounds *= max(map(len, calls))

@@ -145,8 +145,8 @@ def with_code_errors(x: Bounded, u: Roundoffs) -> Bounded:
     """Returns keys or values x (..., D) with the errors of a cache that keeps codes of the format
     `u.codes`. The value is unchanged."""
     code = CODES[u.codes or ""]
-    scale = x.size.max(-1, keepdims=True, initial=0.0) / code.max
-    t = x.size / np.where(scale > 0, scale, 1)
+    scale = x.magnitude.max(-1, keepdims=True, initial=0.0) / code.max
+    t = x.magnitude / np.where(scale > 0, scale, 1)
     rounding_error = scale * code_error(t, 4 * u.score * t + u.score_floor, code)
     return with_product_errors(Bounded(x.value, x.error + rounding_error), u)
 

@@ -125,7 +125,7 @@ def pool_gradients(inputs: Inputs, outputs: Outputs, axes: Axes, u: Roundoffs) -
     for name, x in outputs.arrays.items():
         if is_pooled(array_axes := axes[name]):
             parts = []
-            for part in (x.value, x.error, x.size):
+            for part in (x.value, x.error, x.magnitude):
                 tokens = tokens_first(part, array_axes)
                 sums = np.zeros((len(samples_of_slot), *tokens.shape[2:]), tokens.dtype)
                 np.add.at(sums, slot[slot >= 0], tokens[slot >= 0])

@@ -55,7 +55,7 @@ def _learned_statistics(problem: Problem) -> Statistics:
     mean, variance = (
         Bounded(
             x.value,
-            x.error + unbiased * (batch.error.reshape(-1) + 13 * unit * (x.size + 2 * size)),
+            x.error + unbiased * (batch.error.reshape(-1) + 13 * unit * (x.magnitude + 2 * size)),
         )
         for x, batch, size in zip(moments, statistics(tokens, AXES, u), magnitudes, strict=True)
     )

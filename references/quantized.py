@@ -142,7 +142,7 @@ def code_sizes(problem: Problem, x: Leaf, name: str) -> np.ndarray:
     """Returns an upper limit of |c| + |z| (B, Hkv, Lk, .), for codes c and zero points z of keys or
     values x (`name`)."""
     scale = broadcast(problem.inputs, f"{name}_scale")
-    codes = x.output.size / magnitude(scale)
+    codes = x.output.magnitude / magnitude(scale)
     if not problem.inputs.case.option("zero"):
         return np.asarray(codes)
     return np.asarray(codes + 2 * magnitude(broadcast(problem.inputs, f"{name}_zero")))
@@ -177,7 +177,7 @@ def token_leaf(problem: Problem, name: str, summands: int) -> Leaf:
 
 def with_product_errors(x: Bounded, u: Roundoffs) -> Bounded:
     """Returns exact products x of codes and scales with the errors of an implementation's products."""
-    return Bounded(x.value, x.error + (u.score + u.weight) * x.size + u.weight_underflow)
+    return Bounded(x.value, x.error + (u.score + u.weight) * x.magnitude + u.weight_underflow)
 
 
 def all_codes(problem: Problem, name: str) -> Bounded:

@@ -159,7 +159,7 @@ class Bounded:
         return cls(value, np.zeros(value.shape))
 
     @property
-    def size(self) -> np.ndarray:
+    def magnitude(self) -> np.ndarray:
         """The largest magnitude that an implementation may compute, float64."""
         return magnitude(self.value) + self.error
 
@@ -185,7 +185,7 @@ class Bounded:
 
     def __mul__(self, other: Bounded | np.ndarray | float | np.floating) -> Bounded:
         if isinstance(other, Bounded):
-            error = self.error * other.size + magnitude(self.value) * other.error
+            error = self.error * other.magnitude + magnitude(self.value) * other.error
             return Bounded(self.value * other.value, error)
         return Bounded(self.value * other, self.error * magnitude(np.asarray(other)))
 
@@ -193,7 +193,7 @@ class Bounded:
         value = self.value @ other.value
         error = np.zeros(value.shape)
         if self.error.any():
-            error += self.error @ other.size
+            error += self.error @ other.magnitude
         if other.error.any():
             error += magnitude(self.value) @ other.error
         return Bounded(value, error)
@@ -306,7 +306,7 @@ def perturbed(x: Bounded) -> Bounded:
 def stored(x: Bounded, store: Store) -> Bounded:
     """Returns `x` after one rounding at `store`."""
     floor = store.floor if store.unit else 0.0
-    return perturbed(Bounded(x.value, x.error + store.unit * x.size + floor))
+    return perturbed(Bounded(x.value, x.error + store.unit * x.magnitude + floor))
 
 
 def matrix_product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:
@@ -315,17 +315,17 @@ def matrix_product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundo
     Subnormal parts of operands may count as zero (`Roundoffs.operand_underflow`).
     """
     exact = a @ b
-    rounding = gamma(summands + 2, u.accumulate) * (a.size @ b.size)
+    rounding = gamma(summands + 2, u.accumulate) * (a.magnitude @ b.magnitude)
     error = exact.error + rounding + summands * u.product_underflow
     if u.operand_underflow:
-        error = error + flush_loss(a, u) @ b.size + a.size @ flush_loss(b, u)
+        error = error + flush_loss(a, u) @ b.magnitude + a.magnitude @ flush_loss(b, u)
     return Bounded(exact.value, error)
 
 
 def flush_loss(x: Bounded, u: Roundoffs) -> np.ndarray:
     """Returns the absolute error of x if numbers below `u.operand_underflow` count as zero."""
     may_flush = magnitude(x.value) - x.error < u.operand_underflow
-    return np.where(may_flush, np.minimum(x.size, u.operand_underflow), 0.0)
+    return np.where(may_flush, np.minimum(x.magnitude, u.operand_underflow), 0.0)
 
 
 def sum_over_axes(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
@@ -334,7 +334,7 @@ def sum_over_axes(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
         return x
     n = int(np.prod([x.shape[axis] for axis in axes]))
     error = x.error.sum(axes, keepdims=True)
-    error = error + gamma(n, u.sum) * x.size.sum(axes, keepdims=True)
+    error = error + gamma(n, u.sum) * x.magnitude.sum(axes, keepdims=True)
     return Bounded(x.value.sum(axes, keepdims=True), error)
 
 
@@ -353,5 +353,5 @@ def stored_mean(x: Bounded, axis: int, u: Roundoffs) -> Bounded:
     in the accumulator, or like stored steps of the softmax: the larger error counts."""
     n = x.shape[axis]
     unit = max(u.accumulate, u.step)
-    error = x.error.mean(axis) + gamma(n + 1, unit) * x.size.mean(axis)
+    error = x.error.mean(axis) + gamma(n + 1, unit) * x.magnitude.mean(axis)
     return stored(Bounded(x.value.mean(axis), error), u.results)

@@ -50,7 +50,7 @@ class Node:
         if len(parts) == 2:
             return stored(parts[0] + parts[1], u.results)
         value = np.sum([part.value for part in parts], 0)
-        size = np.sum([part.size for part in parts], 0)
+        size = np.sum([part.magnitude for part in parts], 0)
         error = np.sum([part.error for part in parts], 0)
         return Bounded(value, error + (len(parts) - 1) * (u.output * size + u.floor))
 

@@ -61,6 +61,7 @@ class Flag:
     - `for_function`: the option is about a --function
     - `switch`: the option has no value; if its default is True, its name is --no-NAME
     - `short`: another name, as -v
+    - `nargs`: for an argument without a name, such as a file: how many values, "1", "*" or "+"
     """
 
     help: str
@@ -76,13 +77,14 @@ class Flag:
     for_rerun: bool = True
     for_function: bool = False
     short: str = ""
+    nargs: str = ""
 
     @property
     def initial(self) -> Any:
         """The value if the option is not given."""
         if self.switch:
             return self.default is True
-        return () if self.many else self.default
+        return () if self.many or self.nargs in ("*", "+") else self.default
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -93,6 +95,9 @@ class Flag:
         if self.switch:
             return {"action": "store_true", "help": self.help}
         common: dict[str, Any] = {"help": self.help, "metavar": self.metavar}
+        if self.nargs:
+            common |= {} if self.nargs == "1" else {"nargs": self.nargs}
+            return common | {"type": self.kind}
         common |= {"choices": self.valid} if self.checked else {}
         common |= {"required": True} if self.required else {}
         if self.many:
@@ -149,7 +154,8 @@ class CommandOptions:
     def declare(cls, add: Callable[..., Any]) -> None:
         """Declare the flags with `add`, the `add_argument` of a parser."""
         for name, flag in flags(cls).items():
-            add(*filter(None, [flag.short]), f"--{name}", **flag.arguments)
+            names = [name] if flag.nargs else [*filter(None, [flag.short]), f"--{name}"]
+            add(*names, **flag.arguments)
 
     def command_line(self, every: bool = False) -> list[str]:
         """Returns the words of a command line for the options that are not initial. Without `every` only
@@ -157,7 +163,7 @@ class CommandOptions:
         repeated, switches, values = [], [], []
         for name, flag in flags(type(self)).items():
             value = self._value(name)
-            if not (flag.for_rerun or every) or value == flag.initial:
+            if flag.nargs or not (flag.for_rerun or every) or value == flag.initial:
                 continue
             if flag.many:
                 repeated += [f"--{name}={item}" for item in value]

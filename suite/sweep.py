@@ -7,7 +7,6 @@ process or its machine dies. A task that has a result file does not run again.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import logging
 import os
@@ -20,13 +19,13 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attention_conformance.backends.registry import UsageError
-from attention_conformance.suite.flags import flags, number
+from attention_conformance.suite.flags import CommandOptions, flags, number, option
 from attention_conformance.suite.measure.releases import read
 from attention_conformance.suite.records import cells, lines, searches
 from attention_conformance.suite.records.files import locked, require_regular_file
@@ -280,29 +279,26 @@ def say(text: str) -> None:
     print(printable(uncoloured(text)), flush=True)
 
 
-def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add `sweep` to the subparsers of `argparse`; sets `run`."""
-    parser = subparsers.add_parser(
-        "sweep",
-        help="many runs at once, on many machines: seeds, releases, searches",
-        description="Runs a plan on Ray (docs/sweeps.md). The same command continues a sweep.",
+@dataclass(frozen=True)
+class SweepOptions(CommandOptions):
+    """The options of `sweep`."""
+
+    plan: Path = option("the runs and searches", "PLAN.toml", kind=Path, nargs="1")
+    results: Path = option("the folder of result files", "FOLDER", None, kind=Path, required=True)
+    cluster: str = option(
+        "local (this machine, default), auto (the cluster of this machine), or ray://HOST:PORT",
+        "WHERE",
+        "local",
     )
-    add = parser.add_argument
-    add("plan", type=Path, metavar="PLAN.toml", help="the runs and searches")
-    add("--results", type=Path, required=True, metavar="FOLDER", help="the folder of result files")
-    where = "local (this machine, default), auto (the cluster of this machine), or ray://HOST:PORT"
-    add("--cluster", default="local", metavar="WHERE", help=where)
-    add("--hours", type=number, default=0.0, metavar="H", help="the limit; default: none")
-    parser.set_defaults(run=run)
-    return parser
+    hours: float = option("the limit; default: none", "H", 0.0, kind=number)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: SweepOptions) -> int:
     """Run the command `sweep`, and return its exit code."""
     try:
-        tasks = load_plan(arguments.plan)
-        with ray_cluster(arguments.cluster) as submit:
-            return sweep(tasks, arguments.results, submit, arguments.hours)
+        tasks = load_plan(options.plan)
+        with ray_cluster(options.cluster) as submit:
+            return sweep(tasks, options.results, submit, options.hours)
     except (UsageError, BlockingIOError) as error:
         print(uncoloured(str(error)), file=sys.stderr)
         return USAGE

@@ -71,9 +71,9 @@ def test_invariant_cutting(cell: Cell) -> None:
         expect_within(cell, got, output, 2 * bound, f"chunks of {size} tokens")
 
 
-def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields groups of tokens: a description, and a boolean array (B, Lk), True for tokens of the
-    group."""
+def token_groups(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields groups of tokens whose change must not reach rows that attend none of them: a description,
+    and a boolean array (B, Lk), True for tokens of the group."""
     s = inputs.sizes
     sample, token = np.indices((s.B, s.Lk))
     never_attended = np.asarray(~attended_pairs(inputs.case).any((0, 1)))
@@ -103,7 +103,7 @@ def test_tokens_apart(cell: Cell) -> None:
         inputs.case
     )  # (B, Lq, B, Lk): row i of sample b attends token j of sample c
     attending = pairs.any((2, 3))
-    for what, group in tokens(inputs):
+    for what, group in token_groups(inputs):
         judged = attending & ~(pairs & group).any((2, 3))
         if not group.any() or not judged.any():
             continue

@@ -74,7 +74,9 @@ def test_gradient_passes(cell: Cell) -> None:
         return backend.arranged(values, cell.dtype, "contiguous")
 
     def gradients_of_passes() -> list[Any]:
-        """Returns the gradients of each backward pass, in the order of `expectations`."""
+        """Returns the gradients of each backward pass, in the order of `expectations`. A fifth pass
+        follows after the outputs were overwritten; it is left out if arrays are immutable, or if the
+        framework refuses it."""
         (output, pullback), (other_output, other_pullback) = (
             backend.pullback(call, names) for call in (first, second)
         )

@@ -223,8 +223,11 @@ def test_gradient_hidden(cell: Cell) -> None:
 def hidden_values(cell: Cell, unattended: bool) -> dict[str, tuple[float, float]]:
     """Returns new numbers for hidden slots: (key, value) by a description.
 
-    NaN is included only if no row attends the slots (`unattended`), and if the implementation elects that
-    gradients block NaN. Without a declaration the election counts only for masks as arrays.
+    "other values" are always tried. "NaN" is added if no row attends the slots (`unattended`) and the
+    implementation elects that NaN in a masked key or value does not reach gradients; NaN then replaces
+    the operand of which it elects so. If the answer is not declared but was only observed by a probe, it
+    is relied on only in cases of the form "dense". NaN is left out where the implementation has no masks,
+    or merges the mask into a bias: -inf does not hide NaN there.
     """
     values = {"other values": (50.0, -80.0)}
     implementation, inputs = cell.implementation, cell.inputs

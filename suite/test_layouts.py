@@ -31,7 +31,7 @@ from attention_conformance.suite.spec.catalogue import (
     with_plain_cases,
 )
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.paged import PLAIN as PAGED
+from attention_conformance.suite.spec.operators.paged_cases import PLAIN as PAGED
 from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRITTEN
 from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 

@@ -1,6 +1,6 @@
 """Promise: no call computes with less precision than its dtype promises.
 
-Outputs are held to `stepwise`, the widest class that rounds to the case's dtype only when storing,
+Outputs are judged by `stepwise`, the widest class that rounds to the case's dtype only when storing,
 whatever class is declared.
 """
 

@@ -15,6 +15,7 @@ from attention_conformance.backends._numpy.backend import NumpyBackend
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 
 
@@ -100,6 +101,10 @@ class Miniatures(NumpyBackend):
     def device_name(self, array: Rounded) -> str:
         return getattr(array, "device", "cpu")
 
+    def machine_limit(self, what: str, size: int, dtype: DType) -> tuple[Callable[[], object], int]:
+        """Large products take seconds on a busy machine, and no test of miniatures is about them."""
+        return lambda: None, size
+
 
 def backend_of(*kinds: type[Miniature]) -> Callable[[str], Miniatures]:
     """A backend factory, as `--backend=module:object` takes it."""
@@ -107,3 +112,4 @@ def backend_of(*kinds: type[Miniature]) -> Callable[[str], Miniatures]:
 
 
 always_wrong = backend_of(AlwaysWrong)
+one_wrong = backend_of(Miniature, AlwaysWrong)

@@ -12,6 +12,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 Done = subprocess.CompletedProcess[str]
 
+CONTROL = ("--backend=numpy", "--implementation=definition")
+"""The control of plain attention. Without those of other operators their cases are not computed, which
+takes a second."""
+
 
 def python(*words: str, cwd: Path = ROOT, env: dict[str, str] | None = None, **more: Any) -> Done:
     """Python with these words, in the checkout; `env` is added to the environment."""

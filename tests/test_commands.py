@@ -151,7 +151,7 @@ def test_a_full_disk_is_named_and_blocks_no_other_try(odd_files: Path, words: li
 
 def test_a_reader_that_goes_ends_a_command_in_silence(odd_files: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "suite", "list", "--level=full"], cwd=ROOT, env=IN_CHECKOUT,
+        [sys.executable, "-m", "suite", "list", "--level=standard"], cwd=ROOT, env=IN_CHECKOUT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as child:  # fmt: skip
         assert child.stdout is not None
@@ -165,7 +165,7 @@ def test_a_reader_that_goes_ends_a_command_in_silence(odd_files: Path) -> None:
 def test_standard_output_without_room_is_named() -> None:
     with open("/dev/full", "w") as full:
         out = subprocess.run(
-            [sys.executable, "-m", "suite", "list"], cwd=ROOT, env=IN_CHECKOUT,
+            [sys.executable, "-m", "suite", "list", "--words"], cwd=ROOT, env=IN_CHECKOUT,
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
         )  # fmt: skip
     assert out.returncode == 2

@@ -14,13 +14,13 @@ from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.catalogue import find
-from tests.processes import ROOT, Done, python, run
+from tests.processes import CONTROL, ROOT, Done, python, run
 from tests.test_shown import options_of_pytest
 
 ONE_FILE = "suite/test_extremes.py"
 ONE_CHECK = "attention_conformance.suite.test_extremes"
 
-FEW = ("--backend=numpy", "--level=smoke", "--implementation=definition", "--dtype=f32")
+FEW = (*CONTROL, "--level=smoke", "--dtype=f32")
 """A whole run of one implementation."""
 
 
@@ -54,7 +54,7 @@ def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: igno
 def test_results_are_never_overwritten(smoke) -> None:  # type: ignore[no-untyped-def]
     _, results = smoke
     before = results.read_bytes()
-    out = run(ONE_FILE, "--backend=numpy", f"--results={results}")
+    out = run(ONE_FILE, *CONTROL, f"--results={results}")
     assert out.returncode == 4
     assert "nothing is overwritten" in out.stderr
     assert results.read_bytes() == before
@@ -128,7 +128,7 @@ def test_a_failing_test_is_no_cell_though_its_id_looks_like_one(tmp_path: Path) 
         "import pytest\n\n\n@pytest.mark.parametrize('name', ['torch:eager/none/mha/f32/empty'])\n"
         "def test_own(name):\n    assert not name\n"
     )
-    out = run(ONE_FILE, str(own), "--backend=numpy", "--level=smoke")
+    out = run(ONE_FILE, str(own), *CONTROL, "--level=smoke")
     assert out.returncode == 1, out.stdout + out.stderr
     assert "RIGHT: 14 of 14 judged cells" in out.stdout
     assert "1 failed, 14 passed" in out.stdout
@@ -178,8 +178,9 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_prefixed_options_stand_beside_those_of_another_project(project: Path) -> None:
-    words = ("--attention-backend=numpy", "--attention-level=smoke", "--attention-results=r.jsonl")
-    out = run("--pyargs", ONE_CHECK, "test_theirs.py", *words, cwd=project)
+    few = (word.replace("--", "--attention-") for word in FEW)
+    words = ("--pyargs", ONE_CHECK, "test_theirs.py", *few, "--attention-results=r.jsonl")
+    out = run(*words, cwd=project)
     assert out.returncode == 0, out.stdout + out.stderr
     assert "numpy:definition" in out.stdout
     assert (project / "r.jsonl").stat().st_size > 1000

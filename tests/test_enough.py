@@ -98,7 +98,7 @@ def test_a_whole_backend_is_judged_by_values() -> None:
 
 def test_a_run_says_what_share_was_refused() -> None:
     text = summary_lines(made(*cells(1, 3, lacking=9)).cells, {})
-    assert "torch:f: judged on 25.00% of what it could be asked: it refused 3 of 4 cells" in text
+    assert "torch:f: judged on 25.00% of its cells: it refused 3 of 4 cells" in text
     assert not any(
         "refused" in line for line in summary_lines(made(*cells(4, 0, lacking=9)).cells, {})
     )

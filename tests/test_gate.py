@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.commands import parsed
 from attention_conformance.suite.measure import command, gate, protocol
 from attention_conformance.suite.measure.options import BenchOptions
 from attention_conformance.suite.records import speed
@@ -106,23 +106,18 @@ def test_the_gate_never_times_a_wrong_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "gate.json"
-    code = main(
-        [
-            "bench", "--backend=torch", f"--function={WRONG}:reaches_next_key", "--against=sdpa",
-            f"--workload={CASE}", "--seconds=0.1", f"--results={results}",
-        ]
-    )  # fmt: skip
-    assert code == gate.WRONG
+    words = ["--backend=tests.miniatures:one_wrong", "--implementation=alwayswrong"]
+    words += ["--against=miniature", f"--workload={CASE}", "--seconds=0.1", f"--results={results}"]
+    assert main(["bench", *words]) == gate.WRONG
     assert "WRONG ANSWER" in capsys.readouterr().out
     (verdict,) = json.loads(results.read_text())
-    assert "candidate (reaches_next_key): value" in verdict["message"]
+    assert "candidate (alwayswrong): value" in verdict["message"]
 
 
 def bench_options(*words: str) -> BenchOptions:
     """The options that a command line of `bench` means."""
-    commands = argparse.ArgumentParser().add_subparsers()
-    arguments = command.add_bench_parser(commands).parse_args(["--backend=numpy", *words])
-    return command.options_of(arguments)
+    _, options = parsed(["bench", "--backend=numpy", *words])
+    return command.completed(options)
 
 
 def test_without_a_workload_bench_takes_a_first_look() -> None:
@@ -175,7 +170,7 @@ class Twin(Miniature):
     ("act", "kind", "said"),
     [
         ("leaves", "crash", "the worker ended with exit code 0"),
-        ("holds_the_lock", "timeout", "the worker was ended: 'open' took longer than 15 s"),
+        ("holds_the_lock", "timeout", "the worker was ended: 'open' took longer than 8 s"),
     ],
 )
 def test_a_worker_that_ends_costs_one_measurement(
@@ -184,7 +179,7 @@ def test_a_worker_that_ends_costs_one_measurement(
     (tmp_path / "mixed.py").write_text(UNRULY.format(act=act))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     case, path = "sdpa/none/mha/f32/b2h3q5k17d8", tmp_path / "speed.jsonl"
-    limit = 15 if kind == "timeout" else 100
+    limit = 8 if kind == "timeout" else 100
     common = ["bench", "--backend=mixed:backend", f"--workload={case}", f"--cell-timeout={limit}"]
     words = ["--direction=forward", "--samples=2", f"--results={path}"]
     assert main([*common, *words]) == gate.NOTHING

@@ -94,7 +94,8 @@ def test_the_wheel_holds_what_git_tracks(wheel: Path) -> None:
     assert packed == {f"{inside}{name.removeprefix(inside)}" for name in tracked(*FOLDERS)}
     for part in (
         "suite/benchmarks/releases/jax-", "suite/report/page.html.jinja",
-        "suite/report/page.js", "backends/_torch/torch.toml", "suite/deviations/kernels/attention.py",
+        "suite/report/page.css", "suite/report/page.js", "backends/_torch/torch.toml",
+        "suite/deviations/kernels/attention.py",
         "suite/py.typed",
     ):  # fmt: skip
         assert any(name.startswith(inside + part) for name in packed), part

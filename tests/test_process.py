@@ -17,7 +17,7 @@ from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.run import process
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
-from tests.processes import ROOT, python, run
+from tests.processes import CONTROL, ROOT, python, run
 from tests.test_runs import FEW, ISOLATED, judged, usage
 from tests.unruly import LEAKS
 
@@ -115,7 +115,7 @@ def test_records_that_cannot_be_written_end_a_run_in_one_sentence(tmp_path: Path
             f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
             "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
         )
-        asked = ("-q", "-s", "-p", "no:cacheprovider", *FEW, *words, "--backend=numpy")
+        asked = ("-q", "-s", "-p", "no:cacheprovider", *FEW, *words, *CONTROL)
         out = python("-B", "-c", program, *asked, f"--results={path}")
         said = out.stdout + out.stderr
         assert out.returncode == pytest.ExitCode.INTERRUPTED, said
@@ -125,7 +125,7 @@ def test_records_that_cannot_be_written_end_a_run_in_one_sentence(tmp_path: Path
 
 
 def test_a_python_without_assertions_is_refused() -> None:
-    out = run(*FEW, "--backend=numpy", env={"PYTHONOPTIMIZE": "1"})
+    out = run(*FEW, *CONTROL, env={"PYTHONOPTIMIZE": "1"})
     assert out.returncode == pytest.ExitCode.USAGE_ERROR
     assert "expected a Python that executes assertions" in usage(out)
     assert "Traceback" not in out.stdout + out.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.run import process
-from tests.processes import ROOT, Done, python, run
+from tests.processes import CONTROL, ROOT, Done, python, run
 
 FEW = ("suite/test_values.py", "--level=smoke", "--dtype=f32", "-k", "sdpa/ and (k17d8 or q17k9d8)")
 """Cells of which some have 17 keys."""
@@ -99,7 +99,10 @@ STARTS = {
     "exits": ("import sys\nsys.exit(0)\n", "failed with SystemExit: 0"),
     "skips": ("import pytest\npytest.skip('no', allow_module_level=True)\n", "failed with Skipped"),
     "sleeps": ("import time\ntime.sleep(600)\n", "ran longer than 1 s; --start-timeout"),
-    "hangs": ("sum(range(10**15))\n", "as it imported frameworks and kernels"),
+    "hangs": (
+        "from tests import unruly\nunruly.hold_the_lock()\n",
+        "as it imported frameworks and kernels",
+    ),
 }
 """Modules that do not come to their end, and what is said of them."""
 
@@ -225,7 +228,7 @@ def test_a_run_knows_which_cells_it_owes(tmp_path: Path) -> None:
     (tmp_path / "leaves_out.py").write_text(LEAVES_OUT)
     path = tmp_path / "r.jsonl"
     out = run(
-        *FEW, "--backend=numpy", "-p", "leaves_out", f"--results={path}",
+        *FEW, *CONTROL, "-p", "leaves_out", f"--results={path}",
         env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )  # fmt: skip
     assert out.returncode == 1
@@ -237,7 +240,7 @@ def test_what_breaks_after_the_verdict_is_in_the_record(tmp_path: Path) -> None:
     (tmp_path / "breaks_later.py").write_text(BREAKS_LATER)
     path = tmp_path / "r.jsonl"
     out = run(
-        *FEW, "--backend=numpy", "-p", "breaks_later", f"--results={path}",
+        *FEW, *CONTROL, "-p", "breaks_later", f"--results={path}",
         env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )  # fmt: skip
     assert out.returncode == 1
@@ -274,7 +277,7 @@ def test_threads_are_one_unless_somebody_says_otherwise(tmp_path: Path) -> None:
         plain = {n: v for n, v in os.environ.items() if "THREADS" not in n} | env
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FEW, *words]
         out = subprocess.run(
-            [*command, "--backend=numpy", f"--results={path}"],
+            [*command, *CONTROL, f"--results={path}"],
             cwd=ROOT, capture_output=True, text=True, env=plain,
         )  # fmt: skip
         assert out.returncode == 0, out.stdout

@@ -5,7 +5,6 @@ What takes long, carrying commands out, is done by `tests/test_shown_runs.py`.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 import tomllib
@@ -19,6 +18,7 @@ from packaging.requirements import Requirement
 from attention_conformance.backends import registry
 from attention_conformance.suite.commands import parsed
 from attention_conformance.suite.measure import command, worker
+from attention_conformance.suite.measure.options import BenchOptions
 from attention_conformance.suite.measure.pool import Offer, Pool
 from attention_conformance.suite.report.kinds import TABLES
 from attention_conformance.suite.run.options import NAMES, Options
@@ -80,9 +80,9 @@ def hold_names(options: Options) -> None:
         Plan.make(options)
 
 
-def hold_bench(arguments: argparse.Namespace) -> None:
+def hold_bench(options: BenchOptions) -> None:
     """Raise NothingToMeasure or UsageError for a name that does not exist."""
-    options = command.options_of(arguments)
+    options = command.completed(options)
     pool = Pool(options)
     for name in options.backends:
         _, every = worker.implementations(name, options)
@@ -95,14 +95,14 @@ def hold_bench(arguments: argparse.Namespace) -> None:
 
 def hold_suite(words: list[str]) -> None:
     """Raise SystemExit, UsageError or ValueError for a command line of `python -m suite` that is none."""
-    arguments = parsed(words)
+    _, options = parsed(words)
     if words[0] == "bench":
-        hold_bench(arguments)
+        hold_bench(options)
     elif words[0] == "search":
-        hold_names(Options.from_arguments(arguments))
-    for case in getattr(arguments, "case", None) or ():
+        hold_names(options)
+    for case in getattr(options, "case", ()):
         find(case)
-    assert set(getattr(arguments, "table", None) or ()) <= TABLES.keys()
+    assert set(getattr(options, "table", ())) <= TABLES.keys()
 
 
 def hold_pip(words: list[str]) -> None:

@@ -53,6 +53,17 @@ def test_levels_nest(operator: Operator) -> None:
     )
 
 
+@pytest.mark.parametrize("level", ["smoke", "standard"])
+def test_the_cases_of_some_operators_are_those_among_all(level: str) -> None:
+    """In the same order, and with the same reasons."""
+    names = ("sdpa", "cached", "multi-head")
+    for check in all_checks().values():
+        for selection in (check.cases, check.compiled):
+            if isinstance(selection, Selection):
+                wanted = [x for x in selection.why(level).items() if x[0].operator.name in names]
+                assert [*selection.why(level, names).items()] == wanted, check.name
+
+
 def test_ids_are_unique_and_parse_back() -> None:
     catalogued = catalogue.everything("full")
     assert len({case.id for case in catalogued}) == len(catalogued)
@@ -152,6 +163,12 @@ def test_every_row_of_the_table_is_used() -> None:
 
 
 S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
+
+
+def test_every_case_of_an_operator_says_why_it_stands() -> None:
+    pools = "cases", "gradients", "compiled", "compiled_gradients"
+    asks = [ask for one in OPERATORS.values() for pool in pools for ask in getattr(one.asks, pool)]
+    assert [ask.ids for ask in asks if not ask.why and [*ask.patterns()]] == []
 
 
 def test_trees_attend_their_paths_and_all_keys_before() -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from attention_conformance.suite.records.cells import Run
+from attention_conformance.suite.records.findings import KERAS, manifests
 from tests.rows import cell, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,6 +74,15 @@ def test_every_supported_python_is_tested() -> None:
     job = content(ROOT / ".github/workflows/tests.yml")["jobs"]["tests"]
     assert {entry["python"] for entry in job["strategy"]["matrix"]["include"]} == named
     assert named == {"3.11", "3.12", "3.13"}
+
+
+def test_scripts_of_findings_run_for_every_backend_and_with_pre_releases() -> None:
+    paths = [ROOT / ".github/workflows" / name for name in ("conformance.yml", "nightly.yml")]
+    matrix = content(paths[0])["jobs"]["judge"]["strategy"]["matrix"]
+    assert {*manifests()} - {KERAS} <= {*matrix["backend"]}
+    for path in paths:
+        commands = [step.get("run", "") for step in steps(path)]
+        assert any("tests/test_findings.py -k" in command for command in commands)
 
 
 class Night:

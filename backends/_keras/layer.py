@@ -59,8 +59,8 @@ def on_engine(
 
 
 def settings(inputs: Inputs) -> dict[str, Any]:
-    """Returns constructor arguments of all attention layers. As in users' code, default values are not
-    passed."""
+    """Returns the constructor arguments that every attention layer takes, for these inputs. As in users'
+    code, default values are not passed."""
     rate = {"dropout": inputs.rate} if inputs.rate else {}
     return {"dtype": inputs.dtype.long_name, "seed": inputs.dropout_seed, **rate}
 

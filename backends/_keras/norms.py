@@ -33,7 +33,8 @@ DEFAULT_EPSILON = 1e-3
 
 
 def norm(kind: str, impl: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """Returns a norm of `keras.layers`, built, with the inputs' parameters."""
+    """Returns a norm of `keras.layers`, built, with the inputs' parameters. `kind`: the name of its
+    class, "LayerNormalization" or "BatchNormalization"; `flags`: further arguments of the class."""
     import keras
 
     # As in users' code: default values are not passed.

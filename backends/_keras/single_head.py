@@ -27,9 +27,7 @@ from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import split_native
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.additive import ADDITIVE
-from attention_conformance.suite.spec.operators.concat import CONCAT
-from attention_conformance.suite.spec.operators.dot import DOT
+from attention_conformance.suite.spec.operators.one_head import ADDITIVE, CONCAT, DOT
 
 UNMASKED = {"f64": "unmasked", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
 """Keras subtracts 1e9 from masked scores, 65504 in float16. This does not absorb float64 scores."""

@@ -194,8 +194,8 @@ _WITNESS = RLock()
 
 
 def witnessed(function: Callable[[], Any], native: str = MULTI_HEAD_PATH) -> tuple[Any, bool]:
-    """Returns the answer of a call, and True if it called `torch.<native>`, that is, took the fast
-    path."""
+    """Returns the answer of a call, and True if it called `torch.<native>`, that is, took the fast path.
+    While a compiler traces, no function can be replaced, so True is assumed."""
     import torch
 
     if torch.compiler.is_compiling():

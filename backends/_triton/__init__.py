@@ -33,7 +33,7 @@ from attention_conformance.suite.spec.vocabulary import DEVICES
 BFLOAT16 = DTYPES["bf16"]
 
 BFLOAT16_NOT_ASKED = (
-    "bfloat16 is not asked: Triton's interpreter multiplies its bit patterns (finding "
+    "bfloat16 is not tested: Triton's interpreter multiplies its bit patterns (finding "
     "triton-interpreter-dot); the claim mended_interpreter lets the suite mend that"
 )
 

@@ -56,7 +56,7 @@ class EagerUnmended(Eager):
     name = "eager-unmended"
     declared = Eager.declared.but(
         features=frozenset(),
-        refusals=dict.fromkeys(OF_BACKENDS, "is asked of the control"),
+        refusals=dict.fromkeys(OF_BACKENDS, "is tested with the control"),
         elections={},
         dtypes=("bf16",),
     )

@@ -22,10 +22,9 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.operations import TextbookOperator
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.additive import ADDITIVE
-from attention_conformance.suite.spec.operators.dot import DOT
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
+from attention_conformance.suite.spec.operators.one_head import ADDITIVE, DOT
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
@@ -202,10 +201,12 @@ class TextbookLayerNorm(Textbook):
     declared = Textbook.declared.but(elections={})
 
     def declaration(self, numerics: Numerics) -> Declared:
-        # Operations that sum products in the case's dtype also sum gradients in it.
+        """Returns the declaration on a framework whose operations have the class `numerics`. The norm is
+        "stepwise" in any class: mean, variance, root and quotient are separate operations, each stored.
+        In the dtypes of class "working", where operations sum products in the case's dtype, gradients are
+        summed in it, too. A single class for all dtypes is not read."""
         by_dtype = numerics if isinstance(numerics, Mapping) else {}
         narrow = tuple(name for name, kind in by_dtype.items() if kind == "working")
-        # Mean, variance, root and quotient are separate operations, each stored.
         return self.declared.but(
             numerics="stepwise", rounding=DeclaredRounding(narrow_reductions=narrow)
         )

@@ -81,7 +81,7 @@ class Facts:
                 (f"its config reads {', '.join(self.read)}", self.read),
                 ("sizes of heads are those of all heads together", self.joined_heads),
                 (f"{TIES[self.tie]}: its constructor tells no more sizes", self.tie),
-                ("always causal: only causal cases are asked", self.causal),
+                ("always causal: only causal cases are tested", self.causal),
                 ("takes one query or one sample, without their axis", self.squeezed),
                 (f"masks are {self.mask_kind} {axes}", not usual and self.mask_kind != NO_MASK),
                 (

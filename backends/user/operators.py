@@ -54,7 +54,9 @@ def split_causal_part(inputs: Inputs) -> tuple[bool, Any]:
 
 
 def array_keyword(name: str, *features: str) -> Keyword:
-    """Returns the parameter that is passed the inputs' array `name`."""
+    """Returns the parameter `name` of a user's function, which is passed the inputs' array of that name,
+    or None if they have none. `features`: what this parameter makes possible; a function without any
+    parameter for a feature lacks it, and cases that need it are unsupported."""
     return Keyword(name, features, lambda call: call.inputs.arrays.get(name))
 
 

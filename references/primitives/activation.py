@@ -76,8 +76,8 @@ def gelu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
     slope = probability + h.value * density
     roundings = 4 * u.accumulate + 3 * u.step
     steepest = np.minimum(magnitude(slope) + 0.8 * h.error, 1.13)
-    output = Bounded(h.value * probability, h.error * steepest + roundings * h.size)
-    derivative = Bounded(slope, 0.8 * h.error + 2 * roundings * (1 + h.size))
+    output = Bounded(h.value * probability, h.error * steepest + roundings * h.magnitude)
+    derivative = Bounded(slope, 0.8 * h.error + 2 * roundings * (1 + h.magnitude))
     return stored(output, u.results), derivative
 
 

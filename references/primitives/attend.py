@@ -200,24 +200,25 @@ class Attend(Node):
         sums."""
         u, p = self.u, self.weights
         D = self.weighted_mean(dP)
-        output = p.size @ self.attended_values.size  # bounds |O|
+        output = p.magnitude @ self.attended_values.magnitude  # bounds |O|
         error = (
-            p.error @ self.attended_values.size + magnitude(p.value) @ self.attended_values.error
+            p.error @ self.attended_values.magnitude
+            + magnitude(p.value) @ self.attended_values.error
         )
         error += (
             gamma(self.keys + 4, u.accumulate)[..., None] * output + u.output * output + u.floor
         )
         width = self.attended_values.shape[-1]
-        products = (cotangent.size * output).sum(-1, keepdims=True)
-        by_output = (cotangent.size * error + cotangent.error * output).sum(-1, keepdims=True)
+        products = (cotangent.magnitude * output).sum(-1, keepdims=True)
+        by_output = (cotangent.magnitude * error + cotangent.error * output).sum(-1, keepdims=True)
         by_output += gamma(width, u.accumulate) * products + (width + 1) * u.step_floor
         return perturbed(Bounded(D.value, np.maximum(D.error, by_output)))
 
     def weighted_mean(self, x: Bounded) -> Bounded:
         """Returns sum_j P_ij x_ij over the keys, (B, H, Lq, 1), for x of the weights' shape."""
         u, p = self.u, self.weights
-        inherited = (p.error * x.size + magnitude(p.value) * x.error).sum(-1, keepdims=True)
-        sums = (p.size * x.size).sum(-1, keepdims=True)
+        inherited = (p.error * x.magnitude + magnitude(p.value) * x.error).sum(-1, keepdims=True)
+        sums = (p.magnitude * x.magnitude).sum(-1, keepdims=True)
         rounding = gamma(self.keys + 2, u.accumulate)[..., None] + 2 * u.step
         error = inherited + rounding * sums + (self.keys[..., None] + 1) * u.step_floor
         return Bounded((p.value * x.value).sum(-1, keepdims=True), error)
@@ -231,10 +232,10 @@ class Attend(Node):
         distance = magnitude(difference)
         inherited = dP.error + D.error
         # Implementations compute P (dP - D) or P dP - P D. The second has larger parts.
-        parts = np.maximum(distance, dP.size + D.size)
+        parts = np.maximum(distance, dP.magnitude + D.magnitude)
         difference_error = (u.accumulate + u.step) * (parts + inherited)
         value = np.where(self.allowed, p.value * difference, 0)
-        error = p.error * distance + p.size * (inherited + difference_error)
+        error = p.error * distance + p.magnitude * (inherited + difference_error)
         error += (u.accumulate + u.step) * (magnitude(value) + error) + 2 * u.step_floor
         dS = stored(Bounded(value, error), Store(max(u.score, u.weight), u.score_floor))
         return dS.where(self.allowed)
@@ -271,7 +272,7 @@ class Attend(Node):
         centred = score_tangent.value - mean.value
         distance, centred_error = magnitude(centred), score_tangent.error + mean.error
         centred_error = centred_error + (u.accumulate + u.step) * (distance + centred_error)
-        error = p.error * distance + p.size * centred_error + 2 * u.step_floor
+        error = p.error * distance + p.magnitude * centred_error + 2 * u.step_floor
         unit = max(u.score, u.weight, u.step) + u.accumulate
         return stored(Bounded(p.value * centred, error), Store(unit, u.score_floor)).where(
             self.allowed
@@ -318,7 +319,7 @@ class LogSumExp(Node):
         u, p, allowed = self.u, self.attend.weights, self.attend.allowed
         g = Bounded.exact(cotangent.value[..., None])  # no matrix product narrows g
         value = np.where(allowed, p.value * g.value, 0)
-        error = p.error * g.size + p.size * g.error
+        error = p.error * g.magnitude + p.magnitude * g.error
         error += (u.accumulate + u.step) * (magnitude(value) + error) + u.step_floor
         dS = stored(Bounded(value, error), Store(max(u.score, u.weight), u.score_floor))
         return (dS.where(allowed),)

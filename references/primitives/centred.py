@@ -73,7 +73,7 @@ class Centred(Node):
     def constant_limit(self, x: Bounded) -> np.ndarray:
         """Returns C for keys x or tangents x of keys, (B, Hkv, 1, D). Slots that are not finite count as
         zero."""
-        size = np.where(np.isfinite(x.size), x.size, 0.0)
+        size = np.where(np.isfinite(x.magnitude), x.magnitude, 0.0)
         return np.asarray(size.sum(-2, keepdims=True) / self.attended_count)
 
     def _less_constant(self, x: Bounded, roundings: int) -> Bounded:
@@ -81,7 +81,7 @@ class Centred(Node):
         roundings of a product with a query."""
         u, limit = self.u, self.constant_limit(x)
         relative = 2 * (gamma(roundings, u.accumulate) + 3 * u.score) + u.output
-        error = x.error + u.output * x.size + relative * limit + u.floor
+        error = x.error + u.output * x.magnitude + relative * limit + u.floor
         return perturbed(Bounded(x.value, error))
 
     @cached_property
@@ -91,7 +91,7 @@ class Centred(Node):
     def gradients(self, cotangent: Bounded) -> Gradients:
         u, Lk = self.u, self.shape[-2]
         error = cotangent.error.sum(-2, keepdims=True)
-        error = error + gamma(Lk, u.sum) * cotangent.size.sum(-2, keepdims=True)
+        error = error + gamma(Lk, u.sum) * cotangent.magnitude.sum(-2, keepdims=True)
         total = stored(Bounded(_zero_sum(cotangent, self.pairs), error), u.results)
         mean = stored(total * (1 / self.attended_count), u.results)
         difference = Bounded(cotangent.value - mean.value, cotangent.error + mean.error)

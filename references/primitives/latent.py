@@ -108,7 +108,7 @@ class HeadProjection(Node):
         B, _, L, _ = x.shape
         sample_gradients = stored(matrix_product(x.mT, cotangent, L, u), u.results)
         total = sum_over_axes(sample_gradients, (0,), u)[0]
-        joint_rounding = gamma(B * L, u.accumulate) * (x.mT.size @ cotangent.size).sum(0)
+        joint_rounding = gamma(B * L, u.accumulate) * (x.mT.magnitude @ cotangent.magnitude).sum(0)
         dW = stored(Bounded(total.value, total.error + joint_rounding), u.results)
         return dx, dW
 
@@ -175,10 +175,10 @@ class ProjectedAverage(HeadProjection):
         u, attend, kernel = self.u, self.attend, self.kernel.output
         latents = attend.pairs.without_hidden_nan(attend.value.output)
         unabsorbed = Attend(u, attend.scores, Leaf(u, latents @ kernel), attend.pairs).answer
-        weights, W = magnitude(unabsorbed.weights.value), kernel.size
+        weights, W = magnitude(unabsorbed.weights.value), kernel.magnitude
         weights = np.where(np.isnan(weights), 0.0, weights)
         n, R = attend.pairs.keys[..., None], kernel.shape[-2]
-        average, spread = (weights @ latents.size) @ W, weights @ (latents.size @ W)
+        average, spread = (weights @ latents.magnitude) @ W, weights @ (latents.magnitude @ W)
         average_size = magnitude(weights @ latents.value.astype(np.float64)) @ W
         rounding = gamma(n + 4, u.accumulate) * (spread + average)
         underflow = (u.floor + (n + 1) * u.product_underflow) * W.sum(-2, keepdims=True)

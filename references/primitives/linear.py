@@ -68,7 +68,7 @@ class Linear(Node):
         kernel_T = transposed(flat(kernel))
         dx = times_matrix(dy, kernel_T, u)
         if self.joint_features:
-            products = dy.size @ kernel_T.size
+            products = dy.magnitude @ kernel_T.magnitude
             dx = Bounded(dx.value, dx.error + gamma(self.joint_features, u.accumulate) * products)
         db = None
         if self.offset is not None:
@@ -101,7 +101,7 @@ def transposed(kernel: Bounded) -> Bounded:
 def times_matrix(x: Bounded, kernel: Bounded, u: Roundoffs) -> Bounded:
     """Returns x W (..., m), stored, for x (..., n) and the `kernel` W (n, m)."""
     exact, n = x @ kernel, kernel.shape[0]
-    rounding = gamma(n, u.accumulate) * (x.size @ kernel.size) + n * u.product_underflow
+    rounding = gamma(n, u.accumulate) * (x.magnitude @ kernel.magnitude) + n * u.product_underflow
     return stored(Bounded(exact.value, exact.error + rounding), u.results)
 
 
@@ -110,7 +110,7 @@ def kernel_gradient(x: Bounded, dy: Bounded, u: Roundoffs) -> Bounded:
     The bound covers both orders: sums per sample that are then added, and one joint sum."""
     sample_gradients = matrix_product(x.mT, dy, x.shape[1], u)
     total = _sum_over_samples(sample_gradients, u)
-    joint_size = (x.mT.size @ dy.size).sum(0)
+    joint_size = (x.mT.magnitude @ dy.magnitude).sum(0)
     error = total.error + gamma(x.shape[0] * x.shape[1], u.accumulate) * joint_size
     return stored(Bounded(total.value, error), u.results)
 
@@ -122,7 +122,7 @@ def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
     total = _sum_over_samples(rows[:, 0], u)
     count = dy.shape[0] * dy.shape[1]
     unit = max(u.sum, u.output) if name in u.narrow_biases else u.sum
-    error = total.error + gamma(count, unit) * dy.size.sum((0, 1))
+    error = total.error + gamma(count, unit) * dy.magnitude.sum((0, 1))
     return stored(Bounded(total.value, error), u.results)
 
 

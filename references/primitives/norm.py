@@ -132,7 +132,7 @@ class Standardised:
         scaled_error = shifted.error * root.astype(np.float64) * (1 + relative) + relative * size
         mean_rounding = 3 * unit * magnitude(mean * root)
         bounded_mean = Bounded(mean, np.broadcast_to(mean_error, mean.shape))
-        reach = (x.size + bounded_mean.size) * reciprocal.size
+        reach = (x.magnitude + bounded_mean.magnitude) * reciprocal.magnitude
         normal = stored(Bounded(value, scaled_error + mean_rounding), Store(unit))
         return cls(bounded_mean, shifted, reciprocal, normal, reach)
 
@@ -142,9 +142,11 @@ class Standardised:
         mean_store = mean.error - self.mean.error
         root_store = root.error - self.root.error
         shifted = Bounded(self.shifted.value, self.shifted.error + mean_store)
-        error = self.normal.error + mean_store * root.size + self.shifted.size * root_store
+        error = (
+            self.normal.error + mean_store * root.magnitude + self.shifted.magnitude * root_store
+        )
         normal = Bounded(self.normal.value, error)
-        return Standardised(mean, shifted, root, normal, self.reach + mean_store * root.size)
+        return Standardised(mean, shifted, root, normal, self.reach + mean_store * root.magnitude)
 
 
 class Norm(Node):
@@ -177,7 +179,7 @@ class Norm(Node):
         u, unit, out = self.u, _step_unit(self.u), self.parts.normal
         if self.gain is not None:
             gain = self.gain.output
-            error = out.error * magnitude(gain.value) + gain.error * out.size
+            error = out.error * magnitude(gain.value) + gain.error * out.magnitude
             out = stored(Bounded(out.value * gain.value, error), Store(unit))
         if self.offset is not None:
             offset = self.offset.output
@@ -190,7 +192,7 @@ class Norm(Node):
         u, parts, dy = self.u, self.backward_steps, cotangent
         D, dg, db = dy, None, None
         if self.gain is not None:
-            summands, sizes = self._by_normal(dy), dy.size * parts.reach
+            summands, sizes = self._by_normal(dy), dy.magnitude * parts.reach
             n = sizes[..., 0].size
             unit = _sum_unit(n, u) + (gamma(n, u.output) if "gain" in u.narrow_biases else 0.0)
             error = summands.error.sum((0, 1)) + unit * sizes.sum((0, 1))
@@ -217,17 +219,19 @@ class Norm(Node):
         rD = self._product(D, parts.root)
         if not self.axes:
             return rD
-        mean_DN = self._mean(self._by_normal(D), D.size * parts.reach)
+        mean_DN = self._mean(self._by_normal(D), D.magnitude * parts.reach)
         scaled = mean_DN.value * parts.root.value
-        inherited = mean_DN.error * parts.root.size + magnitude(mean_DN.value) * parts.root.error
-        size = mean_DN.size * parts.root.size * parts.reach
-        error = inherited * parts.normal.size
+        inherited = (
+            mean_DN.error * parts.root.magnitude + magnitude(mean_DN.value) * parts.root.error
+        )
+        size = mean_DN.magnitude * parts.root.magnitude * parts.reach
+        error = inherited * parts.normal.magnitude
         error = error + magnitude(scaled) * parts.normal.error + 6 * unit * size
-        error = error + _product_floor(u) * (1 + parts.shifted.size)
+        error = error + _product_floor(u) * (1 + parts.shifted.magnitude)
         rN_mean = Bounded(scaled * parts.normal.value, error)  # r N mean(D N)
-        mean_rD = self._mean(rD, rD.size)
+        mean_rD = self._mean(rD, rD.magnitude)
         last_mean = self._mean(Bounded(np.zeros(rN_mean.shape), rN_mean.error), size)
-        sizes = rD.size + size + mean_rD.size + last_mean.size
+        sizes = rD.magnitude + size + mean_rD.magnitude + last_mean.magnitude
         error = rD.error + rN_mean.error + mean_rD.error + last_mean.error + 4 * unit * sizes
         return Bounded(rD.value - mean_rD.value - rN_mean.value, error)
 
@@ -235,7 +239,7 @@ class Norm(Node):
         """Returns x N, elementwise."""
         u, parts = self.u, self.backward_steps
         exact = x * parts.normal
-        error = exact.error + 6 * _step_unit(u) * x.size * parts.reach + _product_floor(u)
+        error = exact.error + 6 * _step_unit(u) * x.magnitude * parts.reach + _product_floor(u)
         return perturbed(Bounded(exact.value, error))
 
     def _product(self, a: Bounded, b: Bounded) -> Bounded:

@@ -146,13 +146,16 @@ class Scores(Node):
         u, query = self.u, self.product_query
         key = self.pairs.without_hidden_nan(self.key.output)
         exact, depth = query @ key.mT, query.shape[-1]
-        products = self.factor * (query.size @ key.mT.size)
+        products = self.factor * (query.magnitude @ key.mT.magnitude)
         error = self.factor * exact.error + gamma(depth + 2, u.accumulate) * products
         error += depth * u.product_underflow
         return stored(Bounded(exact.value * self.scale, error), Store(2 * u.score))
 
     @cached_property
     def recomputed(self) -> Bounded:
+        """The scaled scores (B, H, Lq, Lk) as a backward pass computes them again from the stored
+        operands. Scaling the query, the product or both, and the store of a score, are three
+        roundings."""
         u, query = self.u, self.product_query
         scaled = matrix_product(query, self.attended_keys.mT, query.shape[-1], u) * self.scale
         return Bounded(
@@ -172,7 +175,9 @@ class Scores(Node):
         dQ = self.query_gradient(dT)
         if u.gradient_blocks is not None:
             stores = -(-dT.shape[-1] // u.gradient_blocks[1])
-            running_sum_error = stores * (u.output * (dT.size @ self.attended_keys.size) + u.floor)
+            running_sum_error = stores * (
+                u.output * (dT.magnitude @ self.attended_keys.magnitude) + u.floor
+            )
             dQ = Bounded(dQ.value, dQ.error + running_sum_error)
         dQ = stored(dQ, u.results)
         if self.scaled_query:
@@ -228,7 +233,7 @@ def key_or_value_gradient(
     if group == 1 and blocks is None:
         return total
     by_query_head = total.reshape(B, heads, group, *total.shape[2:])
-    all_rows_size = (a_mT.size @ b.size).reshape(*by_query_head.shape).sum(2)
+    all_rows_size = (a_mT.magnitude @ b.magnitude).reshape(*by_query_head.shape).sum(2)
     if group > 1:
         group_sum = sum_over_axes(by_query_head, (2,), u)[:, :, 0]
         error = group_sum.error + gamma(group * rows, u.accumulate) * all_rows_size

@@ -199,6 +199,10 @@ def recomputed_weights(
     with the bound `error`.
 
     `allowed` (..., Lk): True for attended scores. `keys` (...): their number per row.
+
+    A score with the error d_j multiplies exp(s_j) by at most e^d_j. So the weight p_j and the sum of all
+    weights are off by at most p_j (e^d_j - 1) and sum_i p_i (e^d_i - 1), and the sum is at least
+    sum_i p_i e^-d_i.
     """
     s, error = perturbed(Bounded(s, error)).parts
     softmax = Softmax.of(np.where(allowed, s, -np.inf))
@@ -280,7 +284,7 @@ def attend(
     total = average_error(
         u, n, factor,
         by_score=p_d @ v + p_d.sum(-1, keepdims=True) * size,
-        mass=weight @ value.size,
+        mass=weight @ value.magnitude,
         size=size,
         reach=attended.astype(np.float64) @ v,
     )  # fmt: skip

@@ -99,7 +99,7 @@ class TanhScores(Node):
     def _weighted_sum(self, x: Bounded, vector: Bounded) -> Bounded:
         """Returns sum_u vector_u x_u over the last axis, products and sum stored like scores."""
         u, n, exact = self.u, vector.shape[0], x @ vector
-        rounding = (gamma(n, u.accumulate) + u.score) * (x.size @ vector.size)
+        rounding = (gamma(n, u.accumulate) + u.score) * (x.magnitude @ vector.magnitude)
         error = exact.error + rounding + n * u.product_underflow
         return stored(Bounded(exact.value, error), Store(u.score))
 

@@ -59,7 +59,8 @@ def aligned_at_longest_sample(inputs: Inputs) -> Changes:
     s, last_row = inputs.sizes, mask_missing_keys(inputs).attends[:, :, -1:]
     if inputs.mask is None and inputs.case.option("alignment") in (None, "all"):
         return {}
-    ahead = s.Lk - s.Lq + s.Lk - inputs.arrays["key_lengths"][:, None, None, None]
+    missing_keys = s.Lk - inputs.arrays["key_lengths"][:, None, None, None]
+    ahead = s.Lk - s.Lq + missing_keys
     causal = np.arange(s.Lk) <= np.arange(s.Lq)[:, None] + ahead
     changes = {} if inputs.mask is not None else {"alignment": "all"}
     return {"mask": None, "form": "dense", "mask_array": last_row & causal, **changes}

@@ -81,7 +81,7 @@ def gradients_of_one_head(
     return {**right.gradients(arrays, cotangent, inputs), "value": last_head_gradients["value"]}
 
 
-def output_of_unwritten_rows(right: PackedKernel, pack: Pack) -> np.ndarray:
+def output_with_unwritten_rows(right: PackedKernel, pack: Pack) -> np.ndarray:
     out = right.output(pack)
     for rows, keys in right.segments(pack):
         if keys.start == keys.stop:
@@ -215,7 +215,7 @@ DEVIATIONS = [
     row("packed-without-keys-is-old-memory", "election",
         "The rows of a segment without keys are never written, and hold what was there.",
         "`torch.empty(...)`, and segments without keys are skipped; write zeros", facts=USER_CODE,
-        output=output_of_unwritten_rows),
+        output=output_with_unwritten_rows),
     row("packed-without-keys-shifts-the-rest", "election",
         "Segments without keys are left out of the count of queries, so that later rows are "
         "shifted.", "segments without keys are removed from one list of lengths alone",

@@ -7,17 +7,22 @@ needed features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attention_conformance.backends.protocol import Declared, Implementation
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.catalogue import AnyCase, Selection
 from attention_conformance.suite.spec.levels import postponement_reason
 
 CasesOf = Callable[[str], Iterable[AnyCase]]
 """Returns the cases of a level, by the level's name."""
+
+
+def cases_at(level: str, cases: CasesOf, operators: Collection[str]) -> tuple[AnyCase, ...]:
+    """Returns the cases of a level. A selection of cases computes those of `operators` (names) alone."""
+    return cases(level, operators) if isinstance(cases, Selection) else tuple(cases(level))
 
 
 def every_implementation(declared: Declared) -> bool:
@@ -69,11 +74,14 @@ class Check:
         self, cases: CasesOf, level: str, implementations: Sequence[Implementation], seed: int
     ) -> Iterator[Cell]:
         """Yields the cells of a level for implementations of one mode; see `cells`."""
-        level_cases = tuple(cases(level))
+        operators = {i.operator.name for i in implementations}
+        level_cases = cases_at(level, cases, operators)
         ids = {case.id for case in level_cases}
-        builtin_ids = {case.id for case in self.builtin_cases(level)} if self.builtin_cases else ids
+        builtin_cases = self.builtin_cases or cases
+        builtin_ids = {case.id for case in cases_at(level, builtin_cases, operators)}
         postponed = {i: i.postponed for i in implementations}
-        smoke_ids = {case.id for case in cases("smoke")} if any(postponed.values()) else set()
+        is_postponed = any(postponed.values())
+        smoke_ids = {c.id for c in cases_at("smoke", cases, operators)} if is_postponed else set()
         shared_features = shared_needs(level_cases)
         added: set[tuple[Implementation, str]] = set()
         for case in level_cases:

@@ -280,13 +280,13 @@ class TimedCall:
 
         def read_later(out: Any) -> float:
             protocol.wait(max(protocol.READING_PAUSE, 2 * protocol.allowed_extra(max(samples))))
-            return self.clock.reading(out)
+            return self.clock.seconds_to_read(out)
 
         def read_trial() -> Any:
-            seconds_at_once = self.clock.reading(call())
+            seconds_at_once = self.clock.seconds_to_read(call())
             later_seconds = read_later(last := call())
             copies, last = self.clock.plain_copies(last), call()
-            repeated = (self.clock.reading(copies) for _ in range(1, protocol.COPIES))
+            repeated = (self.clock.seconds_to_read(copies) for _ in range(1, protocol.COPIES))
             readings.add(seconds_at_once, later_seconds, [read_later(copies), *repeated])
             return last
 
@@ -357,8 +357,8 @@ class TimedCall:
         return old_time, new_time, judge
 
     def _call_with(self, inputs: Inputs, arguments: Any, cotangent: Any) -> tuple[Any, Inputs]:
-        """Returns a call with these arguments, and the inputs that it answers: if possible the first
-        operand has new signs (`Clock.signed_call`)."""
+        """Returns the answer to one call with these arguments, and the inputs that it answers. If
+        possible the first operand has signs that only the clock knows (`Clock.signed_call`)."""
         name, prepared = inputs.operands[0], replace(self.prepared, arguments=arguments)
         is_integer = name in inputs.operator.array_kinds.integers
         if self.direction == "backward" or is_integer or prepared.argument(name) not in arguments:

@@ -112,8 +112,9 @@ class Clock:
         another process would change that process's memory, and so the time of the next reading."""
         return plain_copies(out, self.backend)
 
-    def reading(self, out: Any) -> float:
-        """Returns the seconds in which all arrays of an output are read."""
+    def seconds_to_read(self, out: Any) -> float:
+        """Returns the seconds that the conversion of all arrays of an output to NumPy takes. It takes
+        longer than that of plain arrays if the output is lazy, that is, computed only when it is read."""
         start = protocol.now()
         for array in arrays_of(out, self.backend):
             self.backend.to_numpy(array)

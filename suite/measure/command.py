@@ -13,14 +13,13 @@ Without --against the command times workloads and writes speed records. With --a
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from attention_conformance.suite.measure.options import BenchOptions
 from attention_conformance.suite.run.options import SECRET_SEEDS
@@ -36,33 +35,7 @@ TABLE_COLUMNS = 5
 """The most workloads, which are columns, of a printed table."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that exits with 3 for usage errors, because 2 means a wrong answer."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(3, f"{self.prog}: error: {message}\n")
-
-
-def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add `bench` to the subparsers of `argparse`; sets `run`."""
-    subparsers._parser_class, before = _Parser, subparsers._parser_class
-    parser = subparsers.add_parser(
-        "bench",
-        help="time workloads, or gate one implementation against another",
-        description="Times workloads in every implementation. A time is kept only if the timed answer is "
-        "right. Without --workload three workloads are timed, which takes some minutes; a line before "
-        "each call says how many are left. With --against tests whether one implementation is slower "
-        "than another. Exit codes: 0 no regression, 1 regression, 2 wrong answer, 3 nothing measured, "
-        "4 too noisy.",
-    )
-    subparsers._parser_class = before
-    BenchOptions.declare(parser.add_argument)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def run(arguments: argparse.Namespace) -> int:
+def run(options: BenchOptions) -> int:
     """Run the command `bench`, and return its exit code."""
     from attention_conformance.backends.registry import UsageError
     from attention_conformance.suite.measure.gate import NOTHING, GateError
@@ -71,18 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
     from attention_conformance.suite.run.verdict import VerdictOutput
 
     try:
-        output = VerdictOutput(arguments.verdict, arguments.verdict_fd)
+        output = VerdictOutput(options.verdict, options.verdict_fd)
     except ValueError as error:
         print(error, file=sys.stderr)
         return NOTHING
     error_text = ""
     try:
-        options = options_of(arguments)
+        options = completed(options)
         verdict = _gate(options) if options.against else _measure(options)
     except (UsageError, NothingToMeasure, GateError) as error:
         error_text = str(error)
     except FileExistsError:
-        error_text = f"{arguments.results} exists, and nothing is overwritten; name a new file"
+        error_text = f"{options.results} exists, and nothing is overwritten; name a new file"
     if error_text:
         print(error_text, file=sys.stderr)
         verdict = bench_verdict(NOTHING, reasons=(error_text,))
@@ -94,12 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     return verdict.exit_code
 
 
-def options_of(arguments: argparse.Namespace) -> BenchOptions:
-    """Returns the options of the command line; without --workload the options of a quick run.
+def completed(options: BenchOptions) -> BenchOptions:
+    """Returns the options; without --workload the options of a quick run.
 
     Raises UsageError for invalid options, FileExistsError if the results file exists.
     """
-    options = BenchOptions.from_arguments(arguments)
     if not options.workload:
         direction = options.direction or ("forward",)
         options = replace(options, workload=QUICK, quick=True, direction=direction)

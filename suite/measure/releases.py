@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attention_conformance.suite.flags import CommandOptions, option
 from attention_conformance.suite.records.files import write_new
 from attention_conformance.suite.records.machine import ROOT
 
@@ -71,27 +72,25 @@ def configuration(name: str, releases: Sequence[Release]) -> dict[str, Any]:
     }
 
 
-def add_releases_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add `releases FOLDER` to the subparsers of `argparse`; sets `run`."""
-    parser = subparsers.add_parser(
-        "releases",
-        help="configure asv to measure the releases of a framework",
-        description="Writes FOLDER/asv.conf.json: asv measures each release of a framework in an "
-        "environment of its own, with this project's benchmarks.",
+@dataclass(frozen=True)
+class ReleasesOptions(CommandOptions):
+    """The options of `releases`."""
+
+    folder: Path = option("", "FOLDER", kind=Path, nargs="1")
+    framework: str = option("default: jax", default="jax", valid=tuple(MODULES), checked=True)
+    lock: tuple[Path, ...] = option(
+        "a lock file, repeatable; default: the project's own lock files of the framework",
+        "NAME-VERSION.txt",
+        many=True,
+        kind=Path,
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--framework", choices=MODULES, default="jax", help="default: jax")
-    help = "a lock file, repeatable; default: the project's own lock files of the framework"
-    parser.add_argument("--lock", type=Path, action="append", metavar="NAME-VERSION.txt", help=help)
-    parser.set_defaults(run=run)
-    return parser
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: ReleasesOptions) -> int:
     """Run the command `releases`, and return its exit code."""
-    name, path = arguments.framework, arguments.folder / "asv.conf.json"
+    name, path = options.framework, options.folder / "asv.conf.json"
     try:
-        locks = arguments.lock or sorted(LOCKS.glob(f"{name}-*.txt"))
+        locks = options.lock or sorted(LOCKS.glob(f"{name}-*.txt"))
         text = json.dumps(configuration(name, [*map(read, locks)]), indent=4)
         write_new(path, f"{text}\n")
     except (OSError, ValueError) as error:

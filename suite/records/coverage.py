@@ -107,7 +107,7 @@ class Coverage:
                 "It refused every case of more than one query: claim queries=1 to be judged on "
                 "decoding, "
             )
-        return "Claim what the function supports, then only that is asked, "
+        return "Claim what the function supports, then only that is tested, "
 
 
 def coverages(cells: Iterable[CellRecord], functions: Collection[str]) -> Iterator[Coverage]:

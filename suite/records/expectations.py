@@ -184,10 +184,15 @@ def load_named(path: str | Path) -> list[Expectation]:
 
 
 def tables(path: Path) -> dict[str, list[Any]]:
-    """Returns the tables `expect` and `finding` of a manifest; empty if there is no file.
+    """Returns the tables `expect` and `finding` of a manifest; empty if there is no file. A manifest of
+    this project is read once.
 
     Raises ExpectationError if the file is not TOML or has other tables.
     """
+    return (_read_once if path.is_relative_to(MANIFESTS) else _read)(path)
+
+
+def _read(path: Path) -> dict[str, list[Any]]:
     try:
         if not require_regular_file(path).is_file():
             return {}
@@ -203,6 +208,8 @@ def tables(path: Path) -> dict[str, list[Any]]:
         )
     return document
 
+
+_read_once = cache(_read)
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -7,6 +7,8 @@ A manifest (`suite.records.expectations`) holds entries
     title = "one line: who does what wrong"
     severity = "wrong"                              # a name of SEVERITIES
     text = "what differs, and what follows from it"
+    hits = "who is hit: call, option, dtype, version or device"    # required for wrong answers, see GRAVE
+    workaround = "what is right today" or "none known"             # required for wrong answers
     issue = "https://..." or "none found ..."       # by default "none found"
     upstream = "open"                               # the state of a linked report: a name of STATES
     versions = ["torch>=2.0"]
@@ -22,6 +24,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -52,6 +56,9 @@ SEVERITIES = {
 }
 """The effects of findings, the gravest first."""
 
+GRAVE = ("memory", "wrong", "imprecise")
+"""The severities of findings that must say who is hit and a workaround, unless they are by design."""
+
 STATES = {
     "open": "reported; the report is open",
     "fixed": "a change for it is merged; the versions named here lack the change",
@@ -79,6 +86,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A deviation of released software, with a script that shows it without this project.
 
     `severity`: a name of `SEVERITIES`; `upstream`: the state of the linked report, "" if unknown.
+    `hits`: who is hit; `workaround`: what users can do; both "" if not said.
     `crashes`: the script may end its process. `device`: the only devices that show the deviation.
     `cpu`: flags that the CPU must have, or with "!flag" must not have, to show the deviation.
     """
@@ -88,6 +96,8 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     severity: Literal["memory", "wrong", "imprecise", "refused", "accepted", "form"]
     text: Text
     versions: Texts
+    hits: str = ""
+    workaround: str = ""
     issue: Text = NONE_FOUND
     seen: str = ""
     crashes: bool = False
@@ -116,6 +126,16 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.state == "by design" or self.severity == "accepted"
 
     @property
+    def rank(self) -> tuple[int, bool, str]:
+        """The key that sorts findings, the worst first: by severity; findings that nobody has to mend
+        last within a severity; then by name."""
+        return (
+            list(SEVERITIES).index(self.severity),
+            self.state in ("fixed", "by design"),
+            self.name,
+        )
+
+    @property
     def reproduction(self) -> str:
         """The script's text; a comment with its path, if the package is installed without scripts."""
         path = SCRIPTS / f"{self.name}.py"
@@ -134,15 +154,23 @@ def load_findings(path: Path) -> list[Finding]:
     """Returns the findings of a manifest; an empty list if there is no file.
 
     Raises ExpectationError for an unknown, missing, empty or wrongly typed field, for a state of a report
-    that was not found, and for a name that occurs twice.
+    that was not found, for a grave finding without `hits` or `workaround`, and for a name that occurs
+    twice.
     """
     findings = []
     for number, values in enumerate(tables(path).get("finding", []), 1):
         where = f"{path.name}, finding {number}"
-        findings.append(to_struct(values, Finding, where))
-        check_issue(findings[-1].issue, where)
-        if findings[-1].upstream and findings[-1].issue.startswith("none found"):
+        finding = to_struct(values, Finding, where)
+        check_issue(finding.issue, where)
+        if finding.upstream and finding.issue.startswith("none found"):
             raise ExpectationError(f"{where}: a report that was not found has no state upstream")
+        complete = finding.hits and finding.workaround
+        if finding.severity in GRAVE and finding.state != "by design" and not complete:
+            raise ExpectationError(
+                f"{where}: the severity {finding.severity!r} needs `hits`, who is hit, and `workaround`, "
+                "what users can do or 'none known'"
+            )
+        findings.append(finding)
     if len({finding.name for finding in findings}) < len(findings):
         raise ExpectationError(f"{path.name}: two findings have one name")
     return findings
@@ -193,7 +221,7 @@ def pages(contents: Contents, runs: Iterable[Run] = ()) -> dict[str, str]:
     cells = [cell for run in runs for cell in run.cells if cell.status == "known"]
     versions = {name: text for run in runs for name, text in run.header.versions.items()}
     findings = [finding for listed, _ in contents.values() for finding in listed]
-    findings.sort(key=lambda finding: (list(SEVERITIES).index(finding.severity), finding.owner))
+    findings.sort(key=lambda finding: finding.rank)
     owners = sorted({finding.owner for finding in findings})
     index = {
         "findings": findings, "owners": owners, "words": [*SEVERITIES.items(), *STATES.items()],
@@ -237,23 +265,51 @@ def describe_sightings(finding: Finding, contents: Contents, cells: Iterable[Cel
     return f"{', '.join(counts or names)}; {checked}; cases {', '.join(cases)}"
 
 
-def report(finding: Finding) -> str:
-    """Runs the script of a finding. Returns a report in Markdown to post upstream, with the script's
-    output; "" if the script shows no deviation on this machine."""
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Returns the names of installed distributions by module."""
+    return metadata.packages_distributions()
+
+
+def installed_version(package: str) -> str:
+    """Returns the version of the distribution that has the module of `package`, such as a build for CPUs
+    or of the night; "" if none is installed."""
+    names = _distributions().get(package.replace("-", "_"))
+    return metadata.version(names[0]) if names else ""
+
+
+def run_script(finding: Finding) -> tuple[str, bool]:
+    """Runs the script of a finding in a process of its own. Returns what the script prints, and whether
+    the deviation is seen: the last line is "DEVIATES", or the process dies."""
     command = [sys.executable, "-c", finding.reproduction]
     result = subprocess.run(command, capture_output=True, text=True)
-    died = result.returncode < 0
-    output = f"{result.stdout}(the process ends)" if died else result.stdout.strip()
-    if not died and not output.endswith("DEVIATES"):
-        return ""
+    if result.returncode < 0:
+        return f"{result.stdout}(the process ends)", True
+    return result.stdout.strip(), result.stdout.strip().endswith("DEVIATES")
+
+
+def report(finding: Finding) -> str:
+    """Runs the script of a finding. Returns a report in Markdown to post upstream, with the script's
+    output. If there is nothing to post, a sentence that says why: a package is not installed, or the
+    script shows no deviation on this machine."""
+    packages = [Requirement(text).name for text in finding.versions]
+    if missing := [package for package in packages if not installed_version(package)]:
+        return f"No report of {finding.name}: {', '.join(missing)} is not installed.\n"
+    versions = ", ".join(f"{package} {installed_version(package)}" for package in packages)
+    output, deviates = run_script(finding)
+    if not deviates:
+        return f"No report of {finding.name}: no deviation with {versions} on this machine.\n"
+    facts = (
+        f"Who is hit: {finding.hits}\n\nWorkaround: {finding.workaround}\n\nVersions: {versions}"
+    )
     blocks = f"```python\n{finding.reproduction}\n```\n\nIt prints:\n\n```\n{output}\n```\n"
-    versions = ", ".join(finding.versions)
-    return f"# {finding.title}\n\n{finding.text}\n\nVersions: {versions}\n\n{blocks}"
+    return f"# {finding.title}\n\n{finding.text}\n\n{facts}\n\n{blocks}"
 
 
 def reports(contents: Contents) -> dict[str, str]:
-    """Returns reports by the finding's name, for unreported findings of wrong answers and of wrong
-    accesses to memory (see `report`)."""
+    """Returns reports by the finding's name, for findings of wrong answers and of wrong accesses to
+    memory of which no report is known (see `report`)."""
     findings = [finding for listed, _ in contents.values() for finding in listed]
-    grave = [f for f in findings if f.severity in ("memory", "wrong") and f.state == "not reported"]
-    return {finding.name: text for finding in grave if (text := report(finding))}
+    unreported = ("not reported", "not looked up")
+    grave = [f for f in findings if f.severity in ("memory", "wrong") and f.state in unreported]
+    return {finding.name: report(finding) for finding in grave}

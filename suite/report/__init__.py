@@ -1,6 +1,6 @@
 """Tables and pages from result files, on a machine without frameworks.
 
-commands     the command line: add_report_parser, add_diff_parser
+commands     the command line: report, diff, findings
 kinds        kinds of results, with their frames and their tables by name
 frames       result files -> DataFrames with documented columns: cells, runs, measurements, asv_results
 table        the declaration of a table: Table

@@ -1,4 +1,4 @@
-"""The commands `report` and `diff` of `attention-conformance`.
+"""The commands `report`, `diff` and `findings`.
 
 Exit codes: 0; 1 if `diff` finds a new failure; 2 if files or arguments are invalid.
 """
@@ -6,9 +6,11 @@ Exit codes: 0; 1 if `diff` finds a new failure; 2 if files or arguments are inva
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ from attention_conformance.suite.report.kinds import (
     TABLES,
     Kind,
     kind_of,
-    load_runs,
 )  # fmt: skip
 
 PARTIAL: bool = option("also read runs that did not finish", switch=True)
@@ -49,6 +50,7 @@ RARE = ", ".join(table.name for table in TABLES.values() if table.rare)
 class ReportOptions(OutputOptions):
     """The options of `report`."""
 
+    results: tuple[Path, ...] = option("files; - for stdin", "RESULTS", kind=Path, nargs="+")
     format: str = option(
         "default: text; site is a folder with a page for every implementation",
         default="text",
@@ -78,22 +80,6 @@ class ReportOptions(OutputOptions):
     )
 
 
-def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add `report RESULTS...` to the subparsers of `argparse`; sets `run`."""
-    parser = subparsers.add_parser(
-        "report",
-        help="tables from result files",
-        description="Tables of conformance and speed from result files (--results), and from asv's "
-        "folder of results. Shards of one run are merged and must be complete; others are separate runs.",
-    )
-    parser.add_argument(
-        "results", nargs="+", type=Path, metavar="RESULTS", help="files; - for stdin"
-    )
-    ReportOptions.declare(parser.add_argument)
-    parser.set_defaults(run=report)
-    return parser
-
-
 def _parse_rename(text: str) -> tuple[str, str]:
     """Parse the two names of a --map."""
     old, equals, new = text.partition("=")
@@ -106,6 +92,8 @@ def _parse_rename(text: str) -> tuple[str, str]:
 class DiffOptions(OutputOptions):
     """The options of `diff`."""
 
+    old: Path = option("result file of the old run, or a sweep", "OLD", kind=Path, nargs="1")
+    new: Path = option("result file of the new run, or a sweep", "NEW", kind=Path, nargs="1")
     map: tuple[tuple[str, str], ...] = option(
         "compare the old run's implementation OLD with the new run's NEW (sdpa=flash, or "
         "torch:sdpa=jax:jax-nn), and skip implementations of only one run; repeatable",
@@ -115,92 +103,83 @@ class DiffOptions(OutputOptions):
     )
 
 
-def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add `diff OLD NEW` to the subparsers of `argparse`; sets `run`."""
-    parser = subparsers.add_parser(
-        "diff",
-        help="changes between two runs; exit code 1 on new failures",
-        description="Changes between two runs, cell by cell. If a run is partial, only cells in both "
-        "runs are compared. Exit code 1 on new failures, else 0.",
-    )
-    for name in ("old", "new"):
-        help = f"result file of the {name} run, or a sweep"
-        parser.add_argument(name, type=Path, metavar=name.upper(), help=help)
-    DiffOptions.declare(parser.add_argument)
-    parser.set_defaults(run=diff)
-    return parser
-
-
-def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+def _guarded(command: Callable[[Any], int]) -> Callable[[Any], int]:
     """Returns the command with errors handled: it prints RecordError and OSError to standard error, and
-    returns 2."""
+    returns 2. Python looks for no cycles meanwhile: records and frames have none, and are many."""
 
-    def guarded(args: argparse.Namespace) -> int:
+    @wraps(command)
+    def guarded(options: OutputOptions) -> int:
+        is_collecting = gc.isenabled()
+        gc.disable()
         try:
-            if args.format in (*DATA_FORMATS, SITE) and args.output is None:
-                raise RecordError(f"{args.format} has several files: name a folder by --output")
-            return command(args)
+            if options.format in (*DATA_FORMATS, SITE) and options.output is None:
+                raise RecordError(f"{options.format} has several files: name a folder by --output")
+            return command(options)
         except (RecordError, OSError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             return 2
+        finally:
+            if is_collecting:
+                gc.enable()
 
     return guarded
 
 
 @_guarded
-def report(args: argparse.Namespace) -> int:
+def report(options: ReportOptions) -> int:
     """Run the command `report`, and return its exit code."""
     from attention_conformance.suite.report.render import render
 
-    paths_by_kind = _paths_by_kind(args.results)
+    paths_by_kind = _paths_by_kind(options.results)
     for kind in KINDS:
-        names = [name for name in kind.tables if name in (args.table or ())]
+        names = [name for name in kind.tables if name in options.table]
         if kind not in paths_by_kind and names:
             raise RecordError(
                 f"{', '.join(names)}: these tables need {kind.name}, and none is given"
             )
-    if args.plots and not {SPEED, CONFORMANCE} & {*paths_by_kind}:
+    if options.plots and not {SPEED, CONFORMANCE} & {*paths_by_kind}:
         raise RecordError(f"--plots needs {SPEED.name} or {CONFORMANCE.name}, and none is given")
-    if args.badge or args.badges:
-        from attention_conformance.suite.report import badge
-
-        if CONFORMANCE not in paths_by_kind:
-            raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
-        badge.write_badges(
-            load_runs(paths_by_kind[CONFORMANCE], args.partial), args.badge, args.badges
-        )
-    if args.format == SITE and CONFORMANCE not in paths_by_kind:
+    if (options.badge or options.badges) and CONFORMANCE not in paths_by_kind:
+        raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
+    if options.format == SITE and CONFORMANCE not in paths_by_kind:
         raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
-    if args.format == SITE and args.table:
+    if options.format == SITE and options.table:
         raise RecordError("--format=site chooses its tables itself: leave --table out")
     # Data formats include the rare tables; a site makes its own.
     tables_of_format = {**dict.fromkeys(DATA_FORMATS, tuple(TABLES)), SITE: ()}
-    names_of_tables = args.table or tables_of_format.get(args.format)
+    names_of_tables = options.table or tables_of_format.get(options.format)
     tables: dict[str, Any] = {}
     all_frames: dict[str, Any] = {}
     for kind, paths in paths_by_kind.items():
-        frames = kind.read(paths, args.partial, args.baseline)
+        loaded = kind.load(paths, options.partial)
+        if kind is CONFORMANCE and (options.badge or options.badges):
+            from attention_conformance.suite.report import badge
+
+            badge.write_badges(loaded, options.badge, options.badges)
+        frames = kind.frames(loaded, options.baseline)
+        del loaded  # free the memory of the records
         all_frames |= frames
         tables |= kind.make(frames, names_of_tables)
-    if args.plots:
+    if options.plots:
         from attention_conformance.suite.report.plots import draw
 
-        draw(all_frames, args.plots)
-    if args.format == SITE:
+        draw(all_frames, options.plots)
+    if options.format == SITE:
         from attention_conformance.suite.report import site
 
-        site.write_site(all_frames, CONFORMANCE.title, args.output)
+        assert options.output is not None
+        site.write_site(all_frames, CONFORMANCE.title, options.output)
         return 0
     first_screen = {}
-    if args.format == "html" and not args.table:
+    if options.format == "html" and not options.table:
         from attention_conformance.suite.report.overview import overview
 
         first_screen = overview(all_frames, tables)
-    render(tables, args.format, args.output, next(iter(paths_by_kind)).title, first_screen)
+    render(tables, options.format, options.output, next(iter(paths_by_kind)).title, first_screen)
     return 0
 
 
-def _paths_by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
+def _paths_by_kind(paths: Sequence[Path]) -> dict[Kind, list[Path]]:
     """Returns the paths by the kind of their results, in the order of a report. Raises RecordError if a
     path is named twice."""
     listed: dict[Path, Path] = {}
@@ -217,14 +196,54 @@ def _paths_by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
 
 
 @_guarded
-def diff(args: argparse.Namespace) -> int:
+def diff(options: DiffOptions) -> int:
     """Run the command `diff`, and return its exit code."""
     from attention_conformance.suite.report.diff import compare_paths, new_failures
     from attention_conformance.suite.report.render import render
 
-    renames = dict(args.map)
-    if len(renames) < len(args.map):
+    renames = dict(options.map)
+    if len(renames) < len(options.map):
         raise RecordError("--map names the same old implementation twice; name it once")
-    tables = compare_paths(args.old, args.new, renames, args.partial)
-    render(tables, args.format, args.output, f"From {args.old} to {args.new}")
+    tables = compare_paths(options.old, options.new, renames, options.partial)
+    render(tables, options.format, options.output, f"From {options.old} to {options.new}")
     return 1 if new_failures(tables["changes"]) else 0
+
+
+@dataclass(frozen=True)
+class FindingsOptions(CommandOptions):
+    """The options of `findings`."""
+
+    results: tuple[str, ...] = option("result files", "RESULTS", nargs="*")
+    output: Path | None = option("write the pages there", "FOLDER", default=None, kind=Path)
+    reports: Path | None = option(
+        "run the scripts of unreported wrong answers and write reports to post upstream there",
+        "FOLDER",
+        default=None,
+        kind=Path,
+    )
+
+
+def findings(options: FindingsOptions) -> int:
+    """Run the command `findings`, and return its exit code."""
+    from attention_conformance.suite.records.cells import load
+    from attention_conformance.suite.records.expectations import ExpectationError
+    from attention_conformance.suite.records.findings import manifests, pages, reports
+
+    try:
+        texts = pages(manifests(), [load(path) for path in options.results])
+        if options.output:
+            _write_pages(options.output, texts)
+        if options.reports:
+            _write_pages(options.reports, reports(manifests()))
+        if not options.output and not options.reports:
+            print("\n".join(texts.values()), end="")
+    except (OSError, ExpectationError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _write_pages(folder: Path, pages: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages.items():
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")

@@ -97,7 +97,7 @@ def _shortened_list(labels: Iterable[str]) -> str:
 
 OF_UNSUPPORTED = Table(
     "unsupported",
-    "Why cells were not asked, by reason.",
+    "Why cells were not tested, by reason.",
     rows=f"status == '{UNSUPPORTED}'",
     by={"reason": "message"},
     columns={
@@ -301,7 +301,7 @@ def _with_failing_counts(cells: pd.DataFrame) -> pd.DataFrame:
 FAILURES = Table(
     "failures",
     "Every cell with the status crash, error, fail or known, with the number of implementations that "
-    "fail in the same check and case, and of those that were asked.",
+    "fail in the same check and case, and of those that were tested.",
     rows=_with_failing_counts,
     columns={
         **same_names("status"),

@@ -27,15 +27,18 @@ class Kind:
     """One kind of results.
 
     - `accepts`: True for a path with such results
-    - `read(paths, partial, baseline)`: returns the frames of several paths, with `partial` also of
-      unfinished runs. `baseline` is that of speedups. Raises RecordError for an invalid path.
+    - `load(paths, partial)`: returns what the paths hold, with `partial` also unfinished runs. Raises
+      RecordError for an invalid path.
+    - `frames(loaded, baseline)`: returns the frames of what `load` returned. `baseline` is that of
+      speedups. Raises RecordError.
     - `tables`: the tables by name, in order
     """
 
     name: str
     title: str
     accepts: Callable[[Path], bool]
-    read: Callable[[list[Path], bool, str], Frames]
+    load: Callable[[list[Path], bool], Any]
+    frames: Callable[[Any, str], Frames]
     tables: Mapping[str, Table]
 
     def make(self, frames: Frames, names: Collection[str] | None = None) -> dict[str, pd.DataFrame]:
@@ -76,7 +79,8 @@ CONFORMANCE = Kind(
     name="records of conformance",
     title="Attention conformance",
     accepts=cells.FILE_SCHEMA.accepts,
-    read=lambda paths, partial, baseline: conformance_frames(load_runs(paths, partial)),
+    load=load_runs,
+    frames=lambda runs, baseline: conformance_frames(runs),
     tables=_by_name(
         conformance.RUNS, conformance.DIAGNOSES, conformance.OF_STATUSES, conformance.OF_OPERATORS,
         conformance.OF_UNSUPPORTED, conformance.CONFORMANCE, semantics.TOGETHER,
@@ -89,10 +93,9 @@ CONFORMANCE = Kind(
 )  # fmt: skip
 
 
-def _read_speed(paths: list[Path], partial: bool, baseline: str) -> Frames:
+def _speed_frames(runs: list[times.SpeedRun], baseline: str) -> Frames:
     from attention_conformance.suite.report.frames import measurements
 
-    runs = [times.load(path, partial) for path in paths]
     return {
         "measurements": measurements(runs, baseline),
         "timed": {run.source: run.header for run in runs},
@@ -103,29 +106,31 @@ SPEED = Kind(
     name="records of speed",
     title="Attention speed",
     accepts=times.FILE_SCHEMA.accepts,
-    read=_read_speed,
+    load=lambda paths, partial: [times.load(path, partial) for path in paths],
+    frames=_speed_frames,
     tables=_by_name(
         speed.SPEED, speed.SPEEDUP, speed.EXACTNESS, speed.COST_LAW, speed.REFUSED, speed.SAMPLES
     ),
 )
 
 
-def _read_facts(paths: list[Path], partial: bool, baseline: str) -> Frames:
+def _facts_frames(runs: list[facts.FactsRun], baseline: str) -> Frames:
     from attention_conformance.suite.report.frames import facts_of
 
-    return {"facts": facts_of(facts.load(path, partial) for path in paths)}
+    return {"facts": facts_of(runs)}
 
 
 FACTS = Kind(
     name="records of facts",
     title="What implementations compute",
     accepts=facts.FILE_SCHEMA.accepts,
-    read=_read_facts,
+    load=lambda paths, partial: [facts.load(path, partial) for path in paths],
+    frames=_facts_frames,
     tables=_by_name(semantics.IDENTIFICATION),
 )
 
 
-def _read_asv(paths: list[Path], partial: bool, baseline: str) -> Frames:
+def _asv_frames(paths: list[Path], baseline: str) -> Frames:
     import pandas as pd
 
     from attention_conformance.suite.report.frames import asv_results
@@ -137,12 +142,13 @@ ASV = Kind(
     name="a folder of asv's results",
     title="Attention speed",
     accepts=Path.is_dir,
-    read=_read_asv,
+    load=lambda paths, partial: paths,
+    frames=_asv_frames,
     tables=_by_name(speed.ASV_HISTORY, speed.ASV),
 )
 
 
-def _read_sweeps(paths: list[Path], partial: bool, baseline: str) -> Frames:
+def _sweep_frames(paths: list[Path], baseline: str) -> Frames:
     from attention_conformance.suite.report.swept import read_sweeps
 
     return read_sweeps(paths)
@@ -152,7 +158,8 @@ SWEEPS = Kind(
     name="a folder of a sweep",
     title="Attention conformance: sweeps",
     accepts=is_sweep,
-    read=_read_sweeps,
+    load=lambda paths, partial: paths,
+    frames=_sweep_frames,
     tables=_by_name(
         sweeps.SWEPT, sweeps.OF_RELEASES, sweeps.OF_SEEDS, sweeps.RATES,
         sweeps.TIGHTNESS, sweeps.TIGHTNESS_OF_CHECKS, sweeps.FAILING, sweeps.SOME_SEEDS,

@@ -55,8 +55,8 @@ def overview(
     - columns      the text of each column of the matrix by its name: topics, dtypes, speed
     - choices      menus: name, text beside it, text of no choice, values
     - answers      answers that can be searched for
-    - rows         an implementation each: label, name ("backend:implementation"), operator, grades by
-                   dtype, `shown` for the script, `tables` of texts by caption, and `items` by heading
+    - rows         an implementation each: label, name ("backend:implementation"), operator, precision
+                   by dtype, `shown` for the script, `tables` of texts by caption, and `items` by heading
     - sentences    what is right, what is wrong, and what changed
     - provenance   versions, machines and date
     """
@@ -92,16 +92,14 @@ def overview(
             "backend": first_cell["backend"],
             "control": name in controls,
             "verdicts": verdicts[label],
-            "keys": {dtype: texts[1] for dtype, texts in its_tables[PRECISION].items() if texts[1]},
-            "times": medians,
-            "slowness": statistics.median(ratios) if ratios else None,
+            "times": medians | ({"": statistics.median(ratios)} if ratios else {}),
         }
         words = {topic: [texts[""].partition(":")[0]] for topic, texts in verdicts[label].items()}
         all_tables = {VERDICTS: words} | its_tables
         rows.append(
             {
                 "label": label, "name": name, "operator": operators[label], "page": "",
-                "grades": {dtype: figures[0] for dtype, figures in its_tables[PRECISION].items()},
+                "precision": its_tables[PRECISION],
                 "shown": script_values,
                 "tables": {caption: texts for caption, texts in all_tables.items() if texts},
                 "items": {heading: by[label] for heading, by in items.items() if label in by},
@@ -157,7 +155,7 @@ def _verdicts_by_label(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
     all_dtypes = counts.groupby(["label", "topic"], sort=False).sum().assign(dtype="")
     all_dtypes = all_dtypes.set_index("dtype", append=True)
     verdicts: ByLabel = {}
-    for (label, name, dtype), numbers in (all_dtypes.T.to_dict() | counts.T.to_dict()).items():
+    for (label, name, dtype), numbers in pd.concat([all_dtypes, counts]).to_dict("index").items():
         verdicts.setdefault(label, {}).setdefault(name, {})[dtype] = verdict(numbers)
     return verdicts
 
@@ -343,7 +341,7 @@ def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFr
         f"{tally.get('pass', 0)} of {len(cells) - refused} judged cells pass, "
         f"{len(known_labels)} are known failures; {refused} cells were refused."
         if len(labels) == 1
-        else f"{right} of {len(labels)} implementations are right in all that they were asked."
+        else f"{right} of {len(labels)} implementations are right in all that they were tested in."
     ]
     if not known_labels.empty and len(labels) > 1:
         counts = known_labels.value_counts()
@@ -369,5 +367,5 @@ def _changes_sentence(cells: pd.DataFrame) -> list[str]:
     failed, fails = cells_again["before"].isin(BROKEN), cells_again["status"].isin(BROKEN)
     return [
         f"Since the first of the records: {int((fails & ~failed).sum())} new failures, "
-        f"{int((failed & ~fails).sum())} fixed, of {len(cells_again)} cells that were asked again."
+        f"{int((failed & ~fails).sum())} fixed, of {len(cells_again)} cells that were judged again."
     ]

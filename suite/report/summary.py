@@ -204,7 +204,7 @@ def refusal_counts(cells: Sequence[CellRecord]) -> list[str]:
         judged = sum(cell.status != UNSUPPORTED for cell in function_cells)
         if count:
             lines.append(
-                f"{label}: judged on {percent(judged / (judged + count))} of what it could be asked: it "
+                f"{label}: judged on {percent(judged / (judged + count))} of its cells: it "
                 f"refused {count} of {judged + count} cells"
             )
     return lines

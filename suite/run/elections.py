@@ -9,7 +9,6 @@ backend is loaded in its own process: Keras has one engine per process.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -29,10 +28,10 @@ DeclaredAnswers = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 HEAD = """# Elections
 
-The field has no single right answer to some questions: what a row without keys gives, or what a causal
-flag means beside a mask. An implementation **elects** an answer, declares the answer, and is held to it.
-No answer is copied from documentation: `attention-conformance report RESULTS... --table elections` shows
-what was observed in a run.
+Some questions have more than one right answer: what a row without keys gives, or what a causal flag
+means together with a mask. The answer is implementation-defined: an implementation **elects** one,
+declares it, and is judged by it. No answer is copied from documentation:
+`attention-conformance report RESULTS... --table elections` shows what was observed in a run.
 
 The first answer of every question is the one that the reference follows. A person's own function may
 elect any answer ([function.md](../function.md)). What is none of the answers fails.
@@ -41,7 +40,7 @@ The page is made from `suite/spec/elections.py` and from the declarations of the
 
     attention-conformance elections > docs/data/elections.md
 
-An implementation that a question does not name leaves its answer to be observed, or is not asked.
+An implementation that a question does not name leaves its answer to be observed, or is not tested in it.
 """
 
 
@@ -104,19 +103,11 @@ class ElectionsOptions(CommandOptions):
     backend: str = shared("backend", help="one backend's answers, as JSON", many=False)
 
 
-def add_elections_parser(commands: Any) -> None:
-    """Add `elections` to the subparsers of `argparse`; sets `run`."""
-    parser = commands.add_parser(
-        "elections", help="the page of questions without a single right answer, and who elects what"
-    )
-    ElectionsOptions.declare(parser.add_argument)
-    parser.set_defaults(run=_elections)
-
-
-def _elections(arguments: argparse.Namespace) -> int:
+def run(options: ElectionsOptions) -> int:
+    """Run the command `elections`, and return its exit code."""
     try:
-        if arguments.backend:
-            print(json.dumps(declared_answers(arguments.backend)))
+        if options.backend:
+            print(json.dumps(declared_answers(options.backend)))
         else:
             print(page(_declared_in_processes(registry.installed())), end="")
     except (UsageError, BackendUnavailable, BrokenFramework) as error:

@@ -12,12 +12,10 @@ Exit codes: 0; 2 if the arguments cannot be used, or if reading a function takes
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from textwrap import wrap
-from typing import Any
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.protocol import (
@@ -27,6 +25,7 @@ from attention_conformance.backends.protocol import (
     UsageError,
 )
 from attention_conformance.backends.threads import limit_threads
+from attention_conformance.suite.flags import option
 from attention_conformance.suite.judge.diagnosis import facts
 from attention_conformance.suite.records import facts as records
 from attention_conformance.suite.records import machine
@@ -46,7 +45,7 @@ DIFFERS = "!"
 """The mark before a row in which columns differ."""
 
 SHARED_OPTIONS = (
-    "backend", "device", "numerics", "claim", "allow_unused", "threads", "cell_timeout",
+    "function", "backend", "device", "numerics", "claim", "allow_unused", "threads", "cell_timeout",
     "implementation",
 )  # fmt: skip
 """The options of a run that `explain` has as well."""
@@ -54,10 +53,11 @@ SHARED_OPTIONS = (
 
 @dataclass(frozen=True)
 class ExplainOptions(Options):
-    """The options of `explain`; `function` are its arguments."""
+    """The options of `explain`."""
 
     fixed = tuple(field.name for field in fields(Options) if field.name not in SHARED_OPTIONS)
 
+    function: tuple[str, ...] = option("a function to read", "PATH.py:NAME", nargs="*")
     implementation: tuple[str, ...] = shared(
         "implementation",
         help="read this implementation of the framework, too (sdpa-flash); repeatable",
@@ -68,21 +68,8 @@ class ExplainOptions(Options):
     )
 
 
-def add_explain_parser(commands: Any) -> None:
-    """Add `explain` to the subparsers of `argparse`; sets `run`."""
-    parser = commands.add_parser(
-        "explain",
-        help="what a function computes: scale, masks, heads, precision",
-        description="Reads functions by probes, and prints what they compute as a table, without a "
-        "verdict. Several stand side by side; rows in which they differ are marked.",
-    )
-    parser.add_argument("function", nargs="*", metavar="PATH.py:NAME", help="a function to read")
-    ExplainOptions.declare(parser.add_argument)
-    parser.set_defaults(run=_explain)
-
-
-def _explain(arguments: argparse.Namespace) -> int:
-    options = ExplainOptions.from_arguments(arguments)
+def run(options: ExplainOptions) -> int:
+    """Run the command `explain`, and return its exit code."""
     try:
         options.check()
         limit_threads(options.threads)

@@ -53,7 +53,8 @@ def check_and_cell(test_id: str) -> tuple[str, str] | None:
 
 class RunLog:
     """The state of a run in the process that writes its records: the records, the open result file, and
-    the plan's identity (`Plan.identity`). `nodes` are the ids of tests by the keys of their records."""
+    `identity`, the facts of the plan (`Plan.identity`). `nodes` are the ids of tests by the keys of their
+    records."""
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
         self.config, self.options = config, options
@@ -70,17 +71,12 @@ class RunLog:
         self.header: records.Header | None = None
         self.writer: Writer[records.Header, CellRecord] | None = None
         self.nodes: dict[tuple, str] = {}
-        self.pending: list[CellRecord] = []
-        self.unavailable: dict[str, str] = {}
-        self.failed_imports: list[str] = []
-        self._notes: list[str] = []
-        self.functions: list[str] = []
+        self.identity: dict[str, Any] = {}
         self.report = NO_REPORT
         self.terminal = Terminal(config, self)
         self._key_by_test: dict[str, tuple] = {}
         self._cell_by_key: dict[tuple, CellRecord] = {}
         self._test_ids: list[str] = []
-        self._needs_pass = True
         self._has_corrections = False
         self._file: TextIO | None = None
 
@@ -90,6 +86,11 @@ class RunLog:
         return list(self._cell_by_key.values())
 
     @property
+    def functions(self) -> list[str]:
+        """The names of the user functions."""
+        return list(self.identity.get("functions", ()))
+
+    @property
     def notes(self) -> list[str]:
         """Notes for people: those of the plan; how to allow forbidden calls, if a cell failed by one; a
         sentence for each claim that errors suggest; and a line for each function with all suggested
@@ -97,7 +98,7 @@ class RunLog:
         by_default = self.options.untrusted and not self.options.forbid
         has_forbidden_call = by_default and any(c.kind == "forbidden" for c in self.cells)
         return [
-            *self._notes,
+            *self.identity.get("notes", ()),
             *([FORBID_ADVICE] if has_forbidden_call else []),
             *suggestions(self.cells, self.functions),
             *joint_suggestions(self.cells, self.report.diagnoses, self.functions),
@@ -164,10 +165,10 @@ class RunLog:
         self._cell_by_key[cell.key] = cell
         self.nodes[cell.key] = node
         self.terminal.count_cell(cell, identity.get("owed", {}))
-        self.pending.append(cell)
-        if identity:
+        if self.header is not None:
+            self._write([cell])
+        elif identity:
             self.write_header(identity)
-        self._write_pending()
 
     def add_error(self, node: str, message: str) -> None:
         """Store an error that pytest reported for a test before or after its verdict. A record that does
@@ -191,27 +192,22 @@ class RunLog:
             self._has_corrections = True
 
     def write_header(self, identity: dict[str, Any]) -> None:
-        """Set the run's facts from `identity` (`Plan.identity`), and write the header if a file is open.
-        Later calls do nothing."""
+        """Store `identity` (`Plan.identity`), and write the header and the records so far if a file is
+        open. Later calls do nothing."""
         if self.header is not None:
             return
-        self.header = _header(self.config, self.options, identity)
-        self.unavailable = identity.get("unavailable", {})
-        self.failed_imports = identity.get("failed_imports", [])
-        self._notes = list(identity.get("notes", []))
-        self.functions = list(identity.get("functions", []))
-        self._needs_pass = identity.get("needs_pass", True)
+        self.identity, self.header = identity, _header(self.config, self.options, identity)
         if self._file is not None:
             with self._ending_on_errors():
                 self.writer = records.writer(self._file.name, self.header, self._file)
+        self._write(self.cells)
 
-    def _write_pending(self) -> None:
-        """Write pending records if a file is open."""
-        if self.writer:
+    def _write(self, cells: Iterable[CellRecord]) -> None:
+        """Write records if a file is open."""
+        if writer := self.writer:
             with self._ending_on_errors():
-                for cell in self.pending:
-                    self.writer.write(cell)
-            self.pending = []
+                for cell in cells:
+                    writer.write(cell)
 
     @contextmanager
     def _ending_on_errors(self) -> Iterator[None]:
@@ -250,15 +246,16 @@ class RunLog:
             self.times, self._missing_times = time_functions(self.options, self.workloads, folder)
 
     def close(self, finished: bool) -> None:
-        """Write pending records and, if the run is `finished`, the footer. If records were replaced after
-        they were written, the whole file is written again."""
+        """Write the footer if the run is `finished`. If records were replaced, the whole file is written
+        again."""
         with self._ending_on_errors():
             self._close(finished)
 
     def _close(self, finished: bool) -> None:
-        if self.header is None and self.pending:
+        """Close the file as `close` says. A run that ended before its header was known gets one without
+        an identity."""
+        if self.cells:
             self.write_header({})
-        self._write_pending()
         if self.writer is None:
             return
         self.writer.close(finished and not self._has_corrections)
@@ -282,7 +279,7 @@ class RunLog:
     @property
     def shard_note(self) -> str:
         """A note that says why a shard judged no implementation; "" if it judged one."""
-        if self.header is None or self._needs_pass:
+        if self.header is None or self.identity.get("needs_pass", True):
             return ""
         return (
             f"part {self.options.shard} of the {self.header.cells} cells holds "
@@ -291,10 +288,11 @@ class RunLog:
 
     def failures(self) -> list[str]:
         """Returns the reasons why a run fails, other than by its tests, as sentences; [] for none."""
-        reasons = [f"{name} is {self.unavailable[name]}" for name in self.failed_imports]
+        failed_imports = self.identity.get("failed_imports", ())
+        reasons = [f"{name} is {self.identity['unavailable'][name]}" for name in failed_imports]
         if any(cell.status in BROKEN for cell in self._cell_by_key.values()):
             reasons.append(FAILED)
-        if self._needs_pass and not self._has_passed:
+        if self.identity.get("needs_pass", True) and not self._has_passed:
             reasons.append("no cell passed")
         if self.missing:
             reasons.append(

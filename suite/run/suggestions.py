@@ -142,6 +142,6 @@ def suggestions(cells: Iterable[CellRecord], functions: Collection[str]) -> list
                 break
     return [
         f"{name}: the errors of {count} cells name a limit: claim {claim}? Then the nearest cases within "
-        "are asked"
+        "are tested"
         for (name, claim), count in suggested.items()
     ]

@@ -1,7 +1,7 @@
 """Supervision: another process sees how a run ends.
 
 - A plain run forks before a framework is imported. The parent believes an exit code only if the
-  child wrote it to the board at its end.
+  child wrote it, at its end, to the memory that both share (`suite.run.process.Board`).
 - Workers (`-n`) have pytest-xdist's controller. If a worker cannot begin, because of a usage error or
   because it died during imports, the run ends: the next worker could not begin either. A worker that
   dies later is one crash, and a new worker continues.

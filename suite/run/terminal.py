@@ -104,7 +104,7 @@ class Terminal:
         yield from Listing(run, log.nodes, log.options, most, verbose, log.report).explanation()
         yield from (
             "",
-            *summary.summary_lines(run.cells, log.unavailable),
+            *summary.summary_lines(run.cells, log.identity.get("unavailable", {})),
             *([] if verbose else [summary.HIDDEN]),
         )
 

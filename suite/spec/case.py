@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from attention_conformance.suite.spec.dtypes import CODES, DType, dtype
@@ -364,6 +364,7 @@ def _parse_option(operator: Operator, token: str) -> tuple[Option, Any]:
     raise ValueError(f"unknown option {token!r} of {operator}")
 
 
+@lru_cache(maxsize=None, typed=True)  # True is no number
 def _check_option(operator: Operator, name: str, value: Any) -> None:
     """Raises ValueError if an operator has no option `name`, or the option cannot have this value."""
     option = operator.option(name)

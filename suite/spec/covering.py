@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations, product
+from operator import itemgetter
 
 Row = dict[str, object]
 Valid = Callable[[Row], bool]
@@ -49,20 +50,20 @@ def covering_array(
 ) -> list[Row]:
     """Returns rows that contain every feasible tuple of every target at least once.
 
-    `targets` are combinations of axes in the order of `axes`; the default is all pairs, which is strength
-    2. If several values cover equally many uncovered tuples, the first value is taken (so rows stay
-    simple), or for axes in `spread` the least used value.
+    `targets` are combinations of two or more axes in the order of `axes`; the default is all pairs, which
+    is strength 2. If several values cover equally many uncovered tuples, the first value is taken (so
+    rows stay simple), or for axes in `spread` the least used value.
 
     Raises ValueError if a row cannot be completed, because no value of some axis is valid in it.
     """
     names = list(axes)
     targets = pairs_of(names) if targets is None else targets
-    open_tuples = dict.fromkeys(tuples_of(axes, targets))
+    values_of = {target: itemgetter(*target) for target in targets}
+    open_tuples = dict.fromkeys(
+        (target, values) for target in targets for values in product(*(axes[n] for n in target))
+    )
     rows: list[Row] = []
     use_counts: Counter[tuple[str, object]] = Counter()
-
-    def tuple_of(row: Row, target: tuple[str, ...]) -> Tuple:
-        return tuple([(name, row[name]) for name in target])
 
     def extended(row: Row, name: str) -> Row:
         """Returns the row with a value of one more axis `name`: the valid value that covers most
@@ -73,7 +74,7 @@ def covering_array(
         def preference(choice: tuple[int, object]) -> tuple[int, int]:
             place, value = choice
             longer_row = row | {name: value}
-            gain = sum(tuple_of(longer_row, target) in open_tuples for target in complete)
+            gain = sum([(t, values_of[t](longer_row)) in open_tuples for t in complete])
             return -gain, use_counts[name, value] if name in spread else place
 
         for _, value in sorted(enumerate(axes[name]), key=preference):
@@ -84,14 +85,14 @@ def covering_array(
 
     while open_tuples:
         first = next(iter(open_tuples))
-        row: Row = dict(first)
+        row: Row = dict(zip(*first, strict=True))
         if not valid(row):
             del open_tuples[first]
             continue
         for name in sorted((n for n in names if n not in row), key=lambda n: -len(axes[n])):
             row = extended(row, name)
         for target in targets:
-            open_tuples.pop(tuple_of(row, target), None)
+            open_tuples.pop((target, values_of[target](row)), None)
         use_counts.update(row.items())
         rows.append({name: row[name] for name in names})
     return rows

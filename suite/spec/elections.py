@@ -1,7 +1,7 @@
 """Elections: questions about implementation-defined behaviour, where the field has no single right
 answer.
 
-An implementation declares its answers and is held to them. The first option of every question is
+An implementation declares its answers and is judged by them. The first option of every question is
 canonical: the reference follows it. Answers are observed by running (`suite/test_elections.py`), never
 copied from documentation.
 """
@@ -28,7 +28,7 @@ class Question:
     - `by_machine`: the answer depends on the matrix products that the framework has for the machine.
     - `by_dtype`: the answer may differ between dtypes.
     - `accidental`: frameworks answer as their kernels happen to compute, and document no answer. A
-      drop-in replacement is not held to such answers.
+      drop-in replacement is not judged by such answers.
     - `any_error`: an error of any type is the answer "raises", also from a user's function: writing
       beyond an array raises whatever the framework's indexing raises.
 

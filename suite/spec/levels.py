@@ -50,7 +50,7 @@ DTYPES_AT: Mapping[str, DtypesAt] = {
         TURNS, HALF, ALL, "a fault that depends only on sizes shows in few dtypes", "common"
     ),
     "promise": DtypesAt(
-        TURNS, HALF, ALL, "a promise is cheap for sizes that are asked anyway", "promise"
+        TURNS, HALF, ALL, "a promise is cheap for sizes that are tested anyway", "promise"
     ),
     "every": DtypesAt(TURNS, ALL, ALL, "a feature rounds differently in each dtype"),
     "half": DtypesAt(HALF, HALF, ALL, "a derivative costs three calls"),
@@ -64,15 +64,11 @@ DTYPES_AT: Mapping[str, DtypesAt] = {
         ALL,
         "dropout needs many draws, and scales weights in each dtype",
     ),
-    "two": DtypesAt(HALF, HALF, HALF, "a wide and a narrow dtype; plain cases are asked in all"),
     "last digits": DtypesAt(
         ("f32", "f64"),
         ("f32", "f64"),
         ("f32", "f64"),
         "float64 shows a derivative that is wrong in its last digits",
-    ),
-    "rest": DtypesAt(
-        (), (), ("f64", "f16"), "derivatives in the dtypes that standard does not ask"
     ),
     "sixteen": DtypesAt(
         ("bf16",),
@@ -180,7 +176,7 @@ class Ask:
                 turns[operator] += 1
             elif kind and in_all_dtypes(kind, pattern):
                 pattern_dtypes = ALL
-            reason = why if "{dt}" in pattern else self.why or "a case by itself"
+            reason = why if "{dt}" in pattern else self.why or "chosen for this check"
             ids |= dict.fromkeys((pattern.replace("{dt}", dt) for dt in pattern_dtypes), reason)
         return ids
 
@@ -191,6 +187,11 @@ class Ask:
                 yield item
             elif not isinstance(item, Covering):
                 yield from item()
+
+
+def designed(ids_by_reason: Mapping[str, Iterable[str]]) -> tuple[Ask, ...]:
+    """Returns the asks of patterns by the reason that they stand for."""
+    return tuple(Ask(*ids, why=why) for why, ids in ids_by_reason.items())
 
 
 def levels_up_to(level: str) -> tuple[str, ...]:

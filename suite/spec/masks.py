@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import and_
 from typing import ClassVar
 
@@ -331,6 +331,7 @@ _ATOMS: tuple[tuple[str, Callable[[re.Match[str]], Mask]], ...] = (
 )
 
 
+@cache  # thousands of ids share a few hundred tokens
 def parse_mask(token: str) -> Mask | None:
     """Returns the mask of a token; None for "none". Raises ValueError for an unknown token.
 

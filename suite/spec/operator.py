@@ -129,7 +129,8 @@ def nothing(*_: Any) -> tuple[()]:
 
 @dataclass(frozen=True)
 class Asks:
-    """The cases of an operator (see `suite.spec.levels.Ask`).
+    """The cases in which an operator is tested, as lists of ids (see `suite.spec.levels.Ask`). An id with
+    {dt} in place of its dtype stands for a case in each dtype of its list.
 
     - `cases`: values are judged. `gradients`: derivatives are judged.
     - `compiled`, `compiled_gradients`: cases and gradients of compiled mode.
@@ -138,7 +139,7 @@ class Asks:
     - `plain`: id with {dt} of a case without a mask; checks of memory layouts and state use it.
     - `plain_kinds`: more ids like `plain`, of other kinds of the operator (`Operator.kinds`) and of sizes
       that people run, for checks of every operator.
-    - `also_common`: more sizes that are `common_sizes`.
+    - `also_common`: more sizes, such as "b2h1q7k7d5v6", whose ids have every dtype at standard.
     """
 
     plain: str
@@ -301,7 +302,7 @@ class Operator:
 
     @property
     def module(self) -> str:
-        """The name of the operator's modules here and in `references`."""
+        """The name of the operator's module in `references`."""
         return "norms" if self.name.endswith("-norm") else self.name.replace("-", "_")
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from attention_conformance.backends.masks import rank4
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.answer import differentiable_arrays
+from attention_conformance.suite.judge.check import cases_at
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
@@ -106,9 +107,10 @@ def stored_cases(selection: Selection) -> list[StoredCase]:
     checks: dict[Case, list[str]] = {}
     differentiated = set()
     for check in all_checks().values():
-        for case in check.cases(selection.level) if check.single_answer else ():
-            is_selected = case.operator.name in operators and case.dtype.name in dtypes
-            if isinstance(case, Case) and is_selected:
+        if not check.single_answer:
+            continue
+        for case in cases_at(selection.level, check.cases, operators):
+            if isinstance(case, Case) and case.dtype.name in dtypes:
                 checks.setdefault(case, []).append(check.name)
                 if "gradient" in (*check.needs, *case.needs):
                     differentiated.add(case)

@@ -23,9 +23,17 @@ class Selection(CommandOptions):
 
 
 @dataclass(frozen=True)
+class VectorsOptions(Selection):
+    """The options of `vectors`."""
+
+    output: Path | None = option("a new or empty folder", "FOLDER", default=None, kind=Path)
+
+
+@dataclass(frozen=True)
 class JudgeOptions(CommandOptions):
     """The options of `vectors judge`."""
 
+    answers: Path = option("a folder of answers", "ANSWERS", kind=Path, nargs="1")
     vectors: Path = option("the answered vectors", "FOLDER", default=None, kind=Path, required=True)
     case: tuple[str, ...] = shared("case", help="judge only the answer to this case; repeatable")
     results: str = shared("results", for_rerun=False)

@@ -31,9 +31,23 @@ is a tuple of all of them. Not every pair makes sense: a mask in pages, for exam
 last key. `possible` are the pairs that some valid case has; a covering array has all of them.
 `full` draws triples in the same way, except for the arrays of plain and multi-head attention that
 have every mask: there `full` adds products of masks, shapes, heads, dtypes and recipes. A value of
-`sizes` stands for its lengths and head size together, a value of `pages` for page size and layout.
+`sizes` stands for its lengths and head size together. The column `triples` counts those that
+stand in a row, of all products of three values, whether they make sense or not. Many or wide heads
+stand with few tokens, and the heads of models with pages that do not hold all keys of a sample.
 
 """
+
+TRIPLES_TEXT = """\
+
+Kernels choose their path by some three axes, so these triples all stand in a case at `standard`:
+features with masks (among them a bias with a causal flag) and sizes, which join head size and
+lengths; page sizes with layouts and heads; head sizes with memory orders and directions.
+
+"""
+
+DIRECTIONS = ("D", "axis_order", "direction")
+"""The axes that are shown of the array of classes, which joins all of its sizes, masks, memory orders and
+directions in threes."""
 
 
 def arrays() -> Iterator[tuple[str, str, Covering]]:
@@ -41,7 +55,7 @@ def arrays() -> Iterator[tuple[str, str, Covering]]:
     for operator in OPERATORS.values():
         for pool in ("cases", "gradients"):
             asks = getattr(operator.asks, pool)
-            found = [one for ask in asks for one in ask.ids if isinstance(one, Covering)]
+            found = [one for ask in asks for one in ask.ids if type(one) is Covering]
             yield from ((operator.name, pool, array) for array in found)
     yield "sdpa", "classes of sizes, with masks", sdpa_paths.BY_MASK
 
@@ -59,6 +73,22 @@ def possible(array: Covering) -> int:
     return len(feasible(array.axes, array.valid, pairs_of(array.axes)))
 
 
+def triples() -> Iterator[dict[str, object]]:
+    """The triples of axes that all levels join: how many stand in a row, and how many some case has."""
+    for name, pool, array in arrays():
+        by_class = array is sdpa_paths.BY_MASK
+        for target in array.targets:
+            if len(target) == 3 and (not by_class or target == DIRECTIONS):
+                met = {tuple(row[n] for n in target) for row in array.rows}
+                yield {
+                    "operator": name,
+                    "drawn": "values" if pool == "cases" else pool,
+                    "axes": ", ".join(target),
+                    "triples": len(met),
+                    "possible": len(feasible(array.axes, array.valid, [target])),
+                }
+
+
 def page() -> str:
     rows = [
         {
@@ -71,7 +101,8 @@ def page() -> str:
         }
         for name, pool, array in arrays()
     ]
-    return TEXT + pd.DataFrame(rows).to_markdown(index=False) + "\n"
+    tables = (pd.DataFrame(part).to_markdown(index=False) for part in (rows, list(triples())))
+    return TEXT + ("\n" + TRIPLES_TEXT).join(tables) + "\n"
 
 
 def main(words: Sequence[str] | None = None) -> None:

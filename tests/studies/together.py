@@ -35,7 +35,7 @@ In the tables of features an entry is *right* if all judged cells of the check `
 with the number of wrong cells, *refused* if the implementation takes none of them, and empty if no case
 needs the feature. Implementations with equal entries share a column. Two features have a row only if
 their entry does not follow from theirs: a pair without a row is refused if one of its features is
-refused, and otherwise right.
+refused, and right apart from these.
 """
 
 

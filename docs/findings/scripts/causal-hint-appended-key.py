@@ -8,6 +8,6 @@ for appended in ("add_bias_kv", "add_zero_attn"):
     weights, none = (layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=n)[0].detach() for n in (True, False))
     right &= torch.allclose(weights, plain, atol=1e-6)
     errors.append((none - plain).abs().max().item())
-print("expected is_causal changes nothing beside its own mask, differences of 0")
+print("expected is_causal changes nothing together with its own mask, differences of 0")
 print("got", errors)
 print("DEVIATES" if right and min(errors) > 0.01 else "fixed")

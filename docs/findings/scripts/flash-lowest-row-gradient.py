@@ -1,7 +1,7 @@
 import torch
 torch.manual_seed(0)
 q, k, v, cotangent = torch.randn(4, 1, 1, 9, 6)
-lowest = torch.full((9, 9), torch.finfo(torch.float32).min)  # hides every key, to a finite number
+lowest = torch.full((9, 9), torch.finfo(torch.float32).min)  # masks every key, by a finite number
 
 def gradient(kernel):
     query = q.clone().requires_grad_()

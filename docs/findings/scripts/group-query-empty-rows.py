@@ -16,5 +16,5 @@ def run(causal):
     return ort.InferenceSession(model.SerializeToString()).run(None, given)[0][0, 2]
 causal, plain = run(1), run(0)
 print("expected one answer for a fully masked row")
-print("got", causal[0], "if causal and", plain[0], "otherwise")
+print("got", causal[0], "if causal and", plain[0], "if not")
 print("DEVIATES" if (causal == 0).all() and np.isnan(plain).all() else "fixed")

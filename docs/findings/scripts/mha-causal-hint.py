@@ -1,7 +1,7 @@
 import torch
 torch.manual_seed(0)
 layer, x = torch.nn.MultiheadAttention(12, 4, batch_first=True), torch.randn(2, 7, 12)
-mask = torch.rand(7, 7) < 0.4  # True hides
+mask = torch.rand(7, 7) < 0.4  # True masks
 mask[:, 0] = False
 try:
     outs = [layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=n)[0] for n in (False, True)]

@@ -3,10 +3,10 @@ from openvino import opset13 as op
 def answered(threads):
     inputs = [op.parameter([-1, 4, -1, 8], ov.Type.f32) for _ in range(3)]
     model = ov.Model([op.scaled_dot_product_attention(*inputs)], inputs)
-    asked = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
     x = np.ones((2, 4, 7, 8), "float32")
     try:
-        ov.compile_model(model, "CPU", asked)([x, x, x[:, :, :6]])  # 7 keys and 6 values
+        ov.compile_model(model, "CPU", config)([x, x, x[:, :, :6]])  # 7 keys and 6 values
         return True
     except RuntimeError:
         return False

@@ -135,7 +135,8 @@ class LatentKernel(Differentiable):
         return round_to(x, fmt).astype(x.dtype) if kind in self.stores else x
 
     def queries(self, x: Arrays, fmt: DType) -> np.ndarray:
-        """Returns the queries of the plain call, (B, H, Lq, .)."""
+        """Returns the queries (B, H, Lq, D + E) of the call of plain attention that equals the latent
+        one. `x`: the arrays by name; `fmt`: the dtype of the case."""
         return np.concatenate([x["query"], x["query_rope"]], -1)
 
     def keys(self, x: Arrays, fmt: DType) -> np.ndarray:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.suite.deviations.kernels.layer import Heads, LayerCall, LayerKernel
-from attention_conformance.suite.spec.operators.additive import ADDITIVE
-from attention_conformance.suite.spec.operators.concat import CONCAT
-from attention_conformance.suite.spec.operators.dot import DOT
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
+from attention_conformance.suite.spec.operators.one_head import ADDITIVE, CONCAT, DOT
 
 
 class TanhKernel(LayerKernel):

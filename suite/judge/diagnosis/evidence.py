@@ -1,13 +1,13 @@
 """Evidence: whether an implementation answers what a deviation answers.
 
-Let e be the largest bound of the right answer, and W = `WIDER`. An answer explains a failing cell if the
-implementation's answer
+Let e be the largest bound of the right answer, and W = `WIDER`. A deviation explains a failing cell if
+the implementation's output
 
-- lies within W e of it in every element, and
-- is four times nearer to it than to the right answer (`NEARER`, over the wrong elements).
+- lies within W e of the deviation's output in every element, and
+- is four times nearer to it than to the right output (`NEARER`, over the wrong elements).
 
-An answer contradicts a cell that passes if it lies more than (W + 1) e from the right answer: the
-implementation's answer is within e of the right one, and would be within W e of the other.
+A deviation contradicts a passing cell if its output lies more than (W + 1) e from the right one: the
+implementation's output is within e of the right one, so it cannot be within W e of the deviation's.
 
 Bounds are derived for the right function. A deviation combines the same operands in another way: keys,
 heads or rows change places, factors and terms are lost. So the largest bound of an array is taken for

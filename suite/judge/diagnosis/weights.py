@@ -188,8 +188,9 @@ def _dropout_symptom(reading: Reading) -> Symptom | None:
 
 
 def _meaning_symptom(tool: Instrument, reading: Reading, differs: np.ndarray) -> Symptom | None:
-    """Returns the symptom if the visible pairs are those of a faulty mask: of a meaning in `masks`, of a
-    catalogue fault, or of another sample or head; else None. `differs` (B, H, Lq, Lk): the wrong
+    """Returns the symptom if the visible pairs are those of a faulty mask; else None. Faulty masks are
+    the wrong readings of the given mask (`suite.judge.diagnosis.masks.meanings`), the masks of
+    deviations, and the right masks of another sample or head. `differs` (B, H, Lq, Lk): the wrong
     pairs."""
     judged, picture = reading.judged_rows[..., None], picture_of(reading, differs)
     if (reading.visible & judged).any():
@@ -323,8 +324,8 @@ def picture_of(reading: Reading, differs: np.ndarray) -> str:
     width = max(2 * want.shape[1], len("expected"))
     lines = [
         f"a probe of {flags.shape[0]} queries and {flags.shape[1]} keys, sample {b}, head {h}; rows: "
-        f"queries from {starts[0]}, columns: keys from {starts[1]}; # seen, . hidden, X wrongly seen, "
-        "o wrongly hidden",
+        f"queries from {starts[0]}, columns: keys from {starts[1]}; # seen, . masked, X wrongly seen, "
+        "o wrongly masked",
         f"{'expected':{width}}  got",
     ]
     for attended, visible in zip(want, got, strict=True):

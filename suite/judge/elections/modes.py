@@ -72,7 +72,10 @@ def _probe_autocast(p: Probe) -> str:
     )
 
 
-def _probe_default(question: str, p: Probe) -> str:
+def _probe_changed_default(question: str, p: Probe) -> str:
+    """Returns the answer to a question about another default of the framework, of dtype or device:
+    "answers" if a call is right while the first mode of this question is on, "raises" if it raises only
+    there. Raises NotApplicable if the framework has no such mode."""
     modes = (m for m in modes_of(p.implementation).values() if m.question == question)
     mode = next(modes, None)
     if mode is None:
@@ -123,8 +126,8 @@ def _raises_only_in_mode(p: Probe, inputs: Inputs) -> str:
 
 PROBES: dict[str, Callable[[Probe], str]] = {
     "autocast": _probe_autocast,
-    "wider-default-dtype": partial(_probe_default, "wider-default-dtype"),
-    "other-default-device": partial(_probe_default, "other-default-device"),
+    "wider-default-dtype": partial(_probe_changed_default, "wider-default-dtype"),
+    "other-default-device": partial(_probe_changed_default, "other-default-device"),
     "mapped": partial(_probe_transformation, "mapped"),
     "traced": partial(_probe_transformation, "traced"),
 }

@@ -83,6 +83,9 @@ def _probe_of_number_in_attended(operand: str, number: float = np.nan) -> Callab
 
 
 def _probe_nan_in_bias(p: Probe) -> str:
+    """Returns the answer to a NaN in the bias of one pair: of a row that the mask may leave without keys,
+    and of a key that the mask may hide, so that all questions ask about the same pair. Raises
+    `WrongAnswer` if another row changes, or if the NaN is replaced by a number."""
     base = p.inputs()
     s, row = base.sizes, empty_row(base)
     zero_bias = base.replace(bias=np.zeros((s.B, s.H, s.Lq, s.Lk)))

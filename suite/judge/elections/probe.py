@@ -261,8 +261,8 @@ class Probe:
         may_absorb: bool = False,
     ) -> bool:
         """True if `got` are the right gradients of the output called `output` for `inputs`. `mode`: how
-        the reference treats fully masked rows. `may_absorb`: scores may have lost their last bits (see
-        `ABSORBED`)."""
+        the reference treats fully masked rows, a name of `references.outputs.EMPTY_ROW_GRADIENTS`.
+        `may_absorb`: scores may have lost their last bits (see `ABSORBED`)."""
         want = Oracle.vjp(inputs, cotangent, self.rounding, mode, output).expected
         if may_absorb:
             return all(is_near(values, want[name]) for name, values in got.items())

@@ -7,7 +7,7 @@ full      standard, and products of axes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -25,44 +25,51 @@ AnyCase = Case | ElectionCase | MalformedCase
 class Selection:
     """Cases by level: `selection(level)` returns the cases, `why(level)` also the reason of each.
 
-    `select(level)` computes the cases with their reasons. Its results are cached while `OPERATORS` has
-    the same names.
+    Both return the cases of all operators, or only those of `operators` (names), in the same order. The
+    covering arrays of other operators are then not computed, which takes seconds.
+
+    `select(level, operators)` computes the cases with their reasons. Its results are cached.
     """
 
-    def __init__(self, select: Callable[[str], dict[Case, str]]) -> None:
+    def __init__(self, select: Callable[[str, Collection[str]], dict[Case, str]]) -> None:
         self._select = select
-        self._by_level: dict[tuple[str, ...], dict[Case, str]] = {}
+        self._computed: dict[tuple[str, frozenset[str]], dict[Case, str]] = {}
 
-    def __call__(self, level: str = "standard") -> tuple[Case, ...]:
+    def __call__(
+        self, level: str = "standard", operators: Iterable[str] | None = None
+    ) -> tuple[Case, ...]:
         """Returns the cases of a level. Raises ValueError with the valid levels."""
-        return tuple(self.why(level))
+        return tuple(self.why(level, operators))
 
-    def why(self, level: str) -> Mapping[Case, str]:
+    def why(self, level: str, operators: Iterable[str] | None = None) -> Mapping[Case, str]:
         """Returns the cases of a level with their reasons. Raises ValueError with the valid levels."""
-        key = (level, *OPERATORS)
-        if key not in self._by_level:
-            self._by_level[key] = self._select(level)
-        return self._by_level[key]
+        key = level, frozenset(OPERATORS if operators is None else operators)
+        if key not in self._computed:
+            self._computed[key] = self._select(*key)
+        return self._computed[key]
 
     def where(self, keep: Callable[[Case], bool]) -> Selection:
         """Returns the selection of the cases for which `keep` is True."""
-        return Selection(lambda level: {c: why for c, why in self.why(level).items() if keep(c)})
+        return Selection(lambda *key: {c: why for c, why in self.why(*key).items() if keep(c)})
 
     def share(self, name: str) -> Selection:
         """Returns the selection of the share `name` of these cases (a row of `SHARES`)."""
         share = SHARES[name]
 
-        def select(level: str) -> dict[Case, str]:
-            smoke = self("smoke")
+        def select(level: str, operators: Collection[str]) -> dict[Case, str]:
+            smoke = self("smoke", operators)
             smoke_cases = {*smoke}
             in_dtypes = [case for case in smoke if case.dtype.name in share.dtypes]
             chosen = one_in(share.smoke, in_dtypes, by_dtype=True)
             for later_level in levels_up_to(level)[1:]:
-                later_cases = (case for case in self(later_level) if case not in smoke_cases)
+                later_cases = (
+                    case for case in self(later_level, operators) if case not in smoke_cases
+                )
                 chosen += one_in(share.smoke_again, smoke)
                 chosen += one_in(share.later_cases, later_cases, layers=share.layers)
             selected, reason = {*chosen}, f"share {name}: {share.why}"
-            return {c: f"{why}; {reason}" for c, why in self.why(level).items() if c in selected}
+            reasons = self.why(level, operators)
+            return {c: f"{why}; {reason}" for c, why in reasons.items() if c in selected}
 
         return Selection(select)
 
@@ -95,7 +102,7 @@ def cases_of(*asks: Ask | str) -> Selection:
     the row "promise" of `DTYPES_AT`."""
     patterns = tuple(ask for ask in asks if isinstance(ask, str))
     group = [Ask(*patterns, dtypes="promise"), *(ask for ask in asks if isinstance(ask, Ask))]
-    return _selection(lambda: [group])
+    return _selection(lambda operators: [group])
 
 
 def of_operator(operator: Operator, selection: Selection, level: str) -> list[Case]:
@@ -105,21 +112,26 @@ def of_operator(operator: Operator, selection: Selection, level: str) -> list[Ca
 
 def _of_all_operators(field: str) -> Selection:
     """Returns the cases in the field `field` of `Operator.asks` (`Asks`), of all operators."""
-    return _selection(lambda: [getattr(operator.asks, field) for operator in OPERATORS.values()])
+    return _selection(
+        lambda operators: [
+            getattr(x.asks, field) for x in OPERATORS.values() if x.name in operators
+        ]
+    )
 
 
-def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
+def _selection(groups: Callable[[Collection[str]], Iterable[Sequence[Ask]]]) -> Selection:
     """Returns the selection of the cases of several groups of `Ask`s: group by group, earlier levels
-    first."""
+    first. `groups` returns those that have cases of some operators."""
 
-    def select(level: str) -> dict[Case, str]:
+    def select(level: str, operators: Collection[str]) -> dict[Case, str]:
         reasons: dict[str, str] = {}
-        for asks in groups():
+        for asks in groups(operators):
             for each_level in levels_up_to(level):
                 for ask in asks:
                     for text, why in ask.ids_at(each_level, in_all_dtypes).items():
                         reasons.setdefault(text, why)
-        return {Case.parse(text): why for text, why in reasons.items()}
+        selected = (item for item in reasons.items() if part(item[0], "OPERATOR") in operators)
+        return {Case.parse(text): why for text, why in selected}
 
     return Selection(select)
 
@@ -159,11 +171,14 @@ def paged_patterns() -> tuple[str, ...]:
 def with_plain_cases(
     *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
 ) -> Selection:
-    """Returns the cases of `cases_of(*asks)`, and from standard on the plain cases of all operators that
-    `asks` do not name, and `Asks.plain_kinds` of every operator.
+    """Returns the cases of `asks`, as `cases_of(*asks)` does, and so that a check meets every operator,
+    at the level standard and above also plain cases: ids of ordinary problems that each operator names.
 
-    `dtypes`: the row of `DTYPES_AT` for the plain cases. Only plain cases for which `keep` is True are
-    added.
+    Added are `Asks.plain` (one id without a mask) of the operators that occur in none of `asks`, and
+    `Asks.plain_kinds` (ids of its other kinds and of sizes that people run) of every operator.
+
+    - `dtypes`: the row of `DTYPES_AT` with the dtypes of the added cases
+    - `keep`: an added case for which it is False is left out
     """
 
     def patterns_of_unnamed() -> list[str]:

@@ -42,8 +42,12 @@ LOGIT_SCALE = Feature(
             "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale",
             "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/logitscale",
             dtypes="every",
+            why="a factor of logits by itself, and with a causal flag and grouped heads",
         ),
-        Ask("sdpa/none/mha/f32/b2h3q17k23d8/cap2.0/logitscale"),
+        Ask(
+            "sdpa/none/mha/f32/b2h3q17k23d8/cap2.0/logitscale",
+            why="the order of factor and softcap",
+        ),
         Ask(
             "sdpa/padempty/mha/{dt}/b2h3q17k23d8/logitscale",
             "sdpa/causal/mqa/{dt}/b2h5q1k65d16/logitscale",
@@ -53,14 +57,16 @@ LOGIT_SCALE = Feature(
             "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale/large",
             dtypes="growing",
             since="standard",
+            why="a factor of logits with masks, other features and large values",
         ),
     ),
     gradients=(
-        Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/logitscale"),
+        Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/logitscale", why="the gradient of the factor"),
         Ask(
             "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6/logitscale",
             "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/logitscale/dense",
             since="standard",
+            why="the gradient of the factor, with rows without keys, a bias and a softcap",
         ),
     ),
 )

@@ -28,6 +28,7 @@ LSE = Feature(
             # Rows that a causal flag and a mask hide together.
             "sdpa/causal+padleft/gqa2/f32/b2h6q17k23d8/lse",
             dtypes="every",
+            why="the log-sum-exp by itself, with masks, and of rows that a flag and a mask hide together",
         ),
         Ask(
             "sdpa/causal/mqa/{dt}/b2h5q1k65d16/lse",
@@ -42,11 +43,19 @@ LSE = Feature(
             "sdpa/none/mha/{dt}/b2h3q17k23d8/scale0.0/lse",
             dtypes="growing",
             since="standard",
+            why="the log-sum-exp with masks and other features, of long rows, of equal scores",
         ),
     ),
     # The gradient of the output in a call that also returns the log-sum-exp.
     gradients=(
-        Ask("sdpa/causal/gqa2/bf16/b2h4q11k9d6/lse"),
-        Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse", since="standard"),
+        Ask(
+            "sdpa/causal/gqa2/bf16/b2h4q11k9d6/lse",
+            why="gradients of an output that comes with log-sum-exps",
+        ),
+        Ask(
+            "sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse",
+            since="standard",
+            why="gradients of an output that comes with log-sum-exps",
+        ),
     ),
 )

@@ -42,7 +42,9 @@ SINKS = Feature(
             "sdpa/padempty/mha/{dt}/b2h3q17k23d8/sinks",
             "sdpa/causal/mqa/{dt}/b2h5q1k65d16/sinks",
             dtypes="every",
+            why="sinks by themselves, of rows without keys, of one query",
         ),
+        Ask("sdpa/none/mha/f32/b2h3q17k23d8/cap2.0/sinks", why="a softcap is not of sinks"),
         Ask(
             "sdpa/none/mqa/{dt}/b2h5q1k65d16/sinks",
             "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/sinks/dense",
@@ -52,15 +54,17 @@ SINKS = Feature(
             "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/sinks/onehot/blhd",
             dtypes="growing",
             since="standard",
+            why="sinks with masks, other features and large values",
         ),
     ),
     gradients=(
-        Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/sinks"),
+        Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/sinks", why="the gradient of sinks"),
         Ask(
             "sdpa/none/mha/{dt}/b3h2q5k9d6/sinks",
             "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6/sinks",
             "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/sinks/dense",
             since="standard",
+            why="the gradient of sinks, with rows without keys, a bias and a softcap",
         ),
     ),
 )

@@ -47,6 +47,7 @@ SLOPES = Feature(
             "sdpa/causal/mha/f32/b1h12q5k24d8/slopes",
             "sdpa/causal/mha/f32/b1h2q513k513d8/slopes",
             dtypes="every",
+            why="slopes by themselves, of 12 heads, of more than 256 keys",
         ),
         Ask(
             "sdpa/causal/mha/{dt}/b2h3q17k23d8/slopes",
@@ -59,7 +60,8 @@ SLOPES = Feature(
             "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes/onehot/blhd",
             dtypes="growing",
             since="standard",
+            why="slopes with masks and other features, of 12 heads, of more than 256 keys",
         ),
     ),
-    gradients=(Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/slopes"),),
+    gradients=(Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/slopes", why="gradients beside slopes"),),
 )

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import OPERATORS
 
 Spoil = Callable[[Inputs], Inputs]
 """The change that spoils a well-formed problem."""
@@ -32,12 +33,13 @@ class MalformedCase:
     """
 
     name: str
+    operator: Operator
+    needs: tuple[str, ...]
     text: str
     spoil: Spoil
-    operator: Operator
-    needs: tuple[str, ...] = ()
-    dtype: DType = DTYPES["f32"]
     contained: Contained | None = None
+
+    dtype = DTYPES["f32"]
 
     group = "bad problems"
 
@@ -74,22 +76,30 @@ class MalformedCase:
         return self.id
 
 
-Row = tuple[str, Spoil] | tuple[str, Spoil, Contained]
-"""The text of a malformed problem, the change that spoils it, and optionally the other right answers."""
+Row = tuple[str, str, Spoil] | tuple[str, str, Spoil, Contained]
+"""The needs of a malformed problem, separated by blanks; its text; the change that spoils it; optionally
+the other right answers."""
 
 
 def malformed(
-    operator: Operator, rows: Mapping[str, Row], *needs: str
+    rows: Mapping[str, Row], *operators: str, needs: str = "", first: Spoil = lambda x: x
 ) -> tuple[MalformedCase, ...]:
-    """Returns the malformed problems of an operator, from rows by name. Each needs the features
-    `needs`."""
+    """Returns the malformed problems of operators (names), from rows by name. All rows have the further
+    `needs`, and the change `first` before their own."""
     return tuple(
-        MalformedCase(name, text, spoil, operator, needs, contained=next(iter(contained), None))
-        for name, (text, spoil, *contained) in rows.items()
+        MalformedCase(
+            name,
+            OPERATORS[operator],
+            (*f"{needs} {own_needs}".split(),),
+            text,
+            after(first, spoil),
+            *contained,
+        )
+        for operator in operators
+        for name, (own_needs, text, spoil, *contained) in rows.items()
     )
 
 
-def changed(**arrays: Callable[[Inputs], np.ndarray]) -> Spoil:
-    """Returns the change that replaces each array by the result of its function of the well-formed
-    problem."""
-    return lambda x: x.replace(**{name: change(x) for name, change in arrays.items()})
+def after(first: Spoil, second: Spoil) -> Spoil:
+    """Returns the change `second` after the change `first`."""
+    return lambda x: second(first(x))

@@ -1,4 +1,4 @@
-"""The operators, one file each.
+"""The operators, one file each; norms, and layers of one head, share a file.
 
 A new operator has a line in the table below, a file here, a reference, textbook code in `backends`, and
 mutants.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.operator import Operator
-from attention_conformance.suite.spec.operators.additive import ADDITIVE
 from attention_conformance.suite.spec.operators.cached import CACHED
-from attention_conformance.suite.spec.operators.concat import CONCAT
-from attention_conformance.suite.spec.operators.dot import DOT
 from attention_conformance.suite.spec.operators.encoder import ENCODER
 from attention_conformance.suite.spec.operators.latent import LATENT
 from attention_conformance.suite.spec.operators.merge import MERGE
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
+from attention_conformance.suite.spec.operators.one_head import ADDITIVE, CONCAT, DOT
 from attention_conformance.suite.spec.operators.packed import PACKED
 from attention_conformance.suite.spec.operators.paged import PAGED
 from attention_conformance.suite.spec.operators.paged_write import PAGED_WRITE

@@ -49,7 +49,7 @@ from attention_conformance.suite.spec.features.sinks import SINKS
 from attention_conformance.suite.spec.features.slopes import SLOPES
 from attention_conformance.suite.spec.features.softcap import SOFTCAP
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.levels import Ask, designed
 from attention_conformance.suite.spec.masks import Tree
 from attention_conformance.suite.spec.operator import (
     LEFT,
@@ -318,10 +318,16 @@ CACHED = Operator(
     asks=Asks(
         plain=PLAIN,
         cases=(
-            Ask(PLAIN, *DESIGNED),
+            *designed(DESIGNED),
             Ask(DRAWN, dtypes="array"),
-            Ask(*ALONE, *LONG, dtypes="float32", since="standard"),
-            Ask("cached/none/mha/{dt}/b3h2q8k20d16/c1.1.1.1.4/level", dtypes="sixteen"),
+            Ask(
+                *ALONE, *LONG, dtypes="float32", since="standard",
+                why="features by themselves at heads that people run; full rings and long chunks",
+            ),
+            Ask(
+                "cached/none/mha/{dt}/b3h2q8k20d16/c1.1.1.1.4/level", dtypes="sixteen",
+                why="log-sum-exps that 16 bits lose",
+            ),
         ),
     ),
     options=(

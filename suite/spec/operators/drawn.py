@@ -53,12 +53,17 @@ def covering_of(
         return "/".join([*parts, *further, *form, *words])
 
     @cache
-    def id_of(text: str) -> str:
-        """Returns the id with its options in the operator's order; "" if it is invalid."""
+    def case_of(text: str) -> Case | None:
+        """Returns the case of an id with its options in any order; None if it is invalid."""
         try:
-            return Case.read(text).id
+            return Case.read(text)
         except ValueError:
-            return ""
+            return None
+
+    def id_of(row: Row) -> str:
+        """Returns the id of a row, with its options in the operator's order; "" if it is invalid."""
+        case = case_of(text_of(row))
+        return "" if case is None else case.id
 
     def valid(row: Row) -> bool:
         """Returns True if the id of the row is valid, or that of the row with a value of one more
@@ -66,13 +71,13 @@ def covering_of(
         longer_rows = (row | {n: value} for n in axes if n not in row for value in axes[n])
         dtype = {"dtype": defaults["dtype"]}  # an id is valid in every dtype or in none
         rows = (r for r in chain([row], longer_rows) if not is_excluded(r))
-        return any(id_of(text_of(r | dtype)) for r in rows)
+        return any(case_of(text_of(r | dtype)) is not None for r in rows)
 
     return Covering(
         axes,
         valid,
         ("dtype", *size_axes),
-        lambda row: id_of(text_of(row)),
+        id_of,
         [*pairs_of(axes), *triples],
         at_full=list(combinations(axes, 3)),
     )

@@ -19,10 +19,9 @@ import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
-from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
+from attention_conformance.suite.spec.operator import Asks, Operator, Questions, choice, flag
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.drawn import covering_of
-from attention_conformance.suite.spec.operators.layers import draw_parameters, draw_sequences
+from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.operators.norms import NORM_EPSILON
 from attention_conformance.suite.spec.sizes import Sizes
 
@@ -51,26 +50,20 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-def axes(case: Case) -> Axes:
-    return layers.SEQUENCES | PARAMETERS
-
-
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Returns the arrays of the case. Tokens have different means, so that a missing norm shows."""
-    arrays, n = draw_sequences(case, rng), case.letters
+    arrays, n = layers.draw_sequences(case, rng), case.letters
     arrays["query"] = arrays["query"] + rng.standard_normal((n["b"], n["q"], 1))
     arrays["key"] = arrays["value"] = arrays["query"]
-    return arrays | draw_parameters(case, rng)
+    return arrays | layers.draw_parameters(case, rng)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
-    return {
+    return layers.needs(case, arrays, sizes, widths) | {
         "pre-norm": case.option("pre"),
         "gelu": case.option("activation") == "gelu",
         "head-width": sizes.H * sizes.D != widths.query,
         "odd-heads": bool(sizes.H % 2),
-        "squeezed": bool(case.option("squeezed")),
-        "batch": not case.option("squeezed"),
     }
 
 
@@ -85,6 +78,7 @@ DRAWN = covering_of(
         "sizes": (
             "mha/b2h8q5k5d32/e256.256.256.320/self", "mha/b2h4q7k7d3/e12.12.12.20/self",
             "mha/b3h3q3k3d4/e12.12.12.5/self", "mha/b5h4q33k33d8/e32.32.32.24/self",
+            "mha/b2h2q4k4d64/e128.128.128.160/self", "mha/b1h2q3k3d128/e256.256.256.64/self",
         ),
         "mask": ("none", "pad", "causal", "causal+pad", "bool.qk/dense", "bool.bhqk/dense"),
         "norms": ("", "pre"),
@@ -93,11 +87,23 @@ DRAWN = covering_of(
     },
 )  # fmt: skip
 
+GRADIENTS = covering_of(
+    "encoder",
+    {
+        "dtype": ("f32", "f64"),
+        "sizes": ("mha/b2h4q7k7d3/e12.12.12.20/self", "mha/b1h2q4k4d64/e128.128.128.160/self"),
+        "mask": ("pad", "none", "causal", "bool.qk/dense"),
+        "norms": ("", "pre"),
+        "activation": ("gelu", ""),
+    },
+    is_excluded=is_wide_in_float64,
+)
+
 ENCODER = Operator(
     name="encoder",
     text="a layer of a Transformer's encoder: attention and a feed-forward network, with norms",
     words=WORDS,
-    axes=axes,
+    axes=lambda case: layers.SEQUENCES | PARAMETERS,
     draw=draw,
     outputs=lambda case: {"output": "bqx"},
     needs=needs,
@@ -107,18 +113,19 @@ ENCODER = Operator(
         plain="encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
         cases=(
             # float64 checks gelu to its last digits.
-            Ask("encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self"),
+            Ask(
+                "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
+                why="float64 checks gelu to its last digits",
+            ),
+            Ask("encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self", why="two masks at once"),
             Ask(DRAWN, dtypes="array"),
         ),
         gradients=(
-            Ask("encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self"),
             Ask(
-                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
-                "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
-                dtypes="last digits",
-                since="standard",
+                "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+                why="gradients without any option",
             ),
-            Ask("encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self", since="full"),
+            Ask(GRADIENTS, dtypes="array", since="standard"),
         ),
     ),
     options=(

@@ -285,7 +285,7 @@ AXES_OF_CASES = {
     "sizes": (
         "mha/b2h4q7k7d8", "mha/b2h3q4k9d8v6", "mha/b3h4q1k9d8v6", "mha/b1h20q1k150d16",
         "mha/b1h2q33k65d16", "mha/b1h20q5k12d16", "mha/b2h16q2k33d32", "mha/b1h128q4k9d16",
-        "mha/b2h16q2k130d64",
+        "mha/b1h32q1k130d128",
     ),
     "mask": (
         "none", "causalbr", "causal", "pad", "padleft", "causal+pad", "win3.0", "bool.bhqk/dense",
@@ -294,7 +294,7 @@ AXES_OF_CASES = {
     "select": ("", "select"),
     "codes": ("", "e4m3", "int8", "e5m2", "int4"),
     "cache": (
-        "", "page4", "page16", "page64", "page4/shared", "writes/page4", "writes/page1/shared",
+        "", "page4", "page16", "page128", "page4/shared", "writes/page4", "writes/page1/shared",
         "writes/page16",
     ),
     "scale": ("", "scale0.3", "scale-0.2"),
@@ -302,6 +302,17 @@ AXES_OF_CASES = {
     "recipe": ("", "large", "integers"),
 }  # fmt: skip
 DRAWN = covering_of("latent", AXES_OF_CASES, is_excluded=is_wide_in_float64)
+
+GRADIENTS = covering_of(
+    "latent",
+    {
+        "dtype": ("f32", "bf16"),
+        "sizes": ("mha/b2h3q4k9d8v6", "mha/b3h4q1k9d8v6", "mha/b1h20q5k12d16", "mha/b1h16q3k17d64"),
+        "mask": ("causalbr", "none", "pad"),
+        "widths": ("", "r512e64"),
+        "scale": ("", "scale0.3"),
+    },
+)
 
 WRITTEN = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/writes/page4"
 
@@ -321,19 +332,35 @@ LATENT = Operator(
         plain_kinds=("latent/causalbr/mha/bf16/b2h16q2k130d128/r512e64",),
         pages=(*IN_PAGES, WRITTEN),
         cases=(
-            Ask(*LARGE, dtypes="growing", since="standard"),
-            Ask(PLAIN, "latent/causalbr/mha/f32/b2h3q4k9d8v6", *IN_PAGES, WRITTEN),
-            Ask(DRAWN, dtypes="array"),
-            Ask(f"{PLAIN}/offset", dtypes="float32 first"),
-            Ask("latent/none/mha/{dt}/b2h3q4k9d12v6/level", dtypes="sixteen"),
+            Ask(*LARGE, dtypes="growing", since="standard", why="latents as models serve them"),
             Ask(
-                "latent/causalbr/mha/{dt}/b1h2q5k33d12v16/level", dtypes="sixteen", since="standard"
+                PLAIN,
+                "latent/causalbr/mha/f32/b2h3q4k9d8v6",
+                *IN_PAGES,
+                WRITTEN,
+                why="without any option; in pages, read, written and shared; codes of latents",
+            ),
+            Ask(DRAWN, dtypes="array"),
+            Ask(f"{PLAIN}/offset", dtypes="float32 first", why="rows far from 0"),
+            Ask(
+                "latent/none/mha/{dt}/b2h3q4k9d12v6/level",
+                dtypes="sixteen",
+                why="log-sum-exps that 16 bits lose",
+            ),
+            Ask(
+                "latent/causalbr/mha/{dt}/b1h2q5k33d12v16/level",
+                dtypes="sixteen",
+                since="standard",
+                why="log-sum-exps that 16 bits lose",
             ),
         ),
         gradients=(
-            Ask("latent/causalbr/mha/{dt}/b2h3q4k9d8v6", dtypes="float32 first"),
-            Ask(PLAIN, "latent/pad/mha/{dt}/b3h4q1k9d8v6", dtypes="two", since="standard"),
-            Ask("latent/none/mha/{dt}/b1h20q5k12d16", dtypes="float32", since="standard"),
+            Ask(
+                "latent/causalbr/mha/{dt}/b2h3q4k9d8v6",
+                dtypes="float32 first",
+                why="gradients with a causal flag",
+            ),
+            Ask(GRADIENTS, dtypes="array", since="standard"),
         ),
     ),
     options=(

@@ -1,4 +1,4 @@
-"""The options, parameters, draws and needs that all layers share.
+"""The options, parameters, draws, needs and work that all layers share.
 
 A layer takes sequences (B, L, width) and parameters. It returns an output (B, Lq, width) and, if
 requested, weights.
@@ -6,7 +6,6 @@ requested, weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Axes, Option, Work, choice, flag
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import BIASES, RETURNED
@@ -49,9 +47,6 @@ sizes.
 
 SEQUENCES: dict[str, str] = {"query": "bqx", "key": "bky", "value": "bkz"}
 """The operands of a layer, with their axes."""
-
-WEIGHTS_OF_ONE_HEAD = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": "bqk"}}
-"""Further outputs of layers of one head, by the option `returned`."""
 
 RATE = Option(
     "rate", r"drop(-?\d\.\d+)", float, lambda value: f"drop{value!r}", 0.0, limits=(0.0, 1.0)
@@ -112,18 +107,14 @@ def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray
 
 
 def draw_parameters(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Returns the kernels (`kernel`), biases and offsets (unit normals), and gains (near 1) of a case, by
-    name in the order of its arrays. Operators draw other parameters themselves."""
+    """Returns the parameters of a case that have a row in `DRAWS`, by name in the order of its arrays.
+    Operators draw other parameters themselves."""
     arrays = {}
     for name, axes in case.axes.items():
-        shape = [case.letters[axis] for axis in axes]
-        if name.endswith("_kernel"):
-            fan_in = math.prod(shape[: 2 if name == "output_kernel" else 1])
-            arrays[name] = kernel(rng, fan_in, *shape)
-        elif name.endswith(("_bias", "offset")):
-            arrays[name] = rng.standard_normal(shape)
-        elif name.endswith("gain"):
-            arrays[name] = 1.0 + rng.standard_normal(shape) / 4
+        for ending, draw_one in DRAWS.items():
+            if name.endswith(ending):
+                arrays[name] = draw_one(rng, *(case.letters[axis] for axis in axes))
+                break
     return arrays
 
 
@@ -131,6 +122,23 @@ def kernel(rng: np.random.Generator, fan_in: int, *shape: int) -> np.ndarray:
     """Returns a kernel of the given shape: normals of variance 1 / fan-in, so that projections of unit
     normals are unit normals."""
     return rng.standard_normal(shape) / np.sqrt(fan_in)
+
+
+DRAWS: Mapping[str, Callable[..., np.ndarray]] = {
+    "output_kernel": lambda rng, heads, size, width: kernel(rng, heads * size, heads, size, width),
+    "_kernel": lambda rng, fan_in, *units: kernel(rng, fan_in, fan_in, *units),
+    "_bias": lambda rng, *shape: rng.standard_normal(shape),
+    "offset": lambda rng, *shape: rng.standard_normal(shape),
+    "gain": lambda rng, size: 1.0 + rng.standard_normal(size) / 4,
+    "score_vector": lambda rng, units: 2.0 * kernel(rng, units, units),
+}
+"""The draw of a parameter, by the ending of the parameter's name: the first row that fits. A score vector
+has variance 4 / U, so scores have a standard deviation near one."""
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """Returns the arrays of a layer whose parameters all have a row in `DRAWS`."""
+    return draw_sequences(case, rng) | draw_parameters(case, rng)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
@@ -149,48 +157,20 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
     }
 
 
-def one_head_outputs(axis: str) -> Callable[[Case], Axes]:
-    """Returns the function `Operator.outputs` of a layer of one head. `axis`: the letter of the output's
-    features."""
-    return lambda case: {"output": f"bq{axis}", **WEIGHTS_OF_ONE_HEAD[case.option("returned")]}
+def outputs(case: Case, features: str, heads: str = "") -> Axes:
+    """Returns the outputs of a layer. `features`: the letter of the output's features; `heads`: the
+    letter of the heads of its weights, if they have this axis."""
+    weights = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": f"b{heads}qk"}}
+    return {"output": f"bq{features}", **weights[case.option("returned")]}
 
 
-def scaled_gradients(operator: str) -> tuple[Ask, ...]:
-    """Returns the gradient cases of a layer of one head, with and without a learned scale."""
-    sizes = "b2h1q5k9d8v6/e8.8.6.6"
-    return (
-        Ask(f"{operator}/pad/mha/f32/{sizes}"),
-        Ask(
-            f"{operator}/pad/mha/bf16/{sizes}",
-            f"{operator}/padempty/mha/f32/{sizes}",
-            f"{operator}/pad/mha/f32/b2h1q3k33d64/e64.64.64.64",
-            since="standard",
-        ),
-        Ask(
-            f"{operator}/none/mha/{{dt}}/{sizes}/unscaled",
-            f"{operator}/none/mha/{{dt}}/{sizes}",
-            f"{operator}/padempty/mha/{{dt}}/{sizes}/unscaled",
-            f"{operator}/padempty/mha/{{dt}}/{sizes}",
-            dtypes="rest",
-            since="full",
-        ),
-    )
-
-
-def moved_bytes(inputs: Inputs) -> int:
-    """Returns the bytes of operands, parameters and output of a layer, each counted once."""
+def work_of(inputs: Inputs, flops: float, direction: str) -> Work:
+    """Returns the work of a layer in a direction, from the operations of the forward pass. Operands,
+    parameters and output are each moved once in every pass."""
     elements = sum(array.size for name, array in inputs.arrays.items() if name != "bias")
     elements += int(np.prod(inputs.full_shape("output")))
-    return elements * inputs.dtype.itemsize
-
-
-def projections_work(inputs: Inputs, direction: str) -> Work:
-    """Returns operations and bytes of four projections and the attention between them, in a direction."""
-    s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
-    products = s.Lq * w.query * s.H * s.D + s.Lk * w.key * s.Hkv * s.D
-    products += s.Lk * w.value * s.Hkv * s.Dv + s.Lq * s.H * s.Dv * w.output
-    flops = 2.0 * s.B * products + 2.0 * pairs * (s.D + s.Dv)
-    return Work(flops * FACTORS[direction], moved_bytes(inputs) * PASSES[direction])
+    bytes_moved = elements * inputs.dtype.itemsize
+    return Work(flops * FACTORS[direction], bytes_moved * PASSES[direction])
 
 
 FACTORS = {"forward": 1.0, "backward": 2.0, "forward+backward": 3.0}

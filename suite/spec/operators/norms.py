@@ -7,29 +7,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.covering import Covering
 from attention_conformance.suite.spec.levels import Ask
-from attention_conformance.suite.spec.operator import (
-    NUMBER,
-    ArrayKinds,
-    Asks,
-    Axes,
-    Operator,
-    Option,
-    number,
-)
+from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, number
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.drawn import covering_of
-from attention_conformance.suite.spec.operators.layers import (
-    draw_parameters,
-    draw_sequences,
-    options,
-)
 from attention_conformance.suite.spec.recipes import exponentials
 
 EPSILON = 2.0**-10
@@ -39,16 +27,13 @@ it out, or adding it after the root, is seen."""
 TINY = 2.0**-6
 """The factor of x in the recipe "tiny"."""
 
-NORM_EPSILON = Option(
-    "epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON, limits=(0.0, 1.0)
-)
+NORM_EPSILON = replace(number("epsilon", "eps"), default=EPSILON, limits=(0.0, 1.0))
 """The option of another epsilon. Each framework's default is tested as a path."""
-
-GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
 
 
 def axes(case: Case) -> Axes:
-    return layers.SEQUENCES if case.option("without_affine") else {**layers.SEQUENCES, **GAIN}
+    affine = {} if case.option("without_affine") else {"gain": "x", "offset": "x"}
+    return layers.SEQUENCES | affine
 
 
 RECIPES = ("normal", "offset", "tiny")
@@ -69,7 +54,7 @@ in 16 bits."""
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Returns the arrays of the case. Means and variances differ between features and tokens, so that a
     wrong axis shows."""
-    arrays, s, width = draw_sequences(case, rng), case.sizes, case.letters["x"]
+    arrays, s, width = layers.draw_sequences(case, rng), case.sizes, case.letters["x"]
     spread = exponentials(rng.standard_normal((1, 1, width)) / 2)
     mean = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
     arrays["query"] = arrays["query"] * spread + mean
@@ -79,7 +64,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         arrays["query"] *= TINY
     if case.option("self_attention"):
         arrays["key"] = arrays["value"] = arrays["query"]
-    return arrays | draw_parameters(case, rng)
+    return arrays | layers.draw_parameters(case, rng)
 
 
 def validate(case: Case) -> None:
@@ -93,12 +78,28 @@ AXES_OF_CASES = {
     "sizes": (
         "mha/b32h1q3k3d64/e64.64.64.64/self", "mha/b32h1q3k3d48/e48.48.48.48/self",
         "mha/b32h1q3k3d768/e768.768.768.768/self", "mha/b32h1q3k3d97/e97.97.97.97/self",
+        "mha/b2h1q3k3d96/e96.96.96.96/self", "mha/b32h1q3k3d100/e100.100.100.100/self",
         "mha/b4h1q4k4d4/e4.4.4.4/self", "mha/b2h1q3k3d4096/e4096.4096.4096.4096/self",
     ),
     "recipe": ("", "offset", "tiny"),
     "affine": ("", "plain"),
 }  # fmt: skip
 """Widths that are powers of two and that are not, below and above 64, and widths of models."""
+
+
+def gradients_of(operator: str, **axes: Sequence[str]) -> Covering:
+    """Returns the covering array of a norm's gradients, with further `axes`."""
+    own = {
+        "dtype": ("f32", "bf16"),
+        "sizes": (
+            "mha/b32h1q3k3d64/e64.64.64.64/self", "mha/b4h1q4k4d4/e4.4.4.4/self",
+            "mha/b2h1q3k3d100/e100.100.100.100/self", "mha/b2h1q3k3d4096/e4096.4096.4096.4096/self",
+        ),
+        "recipe": ("", "tiny"),
+        "affine": ("", "plain"),
+    }  # fmt: skip
+    return covering_of(operator, {**own, **axes})
+
 
 LAYER_NORM = Operator(
     name="layer-norm",
@@ -112,23 +113,27 @@ LAYER_NORM = Operator(
     asks=Asks(
         plain="layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
         cases=(
-            Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
+            Ask(
+                "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                dtypes="halves first",
+                why="without any option",
+            ),
             Ask(covering_of("layer-norm", AXES_OF_CASES), dtypes="array"),
         ),
         gradients=(
-            Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
             Ask(
-                "layer-norm/none/mha/{dt}/b32h1q3k3d768/e768.768.768.768/self/tiny",
-                dtypes="float32 first",
+                "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                dtypes="halves first",
+                why="gradients without any option",
             ),
             Ask(
-                "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
-                "layer-norm/none/mha/f32/b2h1q3k3d4096/e4096.4096.4096.4096/self",
-                since="standard",
+                "layer-norm/none/mha/f32/b32h1q3k3d768/e768.768.768.768/self/tiny",
+                why="variances near epsilon",
             ),
+            Ask(gradients_of("layer-norm"), dtypes="array", since="standard"),
         ),
     ),
-    options=options("without_affine", "plain", NORM_EPSILON),
+    options=layers.options("without_affine", "plain", NORM_EPSILON),
     recipes=RECIPES,
     is_layer=True,
     has_keys=False,
@@ -178,6 +183,7 @@ BATCH_NORM = replace(
             Ask(
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
                 dtypes="halves first",
+                why="statistics of the batch",
             ),
             Ask(
                 covering_of("batch-norm", {**AXES_OF_CASES, "mode": ("", "train")}), dtypes="array"
@@ -188,14 +194,13 @@ BATCH_NORM = replace(
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
                 dtypes="float32 first",
+                why="gradients with statistics of the batch, and with learned ones",
             ),
-            Ask(
-                "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-                "batch-norm/none/mha/f32/b32h1q3k3d97/e97.97.97.97/self/train/tiny",
-                since="standard",
-            ),
+            Ask(gradients_of("batch-norm", mode=("train", "")), dtypes="array", since="standard"),
         ),
     ),
-    options=options("without_affine", "plain", NORM_EPSILON, AVERAGED, training_differs=True),
+    options=layers.options(
+        "without_affine", "plain", NORM_EPSILON, AVERAGED, training_differs=True
+    ),
     array_kinds=ArrayKinds(statistics=STATISTICS),
 )

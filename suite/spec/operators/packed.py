@@ -86,6 +86,15 @@ def token_of_lengths(pair: Lengths) -> str:
     return f"seg{queries}" if queries == keys else f"seg{queries}x{keys}"
 
 
+def sizes_of(row: Row) -> str:
+    """Returns heads, sizes and segments as tokens of an id, such as "gqa2/b2h4q3k9d8/seg1.2x5.4".
+    The axes of the row are "heads" ("gqa2/h4/d8") and "lengths" ("1.2x5.4")."""
+    kind, heads, width = str(row["heads"]).split("/")
+    queries, keys = parse_lengths(str(row["lengths"]))
+    sizes = f"b{len(queries)}{heads}q{sum(queries)}k{sum(keys)}{width}"
+    return f"{kind}/{sizes}/{token_of_lengths((queries, keys))}"
+
+
 def segments(case: Case) -> Iterator[tuple[slice, slice]]:
     """Yields the query slice and the key slice of each segment."""
     edges = (pairwise(cumulative_lengths(part).tolist()) for part in case.option("segments"))
@@ -254,17 +263,25 @@ DRAWN = covering_of(
 
 MANY_SEGMENTS = f"packed/none/mha/{{dt}}/b40h2q80k80d8/seg{'.'.join(['2'] * 40)}"
 
-PATHS = (
-    # decoding: one query per segment, over several keys
-    "packed/none/gqa2/{dt}/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
-    "packed/none/mha/{dt}/b10h2q10k49d8/seg1.1.1.1.1.1.1.1.1.1x1.2.3.4.5.6.7.8.9.4/causalbr",
-    # borders of chunks of 16, 32 and 64 rows inside segments
-    "packed/none/mha/{dt}/b3h2q129k129d8/seg40.40.49/causal",
-    # segments that share blocks of 64 rows
-    "packed/none/gqa2/{dt}/b5h4q64k64d8/seg17.15.0.24.8/causal",
-    "packed/none/mha/{dt}/b4h2q64k128d8/seg8.24.16.16x16.40.32.40/causalbr",
-)
-"""Segments that make kernels choose different paths."""
+GRADIENTS = covering_of(
+    "packed",
+    {
+        "dtype": ("f32", "bf16"),
+        "sizes": (
+            "gqa2/b3h4q24k24d8/seg5.7.12", "mqa/b3h4q10k24d8v6/seg3.1.6x5.12.7",
+            "mha/b4h4q24k24d8/seg0.7.17.0", "gqa2/b4h4q10k24d8/seg3.0.6.1x5.11.7.1",
+            "gqa2/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15", "mha/b3h2q129k129d8/seg40.40.49",
+            "gqa2/b5h4q64k64d64/seg17.15.0.24.8", "mha/b4h2q64k128d8/seg8.24.16.16x16.40.32.40",
+            "gqa8/b2h16q48k48d128/seg16.32", "gqa2/b2h4q20k40d256/seg4.16x8.32",
+        ),
+        "alignment": ("causal", "", "causalbr"),
+        "scale": ("", "scale0.3"),
+        "recipe": ("", "large"),
+    },
+    is_excluded=has_two_answers,
+)  # fmt: skip
+"""Decoding, borders of chunks of 16, 32 and 64 rows inside segments, segments that share blocks of 64
+rows, and heads that people run."""
 
 PACKED = Operator(
     name="packed",
@@ -285,28 +302,22 @@ PACKED = Operator(
                 # without any option, and decoding alone
                 "packed/none/gqa2/f32/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr",
                 "packed/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
+                why="a causal flag; segments without queries; decoding alone",
             ),
             Ask(DRAWN, dtypes="array"),
-            Ask(MANY_SEGMENTS, since="standard"),
+            Ask(MANY_SEGMENTS, since="standard", why="more segments than a block has threads"),
         ),
         gradients=(
-            Ask("packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12", dtypes="float32 first"),
-            Ask("packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal"),
             Ask(
-                "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
-                "packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0",
-                "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
-                dtypes="two",
-                since="standard",
+                "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+                dtypes="float32 first",
+                why="gradients without any option",
             ),
             Ask(
-                *PATHS,
-                "packed/none/gqa8/{dt}/b2h16q48k48d128/seg16.32/causal",
-                "packed/none/gqa2/{dt}/b2h4q20k40d256/seg4.16x8.32/causalbr",
-                "packed/none/gqa2/{dt}/b4h4q10k24d8/seg3.0.6.1x5.11.7.1",
-                dtypes="float32",
-                since="standard",
+                "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal",
+                why="gradients of grouped heads with a causal flag",
             ),
+            Ask(GRADIENTS, dtypes="array", since="standard"),
         ),
     ),
     options=(

@@ -25,12 +25,10 @@ import numpy as np
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.features.softcap import SOFTCAP
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import (
     LEFT,
     SCALE,
     ArrayKinds,
-    Asks,
     Axes,
     Operator,
     Option,
@@ -40,7 +38,6 @@ from attention_conformance.suite.spec.operator import (
     choice,
 )
 from attention_conformance.suite.spec.operators import in_pages
-from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.operators.in_pages import (
     owned_pages,
     pool_axes,
@@ -58,6 +55,7 @@ from attention_conformance.suite.spec.operators.packed import (
     validate_lengths,
     with_lengths,
 )
+from attention_conformance.suite.spec.operators.paged_cases import ASKS, PLAIN
 from attention_conformance.suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
@@ -68,8 +66,6 @@ FEATURES = frozenset(
 )  # fmt: skip
 """Features of paged attention."""
 
-PLAIN = "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
-"""A step of decoding, a later chunk and a whole prompt, in pages of four slots."""
 
 PAGE = Option("page_size", r"page(\d+)", int, lambda size: f"page{size}", 4, (1, 2, 3, 7, 16))
 """The number of slots of a page."""
@@ -271,52 +267,6 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
     return new_sizes, {"segments": (queries, keys)}
 
 
-MIXED = "paged/none/gqa2/{dt}/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10"
-"""Decoding, chunks, a prompt that fills its pages, a sample without queries, and one without keys."""
-
-COMMON = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"
-"""A common prefix, which is often attended apart."""
-
-LEVEL = "paged/none/gqa2/{dt}/b5h4q5k57d16/seg1.1.1.1.1x17.8.16.1.15"
-
-FULL_SPLITS = "paged/none/gqa4/{dt}/b2h8q2k384d64/seg1.1x256.128/page16/causal"
-"""Decoding over keys that splits of 128 divide."""
-
-AXES_OF_CASES = {
-    "sizes": (
-        "gqa2/b3h4q9k24d8/seg1.3.5x7.12.5", "gqa2/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10",
-        "gqa2/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15",
-        "mha/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5", "gqa2/b2h4q88k88d16/seg40.48",
-        "mqa/b3h4q9k24d8v6/seg1.3.5x7.12.5", "gqa2/b2h4q8k16d8/seg3.5x7.9",
-        "gqa4/b4h8q40k81d64/seg1.17.6.16x15.17.33.16", "gqa8/b2h16q2k80d128/seg1.1x33.47",
-        "gqa8/b2h32q5k185d80/seg1.4x150.35", "gqa4/b2h8q2k341d64/seg1.1x300.41",
-        "mqa/b2h8q6k80d64/seg5.1x33.47", "gqa4/b2h8q2k80d192v128/seg1.1x33.47",
-        "gqa2/b2h16q6k216d64/seg5.1x146.70", "gqa2/b1h4q24k300d256/seg24x300",
-    ),
-    "pages": (
-        "", "hnd", "page1", "page3/hnd", "page16", "page32/hnd", "page64", "page128", "page256/hnd",
-        "shared", "page16/shared", "page2/shared/hnd",
-    ),
-    "order": ("", "ascending"),
-    "window": ("causal", "", "causal/win3", "causal/win0", "causal/win31", "causal/win100"),
-    "softcap": ("", "cap2.0"),
-    "scale": ("", "scale0.3", "scale-0.2"),
-    "recipe": ("", "large", "tiny"),
-}  # fmt: skip
-DRAWN = covering_of("paged", AXES_OF_CASES, is_excluded=is_wide_in_float64)
-
-DESIGNED = (
-    f"{COMMON}/win3/cap2.0",
-    "paged/none/gqa2/f32/b2h4q17k17d8/seg5.12/causal/win3/cap2.0",
-    "paged/none/gqa2/f32/b2h4q8k16d8/seg3.5x7.9/causal",
-    "paged/none/gqa2/f32/b2h4q2k211d8/seg1.1x141.70/page64/causal",
-    "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
-    "paged/none/gqa2/f32/b2h4q2k80d8/seg1.1x33.47/hnd/causal",
-)
-"""What smoke's few rows lack: a common prefix, which is often attended apart; whole prompts alone, which
-are often attended without pages; a chunk behind a page; a split within a sample; as many heads as
-slots; decoding alone with heads first."""
-
 PAGED = Operator(
     name="paged",
     text="attention of packed queries over keys in pages",
@@ -327,26 +277,7 @@ PAGED = Operator(
     outputs=lambda case: {"output": "qhv"},
     needs=needs,
     validate=validate,
-    asks=Asks(
-        plain=PLAIN,
-        plain_kinds=("paged/none/gqa8/f32/b2h16q2k80d128/seg1.1x33.47/page16/causal",),
-        pages=(
-            PLAIN,
-            "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal",
-            "paged/none/gqa4/{dt}/b2h8q2k80d64/seg1.1x33.47/page16/causal",
-        ),
-        cases=(
-            Ask(PLAIN, *DESIGNED),
-            Ask(DRAWN, dtypes="array"),
-            Ask(FULL_SPLITS, dtypes="growing", since="standard"),
-            Ask(f"{LEVEL}/causal/level", dtypes="sixteen"),
-        ),
-        gradients=(
-            Ask(PLAIN, dtypes="float32 first"),
-            Ask(COMMON),
-            Ask(f"{MIXED}/hnd/causal", dtypes="two", since="standard"),
-        ),
-    ),
+    asks=ASKS,
     options=(
         Option("segments", LENGTHS, parse_lengths, token_of_lengths),
         PAGE,

@@ -33,12 +33,13 @@ from attention_conformance.suite.spec.operator import (
     choice,
     flag,
 )
-from attention_conformance.suite.spec.operators.drawn import covering_of
+from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.operators.in_pages import LAYOUT, slot_numbers
 from attention_conformance.suite.spec.operators.packed import (
     LENGTHS,
     parse_lengths,
     segments,
+    sizes_of,
     token_of_lengths,
     with_lengths,
 )
@@ -151,20 +152,37 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 DRAWN = covering_of(
     "paged-write",
     {
-        "sizes": (
-            "mha/b3h2q9k24d8/seg1.3.5x7.12.5", "mha/b3h2q9k24d8v6/seg1.3.5x7.12.5",
-            "mha/b2h2q15k15d12/seg6.9", "mha/b5h2q5k57d8/seg1.1.1.1.1x17.8.16.1.15",
-            "mha/b3h2q9k24d12v20/seg1.3.5x7.12.5", "mha/b6h2q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10",
-            "mha/b4h1q40k81d64/seg1.17.6.16x15.17.33.16", "mha/b2h8q5k40d128/seg1.4x15.25",
-            "mha/b2h1q160k211d8/seg150.10x150.61",
+        "heads": ("mha/h2/d8", "mha/h2/d8v6", "mha/h1/d64", "mha/h8/d128", "mha/h2/d12v20"),
+        "lengths": (
+            "1.3.5x7.12.5", "6.9", "1.1.1.1.1x17.8.16.1.15", "1.4.12.0.0.1x9.11.12.8.0.10",
+            "1.17.6.16x15.17.33.16", "1.4x15.25", "150.10x150.61",
         ),
-        "pages": ("", "hnd", "page1", "page3/hnd", "page16", "page32/hnd", "page256"),
+        "pages": ("", "page1", "page3", "page16", "page32", "page256"),
+        "layout": ("", "hnd"),
         "order": ("", "ascending"),
         "shuffled": ("", "shuffled"),
         "skipped": ("", "skipped"),
         "recipe": ("", "tiny"),
     },
+    sizes_of,
+    ("heads", "lengths"),
+    is_wide_in_float64,
+    triples=[("heads", "pages", "layout")],
 )  # fmt: skip
+
+GRADIENTS = covering_of(
+    "paged-write",
+    {
+        "dtype": ("f32",),
+        "heads": ("mha/h2/d8", "mha/h2/d64"),
+        "lengths": ("1.3.5x7.12.5", "1.4x15.25"),
+        "layout": ("", "hnd"),
+        "shuffled": ("", "shuffled"),
+        "skipped": ("", "skipped"),
+    },
+    sizes_of,
+    ("heads", "lengths"),
+)
 
 PAGED_WRITE = Operator(
     name="paged-write",
@@ -180,12 +198,12 @@ PAGED_WRITE = Operator(
     asks=Asks(
         plain=PLAIN,
         cases=(
-            Ask(PLAIN),
+            Ask(PLAIN, why="without any option"),
             Ask(DRAWN, dtypes="array"),
         ),
         gradients=(
-            Ask(PLAIN, dtypes="float32"),
-            Ask(f"{PLAIN}/hnd/shuffled/skipped", dtypes="float32", since="standard"),
+            Ask(PLAIN, dtypes="float32", why="gradients without any option"),
+            Ask(GRADIENTS, dtypes="array", since="standard"),
         ),
     ),
     options=(

@@ -57,31 +57,56 @@ SERVED = covering_of(
 )  # fmt: skip
 """Codes as models serve them, at sizes that people run."""
 
+GRADIENTS = covering_of(
+    "quantized",
+    {
+        "dtype": ("f32", "bf16"),
+        "sizes": ("gqa2/b2h4q3k17d8", "mqa/b3h2q1k23d8v6", "gqa4/b1h8q4k33d64"),
+        "codes": ("", "e4m3"),
+        "scales": ("perhead", "pertoken", "perchannel"),
+        "alignment": ("causal", ""),
+    },
+)
+
 ASKS = Asks(
     plain=PLAIN,
     plain_kinds=("quantized/none/gqa4/bf16/b2h8q4k130d64/e4m3/perhead/causal",),
     pages=IN_PAGES,
     cases=(
-        Ask(PLAIN, *IN_PAGES),
+        Ask(
+            PLAIN,
+            *IN_PAGES,
+            why="a chunk behind a cache; codes and scales in pages, read, written and shared",
+        ),
         Ask(DRAWN, dtypes="array"),
         Ask(SERVED, dtypes="array", since="standard"),
         Ask(
             "quantized/none/gqa4/{dt}/b2h8q1k256d64/e4m3/perhead",
             dtypes="growing",
             since="standard",
+            why="codes as models serve them",
         ),
-        Ask(f"{PLAIN}/offset", dtypes="float32 first"),
-        Ask("quantized/none/gqa2/{dt}/b2h4q3k17d16/perhead/causal/level", dtypes="sixteen"),
+        Ask(f"{PLAIN}/offset", dtypes="float32 first", why="rows far from 0"),
+        Ask(
+            "quantized/none/gqa2/{dt}/b2h4q3k17d16/perhead/causal/level",
+            dtypes="sixteen",
+            why="log-sum-exps that 16 bits lose",
+        ),
         Ask(
             "quantized/none/gqa2/{dt}/b2h4q3k17d16/e4m3/pertoken/level",
             f"{DECODING}/level",
             dtypes="sixteen",
             since="standard",
+            why="log-sum-exps that 16 bits lose",
         ),
-        Ask(f"{TILES}/causal", dtypes="float32"),
+        Ask(
+            f"{TILES}/causal",
+            dtypes="float32",
+            why="more than two tiles, the last of which is shorter",
+        ),
     ),
     gradients=(
-        Ask(PLAIN, dtypes="float32"),
-        Ask(f"{SMALL}/e4m3/pertoken/causal", dtypes="two", since="standard"),
+        Ask(PLAIN, dtypes="float32", why="gradients of queries before codes"),
+        Ask(GRADIENTS, dtypes="array", since="standard"),
     ),
 )

@@ -108,7 +108,11 @@ QUANTIZED_WRITE = Operator(
     validate=validate_codes,
     asks=Asks(
         plain=PLAIN,
-        cases=(Ask(PLAIN, WIDE), Ask(DRAWN, dtypes="array"), Ask(*MANY, since="standard")),
+        cases=(
+            Ask(PLAIN, WIDE, why="scales of heads, and of tiles, the last of which is shorter"),
+            Ask(DRAWN, dtypes="array"),
+            Ask(*MANY, since="standard", why="numbers near the middle of two codes"),
+        ),
     ),
     options=(*OPTIONS, flag("beyond", "beyond")),
     recipes=("normal", "large"),

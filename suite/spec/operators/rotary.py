@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.levels import Ask, designed
 from attention_conformance.suite.spec.operator import (
     ArrayKinds,
     Asks,
@@ -239,18 +239,41 @@ DRAWN = covering_of(
     },
 )  # fmt: skip
 
-DESIGNED = (
-    "rotary/none/mha/{dt}/b2h3q17k1d16",
-    "rotary/none/mha/f32/b2h3q17k1d16/gathered",
-    "rotary/none/mha/f32/b2h3q17k1d64/gathered/at100003",
-    "rotary/none/mha/f32/b2h3q17k1d16/interleaved/gathered",
-    "rotary/none/mha/f32/b2h3q17k1d16/base500000.0/at1000000",
-    "rotary/none/mha/f32/b2h3q17k1d16/rot8/at100003",
-    "rotary/none/mha/f32/b2h3q17k1d16/ntk",
-    "rotary/none/mha/f32/b2h3q17k1d16/longrope/at4097",
-)
-"""What smoke's few rows lack: positions of several samples, far positions with another base or a part of
-the components, and frequencies that a length changes."""
+GRADIENTS = covering_of(
+    "rotary",
+    {
+        "dtype": ("f32", "bf16"),
+        "sizes": (
+            "mha/b2h3q17k1d16",
+            "mha/b2h3q17k1d16/rot8",
+            "mha/b1h2q9k1d128/rot32",
+            "mha/b2h2q3k1d256",
+        ),
+        "pairs": ("", "interleaved"),
+        "scaling": ("", "yarn", "llama3"),
+        "positions": ("", "at4097", "at100003", "gathered"),
+        "order": ("", "blhd"),
+    },
+)  # fmt: skip
+
+DESIGNED = {
+    "without any option": ("rotary/none/mha/{dt}/b2h3q17k1d16",),
+    "positions of several samples": (
+        "rotary/none/mha/f32/b2h3q17k1d16/gathered",
+        "rotary/none/mha/f32/b2h3q17k1d64/gathered/at100003",
+        "rotary/none/mha/f32/b2h3q17k1d16/interleaved/gathered",
+    ),
+    "far positions with another base or a part of the components": (
+        "rotary/none/mha/f32/b2h3q17k1d16/base500000.0/at1000000",
+        "rotary/none/mha/f32/b2h3q17k1d16/rot8/at100003",
+    ),
+    "frequencies that a length changes": (
+        "rotary/none/mha/f32/b2h3q17k1d16/ntk",
+        "rotary/none/mha/f32/b2h3q17k1d16/longrope/at4097",
+        "rotary/none/mha/f32/b1h2q9k1d80/interleaved/rot20/base500000.0/yarn",
+    ),
+}
+"""What smoke's few rows lack, by the reason."""
 
 ROTARY = Operator(
     name="rotary",
@@ -265,17 +288,14 @@ ROTARY = Operator(
     validate=validate,
     asks=Asks(
         plain="rotary/none/mha/{dt}/b2h3q17k1d16",
-        cases=(Ask(*DESIGNED), Ask(DRAWN, dtypes="array")),
+        cases=(*designed(DESIGNED), Ask(DRAWN, dtypes="array")),
         gradients=(
-            Ask("rotary/none/mha/{dt}/b2h3q17k1d16", dtypes="float32 first"),
             Ask(
-                "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
-                "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
-                "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
-                "rotary/none/mha/f32/b1h2q9k1d128/rot32",
-                dtypes="two",
-                since="standard",
+                "rotary/none/mha/{dt}/b2h3q17k1d16",
+                dtypes="float32 first",
+                why="gradients without any option",
             ),
+            Ask(GRADIENTS, dtypes="array", since="standard"),
         ),
     ),
     options=(

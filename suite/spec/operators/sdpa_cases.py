@@ -151,6 +151,8 @@ SMOKE_DESIGNED = (
     "sdpa/bool.b1qk/mha/f32/b3h2q2k32d8/dense",
     # scores that tie in two tiles
     "sdpa/none/mha/f32/b1h2q3k65d8/scale0.0",
+    # scores whose spread exceeds the largest exponent, so that the sign of the scale matters
+    "sdpa/none/mha/f32/b2h3q17k65d64/scale-4.0",
     "sdpa/none/mha/f64/b2h3q17k23d8",
     "sdpa/none/mha/f32/b2h3q17k23d8/bhdl",
     "sdpa/pad/mha/f64/b1h1q64k257d32",
@@ -291,8 +293,6 @@ def _designed() -> list[str]:
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/bf16/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale0.0",
-        # scores whose spread exceeds the largest exponent, so that the sign of the scale matters
-        "sdpa/none/mha/f32/b2h3q17k65d64/scale-4.0",
         "sdpa/none/mha/f32/b0h1q1k1d1/bias.qk",
     ]
     return ids
@@ -328,14 +328,35 @@ CASES = (
     Ask(*SMOKE_ALIBI, why="ALiBi as libraries make it"),
     Ask(*SMOKE_FAR, dtypes="float32 first", why="rows far from 0, maxima that rise and fall"),
     Ask(*LEVEL, dtypes="sixteen", why="parts of the keys are merged by log-sum-exps in float32"),
-    Ask(*SMOKE_LOWEST, dtypes="every"),
-    Ask(*SMOKE_LIKE_MASKS, *TOGETHER, dtypes="growing"),
-    Ask(*LIKE_MASKS, dtypes="growing", since="standard"),
-    Ask(*ALIBI, *LOWEST, *FAR, dtypes="every", since="standard"),
+    Ask(
+        *SMOKE_LOWEST,
+        dtypes="every",
+        why="masks as most models write them: a bias of the lowest finite number",
+    ),
+    Ask(
+        *SMOKE_LIKE_MASKS,
+        *TOGETHER,
+        dtypes="growing",
+        why="biases that may be taken for masks; rows without keys only under two masks together",
+    ),
+    Ask(*LIKE_MASKS, dtypes="growing", since="standard", why="biases that may be taken for masks"),
+    Ask(
+        *ALIBI,
+        *LOWEST,
+        *FAR,
+        dtypes="every",
+        since="standard",
+        why="ALiBi as libraries make it, biases of the lowest number, rows far from 0",
+    ),
     Ask(*SIZES, since="standard", why="sizes from which kernels choose their path"),
     *FORWARD,
     *(ask for feature in FEATURES.values() for ask in feature.cases),
-    Ask(*SMOKE_TREES, dtypes="growing"),
-    Ask(*TREES, dtypes="growing", since="standard"),
+    Ask(*SMOKE_TREES, dtypes="growing", why="trees of drafted tokens"),
+    Ask(
+        *TREES,
+        dtypes="growing",
+        since="standard",
+        why="trees of drafted tokens: chains, two and three children, without other keys",
+    ),
 )
 """Cases whose values are judged."""

@@ -58,6 +58,10 @@ DESIGNED_GRADIENTS = (
     "sdpa/none/mha/{dt}/b2h3q5k7d8/scale0.0",
     # subnormal weights, after exp and after the division
     "sdpa/none/mqa/{dt}/b1h8q11k30d96/bias.bhqk/scale2.5/bhdl",
+    # a bias with a causal flag at the heads of models
+    "sdpa/causal/gqa2/{dt}/b2h4q64k64d64/bias.qk",
+    "sdpa/causal/gqa2/{dt}/b2h4q64k64d64/bias.bhqk",
+    "sdpa/causal/mha/{dt}/b1h2q64k64d128/bias.1hqk",
     "sdpa/none/mha/{dt}/b0h3q5k7d8",
     "sdpa/none/mha/{dt}/b0h3q5k7d8/bias.qk",
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6/scale-0.2",
@@ -98,19 +102,33 @@ GRADIENT_COVERING = Covering(GRADIENT_AXES, derivable, ("mask", "shape", "heads"
 
 
 GRADIENTS = (
-    Ask(*SMOKE_GRADIENTS),
+    Ask(
+        *SMOKE_GRADIENTS,
+        why="sizes that all kernels support, equal sizes, lengths that tiles divide, rows without keys",
+    ),
     Ask(GRADIENT_COVERING, dtypes="array x dtypes"),
-    Ask(*DESIGNED_GRADIENTS, dtypes="float32", since="standard"),
-    Ask(*SIZES, *LOWEST, TOGETHER, since="standard"),
-    Ask(*FAR, dtypes="float32 first"),
+    Ask(
+        *DESIGNED_GRADIENTS,
+        dtypes="float32",
+        since="standard",
+        why="tails of blocks, one query, many heads of one key, biases that queries share",
+    ),
+    Ask(
+        *SIZES,
+        *LOWEST,
+        TOGETHER,
+        since="standard",
+        why="sizes from which kernels choose their path; masks written as a bias, or in two parts",
+    ),
+    Ask(*FAR, dtypes="float32 first", why="rows far from 0, and maxima that rise and fall"),
     *BACKWARD,
-    Ask("sdpa/pad/mha/{dt}/b2h3q31k33d7", since="full"),
+    Ask("sdpa/pad/mha/{dt}/b2h3q31k33d7", since="full", why="lengths on both sides of a tile"),
     *(ask for feature in FEATURES.values() for ask in feature.gradients),
 )
 """Cases whose derivatives are judged."""
 
 
-COMPILED_WHY = "each compiled case is a program of its own, so few are asked"
+COMPILED_WHY = "each compiled case is a program of its own, so few are tested"
 
 COMPILED_AXES: dict[str, tuple[object, ...]] = {
     "mask": (

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cached_property
 from itertools import combinations
 from math import prod
 from typing import cast
 
-from attention_conformance.suite.spec.covering import Covering, Row, each_value
+from attention_conformance.suite.spec.covering import Covering, Row, Tuple
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operators.drawn import covering_of
@@ -144,9 +144,9 @@ BY_MASK = Covering(
 DTYPES_RUN = ("f32", "f16", "bf16")
 CHUNKS = (
     "gqa4/b2h8q16k64d64", "gqa8/b2h16q16k64d128", "gqa3/b1h6q33k65d72", "mha/b1h2q64k64d128",
-    "gqa2/b2h4q64k64d64", "gqa2/b2h4q32k64d256", "gqa4/b2h8q16k48d80", "gqa2/b1h4q16k32d192v128",
+    "gqa2/b2h4q64k64d64", "gqa2/b2h4q32k64d256", "gqa4/b1h32q16k48d80", "gqa2/b1h4q16k32d192v128",
 )  # fmt: skip
-DECODING = ("gqa7/b2h28q1k128d128", "gqa8/b1h8q1k300d128", "mha/b2h3q1k257d64")
+DECODING = ("gqa7/b2h28q1k128d128", "gqa8/b1h32q1k300d96", "mha/b2h3q1k257d64")
 RUN = (*CHUNKS, *DECODING)
 """Sizes that people run, in the dtypes that they run them in."""
 
@@ -194,17 +194,29 @@ DERIVED = covering_of(
 )  # fmt: skip
 
 
-def ids(direction: str, smoke_only: bool = False) -> list[str]:
-    """Returns the ids of one direction: "forward" for values, "backward" for gradients. With `smoke_only`
-    a few ids, which together have every class."""
-    direction_rows = [row for row in BY_MASK.rows if row["direction"] == direction]
-    chosen_rows = each_value(direction_rows) if smoke_only else direction_rows
-    rows_with_members = with_members(BY_MASK.rows, CLASSES, "mask")
-    return [
-        id_of(row)
-        for class_row, row in zip(BY_MASK.rows, rows_with_members, strict=True)
-        if class_row in chosen_rows
-    ]
+class ByClass(Covering):
+    """The rows of the covering array `BY_MASK` that have one direction: "forward" for values, "backward"
+    for gradients. In ids each class of sizes is replaced by one of its members."""
+
+    def __init__(self, direction: str) -> None:
+        super().__init__(MASK_AXES, BY_MASK.valid, (), self._id_with_members, BY_MASK.targets)
+        self.direction = direction
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(row for row in BY_MASK.rows if row["direction"] == self.direction)
+
+    @cached_property
+    def _ids(self) -> dict[Tuple, str]:
+        """The id of each row of `BY_MASK`."""
+        rows_with_members = with_members(BY_MASK.rows, CLASSES, "mask")
+        return {
+            tuple(row.items()): id_of(row_with_members)
+            for row, row_with_members in zip(BY_MASK.rows, rows_with_members, strict=True)
+        }
+
+    def _id_with_members(self, row: Row) -> str:
+        return self._ids[tuple(row.items())]
 
 
 WINDOWS = tuple(f"win{keys - 1}.0" for keys in (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65))
@@ -247,8 +259,10 @@ MODELS = (
 FORWARD, BACKWARD = (
     (
         Ask(*RUNS[direction], dtypes="array", since="standard", why="sizes that people run"),
-        Ask(*SMOKE[direction], partial(ids, direction, smoke_only=True), why=WHY),
-        Ask(partial(ids, direction), since="standard", why=WHY),
+        Ask(
+            *SMOKE[direction], why="narrow and open windows, the largest head, a mask beside a flag"
+        ),
+        Ask(ByClass(direction), dtypes="array", why=WHY),
         Ask(*NARROW, dtypes="growing", since="standard", why="windows around the sizes of tiles"),
         Ask(*MODELS, dtypes="growing", since="standard", why="attention of models"),
         Ask(TWO_FEATURES, dtypes="array", since="standard", why="two features at once"),
