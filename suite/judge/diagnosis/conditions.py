@@ -7,7 +7,7 @@ restricted to this property.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from itertools import combinations
 
@@ -15,7 +15,12 @@ import numpy as np
 
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.evidence import Evidence, contradicts
+from attention_conformance.suite.judge.diagnosis.evidence import (
+    Answer,
+    Evidence,
+    contradicts,
+    explains,
+)
 from attention_conformance.suite.judge.diagnosis.instrument import Symptom
 from attention_conformance.suite.judge.diagnosis.kernels import answer_of
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome
@@ -69,11 +74,15 @@ def restrict_symptom(
     cases = [outcome.inputs.case for outcome in explained] or cases
     condition = ""
     if explained:
-        asked = [o for o in neighbours(explained[0], is_late) if contradicts(o, answer(o))]
-        concerned = [o for o in evidence.failing if contradicts(o, answer(o))]
-        concerned += [o for o in asked if o.is_wrong]
-        right = [*contradicting, *(o for o in asked if not o.is_wrong)]
-        condition = separators(concerned, right) if right else ""
+        asked, is_complete = neighbours(explained[0], answer, is_late)
+        wrong = [outcome for outcome in asked if outcome.is_wrong]
+        concerned = [o for o in evidence.failing if contradicts(o, answer(o))] + wrong
+        right = [*contradicting, *(outcome for outcome in asked if not outcome.is_wrong)]
+        unexplained = [outcome for outcome in wrong if not explains(outcome, answer(outcome))]
+        if right and unexplained:
+            # The failing cell is explained by chance: the neighbours have another fault.
+            return symptom, cases, len(right) + len(unexplained)
+        condition = separators(concerned, right) if right and is_complete else ""
         contradicting = [] if condition else contradicting
         condition = condition or (SOMETIMES if right else "")
     if condition and condition.removeprefix("with ") not in symptom.sentence.lower():
@@ -81,19 +90,29 @@ def restrict_symptom(
     return symptom, cases, len(contradicting)
 
 
-def neighbours(outcome: Outcome, is_late: Callable[[], bool]) -> Iterator[Outcome]:
-    """Yields outcomes of the implementation for cases that differ from a failing one in one respect: what
-    separates the failing ones from the right ones is the condition of the fault. Ends when `is_late()`
-    is True."""
-    cell = outcome.cell
-    assert isinstance(cell.case, Case)
-    for case in (*simpler_cases(cell.case), *_other_cases(cell.case)):
+def neighbours(
+    outcome: Outcome, answer: Answer, is_late: Callable[[], bool]
+) -> tuple[list[Outcome], bool]:
+    """Returns two values: outcomes for cases that differ from a failing one in one respect, of which a
+    fault with the answer `answer` gets wrong; and False if `is_late()` ended the search. What separates
+    wrong outcomes from right ones is the condition of the fault. Sizes grow until an outcome is wrong."""
+    case = outcome.cell.case
+    assert isinstance(case, Case)
+    found: list[Outcome] = []
+    wrong_changes: set[tuple[int, ...]] = set()
+    for other in dict.fromkeys((*simpler_cases(case), *_other_cases(case))):
+        sizes = zip(astuple(case.sizes), astuple(other.sizes), strict=True)
+        change = tuple(np.sign(new - old) for old, new in sizes)
+        if change in wrong_changes or outcome.cell.implementation.unsupported(other) is not None:
+            continue
         if is_late():
-            return
-        if cell.implementation.unsupported(case) is None:
-            neighbour = Outcome.from_cell(Cell(cell.check, case, cell.implementation, cell.seed))
-            if neighbour is not None:
-                yield neighbour
+            return found, False
+        neighbour = outcome.neighbour(other)
+        if neighbour is not None and contradicts(neighbour, answer(neighbour)):
+            found.append(neighbour)
+            if neighbour.is_wrong and any(change):
+                wrong_changes.add(change)
+    return found, True
 
 
 def _other_cases(case: Case) -> Iterator[Case]:

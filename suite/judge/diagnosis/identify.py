@@ -158,7 +158,8 @@ def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
         in_f32 = replace(case, dtype=DTYPES["f32"], recipe="normal")
         own_symptoms = []
         if in_f32 != small:
-            own_symptoms = tool.symptoms(heads.head_symptoms, plain_case(in_f32))
+            plain = replace(plain_case(in_f32), axis_order="bhld")
+            own_symptoms = tool.symptoms(heads.head_symptoms, plain)
             own_symptoms = own_symptoms or weight_symptoms(tool, in_f32)
         symptoms = [s for s in symptoms if s not in ignored or not own_symptoms] + own_symptoms
     return symptoms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -105,6 +105,14 @@ class Outcome(Comparison):
     cell: Cell
     fault_inputs: Inputs
     has_gradients: bool = False
+    _neighbours: dict[str, Outcome | None] = field(default_factory=dict)
+
+    def neighbour(self, case: Case) -> Outcome | None:
+        """Returns the outcome of the cell with another case, from a cache; None as in `from_cell`."""
+        if case.id not in self._neighbours:
+            cell = Cell(self.cell.check, case, self.cell.implementation, self.cell.seed)
+            self._neighbours[case.id] = Outcome.from_cell(cell)
+        return self._neighbours[case.id]
 
     @classmethod
     def from_cell(cls, cell: Cell) -> Outcome | None:
