@@ -60,9 +60,9 @@ def restrict_symptom(
     evidence: Evidence, symptom: Symptom, cases: Sequence[Case], is_late: Callable[[], bool]
 ) -> tuple[Symptom, Sequence[Case], int]:
     """Returns three values: the symptom, whose sentence may be restricted to a condition; the cases that
-    it explains; and the number of passing cells that contradict it. If the symptom has no kernel, or its
-    kernel explains no cell, the explained cases are `cases`. Neighbours of an explained cell are asked
-    until `is_late()`."""
+    it explains; and the number of passing cells, or of neighbours of an explained cell, that contradict
+    it. If the symptom has no kernel, or its kernel explains no cell, the explained cases are `cases`. If
+    `is_late()` ends the search for neighbours, the condition is `SOMETIMES`."""
     if not evidence.failing or symptom.kernel is None:
         return symptom, cases, 0
     answer = partial(prediction, symptom.kernel)

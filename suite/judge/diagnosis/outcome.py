@@ -108,10 +108,11 @@ class Outcome(Comparison):
     _neighbours: dict[str, Outcome | None] = field(default_factory=dict)
 
     def neighbour(self, case: Case) -> Outcome | None:
-        """Returns the outcome of the cell with another case, from a cache; None as in `from_cell`."""
+        """Returns the outcome of the cell with another case, from a cache, with gradients if this
+        outcome has them; None as in `from_cell`."""
         if case.id not in self._neighbours:
             cell = Cell(self.cell.check, case, self.cell.implementation, self.cell.seed)
-            self._neighbours[case.id] = Outcome.from_cell(cell)
+            self._neighbours[case.id] = Outcome._at(cell, self.has_gradients)
         return self._neighbours[case.id]
 
     @classmethod
