@@ -19,12 +19,6 @@ from attention_conformance.suite.records.expectations import Expectation, Manife
 from attention_conformance.suite.run import process
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.run.smaller import (
-    simpler_cases,
-    smallest_failing,
-    well_posed,
-    what_it_takes,
-)
 from attention_conformance.suite.search import drawing
 from attention_conformance.suite.search.engine import Search
 from attention_conformance.suite.search.options import SearchOptions
@@ -35,6 +29,12 @@ from attention_conformance.suite.spec.dtypes import DTYPES, DType
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators import OPERATORS, WORDS
 from attention_conformance.suite.spec.recipes import RECIPES
+from attention_conformance.suite.spec.smaller import (
+    simpler_cases,
+    smallest_failing,
+    well_posed,
+    what_it_takes,
+)
 from attention_conformance.suite.spec.vocabulary import BIASES, HIDING
 from tests.processes import Done, python
 

@@ -26,6 +26,14 @@ def mask_without_last_key(right: AbsorbedKernel, call: Call) -> np.ndarray | Non
     return is_not_last[None, None, None] & (True if mask is None else mask)
 
 
+def causal_of_folded_heads(right: LatentKernel, call: Call) -> np.ndarray:
+    """Returns the causal mask (H, Lq, Lk) of Lq * H rows, the heads of a query one after the other, of
+    which the last stands at the last key. Every row attends the first key."""
+    s = call.sizes
+    row = np.arange(s.Lq * s.H).reshape(s.Lq, s.H).T[..., None]
+    return np.asarray(np.arange(s.Lk) <= np.maximum(row + s.Lk - s.Lq * s.H, 0))
+
+
 def lse_without_rotary(right: LatentKernel, scores: np.ndarray, call: LatentCall) -> np.ndarray:
     """Returns the log-sum-exp of scores without their rotary part."""
     D = call.nope_size
@@ -61,6 +69,11 @@ DEVIATIONS = [
     row("latent-causal-at-the-first-key", "values", "The causal mask is aligned at the first key.",
         "`tril()` of (Lq, Lk); shift it by Lk - Lq", family="mask", right=LatentKernel,
         last_causal_key=lambda right, row, call: row),
+    # aiter, ATOM 2060
+    row("latent-causal-of-folded-heads", "values",
+        "Heads are folded into rows before the causal mask, which counts them as queries.",
+        "`q.flatten(1, 2)` before `tril`; mask by the number of the query", family="mask",
+        right=LatentKernel, causal=causal_of_folded_heads),
     row("latent-absorbed-in-float16", "values",
         "Projected queries are rounded to float16, whatever the dtype.",
         "`.half()` before the product with `w_uk`", family="numerics",

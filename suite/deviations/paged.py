@@ -197,6 +197,17 @@ def mask_without_window_in_steps(
     return right.allowed(replace(pack, case=case), rows, keys)
 
 
+def mask_of_packed_heads(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
+    """Returns the causal mask (H, rows, keys) if the rows of heads that share a key head count as rows,
+    one after the other."""
+    count, length = rows.stop - rows.start, keys.stop - keys.start
+    s, left = pack.sizes, pack.case.option("left")
+    head = np.arange(s.H)[:, None] % s.group
+    last = (length - count + np.arange(count) * s.group + head)[..., None]
+    mask = np.arange(length) <= last
+    return mask if left is None else mask & (np.arange(length) >= last - left)
+
+
 def output_of_sorted_samples(right: PagedKernel, pack: Paged) -> Array:
     out, rows = right.output(pack), [rows for rows, _ in right.segments(pack)]
     order = sorted(range(len(rows)), key=lambda n: rows[n].stop - rows[n].start > 1)
@@ -298,6 +309,10 @@ DEVIATIONS = [
         "a kernel of decoding with a softcap and without `window_size`", family="mask",
         when=lambda pack: None not in (pack.case.option("softcap"), pack.case.option("left")),
         allowed=mask_without_window_in_steps),
+    row("paged-causal-of-packed-heads", "values",
+        "With grouped heads the causal mask counts the heads of a group as rows.",
+        "`j <= row` for rows that hold a group's heads; it is `j <= row // group`", family="mask",
+        when=lambda pack: pack.alignment != "all", allowed=mask_of_packed_heads),
     row("paged-idle-samples-left-out", "values",
         "Samples without queries are left out of the list of queries, but not of the tables.",
         "samples without queries filtered out of `cu_seqlens_q` alone", family="packed",

@@ -56,6 +56,14 @@ def mask_from_page_start(right: PagedKernel, pack: Paged, rows: slice, keys: sli
     return mask | ((key >= start[:, None]) & (key < stop[:, None]) & has_keys)
 
 
+def mask_from_next_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> np.ndarray:
+    """Returns the mask in which the window of a single query begins with its first whole page."""
+    mask, size = right.allowed(pack, rows, keys), pack.case.letters["s"]
+    first = -(-mask.argmax(1) // size) * size
+    is_inside = np.arange(mask.shape[1]) >= first[:, None]
+    return mask & is_inside if len(mask) == 1 else mask
+
+
 def sink_plus_maximum(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
     with_sink = right.with_sink_logits(scores, call)
     if with_sink is scores:
@@ -127,6 +135,11 @@ DEVIATIONS = [
         "A window begins with the page that its first key lies in.",
         "whole pages before the window are left out, and the first page is not masked",
         family="mask", right=PagedKernel, allowed=mask_from_page_start),
+    deviation("paged-window-begins-behind-a-page", "values",
+        "The window of a single query begins with its first whole page.",
+        "`cdiv(first, page_size)` for the first page; keys of a page that is cut count, too",
+        family="mask", right=PagedKernel, when=lambda pack: pack.case.option("left") is not None,
+        allowed=mask_from_next_page),
     deviation("sink-apart-from-scores", "values",
         "The maximum of a row is subtracted from its scores, and not from its sink.",
         "`exp(s - m).sum() + exp(sink)`; it is `exp(sink - m)`", family="sinks", right=Kernel,

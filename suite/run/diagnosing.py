@@ -40,9 +40,9 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import run_module, time_limit
 from attention_conformance.suite.run.script import NoScript, script
-from attention_conformance.suite.run.smaller import simpler_cases, smallest_failing, what_it_takes
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.smaller import simpler_cases, smallest_failing, what_it_takes
 from attention_conformance.suite.spec.vocabulary import SEARCHED, VALUES
 
 SECONDS = 5.0

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from attention_conformance.suite.run.smaller import well_posed, with_equal_axes
 from attention_conformance.suite.spec.case import Case, Widths
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.masks import Mask, parse_mask, part_features
@@ -19,6 +18,7 @@ from attention_conformance.suite.spec.operator import Operator, Option
 from attention_conformance.suite.spec.operators import sdpa_cases, sdpa_paths
 from attention_conformance.suite.spec.recipes import FIXED_SCALE, recipes_of
 from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.smaller import well_posed, with_equal_axes
 from attention_conformance.suite.spec.vocabulary import HIDING
 
 PAIRS = sdpa_paths.SCORES

@@ -29,12 +29,12 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import Board
 from attention_conformance.suite.run.recorded import record
 from attention_conformance.suite.run.script import script
-from attention_conformance.suite.run.smaller import smallest_failing, well_posed
 from attention_conformance.suite.run.terminal import search_command
 from attention_conformance.suite.search import drawing
 from attention_conformance.suite.search.options import SearchOptions
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES, dtype
+from attention_conformance.suite.spec.smaller import smallest_failing, well_posed
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import BROKEN, SEARCHED
 

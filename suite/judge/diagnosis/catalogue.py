@@ -209,14 +209,27 @@ class _Matching:
         """Returns the diagnosis of a contradicted fault under a condition ("Only with a mask: ...") that
         holds in the failing cells, and in no passing cell. [] without such a condition. The faults that
         explain most cells are tried first."""
-        evidence = Evidence(self.failing, self.right)
         for match in sorted(self.contradicted, key=lambda match: -len(match.explains))[:MOST]:
-            if len(match.explains) > len(match.contradicts):
+            if len(match.explains) >= max(len(match.contradicts), 1):
                 (diagnosis,) = self._diagnoses([match])
-                symptom, *_ = restrict_symptom(evidence, fault_symptom(match.fault), [])
-                if symptom.sentence != diagnosis.sentence:
-                    return [replace(diagnosis, sentence=symptom.sentence)]
+                if (
+                    diagnosis.sentence != match.fault.deviation.sentence
+                    and not diagnosis.contradicts
+                ):
+                    return [diagnosis]
         return []
+
+    def _restricted(self, match: Match) -> tuple[str, int]:
+        """Returns the sentence of a fault, under the condition that separates the cells that it explains
+        from passing cells and from neighbours (see `restrict_symptom`), and the number of passing cells
+        that contradict it. Calls of `explained_call` have no passing cells: then the sentence is
+        unchanged."""
+        symptom = fault_symptom(match.fault)
+        if not self.passing:
+            return symptom.sentence, 0
+        evidence = Evidence(self.failing, self.right)
+        symptom, _, contradicts = restrict_symptom(evidence, symptom, [], self.is_late)
+        return symptom.sentence, contradicts
 
     def _compare(self, matches: Iterable[Match], outcome: Outcome, number: int) -> None:
         """Adds `number`, the index of an outcome, to each match that explains or contradicts the outcome.
@@ -245,7 +258,9 @@ class _Matching:
             if not best.explains & unexplained:
                 break
             case = str(self.failing[min(best.explains)].cell.case.id)
-            diagnoses.append(_diagnosis(best.fault, len(best.explains), tried, case))
+            diagnosis = _diagnosis(best.fault, len(best.explains), tried, case)
+            sentence, contradicts = self._restricted(best)
+            diagnoses.append(replace(diagnosis, sentence=sentence, contradicts=contradicts))
             unexplained -= best.explains
         return diagnoses
 

@@ -6,36 +6,63 @@ restricted to this property.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.evidence import Evidence, contradicts
+from attention_conformance.suite.judge.diagnosis.evidence import (
+    Answer,
+    Evidence,
+    contradicts,
+    explains,
+)
 from attention_conformance.suite.judge.diagnosis.instrument import Symptom
 from attention_conformance.suite.judge.diagnosis.kernels import answer_of
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Outcome
 from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.smaller import simpler_cases, well_posed
 
 NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
 """The names of features in sentences; other features are named as in `Case.needs`."""
 
+SOMETIMES = "in some calls"
+"""The condition of a fault that some passing cells or neighbours lack, if no property separates them."""
+
 ENOUGH = 4
 """The smallest number of failing and of passing cells that may be separated by sizes alone."""
+
+SIZES = {
+    "Lk": "keys", "Lq": "queries", "D": "components", "H": "heads", "Hkv": "key heads",
+    "group": "query heads for a key head",
+}  # fmt: skip
+"""Sizes of which a fault may depend, and what they count."""
+
+IMPLIED = {
+    "one query": ("equality", "relation", "Lq"),
+    "equality": ("relation",),
+    "grouped-heads": ("group", "Hkv"),
+    "D": ("D in tiles",),
+    "H": ("Hkv",),
+}
+"""Properties that are not named beside another one, which implies them."""
 
 TILES = (128, 64, 32, 16)
 """Numbers of keys, queries or components that kernels process at once."""
 
 
 def restrict_symptom(
-    evidence: Evidence, symptom: Symptom, cases: Sequence[Case]
+    evidence: Evidence, symptom: Symptom, cases: Sequence[Case], is_late: Callable[[], bool]
 ) -> tuple[Symptom, Sequence[Case], int]:
     """Returns three values: the symptom, whose sentence may be restricted to a condition; the cases that
-    it explains; and the number of passing cells that contradict it. If the symptom has no kernel, or its
-    kernel explains no cell, the explained cases are `cases`."""
+    it explains; and the number of passing cells, or of neighbours of an explained cell, that contradict
+    it. If the symptom has no kernel, or its kernel explains no cell, the explained cases are `cases`. If
+    `is_late()` ends the search for neighbours, the condition is `SOMETIMES`."""
     if not evidence.failing or symptom.kernel is None:
         return symptom, cases, 0
     answer = partial(prediction, symptom.kernel)
@@ -45,11 +72,65 @@ def restrict_symptom(
         forms = {_form(outcome) for outcome in explained}
         contradicting = [outcome for outcome in contradicting if _form(outcome) in forms]
     cases = [outcome.inputs.case for outcome in explained] or cases
-    concerned = [outcome for outcome in evidence.failing if contradicts(outcome, answer(outcome))]
-    condition = separators(concerned, contradicting) if explained and contradicting else ""
+    condition = ""
+    if explained:
+        asked, is_complete = neighbours(explained[0], answer, is_late)
+        wrong = [outcome for outcome in asked if outcome.is_wrong]
+        concerned = [o for o in evidence.failing if contradicts(o, answer(o))] + wrong
+        right = [*contradicting, *(outcome for outcome in asked if not outcome.is_wrong)]
+        unexplained = [outcome for outcome in wrong if not explains(outcome, answer(outcome))]
+        if right and unexplained:
+            # The failing cell is explained by chance: the neighbours have another fault.
+            return symptom, cases, len(right) + len(unexplained)
+        condition = separators(concerned, right) if right and is_complete else ""
+        contradicting = [] if condition else contradicting
+        condition = condition or (SOMETIMES if right else "")
     if condition and condition.removeprefix("with ") not in symptom.sentence.lower():
         symptom = replace(symptom, sentence=restrict_sentence(condition, symptom.sentence))
-    return symptom, cases, 0 if condition else len(contradicting)
+    return symptom, cases, len(contradicting)
+
+
+def neighbours(
+    outcome: Outcome, answer: Answer, is_late: Callable[[], bool]
+) -> tuple[list[Outcome], bool]:
+    """Returns two values: outcomes for cases that differ from a failing one in one respect, of which a
+    fault with the answer `answer` gets wrong; and False if `is_late()` ended the search. What separates
+    wrong outcomes from right ones is the condition of the fault. Sizes grow until an outcome is wrong."""
+    case = outcome.cell.case
+    assert isinstance(case, Case)
+    found: list[Outcome] = []
+    wrong_changes: set[tuple[int, ...]] = set()
+    for other in dict.fromkeys((*simpler_cases(case), *_other_cases(case))):
+        sizes = zip(astuple(case.sizes), astuple(other.sizes), strict=True)
+        change = tuple(np.sign(new - old) for old, new in sizes)
+        if change in wrong_changes or outcome.cell.implementation.unsupported(other) is not None:
+            continue
+        if is_late():
+            return found, False
+        neighbour = outcome.neighbour(other)
+        if neighbour is not None and contradicts(neighbour, answer(neighbour)):
+            found.append(neighbour)
+            if neighbour.is_wrong and any(change):
+                wrong_changes.add(change)
+    return found, True
+
+
+def _other_cases(case: Case) -> Iterator[Case]:
+    """Yields the case in float32, with values of the keys' size, with a key head for every query head,
+    with one query or with several, and with twice the components, heads or keys."""
+    s = case.sizes
+    changes: tuple[dict[str, int], ...] = (
+        {}, {"Dv": s.D}, {"Hkv": s.H}, {"Lq": 1 if s.Lq > 1 else 3}, {"D": 2 * s.D, "Dv": 2 * s.Dv},
+        {"H": 2 * s.H, "Hkv": 2 * s.Hkv}, {"Lk": 2 * s.Lk},
+    )  # fmt: skip
+    for change in changes:
+        try:
+            other = replace(case, sizes=replace(s, **change))
+            other = other if change else replace(case, dtype=DTYPES["f32"])
+        except ValueError:
+            continue
+        if other != case and Case.read(other.id) == other and well_posed(other):
+            yield other
 
 
 def restrict_sentence(condition: str, sentence: str) -> str:
@@ -120,12 +201,13 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
 
 
 def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
-    """Returns, as text, the properties that all failing outcomes have and no passing outcome has. "" for
-    fewer than two failing outcomes, and for more than two properties: then the needed one is unknown."""
+    """Returns, as text, the property that all failing outcomes have and no passing outcome has; two
+    alternatives with "or"; else two properties that no passing outcome has together, with "and". "" if
+    more properties separate them, so that the needed one is unknown, or none."""
     failing_cases, passing_cases = (
         [outcome.inputs.case for outcome in outcomes] for outcomes in (failing, passing)
     )
-    if len(failing_cases) < 2:
+    if len(failing) < 2 and len(passing) < ENOUGH:
         return ""
     needs = sorted({name for case in (*failing_cases, *passing_cases) for name in case.needs})
     failing_properties, passing_properties = (
@@ -135,38 +217,60 @@ def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
         ]
         for outcomes in (failing, passing)
     )
-    texts = {
-        name: text
+    shared = {
+        name: (text, frozenset(n for n, p in enumerate(passing_properties) if p[name] != text))
         for name, text in failing_properties[0].items()
         if all(p[name] == text for p in failing_properties)
-        and all(p[name] != text for p in passing_properties)
     }
-    if texts or min(len(failing_cases), len(passing_cases)) >= ENOUGH:
+    everywhere = frozenset(range(len(passing)))
+    are_many = min(len(failing), len(passing)) >= ENOUGH
+    if are_many or any(lacking == everywhere for _, lacking in shared.values()):
         # Few cells differ in some size by chance.
-        texts |= _separating_sizes(failing_cases, passing_cases)
-    implied_by = {"one query": ("equality", "relation", "Lq"), "equality": ("relation",)}
-    implied = {n for name, names in implied_by.items() if name in texts for n in names}
+        shared |= _shared_sizes(failing_cases, passing_cases)
+    texts = {name: text for name, (text, lacking) in shared.items() if lacking == everywhere}
+    implied = {n for name, names in IMPLIED.items() if name in texts for n in names}
     texts = {name: text for name, text in texts.items() if name not in implied}
-    return " or ".join(texts.values()) if len(texts) <= 2 else ""
+    if texts:
+        return " or ".join(texts.values()) if len(texts) <= 2 else ""
+    first_of = {lacking: text for text, lacking in reversed([*shared.values()]) if lacking}
+    pairs = [
+        f"{first_of[one]} and {first_of[other]}"
+        for one, other in combinations(first_of, 2)
+        if one | other == everywhere
+    ]
+    return pairs[0] if len(pairs) == 1 else ""
 
 
-def _separating_sizes(failing: Sequence[Case], passing: Sequence[Case]) -> dict[str, str]:
-    """Returns, as texts by name, ranges and divisors of sizes that all failing cases have and no passing
-    case has."""
-    texts = {}
-    for name, word in (("Lk", "keys"), ("Lq", "queries"), ("D", "components")):
+def _shared_sizes(
+    failing: Sequence[Case], passing: Sequence[Case]
+) -> dict[str, tuple[str, frozenset[int]]]:
+    """Returns ranges and divisors of sizes that all failing cases have, by name: the text, and the
+    indices of the passing cases that lack it."""
+    found = {}
+    for name, word in SIZES.items():
         failing_sizes, passing_sizes = (
-            {getattr(case.sizes, name) for case in cases} for cases in (failing, passing)
+            [int(getattr(case.sizes, name)) for case in cases] for cases in (failing, passing)
         )
-        if min(failing_sizes) > max(passing_sizes):
-            texts[name] = f"from {min(failing_sizes)} {word} on (not up to {max(passing_sizes)})"
-        elif max(failing_sizes) < min(passing_sizes):
-            texts[name] = f"up to {max(failing_sizes)} {word} (not from {min(passing_sizes)} on)"
-        divisors = (
-            tile
-            for tile in TILES
-            if not any(n % tile for n in failing_sizes) and all(n % tile for n in passing_sizes)
-        )
-        if (tile := next(divisors, None)) is not None:
-            texts[f"{name} in tiles"] = f"where {tile} divides the number of {word}"
-    return texts
+        least, most = min(failing_sizes), max(failing_sizes)
+        below = [n for n, size in enumerate(passing_sizes) if size < least]
+        above = [n for n, size in enumerate(passing_sizes) if size > most]
+        nearest = max((passing_sizes[n] for n in below), default=0)
+        next_one = min((passing_sizes[n] for n in above), default=0)
+        text, lacking = "", frozenset(below)
+        if below and above and least == most:
+            text, lacking = (
+                f"with {least} {word} (not {nearest} or {next_one})",
+                lacking.union(above),
+            )
+        elif below:
+            text = f"from {least} {word} on (not up to {nearest})"
+        elif above:
+            text, lacking = f"up to {most} {word} (not from {next_one} on)", frozenset(above)
+        if text:
+            found[name] = text, lacking
+        for tile in TILES:
+            lacking = frozenset(n for n, size in enumerate(passing_sizes) if size % tile)
+            if lacking and not any(size % tile for size in failing_sizes):
+                found[f"{name} in tiles"] = f"where {tile} divides the number of {word}", lacking
+                break
+    return found

@@ -78,7 +78,9 @@ def identify(
             explained_by.setdefault(symptom.name, (symptom, [case]))
         evidence, diagnoses = evidence or Evidence(), []
         for measured, explained in explained_by.values():
-            restriction = tool.attempt(partial(restrict_symptom, evidence, measured, explained))
+            restriction = tool.attempt(
+                partial(restrict_symptom, evidence, measured, explained, lambda: tool.is_late)
+            )
             symptom, explained, contradicting = restriction or (measured, explained, 0)
             counts = len(explained), len(cases), contradicting, explained[0].id
             texts = symptom.sentence, symptom.hint, symptom.family, "measured"
@@ -154,7 +156,11 @@ def case_symptoms(tool: Instrument, case: Case) -> list[Symptom]:
     ]
     if not symptoms or ignored:
         in_f32 = replace(case, dtype=DTYPES["f32"], recipe="normal")
-        own_symptoms = weight_symptoms(tool, in_f32) if in_f32 != small else []
+        own_symptoms = []
+        if in_f32 != small:
+            plain = replace(plain_case(in_f32), axis_order="bhld")
+            own_symptoms = tool.symptoms(heads.head_symptoms, plain)
+            own_symptoms = own_symptoms or weight_symptoms(tool, in_f32)
         symptoms = [s for s in symptoms if s not in ignored or not own_symptoms] + own_symptoms
     return symptoms
 

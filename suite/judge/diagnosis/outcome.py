@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -77,17 +77,18 @@ class Comparison:
         return near
 
     def emptied_elements(self, name: str, answer: np.ndarray, limit: Limit) -> np.ndarray | bool:
-        """Returns a boolean array (B, H, Lq, 1). True for rows that a deviation's `answer` leaves without
-        keys (zeros or NaN), if the implementation returns an elected value there: zeros, NaN, or the mean
-        of all values. Returns False for arrays with other axes than (B, H, Lq, Dv)."""
-        if name != "output" or self.inputs.operator.outputs(self.inputs.case).get(name) != "bhqv":
+        """Returns a boolean array (B, H, Lq, 1), or (Lq, H, 1). True for rows that a deviation's `answer`
+        leaves without keys (zeros or NaN), if the implementation returns an elected value there: zeros,
+        NaN, or the mean of all values (B, H, Lk, Dv). Returns False for outputs without the axis Dv."""
+        axes = self.inputs.operator.outputs(self.inputs.case).get(name, "")
+        if name != "output" or not axes.endswith("v"):
             return False
         # Without a call (`of_passing_cell`) the answer counts as right.
         got = self.got.get(name, self.expected[name][0])
         value = self.inputs.arrays.get("value")
         without_keys = ((answer == 0) | np.isnan(answer)).all(-1)
         is_elected = np.isnan(got).all(-1) | (got == 0).all(-1)
-        if without_keys.any() and value is not None and value.ndim == 4 and value.shape[2]:
+        if without_keys.any() and axes == "bhqv" and value is not None and value.shape[2]:
             mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
             is_elected |= (np.abs(got - mean) <= limit).all(-1)
         return np.asarray((without_keys & is_elected)[..., None])
@@ -104,6 +105,15 @@ class Outcome(Comparison):
     cell: Cell
     fault_inputs: Inputs
     has_gradients: bool = False
+    _neighbours: dict[str, Outcome | None] = field(default_factory=dict)
+
+    def neighbour(self, case: Case) -> Outcome | None:
+        """Returns the outcome of the cell with another case, from a cache, with gradients if this
+        outcome has them; None as in `from_cell`."""
+        if case.id not in self._neighbours:
+            cell = Cell(self.cell.check, case, self.cell.implementation, self.cell.seed)
+            self._neighbours[case.id] = Outcome._at(cell, self.has_gradients)
+        return self._neighbours[case.id]
 
     @classmethod
     def from_cell(cls, cell: Cell) -> Outcome | None:

@@ -85,7 +85,10 @@ def _denominator_symptom(reading: Reading, rows: np.ndarray) -> Symptom | None:
     denominators = powers.sum(-1) / sums
     # Whatever the scores, weights sum to 1 but for the rounding of each weight and of sums.
     unit = max(reading.inputs.dtype.unit_roundoff, reading.unit)
-    has_sinks = np.abs(reading.want.sum(-1)[rows] - 1).max() > unit
+    right_sums = reading.want.sum(-1)[rows]
+    has_sinks = np.abs(right_sums - 1).max() > unit
+    if has_sinks and np.abs(sums - right_sums).max() <= 2 * reading.slack:
+        return None
     slack = 2 * reading.slack if has_sinks else 8 * (powers.shape[-1] + 8) * unit
     for summand in (np.exp(top), np.ones_like(top)):  # one summand is exp(0), or exp(the maximum)
         excess = (denominators - powers.sum(-1)) * summand

@@ -36,7 +36,9 @@ NONFINITE = ("NaN", "Infinity")
 def pattern_symptoms(tool: Instrument, reading: Reading) -> Iterator[Symptom]:
     """Yields the symptoms of the visible pairs and of the sums of weights: a finite penalty, dropout,
     rows that are not finite, a wrong mask, or wrong sums."""
-    differs = (reading.visible != reading.inputs.attends) & reading.judged_rows[..., None]
+    attends = reading.inputs.attends
+    differs = (reading.visible != attends) & reading.judged_rows[..., None]
+    differs &= ~attends | visible_pairs(reading.want)  # slopes hide far keys, too
     penalty = _penalty_symptom(reading) or _dropout_symptom(reading)
     meaning = _meaning_symptom(tool, reading, differs) if differs.any() else None
     nonfinite_rows = reading.nonfinite_rows
