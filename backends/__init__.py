@@ -4,7 +4,8 @@
 - how a framework is called: `prepared`, `binder`, `masks`, `memory`, `operators`, `in_pages`, `caching`,
   `sources`
 - the framework as an engine: `engine`, `protocol`, `arrays`, `threads`
-- what is called: `implementation`, `compilers`; rows of `kernel` and `layer`; `textbook` and `user` code
+- what is called: `implementation`, `compilers`; functions and layers of a framework as rows of a table
+  of implementations: `kernel`, `layer`; `textbook` and `user` code
 
-`registry` finds them by name.
+`registry` finds backends and users' functions by name.
 """

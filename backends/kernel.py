@@ -1,4 +1,5 @@
-"""A framework's attention function as a row (`Kernel`), and the implementation that calls it."""
+"""A framework's attention function as a row (`Kernel`) in a backend's table of implementations, and the
+implementation that calls it."""
 
 from __future__ import annotations
 

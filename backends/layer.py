@@ -1,4 +1,5 @@
-"""A framework's layer as a row (`Layer`), and the implementation that calls it."""
+"""A framework's layer as a row (`Layer`) in a backend's table of implementations, and the implementation
+that calls it."""
 
 from __future__ import annotations
 

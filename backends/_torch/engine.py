@@ -128,6 +128,9 @@ class TorchEngine(TorchCompilers, TorchProfiler, Backend):
     def arranged_and_base(
         self, values: np.ndarray, dtype: DType | None, arrangement: str
     ) -> tuple[Any, Any]:
+        """Returns the array of `arranged`, and the array that it is a view of. In the arrangement
+        "negative" the array is PyTorch's lazy negation of the array of -values. It leaves no gaps in
+        memory, so it is returned twice."""
         if arrangement != "negative":
             return super().arranged_and_base(values, dtype, arrangement)
         import torch

@@ -29,7 +29,8 @@ RULES = {
 
 
 def overload_of(function: object) -> Any:
-    """Returns the overload of a custom operator, which has a schema; None for other functions."""
+    """Returns the overload of a custom operator, which has a schema. None for other functions, and for an
+    operator with several overloads."""
     torch: Any = sys.modules.get("torch")
     if torch is None:  # in a process that judges what runs in another one
         return None

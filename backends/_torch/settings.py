@@ -46,11 +46,14 @@ def _on_meta(torch: Any) -> Iterator[None]:
 
 
 def settings(torch: Any, own_device: str) -> Mapping[str, Setting]:
-    """Returns the settings by name. Autocast has modes only for `own_device`, the device of the backend.
-    The default device is read as its type.
+    """Returns PyTorch's settings by name, each with its modes: other values under which calls must give
+    the same answers.
 
-    `torch.vmap` is a compiler (see `TorchCompilers`). In deterministic mode other algorithms only warn,
-    because it depends on the machine which algorithms are deterministic.
+    - Autocast has modes only on `own_device`, the device of the backend.
+    - The default device is read as its type, without an index.
+    - The mode of deterministic algorithms is "warn": an algorithm that is not deterministic warns, and
+      does not raise, because it depends on the machine which algorithms are deterministic.
+    - `torch.vmap` is missing: it is tested as a compiler (see `TorchCompilers`).
     """
     kernels = torch.backends.cuda
 

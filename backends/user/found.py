@@ -242,8 +242,8 @@ def projection_name(path: str) -> tuple[str, bool]:
 
 
 def heads_joined(projections: Sequence[Projection], heads: int) -> list[Projection] | None:
-    """Returns the projections, in which those of all heads are joined to one. None if no head has its own
-    projection."""
+    """Returns the projections, with those of single heads joined to one: as many as heads, of one shape,
+    and with names that differ in numbers only (`heads.0.query`, `heads.1.query`). None if none joins."""
     groups: dict[str, list[Projection]] = {}
     for projection in projections:
         groups.setdefault(with_stars(projection.name), []).append(projection)

@@ -190,7 +190,14 @@ class UserFunction(UserCallable):
         ).without_axes(self.axes.lacks_batch, self.axes.lacks_heads)
 
     def refusals(self) -> dict[str, str]:
-        """Returns the features that the function lacks, each with the reason."""
+        """Returns the features that the function lacks, each with the reason: those for which it has no
+        parameter, corrected by what trial calls or claims found (`Binding`).
+
+        - A log-sum-exp that is always returned, and grouped heads that are read from shapes, need no
+          parameter.
+        - Grouped heads are lacking if they raise an error.
+        - A bias is lacking if no parameter is for it alone, and the mask takes no added numbers.
+        """
         lacking = dict(self.binder.lacking)
         if self.binding.returns == "lse":
             lacking.pop("lse", None)

@@ -140,8 +140,9 @@ class SignatureReading:
 
     @cached_property
     def operands(self) -> dict[str, str]:
-        """The names of query, key and value: by their words, or else the first three parameters; {} if
-        there are fewer."""
+        """By "query", "key" and "value": the name of the parameter for it. Parameters are found by common
+        names (`all_words`). If one is missing, the first three count that are passed by place and have
+        no other meaning; {} if there are fewer."""
         by_word = {word: name for name, word in self.all_words.items()}
         if all(word in by_word for word in OPERANDS):
             return {word: by_word[word] for word in OPERANDS}
@@ -151,7 +152,8 @@ class SignatureReading:
 
     @cached_property
     def words(self) -> dict[str, str]:
-        """The word of each parameter besides query, key and value, by name."""
+        """By name of a parameter besides query, key and value: the suite's word for its argument, such as
+        "window" for `window_size` (see `backends.user.names.WORD_OF`)."""
         operands = self.operands.values()
         return {
             name: word

@@ -59,8 +59,8 @@ LENGTHS = {
 
 
 def row(fault: str, rows: str, dtype: str, right: type[Kernel], suffix: str = "") -> Deviation:
-    """Returns the deviation of a fault of `FAULTS` in rows of `LENGTHS` in one dtype. `suffix`: the end
-    of its name."""
+    """Returns the deviation of the kernel `right` with the fault `FAULTS[fault]`, in one dtype and for
+    the numbers of keys `LENGTHS[rows]`. `suffix`: the end of its name."""
     sentence, hint, steps = FAULTS[fault]
     words, least, most = LENGTHS[rows]
     sentence = f"In {DTYPES[dtype].long_name} {sentence.format(words)}"

@@ -146,6 +146,8 @@ class RotaryByTable(RotaryKernel):
     features = FEATURES | {"position-table"}
 
     def position(self, call: RotaryCall) -> np.ndarray:
+        """Returns the table's row of each position, in working precision, as the position. Raises
+        ValueError for a row that the table lacks: negative, beyond its end, or no whole number."""
         rows = self.rows(call)
         is_missing = (rows < 0) | (rows >= call.entries) | (rows % 1 != 0)
         if is_missing.any():

@@ -73,7 +73,15 @@ def diagnose(
     seconds: float = 5.0,
     without: str = "",
 ) -> list[Diagnosis]:
-    """Returns at most three diagnoses of an implementation, the best first.
+    """Returns at most three diagnoses of an implementation, the best first. Wrong gradients together with
+    wrong outputs, and wrong elections together with other failures, may be consequences: [] if nothing
+    else is found.
+
+    1. Failing election cells are diagnosed by their answers.
+    2. A few failing cells are compared with the faults of the catalogue. Passing cells that are most like
+       them decide between faults.
+    3. Probes measure what is wrong, in the time that is left.
+    4. The diagnoses are merged. If there are none, wrong returned weights are named.
 
     `failing` and `passing` are cells of the implementation. `seconds` limits the processor time.
     `without` is the name of a fault that is left out of the catalogue. Settings that calls change are
@@ -85,10 +93,8 @@ def diagnose(
     comparable = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
     failing = choose_cells(failing, TRIED + BESIDE)
     cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
-    comparable, checks = (
-        sorted_by_likeness(comparable, cases),
-        {cell.check.name for cell in failing} - {VALUES},
-    )
+    comparable = sorted_by_likeness(comparable, cases)
+    checks = {cell.check.name for cell in failing} - {VALUES}
     largest = max([LARGE, *map(_size, failing)])
     same_checks = (cell for cell in passing if cell.check.name in checks and _size(cell) <= largest)
     passing = [

@@ -103,16 +103,18 @@ def axes_of(name: str) -> str:
 
 
 def scale_axes(case: Case) -> Axes:
-    """Returns the axes of scales and zero points, by array name."""
+    """Returns the axis letters of scales and zero points, by array name, such as {"key_scale": "bgk"}.
+    `GRANULES` has them for keys. For values, the letters of components and of tiles are replaced."""
     granule = GRANULES[case.option("scales")]
-    kinds = ("scale", "zero") if case.option("zero") else ("scale",)
-    return {
-        f"{name}_{kind}": granule.replace("d", axes_of(name)[-1]).replace(
-            "m", TILES[axes_of(name)[-1]]
-        )
-        for kind in kinds
-        for name in KINDS
-    }
+    numbers = ("scale", "zero") if case.option("zero") else ("scale",)
+    axes = {}
+    for number in numbers:
+        for name in KINDS:
+            components = axes_of(name)[-1]
+            axes[f"{name}_{number}"] = granule.replace("d", components).replace(
+                "m", TILES[components]
+            )
+    return axes
 
 
 def expand(array: np.ndarray, axes: str, to_axes: str, sizes: Mapping[str, int]) -> np.ndarray:
