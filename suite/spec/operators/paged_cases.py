@@ -12,9 +12,6 @@ from attention_conformance.suite.spec.operators.packed import parse_lengths, siz
 PLAIN = "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 """A step of decoding, a later chunk and a whole prompt, in pages of four slots."""
 
-MIXED = "paged/none/gqa2/{dt}/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10"
-"""Decoding, chunks, a prompt that fills its pages, a sample without queries, and one without keys."""
-
 COMMON = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"
 """A common prefix, which is often attended apart."""
 
