@@ -28,18 +28,19 @@ def pairs_of(axes: Iterable[str]) -> list[tuple[str, ...]]:
 
 def tuples_of(
     axes: Mapping[str, Sequence[object]], targets: Iterable[tuple[str, ...]]
-) -> Iterator[Tuple]:
-    """Yields all tuples of values for the axes of each target, in a fixed order."""
+) -> Iterator[tuple[tuple[str, ...], tuple[object, ...]]]:
+    """Yields each target with each of the tuples of values for its axes, in a fixed order."""
     for names in targets:
         for values in product(*(axes[name] for name in names)):
-            yield tuple(zip(names, values, strict=True))
+            yield names, values
 
 
 def feasible(
     axes: Mapping[str, Sequence[object]], valid: Valid, targets: Iterable[tuple[str, ...]]
 ) -> list[Tuple]:
     """Returns the valid tuples of values for the axes of each target, in a fixed order."""
-    return [chosen for chosen in tuples_of(axes, targets) if valid(dict(chosen))]
+    tuples = (tuple(zip(*one, strict=True)) for one in tuples_of(axes, targets))
+    return [chosen for chosen in tuples if valid(dict(chosen))]
 
 
 def covering_array(
@@ -59,9 +60,7 @@ def covering_array(
     names = list(axes)
     targets = pairs_of(names) if targets is None else targets
     values_of = {target: itemgetter(*target) for target in targets}
-    open_tuples = dict.fromkeys(
-        (target, values) for target in targets for values in product(*(axes[n] for n in target))
-    )
+    open_tuples = dict.fromkeys(tuples_of(axes, targets))
     rows: list[Row] = []
     use_counts: Counter[tuple[str, object]] = Counter()
 

@@ -140,6 +140,11 @@ SHARES: Mapping[str, Share] = {
 """The checks that are asked on a share of the cases only."""
 
 
+FEW_COMPILED = "each compiled case is a program of its own, so few are tested"
+LOST_IN_16_BITS = "log-sum-exps that 16 bits lose"
+"""Reasons (`Ask.why`) that several operators give: for cases of compilers, and for the recipe "level"."""
+
+
 class Ask:
     """Cases to be tested, by `ids` (patterns, functions that return patterns, or covering arrays).
     `dtypes` is a row of `DTYPES_AT`, `since` the first level, `why` the reason for `list --why`."""

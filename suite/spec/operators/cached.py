@@ -49,7 +49,7 @@ from attention_conformance.suite.spec.features.sinks import SINKS
 from attention_conformance.suite.spec.features.slopes import SLOPES
 from attention_conformance.suite.spec.features.softcap import SOFTCAP
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.levels import Ask, designed
+from attention_conformance.suite.spec.levels import LOST_IN_16_BITS, Ask, designed
 from attention_conformance.suite.spec.masks import Tree
 from attention_conformance.suite.spec.operator import (
     LEFT,
@@ -326,7 +326,7 @@ CACHED = Operator(
             ),
             Ask(
                 "cached/none/mha/{dt}/b3h2q8k20d16/c1.1.1.1.4/level", dtypes="sixteen",
-                why="log-sum-exps that 16 bits lose",
+                why=LOST_IN_16_BITS,
             ),
         ),
     ),

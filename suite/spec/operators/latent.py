@@ -45,7 +45,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import CODES
 from attention_conformance.suite.spec.features.lse import LSE
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.levels import LOST_IN_16_BITS, Ask
 from attention_conformance.suite.spec.masks import Causal, Mask
 from attention_conformance.suite.spec.operator import (
     SCALE,
@@ -345,13 +345,13 @@ LATENT = Operator(
             Ask(
                 "latent/none/mha/{dt}/b2h3q4k9d12v6/level",
                 dtypes="sixteen",
-                why="log-sum-exps that 16 bits lose",
+                why=LOST_IN_16_BITS,
             ),
             Ask(
                 "latent/causalbr/mha/{dt}/b1h2q5k33d12v16/level",
                 dtypes="sixteen",
                 since="standard",
-                why="log-sum-exps that 16 bits lose",
+                why=LOST_IN_16_BITS,
             ),
         ),
         gradients=(

@@ -15,7 +15,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.covering import Covering, Row
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.levels import FEW_COMPILED, Ask
 from attention_conformance.suite.spec.operator import (
     MODES,
     Asks,
@@ -213,13 +213,13 @@ COMPILED = (
     Ask(
         "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
         "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
-        why="each compiled case is a program of its own, so few are tested",
+        why=FEW_COMPILED,
     ),
     Ask(
         "multi-head/bool.bhqk/mha/f32/b2h2q5k9d6/e12.10.14.12/head/dense",
         "multi-head/causal/gqa3/bf16/b2h6q5k5d4/e12.12.12.12/self",
         since="standard",
-        why="each compiled case is a program of its own, so few are tested",
+        why=FEW_COMPILED,
     ),
 )
 
@@ -306,7 +306,7 @@ MULTI_HEAD = Operator(
         compiled_gradients=(
             Ask(
                 "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12", since="standard",
-                why="each compiled case is a program of its own, so few are tested",
+                why=FEW_COMPILED,
             ),
         ),
         also_common=(*(sizes_of(shape).token for shape in SHAPES), "b2h1q7k7d5v6"),

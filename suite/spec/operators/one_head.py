@@ -15,7 +15,7 @@ import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.levels import FEW_COMPILED, Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
@@ -88,7 +88,7 @@ DOT = Operator(
             Ask(
                 "dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",
                 since="standard",
-                why="each compiled case is a program of its own, so few are tested",
+                why=FEW_COMPILED,
             ),
         ),
     ),
@@ -249,7 +249,7 @@ ADDITIVE = Operator(
             Ask(
                 "additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",
                 since="standard",
-                why="each compiled case is a program of its own, so few are tested",
+                why=FEW_COMPILED,
             ),
         ),
     ),

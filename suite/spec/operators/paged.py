@@ -55,7 +55,7 @@ from attention_conformance.suite.spec.operators.packed import (
     validate_lengths,
     with_lengths,
 )
-from attention_conformance.suite.spec.operators.paged_cases import ASKS, PLAIN
+from attention_conformance.suite.spec.operators.paged_cases import ASKS, PAGE_SIZE, PLAIN
 from attention_conformance.suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
@@ -67,7 +67,9 @@ FEATURES = frozenset(
 """Features of paged attention."""
 
 
-PAGE = Option("page_size", r"page(\d+)", int, lambda size: f"page{size}", 4, (1, 2, 3, 7, 16))
+PAGE = Option(
+    "page_size", r"page(\d+)", int, lambda size: f"page{size}", PAGE_SIZE, (1, 2, 3, 7, 16)
+)
 """The number of slots of a page."""
 
 

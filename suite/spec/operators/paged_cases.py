@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attention_conformance.suite.spec.case import parse_sizes
 from attention_conformance.suite.spec.covering import Row
-from attention_conformance.suite.spec.levels import Ask, designed
+from attention_conformance.suite.spec.levels import LOST_IN_16_BITS, Ask, designed
 from attention_conformance.suite.spec.operator import Asks
 from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 from attention_conformance.suite.spec.operators.packed import parse_lengths, sizes_of
@@ -40,6 +40,9 @@ AXES_OF_CASES = {
     "recipe": ("", "large", "tiny"),
 }  # fmt: skip
 
+PAGE_SIZE = 4
+"""The slots of a page if an id does not say them."""
+
 MOST_WORK = 2_500_000
 """The limit of H Lq Lk D of a drawn case."""
 
@@ -47,13 +50,14 @@ MOST_WORK = 2_500_000
 def is_left_out(row: Row) -> bool:
     """Returns True for wide heads in float64, for many or wide heads of many tokens, and for heads of
     models with pages that hold all keys of every sample: a table of one page is hardly read."""
-    if is_wide_in_float64(row) or not row.keys() >= {"heads", "lengths"}:
-        return is_wide_in_float64(row)
-    kind, sizes, lengths = sizes_of(row).split("/")
-    s = parse_sizes(kind, sizes, sizes)
-    longest = max(parse_lengths(lengths.removeprefix("seg"))[1])
-    page_size = int(str(row.get("pages", "")).removeprefix("page") or 4)
-    has_one_page = s.D >= 64 and page_size >= longest
+    if is_wide_in_float64(row):
+        return True
+    if not row.keys() >= {"heads", "lengths"}:
+        return False
+    kind, sizes, _ = sizes_of(row).split("/")
+    s, (_, keys) = parse_sizes(kind, sizes, sizes), parse_lengths(str(row["lengths"]))
+    page_size = int(str(row.get("pages", "")).removeprefix("page") or PAGE_SIZE)
+    has_one_page = s.D >= 64 and page_size >= max(keys)
     return has_one_page or s.H * s.Lq * s.Lk * s.D > MOST_WORK
 
 
@@ -111,7 +115,7 @@ ASKS = Asks(
             since="standard",
             why="decoding over keys that splits of 128 divide",
         ),
-        Ask(f"{LEVEL}/causal/level", dtypes="sixteen", why="log-sum-exps that 16 bits lose"),
+        Ask(f"{LEVEL}/causal/level", dtypes="sixteen", why=LOST_IN_16_BITS),
     ),
     gradients=(
         Ask(PLAIN, dtypes="float32 first", why="gradients without any option"),

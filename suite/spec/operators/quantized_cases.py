@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.levels import LOST_IN_16_BITS, Ask
 from attention_conformance.suite.spec.operator import Asks
 from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
 
@@ -90,14 +90,14 @@ ASKS = Asks(
         Ask(
             "quantized/none/gqa2/{dt}/b2h4q3k17d16/perhead/causal/level",
             dtypes="sixteen",
-            why="log-sum-exps that 16 bits lose",
+            why=LOST_IN_16_BITS,
         ),
         Ask(
             "quantized/none/gqa2/{dt}/b2h4q3k17d16/e4m3/pertoken/level",
             f"{DECODING}/level",
             dtypes="sixteen",
             since="standard",
-            why="log-sum-exps that 16 bits lose",
+            why=LOST_IN_16_BITS,
         ),
         Ask(
             f"{TILES}/causal",

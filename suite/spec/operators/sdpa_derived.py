@@ -13,7 +13,7 @@ from __future__ import annotations
 from attention_conformance.suite.spec.covering import Covering, Row
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
-from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.levels import FEW_COMPILED, Ask
 from attention_conformance.suite.spec.operators.sdpa_cases import MASKS, id_of, valid
 from attention_conformance.suite.spec.operators.sdpa_paths import BACKWARD
 
@@ -128,8 +128,6 @@ GRADIENTS = (
 """Cases whose derivatives are judged."""
 
 
-COMPILED_WHY = "each compiled case is a program of its own, so few are tested"
-
 COMPILED_AXES: dict[str, tuple[object, ...]] = {
     "mask": (
         "none", "causal", "pad", "padempty", "causal+pad", "bool.bhqk", "bool.qk.empty", "win4.0",
@@ -190,15 +188,15 @@ COMPILED_COVERING = Covering(COMPILED_AXES, valid, ("mask", "shape", "heads", "d
 
 
 COMPILED = (
-    Ask(*SMOKE_COMPILED, why=COMPILED_WHY),
-    Ask(*DESIGNED_COMPILED, since="standard", why=COMPILED_WHY),
+    Ask(*SMOKE_COMPILED, why=FEW_COMPILED),
+    Ask(*DESIGNED_COMPILED, since="standard", why=FEW_COMPILED),
     Ask(COMPILED_COVERING, dtypes="array x dtypes", since="standard"),
-    Ask(*FULL_COMPILED, since="full", why=COMPILED_WHY),
+    Ask(*FULL_COMPILED, since="full", why=FEW_COMPILED),
 )
 """Cases for values of compiled implementations."""
 
 COMPILED_GRADIENTS = (
-    Ask(*DIFFERENTIATED[:2], why=COMPILED_WHY),
-    Ask(*DIFFERENTIATED[2:], since="standard", why=COMPILED_WHY),
+    Ask(*DIFFERENTIATED[:2], why=FEW_COMPILED),
+    Ask(*DIFFERENTIATED[2:], since="standard", why=FEW_COMPILED),
 )
 """Cases for derivatives of compiled implementations."""
