@@ -7,13 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.covering import Covering
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import FEW_COMPILED, Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
@@ -51,17 +52,19 @@ def scaled_gradients(operator: str) -> tuple[Ask, ...]:
     )
 
 
-DOT_CASES = covering_of(
+def scaled_cases(operator: str, sizes: Sequence[str], masks: Sequence[str]) -> Covering:
+    """Returns the covering array of a layer with a learned scale, and without it."""
+    axes = {"sizes": sizes, "mask": masks, "scale": ("", "unscaled"), "returned": ("", "head")}
+    return covering_of(operator, axes)
+
+
+DOT_CASES = scaled_cases(
     "dot",
-    {
-        "sizes": (
-            "mha/b2h1q5k9d8v6/e8.8.6.6", "mha/b7h1q7k7d8/e8.8.8.8", "mha/b1h1q3k1025d8/e8.8.8.8",
-            "mha/b2h1q3k33d64/e64.64.64.64", "mha/b1h1q17k17d128/e128.128.128.128",
-        ),
-        "mask": ("pad", "none", "causal", "causal+pad"),
-        "scale": ("", "unscaled"),
-        "returned": ("", "head"),
-    },
+    (
+        "mha/b2h1q5k9d8v6/e8.8.6.6", "mha/b7h1q7k7d8/e8.8.8.8", "mha/b1h1q3k1025d8/e8.8.8.8",
+        "mha/b2h1q3k33d64/e64.64.64.64", "mha/b1h1q17k17d128/e128.128.128.128",
+    ),
+    ("pad", "none", "causal", "causal+pad"),
 )  # fmt: skip
 
 DOT = Operator(
@@ -116,17 +119,13 @@ def draw_concat(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np
     return arrays | {"concat_weight": np.array(0.75 + 0.25 * rng.random())} | scale
 
 
-CONCAT_CASES = covering_of(
+CONCAT_CASES = scaled_cases(
     "concat",
-    {
-        "sizes": (
-            "mha/b2h1q5k9d8v6/e8.8.6.6", "mha/b2h1q7k7d12/e12.12.12.12", "mha/b1h1q3k65d8/e8.8.8.8",
-            "mha/b1h1q3k17d64/e64.64.64.64", "mha/b1h1q3k3d128/e128.128.128.128",
-        ),
-        "mask": ("pad", "none", "causal"),
-        "scale": ("", "unscaled"),
-        "returned": ("", "head"),
-    },
+    (
+        "mha/b2h1q5k9d8v6/e8.8.6.6", "mha/b2h1q7k7d12/e12.12.12.12", "mha/b1h1q3k65d8/e8.8.8.8",
+        "mha/b1h1q3k17d64/e64.64.64.64", "mha/b1h1q3k3d128/e128.128.128.128",
+    ),
+    ("pad", "none", "causal"),
 )  # fmt: skip
 
 CONCAT = replace(
