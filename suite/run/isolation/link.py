@@ -318,6 +318,8 @@ class Link:
         members = {
             "__module__": module,
             "__qualname__": qualname,
+            # A base such as UnicodeDecodeError takes arguments that no message gives.
+            "__init__": lambda error, text: None,
             "__str__": lambda error: claim.text,
         }
         error = type(qualname.rpartition(".")[2], (base,), members)(claim.text)
