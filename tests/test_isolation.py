@@ -303,7 +303,9 @@ class Dead:
 
 def test_no_error_of_a_child_interrupts_the_run() -> None:
     link = Link({})
-    for name in ("KeyboardInterrupt", "GeneratorExit", "BaseException", "TimeOver"):
+    for name in (
+        "KeyboardInterrupt", "GeneratorExit", "BaseException", "TimeOver", "UnicodeDecodeError"
+    ):  # fmt: skip
         error = link.error(wire.Error((("builtins", name),), "stop"))
         assert type(error).__name__ == name
         assert isinstance(error, Exception)
