@@ -44,7 +44,7 @@ SIZES = ("head_sizes=64,128", "lengths_multiple_of=16")
     ],
 )
 def test_the_nearest_sizes_lie_within_the_limits(limits: Limits, sizes: str, expected: str) -> None:
-    fitted = limits.fitted(parse_sizes("mha", sizes, sizes))
+    fitted = limits.fitted(parse_sizes("mha", sizes))
     assert fitted.token == expected
     assert limits.refusal(fitted) is None
     assert limits.fitted(fitted) == fitted

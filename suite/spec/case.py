@@ -261,7 +261,7 @@ class Case:
             option, value = _parse_option(operator, token)
             values[option.name] = value
         return cls.of(
-            operator, parse_sizes(heads, sizes, text), dtype(dt), parse_mask(mask), widths, **values
+            operator, parse_sizes(heads, sizes), dtype(dt), parse_mask(mask), widths, **values
         )
 
     def describe(self) -> str:
@@ -319,21 +319,22 @@ def features(
     return tuple(dict.fromkeys([*names, *(name for name, need in needed.items() if need)]))
 
 
-def parse_sizes(heads: str, sizes: str, text: str) -> Sizes:
-    """Returns the sizes in the tokens "gqa4" (`heads`) and "b1h8q33k47d64v48" (`sizes`) of the id `text`.
+@cache  # thousands of ids share a few hundred tokens
+def parse_sizes(heads: str, sizes: str) -> Sizes:
+    """Returns the sizes in the tokens "gqa4" (`heads`) and "b1h8q33k47d64v48" (`sizes`) of an id.
 
     Raises ValueError that names the wrong token.
     """
     match = re.fullmatch(r"b(\d+)h(\d+)q(\d+)k(\d+)d(\d+)(?:v(\d+))?", sizes)
     if not match:
-        raise ValueError(f"bad sizes {sizes!r} in {text!r}; expected b1h8q33k47d64[v48]")
+        raise ValueError(f"bad sizes {sizes!r}; expected b1h8q33k47d64[v48]")
     B, H, Lq, Lk, D = (int(n) for n in match.groups()[:5])
     group = re.fullmatch(r"mha|mqa|gqa(\d+)", heads)
     if not group or group[1] == "0":
-        raise ValueError(f"bad heads {heads!r} in {text!r}; expected mha, mqa or gqaN")
+        raise ValueError(f"bad heads {heads!r}; expected mha, mqa or gqaN")
     size = int(group[1] or 0)
     if size and H % size:
-        raise ValueError(f"{H} heads are not a multiple of {size} in {text!r}")
+        raise ValueError(f"{H} heads are not a multiple of {size}: {heads}/{sizes}")
     Hkv = H if heads == "mha" else 1 if heads == "mqa" else H // size
     return Sizes(B, H, Hkv, Lq, Lk, D, int(match[6] or D))
 

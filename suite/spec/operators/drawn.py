@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import chain, combinations
+from itertools import combinations
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.covering import Covering, Row, pairs_of
@@ -65,13 +65,26 @@ def covering_of(
         case = case_of(text_of(row))
         return "" if case is None else case.id
 
+    def has_id(row: Row) -> bool:
+        """Returns True if the id of the row is valid, in any dtype: an id is valid in all or in none."""
+        return not is_excluded(row) and case_of(text_of(row | {"dtype": defaults["dtype"]})) is not None
+
+    @cache
+    def has_longer_id(*values: tuple[str, object]) -> bool:
+        """Returns True if the id of a row of these (axis, value), with a value of one more axis, is
+        valid."""
+        row = dict(values)
+        return any(has_id(row | {n: value}) for n in axes if n not in row for value in axes[n])
+
     def valid(row: Row) -> bool:
-        """Returns True if the id of the row is valid, or that of the row with a value of one more
-        axis."""
-        longer_rows = (row | {n: value} for n in axes if n not in row for value in axes[n])
-        dtype = {"dtype": defaults["dtype"]}  # an id is valid in every dtype or in none
-        rows = (r for r in chain([row], longer_rows) if not is_excluded(r))
-        return any(case_of(text_of(r | dtype)) is not None for r in rows)
+        """Returns True if the id of the row is valid, or that of the row with a value of one more axis.
+        Most rows without an id have two values that exclude each other, which takes few ids to see."""
+        if has_id(row):
+            return True
+        *earlier, last = row.items()
+        pairs = (dict([one, last]) for one in earlier)
+        are_possible = all(has_id(pair) or has_longer_id(*pair.items()) for pair in pairs)
+        return are_possible and has_longer_id(*row.items())
 
     return Covering(
         axes,

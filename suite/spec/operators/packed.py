@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -71,6 +72,7 @@ ALIGNMENTS = ("all", "causal", "causalbr")
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
+@cache
 def parse_lengths(text: str) -> Lengths:
     """Returns the numbers of queries and of keys of each segment, from "5.7.12" or "2.0.3x9.4.7"."""
     query_text, _, key_text = text.partition("x")

@@ -55,7 +55,7 @@ def is_left_out(row: Row) -> bool:
     if not row.keys() >= {"heads", "lengths"}:
         return False
     kind, sizes, _ = sizes_of(row).split("/")
-    s, (_, keys) = parse_sizes(kind, sizes, sizes), parse_lengths(str(row["lengths"]))
+    s, (_, keys) = parse_sizes(kind, sizes), parse_lengths(str(row["lengths"]))
     page_size = int(str(row.get("pages", "")).removeprefix("page") or PAGE_SIZE)
     has_one_page = s.D >= 64 and page_size >= max(keys)
     return has_one_page or s.H * s.Lq * s.Lk * s.D > MOST_WORK
