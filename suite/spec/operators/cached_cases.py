@@ -59,9 +59,9 @@ HEAVY = ("gqa8/h32/d80", "gqa2/h4/d128", "gqa2/h2/d256")
 
 
 def is_too_large(row: Row) -> bool:
-    """Returns True for wide heads in float64, and for many or wide heads of 300 tokens."""
-    is_heavy = row.get("heads") in HEAVY and row.get("before") == "300"
-    return is_heavy or is_wide_in_float64(row)
+    """Returns True for wide heads in float64, and for many or wide heads of 70 tokens and more."""
+    has_many_tokens = row.get("before") in ("72", "300") or row.get("padding") == "pad70.0.1"
+    return (row.get("heads") in HEAVY and has_many_tokens) or is_wide_in_float64(row)
 
 
 DRAWN = covering_of(
