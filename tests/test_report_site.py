@@ -136,7 +136,7 @@ def test_an_entry_of_the_matrix_leads_to_its_failures(browser: Any, site: Path, 
         its = opened.locator(".implementation")
         its.locator("summary:visible").click()
         assert HOSTILE in its.inner_text()
-        for entry in opened.locator(".tables td.text").all():
+        for entry in opened.locator(".table td.text").all():
             assert entry.evaluate("entry => entry.scrollWidth <= innerWidth")
         assert opened.locator(".controls").is_hidden()
         assert opened.locator("#matrix tbody tr").count() == 1

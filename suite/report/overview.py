@@ -105,7 +105,6 @@ def overview(
                 "items": {heading: by[label] for heading, by in items.items() if label in by},
             }
         )  # fmt: skip
-    labels = [row["label"] for row in rows]
     topic_texts = {t.name: t.text for t in (ALL, *TOPICS) if t.name in topics}
     columns = topic_texts | {dtype: f"precision grade in {dtype}" for dtype in dtypes}
     columns |= {"speed": "time of a call, or the median of time / best time"} if best else {}
@@ -116,8 +115,6 @@ def overview(
             ("framework", "framework", "every framework", [*cells["backend"].unique()]),
             ("dtype", "dtype", "every dtype", dtypes),
             ("workload", "speed in", "every workload", [*best]),
-            ("a", "compare", "none", labels),
-            ("b", "with", "none", labels),
         ],
         "answers": sorted(
             {f"{name}={text}" for by in tables_of[ANSWERS].values() for name, (text,) in by.items()}

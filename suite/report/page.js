@@ -25,10 +25,10 @@ function read() {
 }
 
 function draw() {
-  const words = (state.q ?? "").toLowerCase().split(/\s+/), { framework, controls, workload = "", dtype = "" } = state;
+  const searches = (state.q ?? "").toLowerCase().split("|"), { framework, controls, workload = "", dtype = "" } = state;
   for (const { node, label, ...row } of rows) {
     const chosen = (!framework || row.backend === framework) && (!row.control || controls || rows.length === 1);
-    node.hidden = !chosen || !words.every((word) => row.text.includes(word));
+    node.hidden = !chosen || !searches.some((words) => words.split(" ").every((word) => row.text.includes(word)));
     for (const link of all("a", node)) link.href = link.getAttribute("href").split("#")[0] + address({ open: link.dataset.open });
     for (const mark of all(".mark", node)) {
       const cell = mark.parentNode, topic = cell.dataset.name, said = row.verdicts[topic][dtype] ?? "";
@@ -44,7 +44,6 @@ function draw() {
   }
   drawColumns();
   drawOpen();
-  drawComparison();
 }
 
 function drawColumns() {
@@ -54,7 +53,7 @@ function drawColumns() {
     const keys = cells.filter((cell) => !cell.parentNode.hidden).map((cell) => cell.dataset.key);
     const differing = new Set(keys.filter((key) => VERDICTS[key])).size;
     for (const cell of [head, ...cells]) cell.hidden = head.matches(".topic") && differing < (state.differs ? 2 : 1);
-    head.removeAttribute("aria-sort");
+    head.ariaSort = null;
     if (head.textContent === state.sort) sort(head);
   }
   const shown = all("tbody tr:not([hidden])", matrix), operator = (row) => row?.querySelector("small").textContent;
@@ -73,33 +72,11 @@ function drawOpen() {
   }
 }
 
-// Set the entries side by side in which two implementations differ, in a table for each caption.
-function drawComparison() {
-  const labels = [state.a, state.b], tables = {};
-  const entries = labels.map((label) => Object.fromEntries(all(".implementation").filter((its) => its.dataset.label === label)
-    .flatMap((its) => all("tr", its)).map((row) => [`${row.closest("table").caption.textContent}\n${row.cells[0].textContent}`,
-      all("td", row).map((cell) => cell.textContent).join(", ")])));
-  for (const key in labels.every(Boolean) ? Object.assign({}, ...entries) : {}) {
-    const [caption, name] = key.split("\n"), texts = entries.map((its) => its[key] ?? "-");
-    if (texts[0] !== texts[1]) (tables[caption] ??= [["", ...labels]]).push([name, ...texts]);
-  }
-  document.getElementById("comparison").replaceChildren(...Object.entries(tables).map(([caption, lines]) => {
-    const table = document.createElement("table");
-    table.createCaption().textContent = caption;
-    for (const line of lines) {
-      const row = table.insertRow();
-      for (const text of line) row.insertCell().textContent = text;
-    }
-    return table;
-  }));
-}
-
 // Sort the rows of a table by one column: numbers by value, other texts by letters.
 function sort(head, falling = false) {
   const key = ({ cells }) => cells[head.cellIndex].dataset.key ?? cells[head.cellIndex].textContent;
   const compare = (x, y) => Number.isNaN(x - y) ? x.localeCompare(y) : x - y;
-  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
-  head.ariaSort = falling ? "descending" : "ascending";
+  for (const other of head.parentNode.cells) other.ariaSort = other !== head ? null : falling ? "descending" : "ascending";
   const body = head.closest("table").tBodies[0];
   body.append(...[...body.rows].sort((x, y) => (falling ? -1 : 1) * compare(key(x), key(y))));
 }
@@ -114,6 +91,5 @@ document.addEventListener("click", (event) => {
 });
 document.addEventListener("close", () => state.open && set({ open: "" }), true); // of a dialog
 form.addEventListener("input", ({ target }) => set({ [target.name]: target.matches("[type=checkbox]:not(:checked)") ? "" : target.value }));
-form.addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", read);
 read();
