@@ -216,11 +216,11 @@ class _Problem:
         array = np.array(array, np.float64)  # a copy: the oracle keeps its own
         return array.swapaxes(1, 2) if self.lengths_first else array
 
-    def oracle(self, rows: str | None, lse: bool = False) -> Oracle:
-        """Returns the expected outputs. `rows`: the expected fully masked rows; None does not judge
-        them."""
+    def oracle(self, empty_rows: str | None, lse: bool = False) -> Oracle:
+        """Returns the expected outputs. `empty_rows`: what fully masked rows must be, "zeros", "uniform"
+        or "nan"; None does not judge them."""
         inputs = self.inputs.replace(lse=True) if lse else self.inputs
-        return Oracle.forward(inputs, self.rounding, rows or "unmasked")
+        return Oracle.forward(inputs, self.rounding, empty_rows or "unmasked")
 
     def diagnosis(self, answer: Mapping[str, np.ndarray], oracle: Oracle) -> str:
         """Returns sentences on the fault of wrong outputs, as lines for a message; "" if the fault is

@@ -293,8 +293,9 @@ class Engine(ABC):
         return error
 
     def as_program(self, function: Implementation, prepared: PreparedCall) -> PreparedCall:
-        """Returns the call of a user's function. A quick backend may compile it to one program, if
-        `PreparedCall.constants` is known."""
+        """Returns the call of a user's function, by default unchanged. A backend of `quick` may compile
+        the whole function to one program. `PreparedCall.constants` tells it which calls share this
+        program."""
         return prepared
 
     def quick(self) -> Self | None:

@@ -228,8 +228,9 @@ class Implementation(ABC):
         return self.declared.numerics_for(dtype)
 
     def declared_answer(self, question: str, dtype: DType) -> str | None:
-        """Returns the declared answer to an election question in a dtype; None if the answer is to be
-        observed. Raises KeyError for an unknown question."""
+        """Returns the declared answer, such as "zeros", to a question about implementation-defined
+        behaviour (`suite.spec.elections`) in a dtype; None if the answer is to be observed. Raises
+        KeyError for an unknown question."""
         if question not in QUESTIONS:
             raise KeyError(question)
         answer = self.declared.elections.get(question)

@@ -60,7 +60,14 @@ from attention_conformance.references.primitives.attend import Attend
 from attention_conformance.references.primitives.pairs import Pairs
 from attention_conformance.references.primitives.scores import ExactScores, Scores, has_exact_scores
 from attention_conformance.references.quantized_write import unrounded_codes
-from attention_conformance.references.rounding import Bounded, Roundoffs, gamma, magnitude
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    Store,
+    gamma,
+    magnitude,
+    stored,
+)
 from attention_conformance.references.tape import Leaf, Node
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.quantized import (
@@ -177,7 +184,7 @@ def token_leaf(problem: Problem, name: str, summands: int) -> Leaf:
 
 def with_product_errors(x: Bounded, u: Roundoffs) -> Bounded:
     """Returns exact products x of codes and scales with the errors of an implementation's products."""
-    return Bounded(x.value, x.error + (u.score + u.weight) * x.magnitude + u.weight_underflow)
+    return stored(x, Store(u.score + u.weight, u.weight_underflow))
 
 
 def all_codes(problem: Problem, name: str) -> Bounded:

@@ -96,7 +96,7 @@ class Terms:
 
     def lse_bound(self, lse: np.ndarray, largest: np.ndarray, u: Roundoffs) -> np.ndarray:
         """Returns the bound of the rounding errors of `lse` in rows with keys, float64 (B, H, Lq).
-        `largest` (B, H, Lq) is m."""
+        `largest` (B, H, Lq): the largest score of each row."""
         peak = (
             self._per_summand(u) * self.peak_accumulate
             + u.score * self.peak_score

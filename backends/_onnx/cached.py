@@ -187,8 +187,10 @@ class ScatterAttention(PastAttention):
         mode = "circular" if "ring" in inputs.needs else None
 
         def write_slots(all_slots: Any, new: Any) -> Any:
-            """Returns the slots of the chunk's samples, with the chunk's new keys or values."""
+            """Returns the slots (b, Hkv, C, D) of the samples that step, after the new keys or values
+            (b, Hkv, L, D) of the chunk are written."""
             slots_of_samples = all_slots if samples is None else self.ops.take(all_slots, samples)
+            # Only a chunk without queries may have more tokens than slots: the last ones are written.
             newest = new if query is not None else new[:, :, max(new.shape[2] - slots, 0) :]
             return new.graph.add(
                 "TensorScatter",

@@ -104,7 +104,7 @@ class Symbol(NDArrayOperatorsMixin):
 
     @cached_property
     def shape(self) -> Shape:
-        """The shape for the recorded arrays.
+        """The shape that the array had when the graph was recorded.
 
         Raises TypeError if the shape is unknown, ValueError if shapes do not fit.
         """

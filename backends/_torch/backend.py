@@ -80,7 +80,7 @@ class TorchBackend(TorchEngine):
     # Compilers, and the exporter to ONNX if that is installed.
 
     def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
-        # An exported model runs no kernel of torch, so rows that force a kernel are not exported.
+        # An exported model runs no kernel of torch, so implementations that force one are not exported.
         is_eager = implementation.textbook and implementation.name == "eager"
         exports = is_eager or getattr(implementation, "row", None) is SDPA
         return super().compilers_of(implementation) + (self.exporters if exports else ())

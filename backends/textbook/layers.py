@@ -204,7 +204,7 @@ class TextbookLayerNorm(Textbook):
         """Returns the declaration on a framework whose operations have the class `numerics`. The norm is
         "stepwise" in any class: mean, variance, root and quotient are separate operations, each stored.
         In the dtypes of class "working", where operations sum products in the case's dtype, gradients are
-        summed in it, too. A single class for all dtypes is not read."""
+        summed in it, too; one class for all dtypes names no such dtype."""
         by_dtype = numerics if isinstance(numerics, Mapping) else {}
         narrow = tuple(name for name, kind in by_dtype.items() if kind == "working")
         return self.declared.but(

@@ -83,7 +83,9 @@ class TextbookOperator(OperatorFunction):
         self.ops = ops
 
     def declaration(self, numerics: Numerics) -> Declared:
-        """Returns the declaration for operations of a numerics class."""
+        """Returns what the operator declares on a framework whose operations round as `numerics` says: a
+        numerics class (`suite.judge.tolerance`), or a class by dtype. A class narrower than "eager"
+        becomes "eager". With `has_fixed_numerics` the argument is ignored."""
         if self.has_fixed_numerics:
             return self.declared
         classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)

@@ -350,8 +350,8 @@ def array_parameters(
 
 
 def operand_order(names: Iterable[str]) -> list[str]:
-    """Returns for each array of a layer's call "query", "key" or "value": by the arrays' names, or in
-    this order if the names do not tell."""
+    """Returns which operand each array of a layer's call is, "query", "key" or "value": by the arrays'
+    names, or in this order if the names do not tell."""
     named = [OPERAND_OF.get(name, "") for name in names]
     standard = [*OPERANDS][: len(named)]
     return named if sorted(named) == sorted(standard) else standard

@@ -322,8 +322,9 @@ class UserLayer(Implementation):
         return {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
 
     def build(self, inputs: Inputs) -> Any:
-        """Returns a layer with the inputs' parameters. A layer with own parameters is built once per
-        configuration."""
+        """Returns a layer with the inputs' parameters. If they cannot be set, the layer keeps the
+        parameters that it made itself: it is then made once for each configuration and training
+        mode."""
         key = (*(row.value(inputs) for row in self.maker.binder.table), inputs.training)
         if key in self.own_layers:
             return self.own_layers[key]

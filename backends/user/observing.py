@@ -199,18 +199,27 @@ def without_mask_in_f32(case: Case) -> Case:
     return replace(case, mask=None, form="native", dtype=DTYPES["f32"])
 
 
-def hypotheses(layer: UserLayer, case: Case) -> Iterator[tuple[Maker, Facts]]:
+def config_names_read(layer: UserLayer, case: Case) -> tuple[str, ...]:
+    """Returns the names that a trial layer reads of its config; () if the constructor takes no config.
+    Sets `layer.called` to the call of the trial layer."""
+    maker = layer.maker
+    if not maker.config:
+        return ()
+    inputs = draw(without_mask_in_f32(case))
+    settings = maker.settings(inputs)
+    new_layer = layer.backend.placed_layer(partial(maker, inputs, settings), inputs.dtype)
+    layer.call_with(callable_with_signature(new_layer))
+    with suppress(Exception):
+        layer.variables(new_layer, inputs)  # the first call of some layers reads the config
+    return tuple(settings.names_read)
+
+
+def ways_to_make(layer: UserLayer, case: Case) -> Iterator[tuple[Maker, Facts]]:
     """Yields the ways to make a layer, each a maker and the facts that it assumes, the likeliest first.
-    Also sets `layer.called` from a trial layer if the constructor takes a config."""
-    maker, config_names = layer.maker, tuple[str, ...]()
-    if maker.config:
-        inputs = draw(without_mask_in_f32(case))
-        settings = maker.settings(inputs)
-        new_layer = layer.backend.placed_layer(partial(maker, inputs, settings), inputs.dtype)
-        layer.call_with(callable_with_signature(new_layer))
-        with suppress(Exception):
-            layer.variables(new_layer, inputs)  # the first call of some layers reads the config
-        config_names = tuple(settings.names_read)
+
+    A way says whether the constructor's sizes are those of one head or of all heads together
+    (`joined_heads`), and which sizes are equal (`tie`, see `TIES`)."""
+    maker, config_names = layer.maker, config_names_read(layer, case)
     names = maker.binder.taken | {*config_names}
     rows = (row_of(name, names) for name in names)
     joined_options = (False, True) if any(row and row.joined_heads for row in rows) else (False,)
@@ -221,9 +230,9 @@ def hypotheses(layer: UserLayer, case: Case) -> Iterator[tuple[Maker, Facts]]:
 
 
 def fitting_layer(layer: UserLayer, case: Case) -> Any:
-    """Returns the layer made in the first way of `hypotheses` in which its variables fit. If none does,
+    """Returns the layer made in the first of `ways_to_make` in which its variables fit. If none does,
     the first way makes it, and its errors are raised. Sets `layer.maker`, `facts` and `assignments`."""
-    ways = list(hypotheses(layer, case))
+    ways = list(ways_to_make(layer, case))
     for layer.maker, layer.facts in ways:
         inputs = draw(with_tie(without_mask_in_f32(case), layer.facts.tie))
         try:

@@ -142,8 +142,9 @@ class Attend(Node):
 
     @cached_property
     def weights(self) -> Bounded:
-        """P as derivatives recompute it, with the weight of the column's key."""
+        """P as derivatives recompute it, (B, H, Lq, Lk), or (B, H, Lq, Lk + 1) with a column."""
         scores = self.scores.recomputed
+        # Fully masked rows whose scores are all equal: scores of 0 give their uniform weights.
         if self.pairs.equal_score_rows.any():
             scores = scores.where(~self.pairs.equal_score_rows)
         if self.column is not None:

@@ -30,7 +30,6 @@ from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
     Store,
-    magnitude,
     stored,
     sum_of_present,
     sum_over_axes,
@@ -55,8 +54,7 @@ class Biased(Node):
 
     def _finite_bias(self, bias: Bounded) -> Bounded:
         """Returns the bias with the relative error `unit`, and 0 in place of -inf."""
-        finite = bias.where(~np.isneginf(bias.value))
-        return Bounded(finite.value, finite.error + self.unit * magnitude(finite.value))
+        return stored(bias.where(~np.isneginf(bias.value)), Store(self.unit))
 
     @cached_property
     def output(self) -> Bounded:
@@ -65,8 +63,8 @@ class Biased(Node):
 
     @cached_property
     def recomputed(self) -> Bounded:
-        total = self.scores.recomputed + self._finite_bias(self.bias.output)
-        return Bounded(total.value, total.error + self.u.score * magnitude(total.value))
+        bias = self._finite_bias(self.bias.output)
+        return stored(self.scores.recomputed + bias, Store(self.u.score))
 
     def gradients(self, cotangent: Bounded) -> Gradients:
         u, shape = self.u, self.bias.shape

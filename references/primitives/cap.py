@@ -45,8 +45,7 @@ class Cap(Node):
         slope = 1 - np.square(magnitude(h))
         # Within the error the slope of tanh grows by at most 2 error / cap, and never above 1.
         slope = np.minimum(slope + 2 * x.error / self.cap, 1.0)
-        out = h * self.cap
-        return Bounded(out, x.error * slope + self.unit * magnitude(out))
+        return stored(Bounded(h * self.cap, x.error * slope), Store(self.unit))
 
     def gradients(self, cotangent: Bounded) -> Gradients:
         return (self._times_derivative(cotangent),)

@@ -81,8 +81,8 @@ class Centred(Node):
         roundings of a product with a query."""
         u, limit = self.u, self.constant_limit(x)
         relative = 2 * (gamma(roundings, u.accumulate) + 3 * u.score) + u.output
-        error = x.error + u.output * x.magnitude + relative * limit + u.floor
-        return perturbed(Bounded(x.value, error))
+        result = stored(x, u.results)
+        return perturbed(Bounded(result.value, result.error + relative * limit))
 
     @cached_property
     def output(self) -> Bounded:

@@ -136,10 +136,11 @@ class ScoreSum(Node):
         """Returns the sum of the scores of two (query, key) `operands`, stored `stores` times."""
         u, scale = self.u, self.parts[0].scale
         depth = sum(query.shape[-1] for query, _ in operands)
-        first, second = (matrix_product(query, key.mT, depth, u) * scale for query, key in operands)
-        part_stores = u.score * (magnitude(first.value) + magnitude(second.value))
-        total = Bounded(first.value + second.value, first.error + second.error + part_stores)
-        return stored(total, Store(stores * u.score, u.score_floor))
+        first, second = (
+            stored(matrix_product(query, key.mT, depth, u) * scale, Store(u.score))
+            for query, key in operands
+        )
+        return stored(first + second, Store(stores * u.score, u.score_floor))
 
     @cached_property
     def output(self) -> Bounded:

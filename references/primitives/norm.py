@@ -182,9 +182,7 @@ class Norm(Node):
             error = out.error * magnitude(gain.value) + gain.error * out.magnitude
             out = stored(Bounded(out.value * gain.value, error), Store(unit))
         if self.offset is not None:
-            offset = self.offset.output
-            error = out.error + offset.error + unit * magnitude(offset.value)
-            out = stored(Bounded(out.value + offset.value, error), Store(unit))
+            out = stored(out + stored(self.offset.output, Store(unit)), Store(unit))
         return nan_to_inf(stored(out, u.results))
 
     def gradients(self, cotangent: Bounded) -> Gradients:

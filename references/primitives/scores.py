@@ -158,9 +158,7 @@ class Scores(Node):
         roundings."""
         u, query = self.u, self.product_query
         scaled = matrix_product(query, self.attended_keys.mT, query.shape[-1], u) * self.scale
-        return Bounded(
-            scaled.value, scaled.error + 3 * u.score * np.abs(scaled.value).astype(float)
-        )
+        return stored(scaled, Store(3 * u.score))
 
     @cached_property
     def products(self) -> Bounded:

@@ -1,4 +1,4 @@
-"""Reader and writer of result files, one JSON object per line: a header, records, a footer.
+"""Reader and writer of result files, one JSON object per line: a header, records, remarks, a footer.
 
 A `FileSchema` describes a kind of file; one writer and one reader serve every schema. Each record is
 written at once, so a killed run leaves a readable file without a footer. NaN and infinity are written as
@@ -226,8 +226,8 @@ class FileSchema(Generic[H, R]):
 
 @dataclass(frozen=True)
 class Content(Generic[H, R]):
-    """The content of the file `source`. `complete`: True if the file has its footer. `remarks`: the lines
-    that count in no total."""
+    """The content of the file `source`. `complete`: True if the file has its footer. `remarks`: further
+    lines, such as diagnoses, which the totals of the footer do not count."""
 
     header: H
     records: tuple[R, ...]

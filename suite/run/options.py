@@ -65,9 +65,10 @@ class Names:
         the field."""
         return f"attention_{name.removeprefix('--').replace('-', '_')}"
 
-    def in_pytest(self, words: Iterable[str]) -> list[str]:
-        """Returns the words of a command line, with the prefix if `short` is False."""
-        return [*words] if self.short else [self.prefixed(word) for word in words]
+    def in_pytest(self, options: Iterable[str]) -> list[str]:
+        """Returns options, each "--name" or "--name=value", as pytest takes them: unchanged, or with the
+        prefix --attention- if `short` is False."""
+        return [*options] if self.short else [self.prefixed(option) for option in options]
 
 
 NAMES = Names()

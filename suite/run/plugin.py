@@ -159,7 +159,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     cell = cast(Cell, pyfuncitem.callspec.params["cell"])
     pyfuncitem.stash[RECORD] = None
     plan = _plan(pyfuncitem.config)
-    _announce(pyfuncitem)
+    _report_progress(pyfuncitem)
     verdict = judge(cell, plan.policy(cell, pyfuncitem.stash.get(TIME_LIMIT, None)))
     if pyfuncitem.stash.get(IS_LAST, False):
         gc.collect()
@@ -314,8 +314,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.stash[BOARD].say(verdict=True)
 
 
-def _announce(item: pytest.Item) -> None:
-    """Write the judged cell's test id to the board. Ends the run if the parent process is gone."""
+def _report_progress(item: pytest.Item) -> None:
+    """Write to the `Board`, memory that the parent process reads: the test id of the cell that is judged
+    next, and the numbers of judged and of all cells. End the run if the parent process is gone."""
     board = item.config.stash.get(BOARD, None)
     if board is not None:
         total = sum(_STATE["owed"].values())

@@ -108,8 +108,8 @@ def load(
 
 
 def _claims(stated: dict[str, Any], text: str) -> dict[str, Any]:
-    """Returns the known claims that a user's file states. Paths of `expect` are resolved from the
-    folder of the file."""
+    """Returns the known claims that a user's file states. `text`: the function, as FILE:NAME. Paths of
+    `expect` are resolved from the folder of the file, also in `stated`."""
     folder = Path(text.rpartition(":")[0]).parent
     if "expect" in stated:
         paths = [stated["expect"]] if isinstance(stated["expect"], str) else stated["expect"]

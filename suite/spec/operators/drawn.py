@@ -67,7 +67,10 @@ def covering_of(
 
     def has_id(row: Row) -> bool:
         """Returns True if the id of the row is valid, in any dtype: an id is valid in all or in none."""
-        return not is_excluded(row) and case_of(text_of(row | {"dtype": defaults["dtype"]})) is not None
+        return (
+            not is_excluded(row)
+            and case_of(text_of(row | {"dtype": defaults["dtype"]})) is not None
+        )
 
     @cache
     def has_longer_id(*values: tuple[str, object]) -> bool:

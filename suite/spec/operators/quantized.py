@@ -319,8 +319,8 @@ def validate(case: Case) -> None:
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """Returns the sizes with at least one sample and one query, and with at least as many keys as
-    queries. No option changes."""
+    """Returns the sizes of a random case, and no options. There is at least one sample and one query, and
+    the larger of both lengths is that of the keys. `numbers` is not used."""
     queries = max(min(sizes.Lq, sizes.Lk), 1)
     return replace(sizes, B=max(sizes.B, 1), Lq=queries, Lk=max(sizes.Lq, sizes.Lk)), {}
 
