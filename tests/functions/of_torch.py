@@ -4,6 +4,7 @@ the signature of `scaled_dot_product_attention` or a part of it. None may ever f
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,6 +45,41 @@ def textbook(query, key, value, attn_mask=None, is_causal=False, scale=None):
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = hidden(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
     return scores.softmax(-1) @ value
+
+
+def changed(**stages: Callable[[Any], Any]) -> Callable[..., Tensor]:
+    """The textbook with some arguments, or the "output", changed in turn. A stage takes the call, with
+    the arguments by name and `output`, and returns what stands in its place."""
+
+    def function(query, key, value, attn_mask=None, is_causal=False, scale=None):
+        call = SimpleNamespace(
+            query=query, key=key, value=value, attn_mask=attn_mask, is_causal=is_causal, scale=scale
+        )
+        for name, change in stages.items():
+            if name != "output":
+                setattr(call, name, change(call))
+        call.output = textbook(**vars(call))
+        return stages["output"](call) if "output" in stages else call.output
+
+    return function
+
+
+def refusing(condition: Callable[[Any], bool], error: Exception) -> Callable[..., Tensor]:
+    """The textbook, which raises for the calls for which a condition holds."""
+
+    def query(call: Any) -> Tensor:
+        if condition(call):
+            raise error
+        return call.query
+
+    return changed(query=query)
+
+
+def rows(**functions: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
+    """Functions by name, for `globals` of a file."""
+    for name, function in functions.items():
+        function.__name__ = name
+    return functions
 
 
 def online(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
