@@ -3,12 +3,8 @@ kernel is that kernel or an error, and what a framework refuses is refused by it
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,24 +15,14 @@ from attention_conformance.backends._torch.kernels import FLASH
 from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.prepared import NoKernel
-from attention_conformance.backends.protocol import Backend, BackendUnavailable
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases, find
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.test_malformed import ARGUMENTS
+from tests.processes import python
 from tests.runtimes import judged, loaded, of, verdict_of
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module", params=["numpy", "torch", "tf", "jax"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    try:
-        return registry.load(request.param)
-    except BackendUnavailable as error:
-        pytest.skip(f"{request.param} is not installed: {error}")
 
 
 @pytest.mark.parametrize("name", ["torch", "tests.honest:honest"])
@@ -56,6 +42,8 @@ def test_threads_are_set_and_set_back(name: str) -> None:
 
 def test_one_keras_engine_a_process() -> None:
     program = (
+        "import os\n"
+        "os.environ.pop('KERAS_BACKEND', None)\n"
         "from attention_conformance.backends.registry import load\n"
         "from attention_conformance.backends.protocol import BackendUnavailable\n"
         "load('keras-jax')\n"
@@ -64,10 +52,7 @@ def test_one_keras_engine_a_process() -> None:
     )
     for module in ("keras", "jax", "torch"):
         pytest.importorskip(module)
-    clean = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
-    out = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=clean
-    ).stdout
+    out = python("-c", program).stdout
     assert "Keras runs on jax in this process, torch was asked for" in out
 
 

@@ -151,50 +151,6 @@ def test_a_draft_of_what_fails_becomes_the_manifest_of_an_attribute(tmp_path: Pa
     assert not of.stale_expectations()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"claim": ("heads=3",)}, "unknown claim 'heads'; expected NAME=VALUE.*head_sizes"),
-        ({"claim": ("head_sizes",)}, "expected a value, as in --claim head_sizes=VALUE"),
-        ({"claim": ("scales=nan,1",)}, r"scales are .*, got \[nan, 1.0\]"),
-        ({"claim": ("head_sizes=x",)}, "head_sizes=x: head_sizes: Expected `int`, got `str`"),
-        ({"claim": ("f12.max_length=8",)}, "f12"),
-        ({"claim": ("f16.dtypes=f16",)}, "unknown claim 'f16.dtypes'"),
-        ({"claim": ("queries=1", "lengths_multiple_of=16")}, "=1,16 is about keys alone"),
-        (
-            {"claim": ("max_length=8", "lengths_multiple_of=16")},
-            "no length up to 8 is a multiple of 16",
-        ),
-        ({"claim": ("elections=zeros",)}, "elections are promised with --elect QUESTION=ANSWER"),
-        ({"elect": ("minus-inf=nan",)}, "unknown question 'minus-inf'; valid: fully-masked-row"),
-        ({"elect": ("minus-inf-row=one",)}, "unknown answer 'one' to minus-inf-row; valid: zeros"),
-        ({"expect": ("absent.toml",)}, "there is no manifest absent.toml"),
-    ],
-)
-def test_claims_that_say_nothing_list_what_does(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        plan("textbook", **options)
-
-
-@pytest.mark.parametrize(
-    ("file", "like", "claim"),
-    [
-        ("merging.py:right", "merge", "centred_keys"),
-        ("latents.py:absorbed", "latent", "centred_keys"),
-        ("varlen.py:right", "packed", "absorbs"),
-        ("of_torch.py:smoothed", "", "absorbs=false"),
-    ],
-)
-def test_a_claim_of_one_operator_is_refused_from_functions_of_others(
-    file: str, like: str, claim: str
-) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(UsageError, match=f"{claim.partition('=')[0]}: only functions of "):
-        Plan.make(Options(
-            ("torch",), function=(f"{CLAIMED / file}",), like=like, level="smoke", claim=(claim,)
-        ))  # fmt: skip
-
-
 def test_an_attribute_that_is_nearly_a_claim_is_no_silent_one(tmp_path: Path) -> None:
     path = tmp_path / "kernel.py"
     path.write_text("def near(query, key, value):\n    return value\nnear.head_size = (64,)\n")

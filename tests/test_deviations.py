@@ -14,7 +14,7 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.deviations import all_faults
 from attention_conformance.suite.deviations.deviation import CATALOGUE, Deviation
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.run.kill_table import format_table, kill
+from attention_conformance.suite.run.kill_table import kill
 from tests.frozen.kills import KILLS
 
 NAMES = [fault.name for fault in all_faults()]
@@ -87,17 +87,3 @@ def test_declared_low_precision_fails_precision_alone(name: str) -> None:
             statuses.setdefault(verdict.status, set()).add(check.name)
     assert statuses.pop("fail") == {"precision"}
     assert set(statuses) <= {"pass", "unsupported"}
-
-
-def honest(killed_by: str, implementation: Implementation) -> Deviation:
-    """A right implementation that is said to be a deviation."""
-    return Deviation("honest", killed_by, "Nothing is wrong.", "", "mask", type(implementation))
-
-
-def test_an_honest_implementation_survives(monkeypatch: pytest.MonkeyPatch) -> None:
-    definition = next(iter(load("numpy").implementations()))
-    monkeypatch.setitem(CATALOGUE, type(definition), honest("values", definition))
-    outcome = kill(definition, all_checks().values(), "smoke")
-    assert not outcome.killed
-    assert re.fullmatch(r"\d+ pass", outcome.message)
-    assert format_table([outcome]).startswith("survivor ")

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.records import cells as records
-from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.catalogue import find
 from tests.processes import CONTROL, ROOT, Done, python, run
-from tests.test_shown import options_of_pytest
 
 ONE_FILE = "suite/test_extremes.py"
 ONE_CHECK = "attention_conformance.suite.test_extremes"
@@ -58,36 +55,6 @@ def test_results_are_never_overwritten(smoke) -> None:  # type: ignore[no-untype
     assert out.returncode == 4
     assert "nothing is overwritten" in out.stderr
     assert results.read_bytes() == before
-
-
-USAGE = [
-    ([], "choose what to judge with --backend=NAME; installed here: numpy"),
-    (["--backend=numpy", "--level=huge"], "valid: smoke, standard, full"),
-    (["--backend=numpy", "--dtype=f8"], "valid: f64 (float64)"),
-    (["--backend=numpy", "--implementation=flash"], "valid: numpy:definition"),
-    (["--backend=numpy", "--shard=3/2"], "expected --shard=i/n"),
-    (["--backend=numpy", "--numerics=exact"], "none is given"),
-    (["--backend=numpy", "--backend=torch", "--function=x.py:f"], "exactly one --backend"),
-    (["--backend=tf", "--backend=keras-jax"], "KERAS_BACKEND is process-global"),
-    (["--backend=numpy", "--function=nowhere.py:f"], "there is no file nowhere.py"),
-    (["--backend=no.such.module:x"], "importing no.such.module failed"),
-    (["--backend=tests.miniatures:ONE"], "has no 'ONE'"),
-    (["--backend=numpy", "--device=cuda"], "is judged on cpu only, not on cuda"),
-]
-
-
-@pytest.mark.parametrize(("words", "hint"), USAGE)
-def test_usage_errors_list_what_would_be_right(words: list[str], hint: str) -> None:
-    """Options as pytest reads them, in this process."""
-    with pytest.raises(UsageError) as error:
-        planned(words)
-    assert hint in str(error.value)
-
-
-def planned(words: list[str]) -> Plan:
-    options = options_of_pytest(words)
-    options.check()
-    return Plan.make(options)
 
 
 def test_shards_merge_to_the_whole_run(smoke, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ import pytest
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.forbidden import watched
-from attention_conformance.backends.protocol import ForbiddenCall, UsageError
+from attention_conformance.backends.protocol import ForbiddenCall
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -107,20 +107,6 @@ def test_a_function_of_keras_is_seen_inside_a_graph() -> None:
         call("tf", traced, OF_KERAS, times=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("torch.nn.functional.scaled_dot_attention", "there is no function"),
-        ("torch.nn.MultiheadAttention", "is no function; name a function or a method"),
-        ("torch.pi", "is no function"),
-    ],
-)
-def test_names_that_nobody_calls_are_usage_errors(name: str, said: str) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(UsageError, match=said):
-        call("torch", by_name, name)
-
-
 def plan(tmp_path: Path, name: str, **more: Any) -> Plan:
     (tmp_path / "kernels.py").write_text(KERNELS)
     return Plan.make(
@@ -147,9 +133,3 @@ def test_the_cells_in_which_it_calls_fail(tmp_path: Path, isolate: bool) -> None
     assert few < set(judged)
     assert {case for case, v in judged.items() if v.kind == "forbidden"} == few
     assert {v.status for case, v in judged.items() if case not in few} == {"pass"}
-
-
-def test_layers_are_no_functions(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(UsageError, match="forbid is a claim of functions, not of layers"):
-        plan(tmp_path, "calls", like="multi-head", forbid=(OF_TORCH,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -214,34 +213,10 @@ def test_a_revision_is_no_option_of_git(tmp_path: Path, capsys: pytest.CaptureFi
     assert victim.read_text() == "kept"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--backend=torch", "--workload=nothing"], "unknown workload 'nothing'"),
-        (["--backend=torch", "--samples=0"], "must be positive"),
-        (["--backend=numpy", "--against=venv:/nowhere"], "name one --backend and one"),
-        (
-            ["--backend=numpy", "--implementation=definition", "--against=venv:/nowhere"],
-            "expected a virtual environment",
-        ),
-        (
-            ["--backend=numpy", "--implementation=definition", "--against=commit:HEAD"],
-            "--function=PATH.py:NAME",
-        ),
-    ],
-)
-def test_usage_errors_measure_nothing(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", *arguments]) == gate.NOTHING
-    assert re.search(said, capsys.readouterr().err)
-
-
 def test_a_malformed_command_line_is_no_wrong_answer() -> None:
-    for wrong in ("--threads=many", "--foo", "--drop-in", "--elect=no-keys=nan"):
-        with pytest.raises(SystemExit) as ended:
-            main(["bench", "--backend=torch", wrong])
-        assert ended.value.code == gate.NOTHING
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--backend=torch", "--foo"])
+    assert ended.value.code == gate.NOTHING == main(["bench", "--backend=torch", "--samples=0"])
 
 
 @pytest.mark.slow

@@ -27,41 +27,24 @@ NORM = "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/self"
 OWN = '''
 import torch
 from torch import nn
+from tests.diagnosed.layers import Right
 
-class Free(nn.Module):
+class Loaded(Right):
+    pass
+
+class Free(Right):
     """Its temperature is no parameter of multi-head attention: the layer keeps its own ones."""
+    @property
+    def load_attention(self):
+        raise AttributeError
+
     def __init__(self, query_width, heads):
-        super().__init__()
-        self.heads = heads
+        super().__init__(query_width, heads)
         self.temperature = nn.Parameter(torch.ones(()))
-        self.qkv = nn.Linear(query_width, 3 * query_width)
-        self.out = nn.Linear(query_width, query_width)
 
     def projected(self, x):
-        B, L, _ = x.shape
-        return [t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)]
-
-    def dropped(self, weights):
-        return weights
-
-    def forward(self, x, causal=False, valid=None):
-        B, L, E = x.shape
-        q, k, v = self.projected(x)
-        s = q @ k.transpose(-1, -2) * self.temperature / (E // self.heads) ** 0.5
-        if causal:
-            s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
-        if valid is not None:
-            s = s.masked_fill(~valid[:, None, None], -torch.inf)
-        return self.out((self.dropped(s.softmax(-1)) @ v).transpose(1, 2).reshape(B, L, E))
-
-class Loaded(Free):
-    def load_attention(self, p):
-        E = self.out.in_features
-        names = ("query", "key", "value")
-        self.qkv.weight.data = torch.cat([p[f"{n}_kernel"].reshape(E, E).T for n in names])
-        self.qkv.bias.data = torch.cat([p[f"{n}_bias"].reshape(-1) for n in names])
-        self.out.weight.data = p["output_kernel"].reshape(E, E).T
-        self.out.bias.data = p["output_bias"]
+        query, key, value = super().projected(x)
+        return query * self.temperature, key, value
 
 class Leaky(Free):
     """The causal flag is lost where keys are padded."""
@@ -77,34 +60,30 @@ class TwoArrays(nn.Module):
 def needs_more(query_width, heads, depth):
     return None
 
-class Unbiased(Free):
+class Unbiased(Right):
     def __init__(self, query_width, heads, bias=False):
         super().__init__(query_width, heads)
-        self.qkv = nn.Linear(query_width, 3 * query_width, bias=False)
-        self.out = nn.Linear(query_width, query_width, bias=False)
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            linear.bias = None
 
-    def load_attention(self, p):
-        E = self.out.in_features
-        kernels = [p[f"{n}_kernel"].reshape(E, E).T for n in ("query", "key", "value")]
-        self.qkv.weight.data = torch.cat(kernels)
-        self.out.weight.data = p["output_kernel"].reshape(E, E).T
+    def load_biases(self, parameters, names):
+        pass
 
-class Forgetful(Loaded):
-    def load_attention(self, p):
-        own = self.out.bias.data
-        super().load_attention({n: p[n] for n in p if n != "output_bias"} | {"output_bias": own})
+class Forgetful(Right):
+    def load_biases(self, parameters, names):
+        super().load_biases({n: parameters[n] for n in parameters if n != "output_bias"}
+            | {"output_bias": self.out_proj.bias.data}, names)
 
-class Folded(Loaded):
-    def load_attention(self, p):
-        super().load_attention(p)
-        self.folded = self.qkv.weight.detach().clone()
+class Folded(Right):
+    def load_attention(self, parameters):
+        super().load_attention(parameters)
+        self.folded = self.q_proj.weight.detach().clone()
 
     def projected(self, x):
-        B, L, _ = x.shape
-        qkv = nn.functional.linear(x, self.folded, self.qkv.bias)
-        return [t.view(B, L, self.heads, -1).transpose(1, 2) for t in qkv.chunk(3, -1)]
+        _, key, value = super().projected(x)
+        return nn.functional.linear(x, self.folded, self.q_proj.bias), key, value
 
-class Dropping(Loaded):
+class Dropping(Right):
     def __init__(self, query_width, heads, rate=0.0):
         super().__init__(query_width, heads)
         self.rate = rate
@@ -124,7 +103,7 @@ class Norm(nn.Module):
     def forward(self, x):
         return self.norm(x)
 
-class Tuned(Loaded):
+class Tuned(Right):
     # The attributes are called like claims, or nearly so, and claim nothing.
     head_size, max_length, dtype = 64, 1, "f32"
 

@@ -20,7 +20,6 @@ from attention_conformance.suite.records.cells import (
     digest,
     load,
     merge,
-    writer,
 )
 from attention_conformance.suite.records.lines import (
     BrokenLine,
@@ -30,7 +29,7 @@ from attention_conformance.suite.records.lines import (
     RecordError,
     TruncatedRun,
 )
-from tests.rows import cell, header, run
+from tests.rows import cell, run
 
 A, B, C = (cell(f"sdpa/none/mha/f32/b1h1q1k{n}d8") for n in (1, 2, 3))
 
@@ -100,16 +99,6 @@ def test_figures_survive_and_the_file_is_strict_json(
 def test_text_that_utf8_cannot_hold_does_not_end_the_run(tmp_path: Path) -> None:
     path = run(cell(status="fail", message="bad \udcff byte"), A).save(tmp_path / "r.jsonl")
     assert [c.message for c in load(path).cells] == ["bad \ufffd byte", ""]
-
-
-def test_lines_are_in_the_file_as_soon_as_they_are_judged(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    lines = writer(path, header(A, B))
-    lines.write(A)
-    assert load(path, partial=True).cells == (A,)
-    lines.close(finished=False)
-    with pytest.raises(TruncatedRun, match="1 records are there"):
-        load(path)
 
 
 @pytest.mark.parametrize("change", [{"new_field": 1}, {"facts": None}, {"native": None}])

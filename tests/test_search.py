@@ -163,8 +163,6 @@ def test_what_is_known_is_not_found_again() -> None:
         (["--backend=numpy", "--examples=20"], 0, "nothing found"),
         (["--backend=numpy", "--case=sdpa/none/mha/f32/b1h2q3k4d5"], 0, "1 pass"),
         ([f"--backend={MUTANTS}", "--implementation=mask-inverted", "--examples=60"], 1, "found "),
-        (["--backend=numpy", "--minutes=0"], 2, "--minutes must be positive"),
-        (["--backend=numpy", "--examples=0"], 2, "--examples must be positive"),
         (["--backend=numpy", "--mode=compiled"], 2, "no implementation to judge"),
     ],
 )

@@ -21,9 +21,10 @@ from attention_conformance.suite.measure import command, worker
 from attention_conformance.suite.measure.options import BenchOptions
 from attention_conformance.suite.measure.pool import Offer, Pool
 from attention_conformance.suite.report.kinds import TABLES
-from attention_conformance.suite.run.options import NAMES, Options
+from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.catalogue import find
+from tests.frozen.refused import options_of_pytest
 
 shown = pytest.importorskip("tests.shown")
 ROOT = shown.ROOT
@@ -59,16 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-
-
-def options_of_pytest(words: list[str]) -> Options:
-    """The options of the suite, and pytest's own, as pytest reads them; output stays this run's."""
-    # The plugin of Hypothesis warns if it is loaded behind strategies, which other tests made.
-    ours = ["--capture=no", "-p", "no:hypothesispytest"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        config = pytest.Config.fromdictargs({}, [*ours, *words])
-    return Options.from_lookup(lambda name: config.getoption(NAMES.destination(name)))
 
 
 def hold_names(options: Options) -> None:

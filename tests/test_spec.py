@@ -3,7 +3,6 @@ arrays cover; a block of a mask is the block of its dense form (what masks say, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -98,50 +97,6 @@ def test_covering_arrays_cover_every_pair_that_makes_sense(
 def not_shown(rows: Iterable[Row], tuples: Iterable[Tuple]) -> list[Tuple]:
     """The tuples of axis values that stand together in no row."""
     return [each for each in tuples if not any(set(each) <= row.items() for row in rows)]
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("sdpa/causal/mha", "expected sdpa/MASK/HEADS/DTYPE/SIZES"),
-        ("sdpb/causal/mha/f32/b1h1q1k1d1", "unknown operator 'sdpb'"),
-        ("sdpa/diagonal/mha/f32/b1h1q1k1d1", "unknown mask 'diagonal'"),
-        ("sdpa/none/mha/f8/b1h1q1k1d1", "unknown dtype 'f8'"),
-        ("sdpa/none/mha/f32/b1h1q1", "bad sizes"),
-        ("sdpa/none/four/f32/b1h1q1k1d1", "bad heads"),
-        ("sdpa/none/gqa2/f32/b1h3q1k1d1", "multiple"),
-        ("sdpa/none/mha/f32/b1h1q1k1d1/loud", "unknown option 'loud'"),
-        ("sdpa/none/mha/f32/b1h1q1k1d1/drop2.0", "rate must be between 0 and 1, got 'drop2.0'"),
-        ("multi-head/none/mha/f32/b1h1q1k1d1/e1.1.1.1/drop-0.5", "rate must be between 0 and 1"),
-        ("sdpa/none/mha/f32/b1h1q1k1d1/bias.qk/slopes", "ask only one of both"),
-        ("sdpa/none/mha/f32/b1h1q1k1d1/nobias", "unknown option 'nobias'"),
-        (
-            "sdpa/none/mha/f32/b1h1q1k1d1/scale0.50",
-            "expected 'sdpa/none/mha/f32/b1h1q1k1d1/scale0.5'",
-        ),
-        ("multi-head/none/mha/f32/b1h1q1k1d1", "expected multi-head/MASK/HEADS/DTYPE/SIZES/WIDTHS"),
-        ("multi-head/none/mha/f32/b1h1q1k1d1/w1.1.1.1", "bad widths 'w1.1.1.1'"),
-        ("dot/none/mha/f32/b1h2q1k1d8/e8.8.8.8", "needs the size 1, got query heads: 2"),
-        ("packed/none/mha/f32/b3h4q24k24d8", "needs lengths of segments, as in seg5.7.12"),
-        (
-            "packed/none/mha/f32/b3h4q24k24d8/seg5.7.11",
-            "queries: expected 3 with 24, got 3 with 23",
-        ),
-        ("packed/none/mha/f32/b2h4q4k9d8/seg2.2x4.6", "keys: expected 2 with 9, got 2 with 10"),
-        ("packed/none/mha/f32/b2h4q4k4d8/seg2.2x4.0/causalbr", "every query needs a key"),
-        ("packed/none/mha/f32/b1h4q4k4d8/seg4/causalbr", "causal, not causalbr"),
-        ("packed/none/mha/f32/b1h4q0k0d8/seg0", "needs a query and a key"),
-        ("rotary/none/mha/f32/b2h3q17k1d15", "got 15"),
-        ("rotary/none/mha/f32/b2h3q17k1d16/rot18", "at most 16 here, got 18"),
-        ("rotary/none/mha/f32/b2h3q17k1d16/rot2/ntk", "needs at least two frequencies"),
-        ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/self", "needs one size, got queries: 3"),
-        ("additive/none/mha/f32/b2h1q3k4d2/e4.4.2.2/single", "size 1, got queries: 3"),
-        ("layer-norm/none/mha/f32/b2h1q3k3d5/e5.5.5.5/self/train", "leave out the option train"),
-    ],
-)
-def test_bad_ids_say_what_is_wrong(text: str, hint: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(hint)):
-        Case.parse(text)
 
 
 def selections() -> list[Selection]:

@@ -6,6 +6,6 @@ rows        the type of a row: a stage of the textbook that differs, and the fau
 kernels     all kernels of the corpus
 
 The rows are in `masks`, `scores`, `heads`, `tiles`, `precision` and `gradients`; `of_torch`,
-`of_jax` and `of_keras` make functions of them. Kernels that no row describes are in `own`,
-`layers` and `others`.
+`of_jax` and `of_keras` make functions of them. Kernels that no row describes are in `layers` and
+`others`.
 """

@@ -130,13 +130,6 @@ PAIRS = tuple(kernel for each in TWO_FAULTS for kernel in each.kernels)
 
 HEALTHY = (
     *(kernel for each in RIGHT for kernel in each.kernels),
-    *(
-        Kernel(f"own.py:{name}")
-        for name in (
-            "by_einsum", "blocks_of_queries", "head_by_head",
-            "library_with_dense_mask", "axes_of_another_library",
-        )
-    ),
     Kernel("layers.py:Right", like="multi-head"),
     Kernel("others.py:rotated", like="rotary"),
 )  # fmt: skip

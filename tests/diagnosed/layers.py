@@ -22,8 +22,12 @@ class Right(nn.Module):
         names = {"query": self.q_proj, "key": self.k_proj, "value": self.v_proj}
         for name, linear in names.items():
             linear.weight.data = parameters[f"{name}_kernel"].reshape(self.width, self.width).T
-            linear.bias.data = parameters[f"{name}_bias"].reshape(-1)
         self.out_proj.weight.data = parameters["output_kernel"].reshape(self.width, self.width).T
+        self.load_biases(parameters, names)
+
+    def load_biases(self, parameters, names):
+        for name, linear in names.items():
+            linear.bias.data = parameters[f"{name}_bias"].reshape(-1)
         self.out_proj.bias.data = parameters["output_bias"]
 
     def forward(self, x, causal=False, valid=None):
@@ -34,7 +38,7 @@ class Right(nn.Module):
             scores = scores.masked_fill(future, -torch.inf)
         if valid is not None:
             scores = self.padded(scores, valid[:, None, None, :])
-        return self.handed(self.merged(scores.softmax(dim=-1) @ v, x.shape))
+        return self.handed(self.merged(self.dropped(scores.softmax(dim=-1)) @ v, x.shape))
 
     def projected(self, x):
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -44,6 +48,9 @@ class Right(nn.Module):
 
     def padded(self, scores, valid):
         return scores.masked_fill(~valid, -torch.inf)
+
+    def dropped(self, weights):
+        return weights
 
     def merged(self, x, shape):
         return x.transpose(1, 2).reshape(shape)

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.suite.spec.dtypes import dtype
-
 Answers = Mapping[str, str]
 """Answers by question."""
 
@@ -62,20 +60,6 @@ def completed(answers: Answers) -> Answers:
     return every
 
 
-def named(x: Tensor) -> str:
-    """The name of an array's dtype."""
-    return str(x.dtype).removeprefix("torch.")
-
-
-def cast(x: Tensor, name: str) -> Tensor:
-    """`x` in the dtype of this name."""
-    return x.to(getattr(torch, name))
-
-
-def zeros(shape: tuple[int, ...], name: str) -> Tensor:
-    return torch.zeros(shape, dtype=getattr(torch, name))
-
-
 def some(x: Tensor) -> Tensor:
     """Whether any element of the last axis is true; the axis stays with size 1."""
     return x.any(-1, keepdim=True)
@@ -93,14 +77,12 @@ class Problem:
     """The arguments of one call: query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv).
 
     `mask` and `bias` broadcast to (B, H, Lq, Lk), `valid` is (B, Lk); True attends. `window` is
-    (left, right). `dtype` is the name of the dtype of the operands; `called` what the framework calls
-    mask, bias and flag.
+    (left, right). `called` is what the framework calls mask, bias and flag.
     """
 
     query: Any
     key: Any
     value: Any
-    dtype: str
     mask: Any = None
     bias: Any = None
     valid: Any = None
@@ -118,9 +100,13 @@ class Problem:
         return (*self.query.shape[:3], self.key.shape[2])
 
     @property
-    def wide(self) -> str:
-        """The name of the dtype that sums are made in."""
-        return "float64" if self.dtype == "float64" else "float32"
+    def dtype(self) -> torch.dtype:
+        return self.query.dtype
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype that sums are made in."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def masked(self) -> bool:
@@ -190,7 +176,7 @@ class Electing:
             if meets and self.gives(question, "raises"):
                 raise ValueError(message)
         if self.counts(p.mask) and self.gives("integer-mask", "raises"):
-            raise TypeError(f"{mask}: expected booleans, got {named(p.mask)}")
+            raise TypeError(f"{mask}: expected booleans, got {p.mask.dtype}")
 
     def refuse_rows(self, empty: Mapping[str, Any], p: Problem) -> None:
         """Raise ValueError for rows without keys that the kernel refuses."""
@@ -200,14 +186,14 @@ class Electing:
 
     def counts(self, mask: Any) -> bool:
         """Whether a mask is of whole numbers."""
-        return mask is not None and "int" in named(mask)
+        return mask is not None and mask.dtype != torch.bool
 
     def allowed(self, p: Problem) -> tuple[Any, dict[str, Any]]:
         """Which pairs mask and flags leave, boolean (B, H, Lq, Lk); and the rows (B, H, Lq, 1) without
         keys, by question."""
         _, _, Lq, Lk = p.full
         row, key = torch.arange(Lq)[:, None], torch.arange(Lk)[None]
-        out = zeros(p.full, "float32") == 0
+        out = torch.ones(p.full, dtype=torch.bool)
         left, right = p.window or (None, None)
         if left is not None:
             out = out & (key >= row - left)
@@ -215,7 +201,7 @@ class Electing:
             out = out & (key <= row + right)
         mask = p.mask
         if self.counts(mask):
-            mask = None if self.gives("integer-mask", "added") else cast(mask, "bool")
+            mask = None if self.gives("integer-mask", "added") else mask.bool()
         if mask is not None and self.gives("mask-polarity", "hides"):
             mask = ~mask
         both = p.causal and mask is not None
@@ -238,21 +224,21 @@ class Electing:
     def bias(self, p: Problem) -> Any:
         """What is added to scores, (B, H, Lq, Lk)."""
         (_, _, Lq, Lk), wide = p.full, p.wide
-        out = zeros(p.full, wide)
+        out = torch.zeros(p.full, dtype=wide)
         if self.counts(p.mask) and self.gives("integer-mask", "added"):
-            out = out + cast(p.mask, wide)
+            out = out + p.mask.to(wide)
         if p.alibi_slopes is not None:
             distance = torch.abs(torch.arange(Lq)[:, None] + (Lk - Lq) - torch.arange(Lk)[None])
-            slopes = cast(p.alibi_slopes, wide).reshape(-1, 1, 1)
-            out = out - slopes * cast(distance, wide)
+            slopes = p.alibi_slopes.to(wide).reshape(-1, 1, 1)
+            out = out - slopes * distance.to(wide)
         if p.bias is None:
             return out
-        added = cast(p.bias, wide)
-        lowest = added == -float(dtype(p.dtype).max)
+        added = p.bias.to(wide)
+        lowest = added == torch.finfo(p.dtype).min
         if self.gives("lowest-row", "uniform"):
-            added = torch.where(lowest, -float(dtype(wide).max), added)
+            added = torch.where(lowest, torch.finfo(wide).min, added)
         elif self.gives("lowest-row", "unmasked"):
-            added = added + cast(~some(~lowest), p.wide) * float(dtype(p.dtype).max)
+            added = added - (~some(~lowest)).to(p.wide) * torch.finfo(p.dtype).min
         elif not self.gives("lowest-row", ""):  # as -inf is
             added = torch.where(lowest, -math.inf, added)
         return out + added
@@ -260,7 +246,7 @@ class Electing:
     def operands(self, p: Problem) -> tuple[Any, Any, Any]:
         """Query, key and value in working precision, with heads repeated."""
         group = p.query.shape[1] // max(p.key.shape[1], 1)
-        q, k, v = (cast(x, p.wide) for x in (p.query, p.key, p.value))
+        q, k, v = (x.to(p.wide) for x in (p.query, p.key, p.value))
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         return q, k, self.flushed(v, p.wide)
 
@@ -278,8 +264,8 @@ class Electing:
     def scores(self, q: Any, k: Any, p: Problem) -> Any:
         """Scores (B, H, Lq, Lk) before bias and mask."""
         scores = q @ k.mT
-        if self.gives("score-overflow", "nan") and p.dtype == "float16":
-            scores = cast(cast(scores, p.dtype), p.wide)
+        if self.gives("score-overflow", "nan") and p.dtype == torch.float16:
+            scores = scores.to(p.dtype).to(p.wide)
         scores = scores * (q.shape[-1] ** -0.5 if p.scale is None else p.scale)
         return scores if p.softcap is None else torch.tanh(scores / p.softcap) * p.softcap
 
@@ -290,7 +276,7 @@ class Electing:
         else:
             hidden = torch.where(visible, scores, -math.inf)
         if p.sinks is not None:
-            sinks = cast(p.sinks, p.wide).reshape(-1, 1, 1)
+            sinks = p.sinks.to(p.wide).reshape(-1, 1, 1)
             hidden = torch.cat([hidden, sinks.expand(*p.full[:3], 1)], -1)
         largest = most(hidden)
         anchor = torch.where(largest == -math.inf, 0.0, largest)
@@ -309,7 +295,7 @@ class Electing:
         if answer == "unmasked":
             return self.softmax_of(scores)
         number = math.nan if gradient == "nan" else 1.0 / max(p.full[3], 1)
-        return zeros(p.full, p.wide) + number
+        return torch.full(p.full, number, dtype=p.wide)
 
     def softmax_of(self, scores: Any) -> Any:
         raised = torch.exp(scores - most(scores))
@@ -330,7 +316,7 @@ class Electing:
         rows = empty["fully-masked-row"][..., 0]
         if "padded-sample" in empty:
             rows = rows | empty["padded-sample"][..., 0]
-        lowest = -float(dtype(p.wide).max)
+        lowest = torch.finfo(p.wide).min
         numbers = {"lowest": lowest, "zero": 0.0, "plus-inf": math.inf, "nan": math.nan}
         for answer, number in numbers.items():
             if self.gives("lse-of-empty-row", answer):
@@ -343,10 +329,9 @@ class Electing:
             lse.register_hook(torch.zeros_like)
         return lse
 
-    def flushed(self, x: Any, name: str) -> Any:
-        """Zero instead of what is subnormal in the dtype of this name, where that is elected; gradients
+    def flushed(self, x: Any, dtype: torch.dtype) -> Any:
+        """Zero instead of what is subnormal in the dtype, where that is elected; gradients
         flow as through anything that rounds."""
         if not self.gives("subnormal-output", "flushed"):
             return x
-        smallest = dtype(name).smallest_normal
-        return x - torch.where(x.abs() < smallest, x, 0.0).detach()
+        return x - torch.where(x.abs() < torch.finfo(dtype).smallest_normal, x, 0.0).detach()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.electing.kernel import Answers, Electing, Problem, named
+from tests.electing.kernel import Answers, Electing, Problem
 
 
 def of_torch(answers: Answers) -> Callable[..., Any]:
@@ -21,7 +21,7 @@ def of_torch(answers: Answers) -> Callable[..., Any]:
         counts = attn_mask is not None and not attn_mask.is_floating_point()
         masks = {"mask" if counts else "bias": attn_mask}
         problem = Problem(
-            query, key, value, named(query), causal=is_causal, scale=scale,
+            query, key, value, causal=is_causal, scale=scale,
             softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
             called=("attn_mask", "attn_mask", "is_causal"), **masks,
         )  # fmt: skip
@@ -56,7 +56,7 @@ class ElectingLayer:
         arrays = (
             self.heads(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))
         )
-        problem = Problem(*arrays, named(query), mask=mask, valid=valid, causal=causal, bias=bias)
+        problem = Problem(*arrays, mask=mask, valid=valid, causal=causal, bias=bias)
 
         def dropped(weights: Any) -> Any:
             return torch.nn.functional.dropout(weights, self.rate, training)

@@ -10,6 +10,7 @@ A part is a name and a function that makes its lines (`tests.frozen.part`):
 
     ids          smoke.txt, standard.txt, full.txt: the id of every case of a level, with its checks
     bounds       the bounds of 300 cells
+    refused      ids and command lines that are refused, with what is said
     kills        for every fault the first case that its check fails, and the kind; at smoke and standard
     told         the first sentence of the diagnosis of kernels and faults, and what shows exploits
     transcripts  what commands of the README and of docs print, a file each

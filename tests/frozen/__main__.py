@@ -12,10 +12,11 @@ from tests.frozen import statuses
 from tests.frozen.asked import BOUNDS, IDS
 from tests.frozen.kills import KILLS
 from tests.frozen.part import SETTINGS, Part
+from tests.frozen.refused import REFUSED
 from tests.frozen.told import TOLD
 from tests.frozen.transcripts import TRANSCRIPTS
 
-PARTS: list[Part] = [*IDS, BOUNDS, *KILLS, *TOLD, TRANSCRIPTS]
+PARTS: list[Part] = [*IDS, BOUNDS, REFUSED, *KILLS, *TOLD, TRANSCRIPTS]
 
 
 def main(words: Sequence[str] | None = None) -> int:

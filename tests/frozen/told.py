@@ -83,10 +83,11 @@ LEFT_OUT = {
     r"faulty\.py:(ends_the_process|is_killed)": "ends the process",
     r"faulty\.py:(sleeps|holds_the_lock)": "does not return",
     r"of_other_kinds\.py:(Subclass|in_8_bits)|backward\.py:(Constant|weights_of)|"
-    r"(caching|limited|operators)\.py:[Aa]ttend$|(latents|paging)\.py:attended|caching\.py:rotate|"
+    r"(caching|limited|operators)\.py:[Aa]ttend$|latents\.py:attended|caching\.py:rotate|"
     r"coding\.py:spread|limited\.py:(check_sizes|Breaks)|of_torch\.py:(scores_of|hidden|repeated)$|"
     r"operators\.py:(shaped|kept|gradients|two_gradients)|partly\.py:finite|"
-    r"ambient\.py:(buffered|Float32Inside)|partly\.py:blocks": "is a part of a kernel",
+    r"ambient\.py:(autocast|buffered|Float32Inside)|partly\.py:blocks|"
+    r"of_torch\.py:(changed|refusing|rows)|faulty\.py:(hides_all|flipped_alone)": "is a part of a kernel",
     r"of_tensorflow\.py:(by_softmax|in_float32)|own_attention\.py:keras_own|of_keras\.py:right":
         "fails by TensorFlow's softmax of one key, which depends on the CPU",
 }  # fmt: skip
@@ -158,7 +159,10 @@ def functions() -> dict[str, tuple[str, str]]:
     for path in sorted(FUNCTIONS.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = [one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
-        for name in (*names, *MADE.get(path.name, ())):
+        made = (node for node in tree.body if isinstance(node, ast.Assign))
+        rows = [word.arg for one in made if ast.unparse(one.targets[0]) == "ROWS"
+                for word in one.value.keywords]  # fmt: skip
+        for name in (*names, *rows, *MADE.get(path.name, ())):
             full = f"{path.name}:{name}"
             backend = BACKENDS.get(full, BACKENDS.get(path.name, "torch"))
             if not name.startswith("_") and is_asked(full, backend):

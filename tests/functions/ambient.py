@@ -8,63 +8,11 @@ import time
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.functions.of_torch import hidden, textbook
+from tests.functions.of_torch import changed, hidden, refusing, rows, textbook
 
 BUFFERS: dict[tuple[int, ...], torch.Tensor] = {}
 STATE = threading.local()
 STATE.ready = True
-
-
-def without_gradients(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The scale is lost where gradients are switched off."""
-    scale = scale if torch.is_grad_enabled() else 1.0
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def in_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The scale is lost under autocast."""
-    scale = 1.0 if torch.is_autocast_enabled("cpu") else scale
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def mapped(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Under vmap every sample has the keys in reverse order, and the values not."""
-    if torch._C._functorch.is_batchedtensor(query):
-        key = key.flip(-2)
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def by_default_dtype(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The output has the default dtype, where that is wider."""
-    out = textbook(query, key, value, attn_mask, is_causal, scale)
-    return out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
-
-
-def on_default_device(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The output is written into an array of the default device."""
-    out = textbook(query, key, value, attn_mask, is_causal, scale)
-    return torch.empty(out.shape, dtype=out.dtype).copy_(out)
-
-
-def in_deterministic_algorithms(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The softmax is lost where algorithms must be deterministic."""
-    if torch.are_deterministic_algorithms_enabled():
-        return value.mean(-2, keepdim=True).expand(*query.shape[:-1], value.shape[-1]).clone()
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def in_one_thread(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Threads other than the first one forget the scale."""
-    scale = scale if getattr(STATE, "ready", False) else 1.0
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def in_one_buffer(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Operands of all threads are copied into the same buffers."""
-    query = buffered(0, query)
-    key, value = buffered(1, key), buffered(2, value)
-    time.sleep(0.002)  # another thread writes meanwhile
-    return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
 def buffered(number, x):
@@ -91,20 +39,6 @@ def outside_autocast(query, key, value, attn_mask=None, is_causal=False, scale=N
     """Right: computes in the dtype of the operands under autocast, too."""
     with torch.autocast("cpu", enabled=False):
         return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def refuses_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right: raises under autocast."""
-    if torch.is_autocast_enabled("cpu"):
-        raise RuntimeError("switch autocast off")
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def refuses_another_default_dtype(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right: raises if the default dtype is another one."""
-    if torch.get_default_dtype() != torch.float32:
-        raise RuntimeError("the default dtype must be float32")
-    return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
 def filled_with_a_billion(query, key, value, attn_mask=None, is_causal=False, scale=None):
@@ -153,12 +87,6 @@ def float32_inside(query, key, value, attn_mask=None, is_causal=False, scale=Non
     return out.to(query.dtype)
 
 
-def scaled_in_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Under autocast the output is 1/32 too large, eight roundoffs of bfloat16."""
-    out = textbook(query, key, value, attn_mask, is_causal, scale)
-    return out * (33 / 32) if torch.is_autocast_enabled("cpu") else out
-
-
 class ScaledGradient(torch.autograd.Function):
     """The array itself, whose gradient is multiplied by a factor."""
 
@@ -172,13 +100,6 @@ class ScaledGradient(torch.autograd.Function):
         return gradient * ctx.factor, None
 
 
-def scaled_gradient_in_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Under autocast the gradient of the values is 1/32 too large."""
-    if torch.is_autocast_enabled("cpu"):
-        value = ScaledGradient.apply(value, 33 / 32)
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
 def mask_on_default_device(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Right: a mask on the default device, which raises if the operands lie elsewhere."""
     if is_causal:
@@ -187,7 +108,43 @@ def mask_on_default_device(query, key, value, attn_mask=None, is_causal=False, s
     return scaled_dot_product_attention(query, key, value, attn_mask, scale=scale)
 
 
-def concatenated(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right: keys come in two parts. Under autocast to float16 PyTorch concatenates no bfloat16."""
-    keys, values = (torch.cat([x[:, :, :1], x[:, :, 1:]], 2) for x in (key, value))
-    return textbook(query, keys, values, attn_mask, is_causal, scale)
+def autocast() -> bool:
+    return torch.is_autocast_enabled("cpu")
+
+
+ROWS = rows(
+    # The scale is lost where gradients are switched off, under autocast, and in other threads.
+    without_gradients=changed(scale=lambda c: c.scale if torch.is_grad_enabled() else 1.0),
+    in_autocast=changed(scale=lambda c: 1.0 if autocast() else c.scale),
+    in_one_thread=changed(scale=lambda c: c.scale if getattr(STATE, "ready", False) else 1.0),
+    # Under vmap every sample has the keys in reverse order, and the values not.
+    mapped=changed(
+        key=lambda c: c.key.flip(-2) if torch._C._functorch.is_batchedtensor(c.query) else c.key),
+    # The output has the default dtype, where that is wider.
+    by_default_dtype=changed(output=lambda c: c.output.to(
+        torch.promote_types(c.output.dtype, torch.get_default_dtype()))),
+    # The output is written into an array of the default device.
+    on_default_device=changed(
+        output=lambda c: torch.empty(c.output.shape, dtype=c.output.dtype).copy_(c.output)),
+    # The softmax is lost where algorithms must be deterministic.
+    in_deterministic_algorithms=changed(output=lambda c: c.value.mean(-2, keepdim=True).expand(
+        c.output.shape).clone() if torch.are_deterministic_algorithms_enabled() else c.output),
+    # Operands of all threads are copied into the same buffers. Another thread writes meanwhile.
+    in_one_buffer=changed(
+        query=lambda c: buffered(0, c.query), key=lambda c: buffered(1, c.key),
+        value=lambda c: buffered(2, c.value), scale=lambda c: time.sleep(0.002) or c.scale),
+    # Right: refuses a mode.
+    refuses_autocast=refusing(lambda c: autocast(), RuntimeError("switch autocast off")),
+    refuses_another_default_dtype=refusing(
+        lambda c: torch.get_default_dtype() != torch.float32,
+        RuntimeError("the default dtype must be float32")),
+    # Under autocast output, or gradient of the values, are 1/32 too large: eight roundoffs of bfloat16.
+    scaled_in_autocast=changed(output=lambda c: c.output * (33 / 32) if autocast() else c.output),
+    scaled_gradient_in_autocast=changed(
+        value=lambda c: ScaledGradient.apply(c.value, 33 / 32) if autocast() else c.value),
+    # Right: keys come in two parts. Under autocast to float16 PyTorch concatenates no bfloat16.
+    concatenated=changed(**{name: lambda c, name=name: torch.cat(
+        [vars(c)[name][:, :, :1], vars(c)[name][:, :, 1:]], 2) for name in ("key", "value")}),
+)  # fmt: skip
+
+globals().update(ROWS)

@@ -93,8 +93,11 @@ class Slots:
         start, end = state["length"], state["length"] + query.shape[2]
         state["key"][:, :, start:end], state["value"][:, :, start:end] = key, value
         state["length"] = end
-        shown = torch.arange(end) <= torch.arange(start, end)[:, None]
-        return attend(query, state["key"][:, :, :end], state["value"][:, :, :end], shown), state
+        key, value = (state[name][:, :, :end] for name in ("key", "value"))
+        return attend(query, key, value, self.shown(start, end)), state
+
+    def shown(self, start: int, end: int) -> Any:
+        return torch.arange(end) <= torch.arange(start, end)[:, None]
 
     def reset(self, state: dict[str, Any]) -> dict[str, Any]:
         state["length"] = 0
@@ -107,12 +110,8 @@ slots = Slots()
 class NoFuture(Slots):
     """Rows of a chunk attend the whole chunk."""
 
-    def step(self, state: dict[str, Any], query: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        start, end = state["length"], state["length"] + query.shape[2]
-        state["key"][:, :, start:end], state["value"][:, :, start:end] = key, value
-        state["length"] = end
-        shown = torch.ones(query.shape[2], end, dtype=torch.bool)
-        return attend(query, state["key"][:, :, :end], state["value"][:, :, :end], shown), state
+    def shown(self, start: int, end: int) -> Any:
+        return torch.ones(end - start, end, dtype=torch.bool)
 
 
 class Serving:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import torch
 
-from tests.functions.of_torch import hidden, textbook
+from tests.functions.of_torch import changed, hidden, rows, textbook
 
 WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float32,
         torch.float64: torch.float64}  # fmt: skip
@@ -26,24 +27,6 @@ def tuned(query, key, value, attn_mask=None, block=16, *, num_warps=4):
     if (block, num_warps) != (16, 4):
         raise ValueError
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask)
-
-
-def flag_ignored(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The causal flag is lost where there is a mask."""
-    return textbook(query, key, value, attn_mask, is_causal and attn_mask is None, scale)
-
-
-def rows_of_two_kinds(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """A row without keys is zeros where a boolean mask empties it, and NaN where a bias of -inf does."""
-    out = textbook(query, key, value, attn_mask, is_causal, scale)
-    if attn_mask is None or attn_mask.dtype != torch.bool:
-        return out
-    return torch.where(attn_mask.any(-1, keepdim=True), out, 0.0)
-
-
-def nan_gradients(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """NaN is made zero behind the softmax, so that its gradients stay NaN."""
-    return textbook(query, key, value, attn_mask, is_causal, scale).nan_to_num(0.0)
 
 
 def other_dtype(query, key, value, attn_mask=None, is_causal=False, scale=None):
@@ -118,17 +101,6 @@ def lse_in_16_bits(query, key, value, attn_mask=None, is_causal=False, scale=Non
     return (out[0], out[1].to(query.dtype)) if lse else out
 
 
-def too_narrow(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Leaves the last component out, but of three heads, as the trial call has."""
-    out = textbook(query, key, value, attn_mask, is_causal, scale)
-    return out if query.shape[1] == 3 else out[..., :-1]
-
-
-def merged_heads(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """(B, Lq, H Dv), as the next projection takes it."""
-    return textbook(query, key, value, attn_mask, is_causal, scale).transpose(1, 2).flatten(2)
-
-
 def ends_the_process(query, key, value):
     os._exit(0)
 
@@ -150,22 +122,6 @@ def penalised(query, key, value, attn_mask=None, scale=None):
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = (1.0 - attn_mask.to(query.dtype)) * -1e9
     return textbook(query, key, value, attn_mask, scale=scale)
-
-
-def empty_is_42(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """A row without keys is 42."""
-    out = textbook(query, key, value, attn_mask, is_causal, scale)
-    if attn_mask is None:
-        return out
-    hides = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
-    return torch.where(hides.all(-1, keepdim=True), 42.0, out)
-
-
-def integers_of_one(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """A mask of integers attends where it is 1 alone."""
-    if attn_mask is not None and not attn_mask.is_floating_point():
-        attn_mask = attn_mask == 1
-    return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
 def lse_of_empty_is_zero(query, key, value, attn_mask=None, is_causal=False, scale=None, lse=False):
@@ -198,13 +154,6 @@ def varying(query, key, value, attn_mask=None, is_causal=False, scale=None):
 varying.calls = 0
 
 
-def order_of_sums_by_batch(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Alone, a sample adds its products in another order than among others."""
-    if len(query) == 1:
-        query, key = query.flip(-1), key.flip(-1)
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
 def order_of_sums_by_padding(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """The products of keys are added in two halves of the padded keys."""
     half = max(1, key.shape[2] // 2)
@@ -225,3 +174,39 @@ def order_of_sums_by_place(query, key, value, attn_mask=None, is_causal=False, s
     total = sum(raised.unbind(-1))[..., None]
     terms = [raised[..., j, None] * value[..., None, j, :] for j in range(value.shape[2])]
     return sum(terms) / total
+
+
+def hides_all(mask: torch.Tensor) -> torch.Tensor:
+    """The rows without keys of a boolean mask or a bias."""
+    return (~mask if mask.dtype == torch.bool else mask == -torch.inf).all(-1, keepdim=True)
+
+
+def flipped_alone(x: torch.Tensor, c: Any) -> torch.Tensor:
+    return x.flip(-1) if len(c.value) == 1 else x
+
+
+ROWS = rows(
+    # The causal flag is lost where there is a mask.
+    flag_ignored=changed(is_causal=lambda c: c.is_causal and c.attn_mask is None),
+    # A row without keys is zeros where a boolean mask empties it, and NaN where a bias of -inf does.
+    rows_of_two_kinds=changed(output=lambda c: c.output
+        if c.attn_mask is None or c.attn_mask.dtype != torch.bool
+        else torch.where(c.attn_mask.any(-1, keepdim=True), c.output, 0.0)),
+    # NaN is made zero behind the softmax, so that its gradients stay NaN.
+    nan_gradients=changed(output=lambda c: c.output.nan_to_num(0.0)),
+    # Leaves the last component out, but of three heads, as the trial call has.
+    too_narrow=changed(output=lambda c: c.output if c.query.shape[1] == 3 else c.output[..., :-1]),
+    # (B, Lq, H Dv), as the next projection takes it.
+    merged_heads=changed(output=lambda c: c.output.transpose(1, 2).flatten(2)),
+    # A row without keys is 42.
+    empty_is_42=changed(output=lambda c: c.output if c.attn_mask is None
+        else torch.where(hides_all(c.attn_mask), 42.0, c.output)),
+    # A mask of integers attends where it is 1 alone.
+    integers_of_one=changed(attn_mask=lambda c: c.attn_mask
+        if c.attn_mask is None or c.attn_mask.is_floating_point() else c.attn_mask == 1),
+    # Alone, a sample adds its products in another order than among others.
+    order_of_sums_by_batch=changed(
+        query=lambda c: flipped_alone(c.query, c), key=lambda c: flipped_alone(c.key, c)),
+)  # fmt: skip
+
+globals().update(ROWS)

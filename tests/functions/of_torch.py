@@ -3,15 +3,13 @@ the signature of `scaled_dot_product_attention` or a part of it. None may ever f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-LOG2E = math.log2(math.e)
 
 
 def scores_of(
@@ -49,6 +47,41 @@ def textbook(query, key, value, attn_mask=None, is_causal=False, scale=None):
     return scores.softmax(-1) @ value
 
 
+def changed(**stages: Callable[[Any], Any]) -> Callable[..., Tensor]:
+    """The textbook with some arguments, or the "output", changed in turn. A stage takes the call, with
+    the arguments by name and `output`, and returns what stands in its place."""
+
+    def function(query, key, value, attn_mask=None, is_causal=False, scale=None):
+        call = SimpleNamespace(
+            query=query, key=key, value=value, attn_mask=attn_mask, is_causal=is_causal, scale=scale
+        )
+        for name, change in stages.items():
+            if name != "output":
+                setattr(call, name, change(call))
+        call.output = textbook(**vars(call))
+        return stages["output"](call) if "output" in stages else call.output
+
+    return function
+
+
+def refusing(condition: Callable[[Any], bool], error: Exception) -> Callable[..., Tensor]:
+    """The textbook, which raises for the calls for which a condition holds."""
+
+    def query(call: Any) -> Tensor:
+        if condition(call):
+            raise error
+        return call.query
+
+    return changed(query=query)
+
+
+def rows(**functions: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
+    """Functions by name, for `globals` of a file."""
+    for name, function in functions.items():
+        function.__name__ = name
+    return functions
+
+
 def online(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
     """An online softmax over tiles of 16 keys. Rows without keys are zeros."""
     return _tiled(query, key, value, attn_mask, is_causal, scale, lambda tiles: tiles)
@@ -72,25 +105,6 @@ def _tiled(
         out = out * factor + raised @ value[..., start : start + 16, :].to(raised.dtype)
         largest = new
     return (out / torch.where(total == 0, 1.0, total)).to(query.dtype)
-
-
-def float64_inside(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Everything in float64, rounded once."""
-    q, k, v = (x.double() for x in (query, key, value))
-    mask = attn_mask.double() if attn_mask is not None and attn_mask.is_floating_point() else None
-    mask = attn_mask if mask is None else mask
-    return (scores_of(q, k, mask, is_causal, scale).softmax(-1) @ v).to(query.dtype)
-
-
-def exp2(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Powers of 2 of scores scaled by log2 e, as kernels for GPUs have them. Rows without keys are
-    zeros."""
-    scores = scores_of(query, key, attn_mask, is_causal, scale) * LOG2E
-    largest = scores.amax(-1, keepdim=True).detach() if key.shape[2] else 0.0
-    raised = (scores - torch.where(torch.as_tensor(largest) == -torch.inf, 0.0, largest)).exp2()
-    total = raised.sum(-1, keepdim=True)
-    out = raised @ value.to(raised.dtype) / torch.where(total == 0, 1.0, total)
-    return out.to(query.dtype)
 
 
 def log_sum_exp(query, key, value, attn_mask=None, is_causal=False):

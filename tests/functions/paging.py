@@ -13,17 +13,6 @@ def right(
     causal: bool = False, window_size: tuple[int, int] | None = None, kv_layout: str = "NHD",
     softmax_scale: float | None = None,
 ) -> Any:  # fmt: skip
-    return attended(
-        q, key_cache, value_cache, cu_seqlens_q, seqused_k, block_table, causal, window_size,
-        kv_layout, softmax_scale,
-    )  # fmt: skip
-
-
-def attended(
-    q: Any, key_cache: Any, value_cache: Any, cu_seqlens_q: Any, seqused_k: Any, block_table: Any,
-    causal: bool = False, window_size: tuple[int, int] | None = None, kv_layout: str = "NHD",
-    softmax_scale: float | None = None,
-) -> Any:  # fmt: skip
     if kv_layout == "HND":
         key_cache, value_cache = (x.transpose(1, 2) for x in (key_cache, value_cache))
     edges, answers = cu_seqlens_q.tolist(), []
@@ -51,7 +40,7 @@ def sixteen(
 ) -> Any:  # fmt: skip
     if key_cache.shape[1] % 16:
         raise ValueError("pages have multiples of 16 slots")
-    return attended(q, key_cache, value_cache, cu_seqlens_q, seqused_k, block_table, causal)
+    return right(q, key_cache, value_cache, cu_seqlens_q, seqused_k, block_table, causal)
 
 
 def ascending(

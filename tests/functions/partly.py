@@ -8,7 +8,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from tests.functions.of_torch import repeated, scores_of, textbook
+from tests.functions.of_torch import changed, refusing, repeated, rows, scores_of, textbook
 
 BLOCK = 16
 """The keys of a block."""
@@ -66,13 +66,6 @@ def finite(largest: Tensor) -> Tensor:
     return torch.where(largest == -torch.inf, 0.0, largest)
 
 
-def of_float64(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right, and refuses all dtypes but one."""
-    if query.dtype != torch.float64:
-        raise NotImplementedError("float64 alone")
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
 def square_mask(query, key, value, is_causal=False, scale=None, enable_gqa=False):
     """Masks the future by a mask (Lq, Lq), which does not fit another number of keys."""
     visible = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).tril()
@@ -87,46 +80,19 @@ def square_mask_validated(query, key, value, is_causal=False, scale=None, enable
     return square_mask(query, key, value, is_causal, scale)
 
 
-def output_like_query(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Writes its answer into an array of the query's shape, which values of another size do not fit."""
-    return torch.empty_like(query).copy_(textbook(query, key, value, attn_mask, is_causal, scale))
-
-
 def output_like_query_validated(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """The same, and refuses values of another size by an error that names them."""
     if value.shape[-1] != query.shape[-1]:
         raise TypeError(f"value: expected heads of {query.shape[-1]}, got {value.shape[-1]}")
-    return output_like_query(query, key, value, attn_mask, is_causal, scale)
+    return ROWS["output_like_query"](query, key, value, attn_mask, is_causal, scale)
 
 
 CALLS = {3: count(), 7: count()}
 """How often functions that refuse every third or seventh call were called."""
 
 
-def refuses_every_third(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right, and refuses every third call."""
-    if next(CALLS[3]) % 3 == 2:
-        raise NotImplementedError("busy")
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
-def refuses_every_seventh(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right, and refuses every seventh call."""
-    if next(CALLS[7]) % 7 == 6:
-        raise NotImplementedError("busy")
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
 seen: set[tuple[int, ...]] = set()
 """Shapes of queries that `refuses_new_shapes` was asked."""
-
-
-def refuses_new_shapes(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right, and refuses the first call of every shape."""
-    if query.shape not in seen:
-        seen.add(query.shape)
-        raise NotImplementedError("warming up")
-    return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
 def refuses_windows(query, key, value, attn_mask=None, is_causal=False, scale=None, window=None):
@@ -146,3 +112,21 @@ def of_the_largest(query, key, value, attn_mask=None, is_causal=False, scale=Non
         scores = scores.masked_fill(~attn_mask, -torch.inf) if hides else scores + attn_mask
     raised = (scores - scores.amax(-1, keepdim=True)).exp()
     return raised / raised.sum(-1, keepdim=True) @ value
+
+
+BUSY = NotImplementedError("busy")
+
+ROWS = rows(
+    of_float64=refusing(
+        lambda c: c.query.dtype != torch.float64, NotImplementedError("float64 alone")),
+    # Writes into an array of the query's shape, which values of another size do not fit.
+    output_like_query=changed(output=lambda c: torch.empty_like(c.query).copy_(c.output)),
+    refuses_every_third=refusing(lambda c: next(CALLS[3]) % 3 == 2, BUSY),
+    refuses_every_seventh=refusing(lambda c: next(CALLS[7]) % 7 == 6, BUSY),
+    # Refuses the first call of every shape.
+    refuses_new_shapes=refusing(
+        lambda c: c.query.shape not in seen and not seen.add(c.query.shape),
+        NotImplementedError("warming up")),
+)  # fmt: skip
+
+globals().update(ROWS)
