@@ -182,3 +182,18 @@ def accumulate(right: Any, name: str, gradient: np.ndarray) -> np.ndarray:
     store = memory(right)
     store[name, gradient.shape] = total = gradient + store.get((name, gradient.shape), 0)
     return np.asarray(total)
+
+
+def has_one_query(call: Any) -> bool:
+    """Returns True for a call with one query, as in decoding."""
+    return bool(call.sizes.Lq == 1)
+
+
+def is_float16(call: Any) -> bool:
+    """Returns True for a float16 call."""
+    return bool(call.fmt.name == "f16")
+
+
+def has_groups(call: Any) -> bool:
+    """Returns True if query heads share key heads."""
+    return bool(call.sizes.H != call.sizes.Hkv)

@@ -14,12 +14,10 @@ from attention_conformance.suite.deviations.kernels.call import Array
 from attention_conformance.suite.deviations.kernels.layer_gradient import (
     AdditiveDifferentiable,
     Arrays,
+    BatchNormDifferentiable,
     ConcatDifferentiable,
     DotDifferentiable,
     LayerDifferentiable,
-)
-from attention_conformance.suite.deviations.kernels.norm_gradient import (
-    BatchNormDifferentiable,
     LayerNormDifferentiable,
     rounded,
     summed_by_rows,

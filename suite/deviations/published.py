@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import has_one_query
-from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.deviation import deviation, has_one_query
 from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.deviations.kernels.cached import Cache, CachedKernel
 from attention_conformance.suite.deviations.kernels.call import Call
