@@ -169,6 +169,18 @@ def storing_argument(step: str) -> Callable[..., Any]:
     return change
 
 
+def edited(step: str, change: Callable[..., Mapping[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Returns a step that replaces entries of what the right step `step` returns, such as gradients by
+    name, by those of `change(entries, *arguments)`. Entries that the right step lacks are left out."""
+
+    def edit(right: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        entries = getattr(right, step)(*arguments, **options)
+        changed = change(entries, *arguments, **options)
+        return {**entries, **{name: x for name, x in changed.items() if name in entries}}
+
+    return edit
+
+
 def call_count(right: Any, key: Any = "calls") -> int:
     """Counts a call of a changed step. Returns the number of its calls with this key, including this
     one."""

@@ -10,6 +10,7 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.deviations.deviation import (
     deviation,
+    edited,
     memory,
     storing_argument,
 )
@@ -18,7 +19,6 @@ from attention_conformance.suite.deviations.kernels.gradient import Differentiab
 from attention_conformance.suite.deviations.kernels.layer import LayerEager
 from attention_conformance.suite.deviations.kernels.layer_gradient import LayerDifferentiable
 from attention_conformance.suite.deviations.kernels.variants import FlashFused, WorkingPrecision
-from attention_conformance.suite.deviations.layer_gradients import edit_gradients
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
@@ -176,5 +176,6 @@ DEVIATIONS = [
         "In bfloat16 the gradient that a layer hands on to its keys is 1 % too large.",
         "a factor on the bfloat16 path alone, as a scale with two digits; compute it in float32",
         family="gradient", right=LayerDifferentiable, facts={"numerics": "eager"},
-        gradients=edit_gradients(lambda g, dy, inputs: {"key": enlarged(g["key"], inputs.dtype.name)})),
+        gradients=edited("gradients", lambda g, arrays, dy, inputs:
+            {"key": enlarged(g["key"], inputs.dtype.name)})),
 ]  # fmt: skip
