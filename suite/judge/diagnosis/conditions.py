@@ -81,7 +81,9 @@ def restrict_symptom(
         contradicting = [] if condition else contradicting
         condition = condition or (SOMETIMES if right else "")
     if condition and condition.removeprefix("with ") not in symptom.sentence.lower():
-        symptom = replace(symptom, sentence=restrict_sentence(condition, symptom.sentence))
+        text = symptom.sentence
+        text = text if text[1].isupper() else text[0].lower() + text[1:]
+        symptom = replace(symptom, sentence=f"Only {condition}: {text}")
     return symptom, cases, len(contradicting)
 
 
@@ -126,12 +128,6 @@ def _other_cases(case: Case) -> Iterator[Case]:
             continue
         if other != case and Case.read(other.id) == other and well_posed(other):
             yield other
-
-
-def restrict_sentence(condition: str, sentence: str) -> str:
-    """Returns a sentence with a condition before it: "Only with a mask: ..."."""
-    text = sentence if sentence[1].isupper() else sentence[0].lower() + sentence[1:]
-    return f"Only {condition}: {text}"
 
 
 def sorted_by_likeness(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
