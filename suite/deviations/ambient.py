@@ -44,12 +44,10 @@ def nan_rows_if_errors_warn(right: ErrorAware, call: Call) -> np.ndarray:
     return np.where(allowed.any(-1, keepdims=True), out, np.nan)
 
 
-def attention_unscaled_if_errors_warn(
-    right: Kernel, query: Rounded, key: Rounded, value: Rounded, **options: Any
-) -> Any:
+def attention_unscaled_if_errors_warn(right: Kernel, *operands: Rounded, **options: Any) -> Any:
     if np.geterr()["over"] == "warn":
         options["scale"] = 1.0
-    return right.attention(query, key, value, **options)
+    return right.attention(*operands, **options)
 
 
 def query_gradient_unscaled_in_threads(

@@ -74,28 +74,19 @@ def attention_adding_axes(
     return right.attention(query, key, value, **options)
 
 
-def mask_padded_to_fit(right: Kernel, mask: Array, call: Call) -> Array:
-    missing = call.sizes.Lk - mask.shape[-1]
-    if mask.shape[-1] == 1 or missing <= 0:
-        return mask
-    return np.pad(mask, ((0, 0),) * 3 + ((0, missing),), constant_values=True)
+def padded_to_fit(array: Array, call: Call, padding: Any) -> Array:
+    """Returns a mask or a bias with as many keys as the call has, filled up with `padding`."""
+    missing = call.sizes.Lk - array.shape[-1]
+    if array.shape[-1] == 1 or missing <= 0:
+        return array
+    return np.pad(array, ((0, 0),) * 3 + ((0, missing),), constant_values=padding)
 
 
-def bias_padded_to_fit(right: Kernel, call: Call) -> Array:
-    bias = right.bias(call)
-    missing = call.sizes.Lk - bias.shape[-1]
-    if bias.shape[-1] == 1 or missing <= 0:
-        return bias
-    return np.pad(bias, ((0, 0),) * 3 + ((0, missing),))
-
-
-def attention_dropping_mask_axis(
-    right: Kernel, query: Rounded, key: Rounded, value: Rounded, **options: Any
-) -> Any:
+def attention_dropping_mask_axis(right: Kernel, *operands: Rounded, **options: Any) -> Any:
     mask = options.get("mask")
     if mask is not None and mask.values.ndim > 4:
         options["mask"] = Rounded(mask.values[0], None)
-    return right.attention(query, key, value, **options)
+    return right.attention(*operands, **options)
 
 
 def no_check(right: Kernel, *arguments: Any) -> None:
@@ -274,11 +265,11 @@ DEVIATIONS = [
     row("mask-padded-to-fit", "bad_problem",
         "A mask of too few keys is accepted, and keys beyond its end are seen.",
         "`F.pad(mask, (0, missing), value=True)`; raise ValueError if the mask is too short",
-        validate_broadcast=no_check, masked=mask_padded_to_fit),
+        validate_broadcast=no_check, masked=lambda right, mask, call: padded_to_fit(mask, call, True)),
     row("bias-padded-to-fit", "bad_problem",
         "A bias of too few keys is accepted, and keys beyond its end have a bias of 0.",
         "`F.pad(bias, (0, missing))`; raise ValueError if the bias is too short",
-        validate_broadcast=no_check, bias=bias_padded_to_fit),
+        validate_broadcast=no_check, bias=lambda right, call: padded_to_fit(right.bias(call), call, 0)),
     row("mask-rank-flattened", "bad_problem",
         "A mask of rank 5 is accepted, and its leading axis dropped.",
         "`mask[0]`, `mask.reshape(mask.shape[-4:])`; raise ValueError if `mask.ndim > 4`",

@@ -169,6 +169,18 @@ def storing_argument(step: str) -> Callable[..., Any]:
     return change
 
 
+def edited(step: str, change: Callable[..., Mapping[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Returns a step that replaces entries of what the right step `step` returns, such as gradients by
+    name, by those of `change(entries, *arguments)`. Entries that the right step lacks are left out."""
+
+    def edit(right: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        entries = getattr(right, step)(*arguments, **options)
+        changed = change(entries, *arguments, **options)
+        return {**entries, **{name: x for name, x in changed.items() if name in entries}}
+
+    return edit
+
+
 def call_count(right: Any, key: Any = "calls") -> int:
     """Counts a call of a changed step. Returns the number of its calls with this key, including this
     one."""
@@ -182,3 +194,18 @@ def accumulate(right: Any, name: str, gradient: np.ndarray) -> np.ndarray:
     store = memory(right)
     store[name, gradient.shape] = total = gradient + store.get((name, gradient.shape), 0)
     return np.asarray(total)
+
+
+def has_one_query(call: Any) -> bool:
+    """Returns True for a call with one query, as in decoding."""
+    return bool(call.sizes.Lq == 1)
+
+
+def is_float16(call: Any) -> bool:
+    """Returns True for a float16 call."""
+    return bool(call.fmt.name == "f16")
+
+
+def has_groups(call: Any) -> bool:
+    """Returns True if query heads share key heads."""
+    return bool(call.sizes.H != call.sizes.Hkv)

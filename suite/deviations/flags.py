@@ -6,8 +6,7 @@ from functools import partial, reduce
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import has_one_query
-from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.deviation import deviation, has_one_query
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, rank4
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.spec.dtypes import round_to

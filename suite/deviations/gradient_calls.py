@@ -13,9 +13,9 @@ from attention_conformance.suite.deviations.deviation import (
     accumulate,
     call_count,
     deviation,
+    edited,
     memory,
 )
-from attention_conformance.suite.deviations.gradients import edit_gradients
 from attention_conformance.suite.deviations.kernels.attention import Array, Call
 from attention_conformance.suite.deviations.kernels.gradient import (
     Differentiable,
@@ -142,7 +142,7 @@ DEVIATIONS = [
     row("value-alone-forgotten", "gradient_alone",
         "If only the values ask for a gradient, it is zero.",
         "backward runs `if ctx.needs_input_grad[0]` alone; ask for the flag of the values, too",
-        backward=edit_gradients(lambda g, call, wrt:
+        backward=edited("backward", lambda g, call, cotangent, wrt:
             {"value": 0 * g["value"]} if wrt == ("value",) else {})),
     row("tail-of-rows-dropped", "gradients",
         "The gradient of the values leaves out queries after the last whole block of 8.",

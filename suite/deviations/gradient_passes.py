@@ -10,8 +10,7 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.deviations.ambient import base_array, memory_from
-from attention_conformance.suite.deviations.deviation import deviation, memory
-from attention_conformance.suite.deviations.gradients import edit_gradients
+from attention_conformance.suite.deviations.deviation import deviation, edited, memory
 from attention_conformance.suite.deviations.kernels.attention import Array, Call, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.deviations.layouts import (
@@ -50,28 +49,18 @@ class OutputReread(Differentiable):
         return np.asarray(D, weights.dtype)
 
 
-def gradients_of_pair_swapped(
-    right: Differentiable,
-    query: Rounded,
-    key: Rounded,
-    value: Rounded,
-    *arguments: Any,
-    **options: Any,
-) -> Any:
-    gradients = right.differentiate(query, key, value, *arguments, **options)
-    if set(options.get("wrt", ())) == {"key", "value"} and key.shape == value.shape:
-        gradients["key"], gradients["value"] = gradients["value"], gradients["key"]
-    return gradients
+def pair_swapped(
+    gradients: dict[str, Any], query: Rounded, key: Rounded, value: Rounded, *_: Any, **options: Any
+) -> dict[str, Any]:
+    is_pair = {*options["wrt"]} == {"key", "value"} and key.shape == value.shape
+    return {"key": gradients["value"], "value": gradients["key"]} if is_pair else {}
 
 
 def edit_gradient(operand: str, change: Callable[[Array, Array], Array]) -> Callable[..., Any]:
     """Returns a backward pass that replaces the gradient of one operand by `change(gradient,
     operand)`."""
-    return edit_gradients(
-        lambda g, call, wrt: {
-            operand: change(np.asarray(g[operand]), getattr(call, operand).values)
-        }
-    )
+    return edited("backward", lambda g, call, cotangent, wrt:
+        {operand: change(np.asarray(g[operand]), getattr(call, operand).values)})  # fmt: skip
 
 
 def one_row_late_if_fused(gradient: Array, values: Array) -> Array:
@@ -131,33 +120,17 @@ def read_without_gaps(query: Rounded, key: Rounded, value: Rounded) -> Operands:
     return without_gaps(query), without_gaps(key), without_gaps(value)
 
 
-def fused_gradients_exchanged(
-    right: Differentiable,
-    query: Rounded,
-    key: Rounded,
-    value: Rounded,
-    *arguments: Any,
-    **options: Any,
+def exchanged_if_fused(
+    gradients: dict[str, Any], query: Rounded, key: Rounded, value: Rounded, *_: Any, **options: Any
 ) -> dict[str, Any]:
-    gradients = right.differentiate(query, key, value, *arguments, **options)
-    if (
-        are_parts_of_one_array(query, key, value)
-        and key.shape == value.shape
-        and "value" in gradients
-    ):
-        gradients["key"], gradients["value"] = gradients["value"], gradients["key"]
-    return gradients
+    if not are_parts_of_one_array(query, key, value) or key.shape != value.shape:
+        return {}
+    return {"key": gradients["value"], "value": gradients["key"]} if "value" in gradients else {}
 
 
-def fused_value_gradient_cut(
-    right: Differentiable,
-    query: Rounded,
-    key: Rounded,
-    value: Rounded,
-    *arguments: Any,
-    **options: Any,
+def value_cut_if_fused(
+    gradients: dict[str, Any], query: Rounded, key: Rounded, value: Rounded, *_: Any, **options: Any
 ) -> dict[str, Any]:
-    gradients = right.differentiate(query, key, value, *arguments, **options)
     if are_parts_of_one_array(query, key, value) and "value" in gradients:
         gradients["value"].values[..., 128:] = 0
     return gradients
@@ -225,12 +198,12 @@ DEVIATIONS = [
     row("key-beside-query-forgotten", "gradient_alone",
         "If query and key ask for a gradient and the value does not, that of the key is zero.",
         "dk is computed only if the values ask, too; ask for `ctx.needs_input_grad[1]` alone",
-        backward=edit_gradients(lambda g, call, wrt:
+        backward=edited("backward", lambda g, call, cotangent, wrt:
             {"key": 0 * g["key"]} if {*wrt} == {"query", "key"} else {})),
     row("one-of-two-gets-the-other", "gradient_alone",
         "If key and value ask for a gradient and the query does not, the two are swapped.",
         "gradients that are asked for are returned without None for others; keep the order q, k, v",
-        differentiate=gradients_of_pair_swapped),
+        differentiate=edited("differentiate", pair_swapped)),
     row("shared-key-gradient-summed", "gradient_layouts",
         "Keys expanded along the batch get the gradient of all samples at each sample.",
         "`dk.sum(0)` for a stride of 0; after `expand` autograd sums by itself",
@@ -267,9 +240,9 @@ DEVIATIONS = [
     row("fused-gradients-exchanged", "fused_gradients",
         "The gradients of keys and values that are parts of one array are exchanged.",
         "one buffer of gradients is cut in another order than q, k, v", family="layout",
-        differentiate=fused_gradients_exchanged),
+        differentiate=edited("differentiate", exchanged_if_fused)),
     row("fused-value-gradient-cut", "fused_gradients",
         "Values that are a part of one array get no gradient in components after the 128th.",
         "dv of a fused projection is written in one tile of 128; loop over tiles of D",
-        family="layout", differentiate=fused_value_gradient_cut),
+        family="layout", differentiate=edited("differentiate", value_cut_if_fused)),
 ]  # fmt: skip

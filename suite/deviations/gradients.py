@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.deviation import deviation, edited
 from attention_conformance.suite.deviations.kernels.attention import Array, Call, rank4
 from attention_conformance.suite.deviations.kernels.gradient import (
     Differentiable,
     DifferentiableLowest,
     DifferentiableRecomputed,
 )
-
-Change = Callable[[dict[str, Any], Call, tuple[str, ...]], Mapping[str, Any]]
-"""A function from all gradients, the call, and the names that need a gradient to the changed
-gradients."""
-
-
-def edit_gradients(change: Change) -> Callable[..., dict[str, Any]]:
-    """Returns a backward pass that replaces some gradients by those of `change`."""
-
-    def backward(right: Differentiable, call: Call, cotangent: Array, wrt: tuple[str, ...]):
-        gradients = right.backward(call, cotangent, wrt)
-        return {**gradients, **change(gradients, call, wrt)}
-
-    return backward
 
 
 def allowed_with_changes(**changes: Any) -> Callable[..., Array | None]:
@@ -83,7 +69,7 @@ DEVIATIONS = [
         "A bias of -inf makes the gradients of the bias, the queries and the keys NaN.",
         "`0 * log(0)` or `-inf - -inf` in the backward pass; use `where(p == 0, 0, ds)`",
         when=lambda call: call.bias is not None and np.isneginf(call.bias.values).any(),
-        backward=edit_gradients(lambda g, call, wrt:
+        backward=edited("backward", lambda g, call, cotangent, wrt:
             {n: g[n] * np.nan for n in ("bias", "query", "key")})),
     row("key-gradient-unscaled", "gradients", "The scale is missing in the gradient of the keys.",
         "`dk = ds.mT @ q`; the scale is missing: `dk = scale * ds.mT @ q`",
@@ -152,7 +138,8 @@ DEVIATIONS = [
     row("bias-alone-forgotten", "gradient_of_bias",
         "If only the bias asks for a gradient, it gets none.",
         "backward runs `if ctx.needs_input_grad[0]` alone; ask for the bias's flag, too",
-        backward=edit_gradients(lambda g, call, wrt: {"bias": None} if wrt == ("bias",) else {})),
+        backward=edited("backward", lambda g, call, cotangent, wrt:
+            {"bias": None} if wrt == ("bias",) else {})),
     row("bias-gradient-after-cap", "gradient_of_bias",
         "The gradient of the bias has the softcap's slope, as if the bias were added before the "
         "cap.",
@@ -172,7 +159,7 @@ DEVIATIONS = [
         "The gradients of keys and values are exchanged.",
         "`return dq, dv, dk`; the order is that of the arguments: query, key, value",
         when=lambda call: call.key.shape == call.value.shape,
-        backward=edit_gradients(lambda g, call, wrt:
+        backward=edited("backward", lambda g, call, cotangent, wrt:
             {"key": g["value"], "value": g["key"]} if "value" in g else {})),
     row("mean-of-weight-gradients", "gradients",
         "The gradient of the softmax subtracts the plain mean of dp, not the mean weighted by p.",

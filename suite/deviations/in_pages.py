@@ -26,12 +26,12 @@ from attention_conformance.suite.spec.operators.in_pages import (
 )
 
 
-def put_in_page_before(
-    right: QuantizedKernel, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
-) -> np.ndarray:
+def with_table(
+    arrays: Mapping[str, Rounded], change: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, Rounded]:
+    """Returns the arrays with the page table `change(table)`."""
     table = arrays["page_table"]
-    rolled = {**arrays, "page_table": Rounded(np.roll(table.values, 1, 1), table.fmt)}
-    return right.put(rolled, name, codes, inputs)
+    return {**arrays, "page_table": Rounded(change(table.values), table.fmt)}
 
 
 def put_clearing_page_end(
@@ -48,9 +48,8 @@ def store_in_page_before(
 ) -> dict[str, Rounded]:
     if "page_table" not in arrays:
         return right.after_store(arrays, inputs)
-    table = arrays["page_table"]
-    rolled = Rounded(np.roll(table.values, 1, 1), table.fmt)
-    return {**right.after_store({**arrays, "page_table": rolled}, inputs), "page_table": table}
+    stored = right.after_store(with_table(arrays, rolled_along(1, 1)), inputs)
+    return {**stored, "page_table": arrays["page_table"]}
 
 
 def aligned_at_longest_sample(inputs: Inputs) -> Changes:
@@ -111,11 +110,10 @@ def array_in_pool_order(name: str) -> Callable[..., Mapping[str, Rounded]]:
     def from_pages(
         right: LatentKernel, arrays: Mapping[str, Rounded], inputs: Inputs
     ) -> Mapping[str, Rounded]:
-        gathered, table = right.from_pages(arrays, inputs), arrays.get("page_table")
-        if table is None or name not in gathered:
+        gathered = right.from_pages(arrays, inputs)
+        if "page_table" not in arrays or name not in gathered:
             return gathered
-        in_pool_order = {**arrays, "page_table": Rounded(in_order(table.values), table.fmt)}
-        return {**gathered, name: right.from_pages(in_pool_order, inputs)[name]}
+        return {**gathered, name: right.from_pages(with_table(arrays, in_order), inputs)[name]}
 
     return from_pages
 
@@ -195,7 +193,7 @@ DEVIATIONS = [
     row("quantized-stored-in-the-page-before", "values",
         "New codes are stored in the page before, and read from where they belong.",
         "`page_table[b, position // size - 1]`; count pages from 0",
-        put=put_in_page_before),
+        put=lambda right, arrays, *code: right.put(with_table(arrays, rolled_along(1, 1)), *code)),
     row("quantized-page-overwritten", "values",
         "The slots behind the last token of a page are set to 0 when new codes are stored.",
         "a whole page is written; slots behind the last token keep their bits",

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import has_one_query
-from attention_conformance.suite.deviations.deviation import call_count, deviation, memory
+from attention_conformance.suite.deviations.deviation import (
+    call_count,
+    deviation,
+    has_one_query,
+    memory,
+)
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.spec.dtypes import round_to
 

@@ -13,8 +13,11 @@ from attention_conformance.suite.deviations.deviation import (
     memory,
     storing_argument,
 )
-from attention_conformance.suite.deviations.kernels.holding import LayerHolding
-from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.layer import (
+    LayerCall,
+    LayerHolding,
+    MultiHeadKernel,
+)
 from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs

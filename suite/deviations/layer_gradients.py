@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import accumulate, deviation
+from attention_conformance.suite.deviations.deviation import accumulate, deviation, edited
 from attention_conformance.suite.deviations.kernels.call import Array
 from attention_conformance.suite.deviations.kernels.layer_gradient import (
     AdditiveDifferentiable,
     Arrays,
+    BatchNormDifferentiable,
     ConcatDifferentiable,
     DotDifferentiable,
     LayerDifferentiable,
-)
-from attention_conformance.suite.deviations.kernels.norm_gradient import (
-    BatchNormDifferentiable,
     LayerNormDifferentiable,
     rounded,
     summed_by_rows,
 )
 from attention_conformance.suite.spec.inputs import Inputs
-
-
-def edit_gradients(change: Callable[..., Mapping[str, Any]]) -> Callable[..., Arrays]:
-    """Returns a step `gradients` that replaces some gradients by those of `change(gradients, dy,
-    inputs)`."""
-
-    def gradients(right: LayerDifferentiable, arrays: Arrays, dy: Array, inputs: Inputs) -> Arrays:
-        all_gradients = right.gradients(arrays, dy, inputs)
-        changed = change(all_gradients, dy, inputs)
-        return all_gradients | {n: x for n, x in changed.items() if n in all_gradients}
-
-    return gradients
 
 
 def gradients_of_part(suffix: str, index: Any) -> Callable[..., Arrays]:
@@ -53,7 +39,7 @@ def gradients_of_part(suffix: str, index: Any) -> Callable[..., Arrays]:
     return gradients
 
 
-def output_kernel_unmerged(gradients: Arrays, dy: Array, inputs: Inputs) -> Arrays:
+def output_kernel_unmerged(gradients: Arrays, *arguments: Any) -> Arrays:
     kernel = gradients["output_kernel"]
     return {"output_kernel": kernel.swapaxes(0, 1).reshape(kernel.shape)}
 
@@ -80,8 +66,8 @@ DEVIATIONS = [
         "The gradient of the learned scale sums the scores after the scale, not before.",
         "`(ds * scale * (q @ k.mT)).sum()`; it is `(ds * (q @ k.mT)).sum()`",
         right=DotDifferentiable,
-        gradients=edit_gradients(lambda g, dy, inputs: {"scale": g["scale"] * inputs.arrays["scale"]}
-            if "scale" in g else {})),
+        gradients=edited("gradients", lambda g, arrays, dy, inputs:
+            {"scale": g["scale"] * inputs.arrays["scale"]} if "scale" in g else {})),
     row("kernel-gradient-of-first-sample", "gradients",
         "The gradients of the kernels are those of the first sample alone.",
         "`x[0].mT @ dy[0]`; sum over the samples: `(x.mT @ dy).sum(0)`",
@@ -89,18 +75,19 @@ DEVIATIONS = [
     row("output-kernel-gradient-unmerged", "gradients",
         "The gradient of the output kernel has heads and their features in the wrong order.",
         "`dw_o.view(Dv, H, E)`; heads come first: `dw_o.view(H, Dv, E)`",
-        gradients=edit_gradients(output_kernel_unmerged)),
+        gradients=edited("gradients", output_kernel_unmerged)),
     row("projection-bias-without-gradient", "gradients",
         "The bias of the query projection gets no gradient.",
         "zeros or None for `b_q`; use `db_q = dq.sum((0, 1))`",
-        gradients=edit_gradients(lambda g, dy, inputs: {"query_bias": 0 * g.get("query_bias", 0)})),
+        gradients=edited("gradients", lambda g, *_: {"query_bias": 0 * g.get("query_bias", 0)})),
     row("value-input-takes-key-kernel", "gradients",
         "The gradient of the value input goes back through the kernel of keys, if it fits.",
         "`dv @ w_k.mT`; it is `dv @ w_v.mT`", gradients=value_gradient_by_key_kernel),
     row("output-bias-summed-narrowly", "gradients",
         "The gradient of the output bias is summed in 16 bits, which is not declared.",
         "`db = db + dy[row]` in 16 bits; sum in float32, and round once",
-        gradients=edit_gradients(lambda g, dy, inputs: {"output_bias": summed_by_rows(dy, inputs)})),
+        gradients=edited("gradients", lambda g, arrays, dy, inputs:
+            {"output_bias": summed_by_rows(dy, inputs)})),
     row("score-vector-of-first-query", "gradients",
         "The gradient of the score vector is that of the first query alone.",
         "`[:, 0]` for the gradient of w; sum over all queries: `.sum((0, 1, 2))`",
@@ -110,12 +97,12 @@ DEVIATIONS = [
         "The gradients through the scores of concat attention lack the learned weight.",
         "`ds` goes on unchanged; scores are `weight * ...`, so `ds * weight`",
         right=ConcatDifferentiable, when=lambda inputs: "concat_weight" in inputs.arrays,
-        gradients=edit_gradients(lambda g, dy, inputs: {n: g[n] / inputs.arrays["concat_weight"]
-            for n in g if n in ("query", "key", "scale")})),
+        gradients=edited("gradients", lambda g, arrays, dy, inputs:
+            {n: g[n] / inputs.arrays["concat_weight"] for n in g if n in ("query", "key", "scale")})),
     row("scale-without-gradient", "gradients", "The learned scale gets no gradient.",
         "`scale.detach()`, or zeros in backward; use `dscale = (ds * (q @ k.mT)).sum()`",
         right=DotDifferentiable,
-        gradients=edit_gradients(lambda g, dy, inputs: {"scale": 0 * g.get("scale", 0)})),
+        gradients=edited("gradients", lambda g, *_: {"scale": 0 * g.get("scale", 0)})),
     row("input-takes-query-path-alone", "gradients",
         "In self-attention the input's gradient is that of the query alone.",
         "`dx = dq @ w_q.mT`; add `dk @ w_k.mT` and `dv @ w_v.mT`",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation, twins
+from attention_conformance.suite.deviations.deviation import deviation, edited, twins
 from attention_conformance.suite.deviations.kernels.encoder import (
     EncoderDifferentiable,
     EncoderEager,
@@ -25,7 +25,6 @@ from attention_conformance.suite.deviations.kernels.single import (
     LayerNormKernel,
     NormKernel,
 )
-from attention_conformance.suite.deviations.layer_gradients import edit_gradients
 from attention_conformance.suite.deviations.precision import enlarged
 from attention_conformance.suite.deviations.problems import apply_changes, array_problem
 
@@ -274,7 +273,7 @@ DEVIATIONS = [
         "The gains of the norms of queries and keys get no gradient.",
         "`gain.detach()`, or no gradient for it in backward; use `dgain = (dy * normed).sum(...)`",
         family="gradient", right=LayerDifferentiable,
-        gradients=edit_gradients(lambda g, dy, inputs: {n: 0 * g[n] for n in g if n.endswith("gain")})),
+        gradients=edited("gradients", lambda g, *_: {n: 0 * g[n] for n in g if n.endswith("gain")})),
     gated("gate-left-out", "values", "The heads are not gated.",
         "`w_o(heads)`; it is `w_o(heads * sigmoid(w_g(x)))`",
         gate=lambda right, call: np.ones_like(right.gate(call))),
@@ -347,11 +346,11 @@ DEVIATIONS = [
         "The offset of the first norm gets the gradient of the second.",
         "the gradients of two norms are returned in a wrong order: `norm1.bias` has its own",
         family="gradient", right=EncoderDifferentiable,
-        gradients=edit_gradients(lambda g, dy, inputs: {"norm1_offset": g["norm2_offset"]})),
+        gradients=edited("gradients", lambda g, *_: {"norm1_offset": g["norm2_offset"]})),
     encoder("inner-gradient-off", "gradient_spread",
         "In bfloat16 the gradient of the network's first kernel is 1 % too large.",
         "a factor on the bfloat16 path alone, as a constant with two digits", family="gradient",
         right=EncoderDifferentiable, facts={"numerics": "eager"},
-        gradients=edit_gradients(lambda g, dy, inputs:
+        gradients=edited("gradients", lambda g, arrays, dy, inputs:
             {"linear1_kernel": enlarged(g["linear1_kernel"], inputs.dtype.name)})),
 ]  # fmt: skip

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.deviation import (
+    Deviation,
+    deviation,
+    has_groups,
+    has_one_query,
+)
 from attention_conformance.suite.deviations.kernels.layer import (
     Array,
     Heads,
@@ -37,11 +43,61 @@ no_padding = partial(
     row, padding_mask=lambda right, valid, call: np.ones_like(valid[:, None, None])
 )
 no_mask = partial(row, masked=lambda right, mask, call: np.ones_like(mask))
+no_bias = partial(row, family="scores", biased=lambda right, scores, call: scores)
 hides_queries = partial(row, when=lambda call: call.sizes.Lq == call.sizes.Lk,
     padding_mask=lambda right, valid, call: right.padding_mask(valid, call).swapaxes(-1, -2))  # fmt: skip
 path = partial(deviation, family="layer", right=MultiHeadKernel)
 
+IGNORING = {
+    "causal": (no_causal, "the causal flag", "the causal mask"),
+    "padding": (no_padding, "padding", "the padding"),
+    "mask": (no_mask, "a boolean mask", "the boolean mask"),
+    "bias": (no_bias, "a float mask", "the float mask"),
+}
+"""Rows of an argument without effect, by argument, and words for the argument."""
+
+LOST = {
+    "with-weights": ("If weights are returned,", "`need_weights=True`",
+        lambda call: call.returned != "none", {"causal": "future", "mask": "values"}),
+    "with-average-weights": ("If average weights are returned,", "returned average weights",
+        lambda call: call.returned == "average", {"causal": "values"}),
+    "with-mask": ("Beside a boolean mask", "boolean masks",
+        lambda call: call.mask is not None, {"causal": "election", "padding": "values"}),
+    "with-bias": ("Beside a float mask", "float masks",
+        lambda call: call.bias is not None, {"causal": "values", "padding": "values", "mask": "values"}),
+    "with-padding": ("Beside padding", "padding",
+        lambda call: call.valid is not None, {"causal": "future", "mask": "values"}),
+    "with-causal": ("With the causal flag", "the causal flag",
+        lambda call: call.causal, {"mask": "values"}),
+    "with-groups": ("With grouped heads", "grouped heads", has_groups, {"padding": "values"}),
+    "for-one-query": ("With one query", "`Lq == 1`", has_one_query, {"causal": "values"}),
+    "across": ("In cross-attention", "cross-attention",
+        lambda call: not call.self_attention, {"padding": "values"}),
+    "without-batch": ("Without a batch axis", "inputs (L, E)",
+        lambda call: call.squeezed, {"causal": "values", "padding": "values"}),
+    "in-training": ("In training", "`training=True`", lambda call: call.training, {"causal": "paths"}),
+    "with-dropout": ("While weights are dropped,", "training with dropout",
+        lambda call: call.training and call.rate > 0, {"causal": "dropout", "padding": "dropout"}),
+    "with-arate": ("In a layer with dropout, in evaluation, too,", "layers with dropout",
+        lambda call: call.rate > 0, {"causal": "dropout_off"}),
+    "without-gradients": ("If no gradients are asked for,", "`torch.no_grad()`",
+        lambda call: not call.gradients, {"padding": "paths", "mask": "paths", "bias": "paths"}),
+}  # fmt: skip
+"""Conditions under which a layer ignores an argument, by the end of a deviation's name: words, words for
+the path of code, the condition, and its arguments, each with the check that kills the deviation."""
+
+
+def lost_arguments() -> Iterator[Deviation]:
+    """Yields the deviations in which an argument of `IGNORING` has no effect in a condition of `LOST`."""
+    for end, (words, path, when, arguments) in LOST.items():
+        for argument, killed_by in arguments.items():
+            ignoring, noun, omitted = IGNORING[argument]
+            yield ignoring(f"{argument}-lost-{end}", killed_by, f"{words} {noun} has no effect.",
+                           f"a path for {path} that leaves out {omitted}", when=when)  # fmt: skip
+
+
 DEVIATIONS = [
+    *lost_arguments(),
     row("mask-after-softmax", "values",
         "Weights are hidden after the softmax, so that those of a row do not add to 1.",
         "`softmax(scores) * mask`; mask before: `softmax(scores.masked_fill(~mask, -inf))`",
@@ -90,14 +146,6 @@ DEVIATIONS = [
         when=lambda call: call.valid is not None, hide=hide_adding_padding),
     no_padding("padding-ignored", "poison", "Padding has no effect.",
         "`key_padding_mask` is accepted and not used; hide with `masked_fill(padding, -inf)`"),
-    no_padding("padding-ignored-with-weights", "values",
-        "Padding has no effect if weights are returned.",
-        "a path for `need_weights=True` that leaves out `key_padding_mask`",
-        when=lambda call: call.returned != "none"),
-    no_mask("mask-lost-with-weights", "values",
-        "A boolean mask has no effect if weights are returned.",
-        "a path for `need_weights=True` that leaves out `attn_mask`",
-        when=lambda call: call.returned != "none"),
     row("raw-mask-inverted", "election",
         "In a mask (Lq, Lk) True hides a key, though True is declared to attend.",
         "a path for masks (Lq, Lk) with `masked_fill(mask, -inf)`; True attends in every rank",
@@ -112,27 +160,16 @@ DEVIATIONS = [
         "`lengths = mask.sum(-1)`; `j < length` is the mask only if all True come first",
         masked=lambda right, mask, call: mask
             if mask.shape[-2] != 1 else np.arange(call.sizes.Lk) < mask.sum(-1, keepdims=True)),
+    no_padding("padding-ignored-with-weights", "values",
+        "If weights are returned, padding has no effect.",
+        "a path for `need_weights=True` that leaves out the padding",
+        when=lambda call: call.returned != "none"),
     no_causal("causal-flag-ignored", "future", "The causal flag has no effect.",
         "`is_causal` (`use_causal_mask`) is accepted and not used; hide j > i"),
-    no_causal("causal-lost-with-weights", "future",
-        "The causal flag has no effect if weights are returned.",
-        "a path for `need_weights=True` without the causal mask",
-        when=lambda call: call.returned != "none"),
-    no_causal("causal-lost-with-mask", "election", "Beside a mask the causal flag has no effect.",
-        "`if mask is None: mask = causal`; both apply: `mask & causal`",
-        when=lambda call: call.mask is not None),
-    no_causal("causal-lost-with-padding", "future", "Beside padding the causal flag has no effect.",
-        "the padding replaces the causal mask; both apply: `valid & causal`",
-        when=lambda call: call.valid is not None),
-    no_mask("mask-lost-with-causal", "values", "With the causal flag a boolean mask has no effect.",
-        "`if is_causal: mask = None`; both apply: `mask & causal`", when=lambda call: call.causal),
     no_causal("causal-needs-another-mask", "future",
         "The causal flag has an effect only beside another mask.",
         "`if mask is not None: mask = mask & causal`; alone, too, the flag hides",
         when=lambda call: call.mask is None and call.valid is None),
-    no_causal("causal-lost-without-batch", "values",
-        "Without a batch axis the causal flag has no effect.",
-        "a path for inputs (L, E) without the causal mask", when=lambda call: call.squeezed),
     row("layer-causal-bottom-right", "election",
         "With Lq != Lk the causal flag is aligned bottom-right, though top-left is declared.",
         "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`",
@@ -150,38 +187,10 @@ DEVIATIONS = [
         "A sample whose keys are all padding is NaN, though zeros are declared.",
         "`softmax` of a row of -inf is NaN; set rows without keys to 0",
         shifted=lambda right, scores: scores - scores.max(-1, keepdims=True)),
-    no_padding("padding-lost-with-mask", "values", "Beside a boolean mask padding has no effect.",
-        "`mask if mask is not None else valid`; both apply: `mask & valid`",
-        when=lambda call: call.mask is not None),
-    no_padding("padding-lost-with-bias", "values", "Beside a float mask padding has no effect.",
-        "a path for float masks that leaves out the padding",
-        when=lambda call: call.bias is not None),
-    no_padding("padding-lost-with-groups", "values", "With grouped heads padding has no effect.",
-        "a path for grouped heads that leaves out the padding",
-        when=lambda call: call.sizes.H != call.sizes.Hkv),
-    no_causal("causal-lost-with-bias", "values",
-        "Beside a float mask the causal flag has no effect.",
-        "a path for float masks that leaves out the causal mask",
-        when=lambda call: call.bias is not None),
-    no_causal("causal-lost-for-one-query", "values",
-        "With one query the causal flag has no effect.",
-        "`is_causal and Lq > 1`; top-left, one query sees key 0 alone",
-        when=lambda call: call.sizes.Lq == 1),
     no_padding("padding-ignored-for-one-query", "values",
         "For a query without a length axis padding has no effect.",
         "a path for a query (B, E) that leaves out the padding", right=AdditiveKernel,
         when=lambda call: call.squeezed),
-    no_causal("causal-lost-in-training", "paths", "In training the causal flag has no effect.",
-        "a path for `training=True` that leaves out the causal mask",
-        when=lambda call: call.training),
-    no_padding("padding-lost-without-gradients", "paths",
-        "If no gradients are asked for, padding has no effect.",
-        "the fast path of `torch.no_grad()` leaves out the padding",
-        when=lambda call: not call.gradients),
-    no_mask("mask-lost-without-gradients", "paths",
-        "If no gradients are asked for, a boolean mask has no effect.",
-        "the fast path of `torch.no_grad()` leaves out the mask",
-        when=lambda call: not call.gradients),
     path("scale-missing-with-weights", "paths",
         "Scores are not scaled if the weights of every head are returned.",
         "a path for `need_weights=True` without `/ sqrt(D)`", family="scale",
@@ -189,10 +198,6 @@ DEVIATIONS = [
     path("dense-mask-shifted", "paths", "A boolean mask is read one key off.",
         "`mask[..., j - 1]`; key j has `mask[..., j]`", family="mask",
         masked=lambda right, mask, call: np.roll(mask, 1, -1)),
-    path("bias-lost-without-gradients", "paths",
-        "If no gradients are asked for, a float mask has no effect.",
-        "the fast path of `torch.no_grad()` leaves out the float mask", family="scores",
-        when=lambda call: not call.gradients, biased=lambda right, scores, call: scores),
     path("half-sums-in-training", "paths",
         "In training features are rounded to bfloat16, whatever the dtype.",
         '`autocast("cpu", torch.bfloat16)` around training; keep the dtype of the input',

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.conditions import has_groups
-from attention_conformance.suite.deviations.deviation import deviation, memory
+from attention_conformance.suite.deviations.deviation import deviation, has_groups, memory
 from attention_conformance.suite.deviations.kernels.layer import (
     Array,
     Heads,
@@ -22,7 +21,7 @@ from attention_conformance.suite.deviations.kernels.single import (
     BatchNormKernel,
     ConcatKernel,
 )
-from attention_conformance.suite.deviations.layer_masks import no_causal, no_mask, no_padding
+from attention_conformance.suite.deviations.layer_masks import no_causal
 from attention_conformance.suite.deviations.problems import (
     Changes,
     apply_changes,
@@ -239,28 +238,6 @@ DEVIATIONS = [
         "Average weights of an input without a batch axis come back with one.",
         "`weights.mean(1)` without `squeeze(0)` for inputs (L, E)", family="shapes",
         attention=single_average_keeps_batch),
-    no_causal("causal-lost-with-arate", "dropout_off",
-        "In a layer with dropout the causal flag has no effect, not in evaluation either.",
-        "a path for layers with dropout that leaves out the causal mask",
-        when=lambda call: call.rate > 0),
-    no_causal("causal-lost-with-dropout", "dropout",
-        "The causal flag has no effect while weights are dropped.",
-        "a path for training with dropout that leaves out the causal mask",
-        when=lambda call: call.training and call.rate > 0),
-    no_padding("padding-lost-with-dropout", "dropout",
-        "Padding has no effect while weights are dropped.",
-        "a path for training with dropout that leaves out the padding",
-        when=lambda call: call.training and call.rate > 0),
-    no_padding("padding-lost-across", "values", "In cross-attention padding has no effect.",
-        "padding is used `if query is key` alone; it belongs to the keys",
-        when=lambda call: not call.self_attention),
-    no_padding("padding-lost-without-batch", "values",
-        "Without a batch axis padding has no effect.",
-        "a path for inputs (L, E) that leaves out the padding", when=lambda call: call.squeezed),
-    no_causal("causal-lost-with-average-weights", "values",
-        "The causal flag has no effect if average weights are returned.",
-        "a path for returned average weights that leaves out the causal mask",
-        when=lambda call: call.returned == "average"),
     no_causal("concat-causal-ignored", "future",
         "In concat attention the causal flag has no effect.",
         '`use_causal_mask` is accepted and not used with `score_mode="concat"`',
@@ -282,12 +259,6 @@ DEVIATIONS = [
         "`D = width // Hkv` for the width of all query heads; it is `D = width // H`",
         family="scale",
         factor=lambda right, call: right.factor(call) * (call.sizes.Hkv / call.sizes.H)**0.5),
-    no_mask("mask-lost-with-padding", "values", "Beside padding a boolean mask has no effect.",
-        "`valid if valid is not None else mask`; both apply: `mask & valid`",
-        when=lambda call: call.valid is not None),
-    no_mask("mask-lost-with-bias", "values", "Beside a float mask a boolean mask has no effect.",
-        "a float mask replaces the boolean one; both apply: `where(mask, scores + bias, -inf)`",
-        when=lambda call: call.bias is not None),
     row("batch-norm-epsilon-in-evaluation", "values",
         "Batch norm leaves out epsilon in evaluation.",
         "`rsqrt(running_var)`; it is `rsqrt(running_var + eps)`", right=BatchNormKernel,

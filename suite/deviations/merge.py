@@ -12,10 +12,9 @@ from attention_conformance.suite.deviations.deviation import deviation, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
-from attention_conformance.suite.deviations.kernels.merge import MergeKernel
+from attention_conformance.suite.deviations.kernels.merge import MergeKernel, Part, SplitKernel
 from attention_conformance.suite.deviations.kernels.packed import Pack
 from attention_conformance.suite.deviations.kernels.paged import Paged
-from attention_conformance.suite.deviations.kernels.split import Part, SplitKernel
 from attention_conformance.suite.deviations.kernels.variants import MergedChunks
 from attention_conformance.suite.spec.dtypes import DType, round_to
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.conditions import is_float16
-from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.deviation import deviation, is_float16
 from attention_conformance.suite.deviations.kernels.attention import Array, Call, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel

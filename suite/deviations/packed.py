@@ -11,6 +11,7 @@ import numpy as np
 from attention_conformance.suite.deviations.deviation import (
     accumulate,
     deviation,
+    edited,
     memory,
     twins,
 )
@@ -55,14 +56,6 @@ def maximum_by_longest_query(right: PackedKernel, scores: np.ndarray, pack: Pack
     maximum = right.largest(scores, pack)
     largest_query = np.abs(pack.query.astype(pack.work)).max()
     return np.where(largest_query > 50, maximum - maximum.dtype.type(0.3), maximum)
-
-
-def gradients_of_first_keys(
-    right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
-) -> Arrays:
-    gradients = right.gradients(arrays, cotangent, inputs)
-    gradients["key"][int(inputs.arrays["key_lengths"][0]) :] = 0.0
-    return gradients
 
 
 def gradients_accumulating(
@@ -199,7 +192,8 @@ DEVIATIONS = [
     row("packed-key-gradients-of-the-first", "gradients",
         "Only the keys of the first segment get a gradient.",
         "backward ends after the first segment; loop over all of `cu_seqlens`", family="gradient",
-        gradients=gradients_of_first_keys),
+        gradients=edited("gradients", lambda g, arrays, cotangent, inputs: {"key": g["key"]
+            * (np.arange(len(g["key"])) < inputs.arrays["key_lengths"][0])[:, None, None]})),
     row("packed-gradients-of-idle-keys", "gradients",
         "Keys of a segment without queries have the gradient of the first keys, not zeros.",
         "`torch.empty_like(k)`, and segments without queries are skipped; write zeros",

@@ -41,11 +41,6 @@ def mask_with_chunk_window(right: PagedKernel, pack: Paged, rows: slice, keys: s
     return allowed_pairs(Lq, Lk, "causalbr") & ~np.tri(Lq, Lk, -left - 1, dtype=bool)
 
 
-def mask_with_short_window(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> Array:
-    case = pack.case.with_options(left=pack.case.option("left") - 1)
-    return right.allowed(replace(pack, case=case), rows, keys)
-
-
 def segments_without_idle_rows(right: PagedKernel, pack: Pack) -> list[SegmentSlices]:
     segments = right.segments(pack)
     rows = [rows for rows, _ in segments if rows.stop > rows.start]
@@ -303,7 +298,8 @@ DEVIATIONS = [
         when=lambda pack: pack.case.option("left") is not None, allowed=mask_with_chunk_window),
     row("paged-window-short", "values", "A window sees one key less, unless it is the query's own.",
         "`j >= i - left + 1`, a window of `left` keys; `left` keys stand beside the query's own",
-        when=lambda pack: pack.case.option("left"), allowed=mask_with_short_window),
+        when=lambda inputs: inputs.case.option("left"),
+        problem=lambda inputs: inputs.replace(left=inputs.case.option("left") - 1)),
     row("paged-window-lost-in-capped-steps", "values",
         "With a softcap samples with one query see all keys, whatever the window.",
         "a kernel of decoding with a softcap and without `window_size`", family="mask",

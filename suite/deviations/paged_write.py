@@ -17,18 +17,26 @@ from attention_conformance.suite.spec.operators.in_pages import flat_slots
 Array = np.ndarray
 
 
-def put_whole_vectors(
-    right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
-) -> None:
+def writing(change: Callable[..., tuple[Array, ...]]) -> Callable[..., None]:
+    """Returns a step `put` that writes `change(pool, slots, tokens, page size)`: the changed part of the
+    pool, slots and tokens."""
+    return lambda right, *arguments: right.put(*change(*arguments), arguments[-1])
+
+
+def whole_vectors(flat: Array, slots: Array, tokens: Array, size: int) -> tuple[Array, ...]:
     width = flat.shape[-1] // 8 * 8 or flat.shape[-1]
-    right.put(flat[..., :width], slots, tokens[..., :width], size)
+    return flat[..., :width], slots, tokens[..., :width]
 
 
-def put_tokens_in_turn(
-    right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
-) -> None:
-    slots = slots[slots >= 0]
-    flat[slots] = tokens[: len(slots)]
+def last_token_of_pages(flat: Array, slots: Array, tokens: Array, size: int) -> tuple[Array, ...]:
+    last_by_page = {slot // size: n for n, slot in enumerate(slots) if slot >= 0}
+    index = np.array(sorted(last_by_page.values()), int)
+    return flat, slots[index], tokens[index]
+
+
+def plus_zeros(flat: Array, slots: Array, tokens: Array, size: int) -> tuple[Array, ...]:
+    with np.errstate(invalid="ignore"):
+        return flat, slots, tokens + flat[slots] * 0.0
 
 
 def put_clearing_pages(
@@ -37,22 +45,6 @@ def put_clearing_pages(
     pages = np.unique(slots[slots >= 0] // size)
     flat.reshape(-1, size, *flat.shape[1:])[pages] = 0.0
     right.put(flat, slots, tokens, size)
-
-
-def put_last_token_of_pages(
-    right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
-) -> None:
-    last_by_page = {slot // size: n for n, slot in enumerate(slots) if slot >= 0}
-    index = np.array(sorted(last_by_page.values()), int)
-    right.put(flat, slots[index], tokens[index], size)
-
-
-def put_plus_zeros(
-    right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
-) -> None:
-    with np.errstate(invalid="ignore"):
-        zeros = flat[slots] * 0.0
-    right.put(flat, slots, tokens + zeros, size)
 
 
 def slot_problem(change: Callable[[Array, int], Array]) -> Problem:
@@ -75,12 +67,6 @@ def with_old_tokens(inputs: Inputs, name: str) -> Inputs:
     slots = np.maximum(inputs.arrays["slot_mapping"], 0).astype(int)
     old = flat_slots(inputs.case, inputs.arrays[f"{name}_cache"])
     return inputs.replace(**{name: old[slots]})
-
-
-def put_tokens_with_slots(
-    right: PagedWriteKernel, flat: Array, slots: Array, tokens: Array, size: int
-) -> None:
-    right.put(flat, slots, tokens[: len(slots)], size)
 
 
 def put_skipping_known_pages(
@@ -123,7 +109,7 @@ DEVIATIONS = [
     row("write-vectors-alone", "values",
         "Components behind the last whole vector of 8 are not written, if there is a whole one.",
         "`D // 8` vectors of 8 components are stored; store those behind them, too",
-        put=put_whole_vectors),
+        put=writing(whole_vectors)),
     row("write-one-sign-alone", "values",
         "Of negative slots only -1 is skipped; others are counted from the end of the pool.",
         "`slot == -1` is skipped alone; every negative slot is",
@@ -131,7 +117,8 @@ DEVIATIONS = [
     row("write-skipped-shift-tokens", "values",
         "Skipped tokens are left out of the slots alone, so that later tokens take the slots of "
         "others.", "`slots[slots >= 0]` for the slots, and `tokens[: len(slots)]`; filter both",
-        put=put_tokens_in_turn),
+        put=writing(lambda flat, slots, tokens, size:
+            (flat, slots[slots >= 0], tokens[: (slots >= 0).sum()]))),
     row("write-page-cleared", "values",
         "A page is cleared before the first token is written into it.",
         "a page that is allocated for every chunk and zeroed; keep what an earlier chunk wrote",
@@ -143,11 +130,10 @@ DEVIATIONS = [
             np.where(slots >= 0, (slots[:1] + np.arange(len(slots))) % count, slots))),
     row("write-last-token-of-pages", "values",
         "Of several tokens for one page only the last is written.",
-        "one store per page; loop over the tokens of a page", put=put_last_token_of_pages),
+        "one store per page; loop over the tokens of a page", put=writing(last_token_of_pages)),
     row("write-first128-tokens", "values", "Tokens behind the first 128 of a call are not written.",
         "one block of 128 tokens; a grid of `cdiv(tokens, 128)` blocks writes all",
-        put=lambda right, flat, slots, tokens, size:
-            right.put(flat, slots[:128], tokens[:128], size)),
+        put=writing(lambda flat, slots, tokens, size: (flat, slots[:128], tokens[:128]))),
     row("write-layout-mistaken", "values",
         "Pages with heads before slots are written as if slots came first.",
         "`cache.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it",
@@ -166,7 +152,7 @@ DEVIATIONS = [
         problem=token_problem(lambda x: x + 0.0)),
     row("write-by-factor", "written_bits",
         "The old numbers of slots that are written are added times 0, so that NaN comes through.",
-        "`cache * (1 - mask) + token * mask`; take one, since 0 * nan is NaN", put=put_plus_zeros),
+        "`cache * (1 - mask) + token * mask`; take one, since 0 * nan is NaN", put=writing(plus_zeros)),
     row("write-through-bfloat16", "values", "Tokens pass through bfloat16 on their way.",
         "a cache dtype of 16 bits in between", family="numerics",
         problem=token_problem(lambda x: round_to(x, DTYPES["bf16"]))),
@@ -180,5 +166,6 @@ DEVIATIONS = [
         "`slot % num_slots`; raise for slots beyond the pool",
         problem=slot_problem(lambda slots, count: np.where(slots >= 0, slots % count, slots))),
     row("write-tokens-cut", "bad_problem", "Tokens without a slot are left out silently.",
-        "a loop over `slot_mapping`; raise unless every token has a slot", put=put_tokens_with_slots),
+        "a loop over `slot_mapping`; raise unless every token has a slot", 
+        put=writing(lambda flat, slots, tokens, size: (flat, slots, tokens[: len(slots)]))),
 ]  # fmt: skip

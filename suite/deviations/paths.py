@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation, memory
-from attention_conformance.suite.deviations.gradients import edit_gradients
+from attention_conformance.suite.deviations.deviation import deviation, edited, memory
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
@@ -205,5 +204,5 @@ DEVIATIONS = [
     compiled("compiled-bias-without-gradient", "gradients",
         "The compiled backward pass gives the bias no gradient.",
         "the compiled backward pass returns None for the bias; `dbias = ds`", family="gradient",
-        backward=edit_gradients(lambda g, call, wrt: {"bias": None})),
+        backward=edited("backward", lambda g, *_: {"bias": None})),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.deviations.deviation import (
     deviation,
+    edited,
     memory,
     storing_argument,
 )
@@ -18,7 +20,6 @@ from attention_conformance.suite.deviations.kernels.gradient import Differentiab
 from attention_conformance.suite.deviations.kernels.layer import LayerEager
 from attention_conformance.suite.deviations.kernels.layer_gradient import LayerDifferentiable
 from attention_conformance.suite.deviations.kernels.variants import FlashFused, WorkingPrecision
-from attention_conformance.suite.deviations.layer_gradients import edit_gradients
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
@@ -47,9 +48,14 @@ def deliver_without_subnormals(right: Kernel, out: np.ndarray, call: Call) -> An
     return Rounded(np.where(tiny, 0.0, answer.values), call.fmt)
 
 
-def keep_truncating_weights(right: Fused, x: np.ndarray, kind: str, call: Call) -> np.ndarray:
-    stored = right.keep(x, kind, call)
-    return toward_zero(stored, x, call) if kind == "weights" else stored
+def truncating(truncated_kind: str) -> Callable[..., np.ndarray]:
+    """Returns a step `keep` that cuts off intermediate arrays of one kind, in place of rounding them."""
+
+    def keep(right: Fused | Eager, x: np.ndarray, kind: str, call: Call) -> np.ndarray:
+        stored = right.keep(x, kind, call)
+        return toward_zero(stored, x, call) if kind == truncated_kind else stored
+
+    return keep
 
 
 def weights_of_rounded_total(right: Fused, scores: np.ndarray, call: Call) -> np.ndarray:
@@ -66,22 +72,9 @@ def rescale_and_round(
     return total * rescale, right.keep(out * rescale, "weights", memory(right)["compute"])
 
 
-def keep_truncating_scores(right: Eager, x: np.ndarray, kind: str, call: Call) -> np.ndarray:
-    stored = right.keep(x, kind, call)
-    return toward_zero(stored, x, call) if kind == "scores" else stored
-
-
 def enlarged(x: np.ndarray, dtype: str) -> np.ndarray:
     """Returns 1.01 x for the dtype "bf16", else x."""
     return x * x.dtype.type(1.01) if dtype == "bf16" else x
-
-
-def backward_scaling_query_gradient(
-    right: DifferentiableEager, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
-) -> dict[str, np.ndarray | None]:
-    gradients = right.backward(call, cotangent, wrt)
-    assert gradients["query"] is not None
-    return gradients | {"query": enlarged(gradients["query"], call.fmt.name)}
 
 
 row = partial(deviation, family="numerics", right=Kernel)
@@ -143,7 +136,7 @@ DEVIATIONS = [
         deliver=deliver_without_subnormals),
     row("weights-truncated", "values", "Weights are cut off, not rounded, to 16 bits.",
         "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Fused,
-        keep=keep_truncating_weights),
+        keep=truncating("weights")),
     row("total-in-dtype", "values", "The sum of the exponentials runs in 16 bits.",
         "`l` of dtype float16 or bfloat16; sum exponentials in float32", right=Fused,
         weights=weights_of_rounded_total),
@@ -153,7 +146,7 @@ DEVIATIONS = [
         compute=storing_argument("compute"), rescaled=rescale_and_round),
     row("scores-truncated", "values", "Scores are cut off, not rounded, to 16 bits.",
         "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Eager,
-        keep=keep_truncating_scores),
+        keep=truncating("scores")),
     row("output-truncated-in-eager", "nearest",
         "The answer is cut off, not rounded, to 16 bits, as are scores and weights rounded before.",
         "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Eager,
@@ -171,10 +164,12 @@ DEVIATIONS = [
     spread("query-gradient-off", "gradient_spread",
         "In bfloat16 the gradient of the queries is 1 % too large.",
         "a scale with two digits on the bfloat16 path alone; `dq = scale * ds @ k`",
-        family="gradient", right=DifferentiableEager, backward=backward_scaling_query_gradient),
+        family="gradient", right=DifferentiableEager, backward=edited("backward",
+            lambda g, call, *_: {"query": enlarged(g["query"], call.fmt.name)})),
     spread("key-gradient-off", "gradient_spread",
         "In bfloat16 the gradient that a layer hands on to its keys is 1 % too large.",
         "a factor on the bfloat16 path alone, as a scale with two digits; compute it in float32",
         family="gradient", right=LayerDifferentiable, facts={"numerics": "eager"},
-        gradients=edit_gradients(lambda g, dy, inputs: {"key": enlarged(g["key"], inputs.dtype.name)})),
+        gradients=edited("gradients", lambda g, arrays, dy, inputs:
+            {"key": enlarged(g["key"], inputs.dtype.name)})),
 ]  # fmt: skip

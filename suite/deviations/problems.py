@@ -15,8 +15,12 @@ from attention_conformance.suite.deviations.code_scales import (
     rolled_along,
     rounded_to_bfloat16,
 )
-from attention_conformance.suite.deviations.conditions import has_one_query
-from attention_conformance.suite.deviations.deviation import Deviation, Problem, deviation
+from attention_conformance.suite.deviations.deviation import (
+    Deviation,
+    Problem,
+    deviation,
+    has_one_query,
+)
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
 from attention_conformance.suite.deviations.kernels.latent import LatentKernel
 from attention_conformance.suite.deviations.kernels.merge import MergeKernel

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import has_one_query
-from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.deviation import deviation, has_one_query
 from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.deviations.kernels.cached import Cache, CachedKernel
 from attention_conformance.suite.deviations.kernels.call import Call
@@ -16,7 +15,8 @@ from attention_conformance.suite.deviations.kernels.quantized import (
     QuantizedKernel,
     QuantizedWriteKernel,
 )
-from attention_conformance.suite.deviations.kernels.rotary import RotaryCall, RotaryKernel
+from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel
+from attention_conformance.suite.deviations.rotary import changed_factor
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 TILE = 32
@@ -83,13 +83,6 @@ def output_over_scaled_weights(right: QuantizedKernel, call: Coded) -> np.ndarra
     return np.asarray(right.output(call) / total)
 
 
-def frequencies_with_squared_factor(
-    right: RotaryKernel, call: RotaryCall
-) -> tuple[np.ndarray, object]:
-    theta, factor = right.frequencies(call)
-    return theta, factor * factor if call.rotation.scaling.startswith("yarn") else factor
-
-
 DEVIATIONS = [
     # vllm 57614
     deviation("alibi-ignored-in-decoding", "values", "A single query has no ALiBi slopes.",
@@ -110,7 +103,8 @@ DEVIATIONS = [
     deviation("rotary-yarn-factor-twice", "values",
         "yarn: sine and cosine are multiplied by the attention factor twice.",
         "a given factor times the one that the variant has", family="rotary", right=RotaryKernel,
-        frequencies=frequencies_with_squared_factor),
+        frequencies=changed_factor(lambda factor, scaling:
+            factor * factor if scaling.startswith("yarn") else factor)),
     # FreeToken 103
     deviation("codes-rounded-twice", "values", "Numbers are rounded to float16 before they become codes.",
         "`x.half().to(float8_e4m3fn)`; round once", family="numerics",

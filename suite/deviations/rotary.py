@@ -148,11 +148,14 @@ def frequencies_with_both_factors(right: RotaryKernel, call: RotaryCall) -> tupl
     return theta, factor
 
 
-def frequencies_with_factor_inverted(
-    right: RotaryKernel, call: RotaryCall
-) -> tuple[np.ndarray, Any]:
-    theta, factor = right.frequencies(call)
-    return theta, 1 / factor if call.rotation.scaling == "yarn-mscale" else factor
+def changed_factor(change: Callable[[Any, str], Any]) -> Callable[..., Any]:
+    """Returns a step `frequencies` with the attention factor `change(right factor, scaling)`."""
+
+    def frequencies(right: RotaryKernel, call: RotaryCall) -> tuple[np.ndarray, Any]:
+        theta, factor = right.frequencies(call)
+        return theta, change(factor, call.rotation.scaling)
+
+    return frequencies
 
 
 def yarn_ramp_of_head(call: RotaryCall) -> tuple[np.ndarray, float]:
@@ -336,5 +339,6 @@ DEVIATIONS = [
         frequencies=frequencies_with_both_factors),
     row("rotary-mscale-reversed", "values", "yarn: `mscale` and `mscale_all_dim` are exchanged.",
         "`get_mscale(mscale_all_dim) / get_mscale(mscale)`; it is the other way round",
-        frequencies=frequencies_with_factor_inverted),
+        frequencies=changed_factor(lambda factor, scaling:
+            1 / factor if scaling == "yarn-mscale" else factor)),
 ]  # fmt: skip

@@ -8,8 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.deviations.conditions import has_one_query, is_float16
-from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.deviation import deviation, has_one_query, is_float16
 from attention_conformance.suite.deviations.kernels.attention import (
     Array,
     Call,

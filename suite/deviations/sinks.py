@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.deviation import deviation
-from attention_conformance.suite.deviations.gradients import edit_gradients
+from attention_conformance.suite.deviations.deviation import deviation, edited
 from attention_conformance.suite.deviations.kernels.attention import Array, Call, Kernel
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 
@@ -121,7 +120,7 @@ DEVIATIONS = [
     row("sink-without-gradient", "gradients", "Sinks get no gradient.",
         "`sinks.detach()`, or None in backward; use `dsink = -(p_sink * (p * "
         "dp).sum(-1)).sum((0, 2))`", right=Differentiable,
-        backward=edit_gradients(lambda g, call, wrt: {"sinks": None} if "sinks" in g else {})),
+        backward=edited("backward", lambda g, *_: {"sinks": None})),
     row("sink-gradient-negated", "gradients", "The gradient of the sinks has the wrong sign.",
         "`+(p_sink * D).sum((0, 2))`; it is negative, since the sink's value is 0; `D = (p * "
         "dp).sum(-1)`", right=Differentiable,

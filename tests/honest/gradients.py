@@ -8,8 +8,6 @@ from attention_conformance.backends.protocol import DeclaredRounding
 from attention_conformance.suite.deviations.kernels.layer_gradient import (
     Arrays,
     LayerDifferentiable,
-)
-from attention_conformance.suite.deviations.kernels.norm_gradient import (
     LayerNormDifferentiable,
     Standard,
     rounded,

@@ -13,11 +13,11 @@ from attention_conformance.suite.deviations.kernels.gradient import (
     Differentiable,
     DifferentiableFused,
 )
-from attention_conformance.suite.deviations.kernels.merge import MergeKernel
-from attention_conformance.suite.deviations.kernels.norm_gradient import (
+from attention_conformance.suite.deviations.kernels.layer_gradient import (
     NormDifferentiable,
     Standard,
 )
+from attention_conformance.suite.deviations.kernels.merge import MergeKernel
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel
 from attention_conformance.suite.deviations.kernels.rotary import (
     RotaryCall,

@@ -6,8 +6,8 @@ import numpy as np
 
 from attention_conformance.backends.declared import DeclaredRounding
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
+from attention_conformance.suite.deviations.kernels.merge import SplitKernel
 from attention_conformance.suite.deviations.kernels.paged import Paged
-from attention_conformance.suite.deviations.kernels.split import SplitKernel
 from attention_conformance.suite.deviations.kernels.variants import MergedChunks
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 

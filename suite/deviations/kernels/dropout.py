@@ -12,7 +12,7 @@ import numpy as np
 
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.deviations.kernels.attention import Call
-from attention_conformance.suite.deviations.kernels.dropping import DropoutSteps
+from attention_conformance.suite.deviations.kernels.call import DropoutSteps
 from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.spec.inputs import Inputs
 

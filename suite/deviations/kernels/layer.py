@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,9 @@ from attention_conformance.suite.deviations.kernels.call import (
     Array,
     AttentionSteps,
     DeclaredKernel,
+    DropoutSteps,
     TypedCall,
 )
-from attention_conformance.suite.deviations.kernels.dropping import DropoutSteps
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.layers import PARAMETERS
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
@@ -371,3 +371,24 @@ class LayerEager(MultiHeadKernel):
         if call.returned != "average":
             return weights
         return self.keep(weights.sum(1), "weights", call) / call.work(weights.shape[1])
+
+
+class LayerHolding(MultiHeadKernel):
+    """Multi-head attention as an object: its parameters are no arguments of its calls."""
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        call = super().prepare(inputs)
+        own_arrays = {name: call.arguments.pop(name) for name in inputs.parameters}
+        copies = {n: Rounded(array.values.copy(), array.fmt) for n, array in own_arrays.items()}
+
+        def function(**arguments: Any) -> Any:
+            return call.function(**arguments, **self.used_parameters(own_arrays, copies))
+
+        return replace(call, function=function, layer_parameters=tuple(own_arrays.values()))
+
+    def used_parameters(
+        self, own_arrays: Mapping[str, Rounded], copies: Mapping[str, Rounded]
+    ) -> Mapping[str, Rounded]:
+        """Returns the parameters that a call uses: the layer's own arrays, which callers may change, not
+        the `copies` made when the layer was created."""
+        return own_arrays

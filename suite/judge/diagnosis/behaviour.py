@@ -107,8 +107,3 @@ def _effect_symptoms(tool: Instrument, inputs: Inputs) -> Iterator[Symptom]:
         yield Symptom("A call with the same query and other keys and values gives the answer of the "
                     "call before.",
                     "state", "a cache whose key leaves arguments out")  # fmt: skip
-        return
-    last_call = tool.prepare(inputs)
-    if last_call is not None and not np.array_equal(values(last_call()), first, equal_nan=True):
-        yield Symptom("A call gives another answer once a call with other keys has come between.",
-                      "state", "something that is kept between calls", key=VARIES)  # fmt: skip

@@ -10,9 +10,8 @@ fault explains the cell if it fails the same check in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 
 from attention_conformance.suite.judge.cell import Cell
@@ -43,60 +42,39 @@ from attention_conformance.suite.spec.vocabulary import VALUES
 TRIED = 6
 """The number of failing cells that every fault answers."""
 
-REST = 3
-"""The number of unexplained failing cells that are compared with all faults again."""
-
 BESIDE = 12
 """The number of passing cells, and of further failing cells, that decide between the remaining faults."""
-
-MORE = 36
-"""The number of further passing cells, which decide between faults that explain the same cells."""
-
-ALIKE = 1 / 16
-"""The largest relative difference between the largest errors of two implementations with the same fault,
-which round differently: eight unit roundoffs of bfloat16."""
 
 MOST = 3
 """The largest number of faults, contradicted by passing cells, that are tried under a condition."""
 
 
 def explaining_faults(
+    evidence: Evidence,
     failing: Sequence[Cell],
     passing: Sequence[Cell],
     is_late: Callable[[], bool],
     without: str = "",
-    wrong: Iterator[Outcome] | None = None,
 ) -> list[Diagnosis]:
     """Returns diagnoses of the faults that failing cells of one implementation behave like, and no
     passing cell contradicts: first the fault that explains most cells, then the one that explains most
     other cells.
 
-    The cells are tried in their order. `is_late` returns True after the time is over. `without` is the
-    name of a fault that is left out. `wrong` are the outcomes `wrong_outcomes(failing)`, if the caller
-    needs them, too.
+    `evidence`: the outcomes of these cells, which are tried in their order. `is_late` returns True after
+    the time is over. `without` is the name of a fault that is left out.
     """
     if not failing:
         return []
     faults = [f for f in faults_of(failing[0].implementation.operator) if f.name != without]
-    wrong = wrong_outcomes(failing) if wrong is None else wrong
-    first = list(islice(wrong, TRIED))
-    if first:
+    if evidence.failing:
         # The answer of a first call is wrong: this is no fault of state that calls leave behind.
         faults = [fault for fault in faults if fault.deviation.family != "state"]
-        return _Matching(first, wrong, passing, is_late).find(faults)
+        return _Matching(evidence, is_late).find(faults)
     # Failures of `values` without an outcome, as with a mask and a flag, are alike for many faults.
     judged = ((cell, judge(cell)) for cell in failing)
     informative = ((c, v) for c, v in judged if c.check.name != VALUES or v.kind in CONTRACT_KINDS)
     tried = list(islice(informative, TRIED))
-    return _Behaving(tried, passing, is_late).find(faults) if tried else []
-
-
-def wrong_outcomes(cells: Iterable[Cell]) -> Iterator[Outcome]:
-    """Yields the outcomes of cells whose answers are wrong."""
-    for cell in cells:
-        outcome = Outcome.from_cell(cell)
-        if outcome is not None and outcome.is_wrong:
-            yield outcome
+    return _behaving_fault(tried, passing, faults, is_late)
 
 
 def explained_call(
@@ -109,7 +87,7 @@ def explained_call(
     by_family: dict[str, Diagnosis] = {}
     for inputs in forms:
         outcome = Outcome.from_call(check, inputs, faults[0].kernel, got, oracle)
-        for diagnosis in _Matching([outcome], iter(()), [], is_late).find(faults):
+        for diagnosis in _Matching(Evidence([outcome]), is_late).find(faults):
             by_family.setdefault(diagnosis.family, diagnosis)
     return list(by_family.values()) if len(by_family) == 1 else []
 
@@ -127,62 +105,28 @@ class Match:
 class _Matching:
     """Finds the faults whose answers are equal to the implementation's wrong answers."""
 
-    def __init__(
-        self,
-        failing: Sequence[Outcome],
-        more_failing: Iterator[Outcome],
-        passing: Sequence[Cell],
-        is_late: Callable[[], bool],
-    ) -> None:
-        self.failing, self.more_failing = [*failing], more_failing
-        self.passing, self.is_late = passing, is_late
+    def __init__(self, evidence: Evidence, is_late: Callable[[], bool]) -> None:
+        self.evidence, self.is_late = evidence, is_late
+        self.failing = evidence.failing[:TRIED]
         self.contradicted: list[Match] = []
-
-    def _right_outcomes(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Yields the outcomes of passing cells whose answers are right: some checks pass wrong
-        answers."""
-        for cell in cells:
-            outcome = Outcome.from_cell(cell)
-            if outcome is not None and not outcome.is_wrong:
-                yield outcome
-
-    @cached_property
-    def right(self) -> list[Outcome]:
-        """The right outcomes of the first passing cells."""
-        return [*self._right_outcomes(self.passing[:BESIDE])]
 
     def find(self, faults: Sequence[Fault]) -> list[Diagnosis]:
         """Returns the diagnoses by these faults, best first."""
-        first = [*self.failing]
-        matches = [Match(fault) for fault in faults]
-        for number, outcome in enumerate(first):
-            explaining = [match for match in matches if match.explains]
-            self._compare(explaining, outcome, number)
-            if not any(number in match.explains for match in explaining):
-                self._compare(matches, outcome, number)
-        remaining = self._by_elements(matches)
-        for number, outcome in enumerate(first):
-            self._compare(remaining, outcome, number)
-        # The remaining faults are few, and none is named without a comparison with passing cells.
-        remaining = self._uncontradicted(remaining, self.right)
-        more_failing = islice(self.more_failing, BESIDE if remaining else 0)
-        for number, outcome in enumerate(more_failing, len(first)):
-            self.failing.append(outcome)
-            self._compare(remaining, outcome, number)
-        remaining += self._second_faults(matches, remaining)
-        if len({frozenset(match.explains) for match in remaining}) < len(remaining):
-            remaining = self._uncontradicted(remaining, self._right_outcomes(self.passing[BESIDE:]))
-        return self._diagnoses(remaining) or self._conditioned()
-
-    def _second_faults(self, matches: Sequence[Match], remaining: Sequence[Match]) -> list[Match]:
-        """Returns matches that explain failing cells which no match in `remaining` explains: a second
-        fault."""
-        unexplained = {*range(len(self.failing))}.difference(*(m.explains for m in remaining))
-        unmatched = [m for m in matches if m not in remaining and not m.explains]
-        for number in sorted(unexplained)[:REST]:
-            self._compare(unmatched, self.failing[number], number)
-        explaining = self._by_elements(match for match in unmatched if match.explains)
-        return self._uncontradicted(explaining, self.right)
+        found: list[Match] = []
+        others = [Match(fault) for fault in faults]
+        for number, outcome in enumerate(self.failing):
+            if not any(number in match.explains for match in found):
+                self._compare(others, outcome, number)
+                explaining = [match for match in others if match.explains]
+                others = [match for match in others if not match.explains]
+                for other_number, other in enumerate(self.failing):
+                    self._compare(explaining, other, other_number)
+                found += self._uncontradicted(self._by_elements(explaining))
+        if found:
+            self.failing = self.evidence.failing
+            for number, outcome in enumerate(self.failing[TRIED:], TRIED):
+                self._compare(found, outcome, number)
+        return self._diagnoses(found) or self._conditioned()
 
     def _by_elements(self, matches: Iterable[Match]) -> list[Match]:
         """Returns the matches that explain a failing cell with finite wrong elements. If no cell has such
@@ -195,10 +139,10 @@ class _Matching:
             if (match.explains & finite if finite else len(match.explains & partly) > 1)
         ]
 
-    def _uncontradicted(self, matches: list[Match], passing: Iterable[Outcome]) -> list[Match]:
+    def _uncontradicted(self, matches: list[Match]) -> list[Match]:
         """Returns the matches that agree with every passing outcome. Appends the contradicted matches to
         `self.contradicted`."""
-        for outcome in passing:
+        for outcome in self.evidence.passing if matches else ():
             answers = [answer_of(match.fault.kernel, outcome) for match in matches]
             against = [m for m, a in zip(matches, answers, strict=True) if contradicts(outcome, a)]
             matches = [match for match in matches if match not in against]
@@ -218,18 +162,6 @@ class _Matching:
                 ):
                     return [diagnosis]
         return []
-
-    def _restricted(self, match: Match) -> tuple[str, int]:
-        """Returns the sentence of a fault, under the condition that separates the cells that it explains
-        from passing cells and from neighbours (see `restrict_symptom`), and the number of passing cells
-        that contradict it. Calls of `explained_call` have no passing cells: then the sentence is
-        unchanged."""
-        symptom = fault_symptom(match.fault)
-        if not self.passing:
-            return symptom.sentence, 0
-        evidence = Evidence(self.failing, self.right)
-        symptom, _, contradicts = restrict_symptom(evidence, symptom, [], self.is_late)
-        return symptom.sentence, contradicts
 
     def _compare(self, matches: Iterable[Match], outcome: Outcome, number: int) -> None:
         """Adds `number`, the index of an outcome, to each match that explains or contradicts the outcome.
@@ -252,15 +184,19 @@ class _Matching:
         covered = set().union(*(m.explains for m in remaining))
         remaining = [m for m in remaining if len(m.explains) >= len(m.contradicts - covered)]
         unexplained = set().union(*(match.explains for match in remaining))
-        tried = len(self.failing)
         while unexplained:
             best = max(remaining, key=lambda match: len(match.explains & unexplained))
             if not best.explains & unexplained:
                 break
             case = str(self.failing[min(best.explains)].cell.case.id)
-            diagnosis = _diagnosis(best.fault, len(best.explains), tried, case)
-            sentence, contradicts = self._restricted(best)
-            diagnoses.append(replace(diagnosis, sentence=sentence, contradicts=contradicts))
+            diagnosis = _diagnosis(best.fault, len(best.explains), len(self.failing), case)
+            if self.evidence.passing:  # a single call has none, nor neighbours
+                evidence = Evidence(self.failing, self.evidence.passing)
+                symptom, _, against = restrict_symptom(
+                    evidence, fault_symptom(best.fault), [], self.is_late
+                )
+                diagnosis = replace(diagnosis, sentence=symptom.sentence, contradicts=against)
+            diagnoses.append(diagnosis)
             unexplained -= best.explains
         return diagnoses
 
@@ -274,55 +210,33 @@ def _diagnosis(fault: Fault, explains: int, tried: int, case: str) -> Diagnosis:
     )  # fmt: skip
 
 
-class _Behaving:
-    """Finds the fault that fails the same checks in the same way. Used if the answers to the cells' own
-    inputs are right, so that no answers can be compared."""
-
-    def __init__(
-        self,
-        failing: Sequence[tuple[Cell, Verdict]],
-        passing: Sequence[Cell],
-        is_late: Callable[[], bool],
-    ) -> None:
-        self.failing, self.passing, self.is_late = failing, passing[:BESIDE], is_late
-
-    def find(self, faults: Sequence[Fault]) -> list[Diagnosis]:
-        """Returns a list of one diagnosis: the fault that fails most of the cells in the same way, and no
-        passing cell. Returns [] for no fault, for faults of several families, or after the time is
-        over."""
-        checks = {cell.check.name for cell, _ in self.failing}
-        matches = [Match(fault) for fault in faults if fault.deviation.killed_by in checks]
-        for number, (cell, verdict) in enumerate(self.failing):
-            for match in matches:
-                if self.is_late():
-                    return []
-                if fails_like(judge(_cell_of(cell, match.fault)), verdict):
-                    match.explains.add(number)
-        most = max((len(match.explains) for match in matches), default=0)
-        matches = [m for m in matches if m.explains and len(m.explains) == most]
-        for cell in self.passing:
-            for match in [*matches]:
-                if self.is_late():
-                    return []
-                if judge(_cell_of(cell, match.fault)).status == "fail":
-                    matches.remove(match)
-        if len({match.fault.deviation.family for match in matches}) > 1:
-            matches = [match for match in matches if self._errs_alike(match)]
-        if not matches or len({match.fault.deviation.family for match in matches}) > 1:
-            return []
-        best = matches[0]
-        case = str(self.failing[min(best.explains)][0].case.id)
-        return [_diagnosis(best.fault, most, len(self.failing), case)]
-
-    def _errs_alike(self, match: Match) -> bool:
-        """True if the largest errors of the fault and the implementation differ by at most the part
-        `ALIKE`. Always True for dropout, whose errors are random."""
-        cell, verdict = self.failing[min(match.explains)]
-        errors = verdict.measured, judge(_cell_of(cell, match.fault)).measured
-        error, fault_error = (measured.max_abs_error or 0.0 for measured in errors)
-        is_alike = abs(error - fault_error) <= ALIKE * error
-        return match.fault.deviation.family == "dropout" or is_alike
+def _behaving_fault(
+    failing: Sequence[tuple[Cell, Verdict]],
+    passing: Sequence[Cell],
+    faults: Sequence[Fault],
+    is_late: Callable[[], bool],
+) -> list[Diagnosis]:
+    """Returns a list of one diagnosis: the fault that fails most of the cells in the same way, and no
+    passing cell. Returns [] for no fault, for faults of several families, or after the time is over.
+    Used if the answers to the cells' own inputs are right, so that no answers can be compared."""
+    checks = {cell.check.name for cell, _ in failing}
+    explained: dict[Fault, list[Cell]] = {}
+    for fault in faults:
+        if fault.deviation.killed_by in checks:
+            explained[fault] = [
+                cell for cell, verdict in failing
+                if not is_late() and fails_like(_verdict(fault, cell), verdict)
+            ]  # fmt: skip
+    most = max(map(len, explained.values()), default=0)
+    best = [
+        fault for fault, cells in explained.items() if cells and len(cells) == most
+        and not any(is_late() or _verdict(fault, c).status == "fail" for c in passing[:BESIDE])
+    ]  # fmt: skip
+    if len({fault.deviation.family for fault in best}) != 1 or is_late():
+        return []
+    return [_diagnosis(best[0], most, len(failing), str(explained[best[0]][0].case.id))]
 
 
-def _cell_of(cell: Cell, fault: Fault) -> Cell:
-    return Cell(cell.check, cell.case, fault.kernel, cell.seed)
+def _verdict(fault: Fault, cell: Cell) -> Verdict:
+    """Returns the verdict of the fault's kernel in a cell."""
+    return judge(Cell(cell.check, cell.case, fault.kernel, cell.seed))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
-from itertools import combinations
 
 import numpy as np
 
@@ -47,13 +46,9 @@ IMPLIED = {
     "one query": ("equality", "relation", "Lq"),
     "equality": ("relation",),
     "grouped-heads": ("group", "Hkv"),
-    "D": ("D in tiles",),
     "H": ("Hkv",),
 }
 """Properties that are not named beside another one, which implies them."""
-
-TILES = (128, 64, 32, 16)
-"""Numbers of keys, queries or components that kernels process at once."""
 
 
 def restrict_symptom(
@@ -86,7 +81,9 @@ def restrict_symptom(
         contradicting = [] if condition else contradicting
         condition = condition or (SOMETIMES if right else "")
     if condition and condition.removeprefix("with ") not in symptom.sentence.lower():
-        symptom = replace(symptom, sentence=restrict_sentence(condition, symptom.sentence))
+        text = symptom.sentence
+        text = text if text[1].isupper() else text[0].lower() + text[1:]
+        symptom = replace(symptom, sentence=f"Only {condition}: {text}")
     return symptom, cases, len(contradicting)
 
 
@@ -131,12 +128,6 @@ def _other_cases(case: Case) -> Iterator[Case]:
             continue
         if other != case and Case.read(other.id) == other and well_posed(other):
             yield other
-
-
-def restrict_sentence(condition: str, sentence: str) -> str:
-    """Returns a sentence with a condition before it: "Only with a mask: ..."."""
-    text = sentence if sentence[1].isupper() else sentence[0].lower() + sentence[1:]
-    return f"Only {condition}: {text}"
 
 
 def sorted_by_likeness(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
@@ -191,7 +182,6 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
             for name in needs
         },
         "mask": "without a mask" if mask is None else f"with the mask {mask.token}",
-        "parts": f"with{'' if mask is not None and len(mask.parts) > 1 else 'out'} another mask",
         "equality": f"where the numbers of queries and keys {comparison}",
         "relation": f"with {relations[int(np.sign(s.Lq - s.Lk))]} keys",
         "samples": f"with {'one sample' if s.B == 1 else 'several samples'}",
@@ -201,9 +191,9 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
 
 
 def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
-    """Returns, as text, the property that all failing outcomes have and no passing outcome has; two
-    alternatives with "or"; else two properties that no passing outcome has together, with "and". "" if
-    more properties separate them, so that the needed one is unknown, or none."""
+    """Returns, as text, the property that all failing outcomes have and no passing outcome has, or two
+    alternatives with "or". "" if more properties separate them, so that the needed one is unknown, or
+    none."""
     failing_cases, passing_cases = (
         [outcome.inputs.case for outcome in outcomes] for outcomes in (failing, passing)
     )
@@ -217,60 +207,37 @@ def separators(failing: Sequence[Outcome], passing: Sequence[Outcome]) -> str:
         ]
         for outcomes in (failing, passing)
     )
-    shared = {
-        name: (text, frozenset(n for n, p in enumerate(passing_properties) if p[name] != text))
+    texts = {
+        name: text
         for name, text in failing_properties[0].items()
         if all(p[name] == text for p in failing_properties)
+        and all(p[name] != text for p in passing_properties)
     }
-    everywhere = frozenset(range(len(passing)))
-    are_many = min(len(failing), len(passing)) >= ENOUGH
-    if are_many or any(lacking == everywhere for _, lacking in shared.values()):
+    if texts or min(len(failing), len(passing)) >= ENOUGH:
         # Few cells differ in some size by chance.
-        shared |= _shared_sizes(failing_cases, passing_cases)
-    texts = {name: text for name, (text, lacking) in shared.items() if lacking == everywhere}
+        texts |= _separating_sizes(failing_cases, passing_cases)
     implied = {n for name, names in IMPLIED.items() if name in texts for n in names}
     texts = {name: text for name, text in texts.items() if name not in implied}
-    if texts:
-        return " or ".join(texts.values()) if len(texts) <= 2 else ""
-    first_of = {lacking: text for text, lacking in reversed([*shared.values()]) if lacking}
-    pairs = [
-        f"{first_of[one]} and {first_of[other]}"
-        for one, other in combinations(first_of, 2)
-        if one | other == everywhere
-    ]
-    return pairs[0] if len(pairs) == 1 else ""
+    return " or ".join(texts.values()) if len(texts) <= 2 else ""
 
 
-def _shared_sizes(
-    failing: Sequence[Case], passing: Sequence[Case]
-) -> dict[str, tuple[str, frozenset[int]]]:
-    """Returns ranges and divisors of sizes that all failing cases have, by name: the text, and the
-    indices of the passing cases that lack it."""
-    found = {}
+def _separating_sizes(failing: Sequence[Case], passing: Sequence[Case]) -> dict[str, str]:
+    """Returns texts of the ranges of sizes that all failing cases have, and no passing case has, by
+    name."""
+    texts = {}
     for name, word in SIZES.items():
         failing_sizes, passing_sizes = (
             [int(getattr(case.sizes, name)) for case in cases] for cases in (failing, passing)
         )
         least, most = min(failing_sizes), max(failing_sizes)
-        below = [n for n, size in enumerate(passing_sizes) if size < least]
-        above = [n for n, size in enumerate(passing_sizes) if size > most]
-        nearest = max((passing_sizes[n] for n in below), default=0)
-        next_one = min((passing_sizes[n] for n in above), default=0)
-        text, lacking = "", frozenset(below)
-        if below and above and least == most:
-            text, lacking = (
-                f"with {least} {word} (not {nearest} or {next_one})",
-                lacking.union(above),
-            )
-        elif below:
-            text = f"from {least} {word} on (not up to {nearest})"
-        elif above:
-            text, lacking = f"up to {most} {word} (not from {next_one} on)", frozenset(above)
-        if text:
-            found[name] = text, lacking
-        for tile in TILES:
-            lacking = frozenset(n for n, size in enumerate(passing_sizes) if size % tile)
-            if lacking and not any(size % tile for size in failing_sizes):
-                found[f"{name} in tiles"] = f"where {tile} divides the number of {word}", lacking
-                break
-    return found
+        below = [size for size in passing_sizes if size < least]
+        above = [size for size in passing_sizes if size > most]
+        if len(below) + len(above) < len(passing_sizes):
+            continue
+        if not above:
+            texts[name] = f"from {least} {word} on (not up to {max(below)})"
+        elif not below:
+            texts[name] = f"up to {most} {word} (not from {min(above)} on)"
+        elif least == most:
+            texts[name] = f"with {least} {word} (not {max(below)} or {min(above)})"
+    return texts

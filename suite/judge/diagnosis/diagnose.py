@@ -13,17 +13,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice, tee
 
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.catalogue import (
     BESIDE,
-    MORE,
     TRIED,
     explaining_faults,
-    wrong_outcomes,
 )
 from attention_conformance.suite.judge.diagnosis.conditions import sorted_by_likeness
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence
@@ -31,7 +28,6 @@ from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.judge.diagnosis.instrument import deadline
 from attention_conformance.suite.judge.diagnosis.others import PLACES
-from attention_conformance.suite.judge.diagnosis.outcome import Outcome
 from attention_conformance.suite.judge.diagnosis.weights import NONFINITE
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import NotApplicable, WrongAnswer
@@ -44,6 +40,10 @@ MOST = 3
 
 LARGE = 2**16
 """The largest number of query-key products in a cell that is tried, if a smaller cell fails."""
+
+MOST_PASSING = 40
+"""The largest number of passing cells that are like failing cells, and of cells that differ from each
+other."""
 
 CATALOGUE_SHARE = 0.6
 """The largest part of the time for the catalogue; probes have the time that it leaves."""
@@ -90,26 +90,26 @@ def diagnose(
     with leaks.restored_settings(implementation.backend):
         has_failing_case = any(isinstance(cell.case, Case) for cell in failing)
         by_elections = list(election_diagnoses(failing, has_failing_case))
-    comparable = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
     failing = choose_cells(failing, TRIED + BESIDE)
     cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
-    comparable = sorted_by_likeness(comparable, cases)
     checks = {cell.check.name for cell in failing} - {VALUES}
     largest = max([LARGE, *map(_size, failing)])
-    same_checks = (cell for cell in passing if cell.check.name in checks and _size(cell) <= largest)
+    same_checks = [c for c in passing if c.check.name in checks and _size(c) <= largest]
+    comparable = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
+    comparable = sorted_by_likeness(comparable, cases)[:MOST_PASSING]
     passing = [
         *comparable[: BESIDE // 2], *sorted_by_likeness(same_checks, cases)[: BESIDE // 2],
-        *choose_cells(passing, BESIDE + MORE),
+        *comparable, *choose_cells(passing, MOST_PASSING),
     ]  # fmt: skip
     passing = [*dict.fromkeys(passing)]
     begin = time.process_time()
-    wrong, evidence_outcomes = tee(wrong_outcomes(failing))
     with leaks.restored_settings(implementation.backend):
         is_late = deadline(CATALOGUE_SHARE * seconds)
-        by_catalogue = explaining_faults(failing, passing, is_late, without, wrong)
+        evidence = Evidence.of_cells(failing, passing)
+        by_catalogue = explaining_faults(evidence, failing, passing, is_late, without)
+        right = evidence.passing if evidence.failing else ()
+        evidence = Evidence(evidence.failing[: len(cases)], right)
     seconds_left = max((1 - CATALOGUE_SHARE) * seconds, seconds - (time.process_time() - begin))
-    passing_outcomes = map(Outcome.from_passing_cell, comparable)
-    evidence = Evidence(islice(evidence_outcomes, len(cases)), filter(None, passing_outcomes))
     by_probes = identify(implementation, cases, seconds_left, evidence, without)
     # If outputs are wrong, wrong gradients and elections may be consequences, and are no diagnosis.
     minor = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()

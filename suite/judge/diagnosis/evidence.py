@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 
+from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis.outcome import Arrays, Comparison, Limit, Outcome
 from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.spec.vocabulary import VALUES
 
 WIDER = 8.0
 """The bound of a deviation's error, in bounds of the right answer."""
@@ -35,23 +36,31 @@ WIDER = 8.0
 NEARER = 4.0
 """An explaining deviation is this many times nearer to the implementation than the right answer is."""
 
-MOST_PASSING = 40
-"""The largest number of passing cells that are compared with a deviation."""
-
 Answer = Callable[[Outcome], Arrays | None]
 """Returns the outputs of a deviation for the inputs of an outcome, by name; None without an answer."""
 
 
 class Evidence:
-    """Outcomes of one implementation: the wrong ones of failing cells, and those of passing cells."""
+    """Outcomes of one implementation: the wrong ones of failing cells, and the right ones of passing
+    cells."""
 
     def __init__(self, failing: Iterable[Outcome] = (), passing: Iterable[Outcome] = ()) -> None:
         self.failing, self._passing = [*failing], passing
 
+    @classmethod
+    def of_cells(cls, failing: Iterable[Cell], passing: Iterable[Cell]) -> Evidence:
+        """Returns the outcomes of cells. Some checks fail right answers, and some pass wrong ones: these
+        are left out. Cells of passing `VALUES` are not called again."""
+        wrong = (outcome for outcome in map(Outcome.from_cell, failing) if outcome)
+        right = (
+            Outcome.from_passing_cell(c) if c.check.name == VALUES else Outcome.from_cell(c)
+            for c in passing
+        )
+        return cls((o for o in wrong if o.is_wrong), (o for o in right if o and not o.is_wrong))
+
     @cached_property
     def passing(self) -> list[Outcome]:
-        """The first outcomes of passing cells."""
-        return [*islice(self._passing, MOST_PASSING)]
+        return [*self._passing]
 
     def explained(self, answer: Answer) -> list[Outcome]:
         """Returns the failing outcomes that a deviation's answer explains."""

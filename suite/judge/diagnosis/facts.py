@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,6 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.diagnosis import (
     behaviour,
-    formulas,
     gradients,
     heads,
     precision,
@@ -72,37 +71,33 @@ def _reading(tool: Instrument, **changes: object) -> Reading | None:
     return None if case is None else tool.read_weights(tool.draw(case))
 
 
-def _scale_fact(tool: Instrument) -> str:
-    reading = _reading(tool)
-    fit = None if reading is None else formulas.regression(reading, reading.products)
+def _scale_fact(options: str, tool: Instrument) -> str:
+    """Returns the scale with its formula in a case with `options`."""
+    reading = _reading(tool, options=options)
+    fit = None if reading is None else scale.regression(reading, reading.products)
+    if reading is None and options:
+        return NOT_TAKEN
     if reading is None or fit is None:
         return f"{NOT_LINEAR}q.k"
-    return formulas.formula(fit, reading.inputs)[1]
+    given, text = reading.inputs.scale, scale.formula(fit, reading.inputs)[1]
+    if given is None:
+        return text
+    return "is the scale" if fit.allows(0, given) else f"{given:g} gives {text}"
 
 
-def _scale_argument_fact(tool: Instrument) -> str:
-    reading = _reading(tool, options="/scale0.3")
-    fit = None if reading is None else formulas.regression(reading, reading.products)
-    if reading is None:
-        return NOT_TAKEN
-    if fit is None:
-        return f"{NOT_LINEAR}q.k"
-    if fit.allows(0, 0.3):
-        return "is the scale"
-    return f"0.3 gives {formulas.formula(fit, reading.inputs)[1]}"
+def _sentence(symptoms: Iterable[Symptom], *families: str) -> str:
+    """Returns the sentence of the first symptom of these families, or of any family if none is given; ""
+    without one."""
+    return next((s.sentence for s in symptoms if s.family in families or not families), "")
 
 
 def _softmax_fact(tool: Instrument) -> str:
     reading = _reading(tool)
     if reading is None:
         return "not read"
-    symptoms = [
-        f for f in weights.pattern_symptoms(tool, reading) if f.family in ("softmax", "dropout")
-    ]
-    if symptoms:
-        return symptoms[0].sentence
     is_off = np.abs(reading.got.sum(-1) - 1) > reading.slack + reading.bound.sum(-1)
-    return "over the keys, rows sum to 1" if not is_off.any() else "not read: rows do not sum to 1"
+    default = "not read: rows do not sum to 1" if is_off.any() else "over the keys, rows sum to 1"
+    return _sentence(weights.pattern_symptoms(tool, reading), "softmax", "dropout") or default
 
 
 def _causal_fact(tool: Instrument) -> str:
@@ -128,18 +123,16 @@ def _mask_fact(tool: Instrument) -> str:
     reading = None if case is None else tool.read_weights(tool.draw(case))
     if reading is None:
         return NOT_TAKEN
-    symptoms = [f for f in weights.pattern_symptoms(tool, reading) if f.family == "mask"]
-    if symptoms:
-        return symptoms[0].sentence
     is_right = (reading.visible == reading.inputs.attends) | ~reading.judged_rows[..., None]
-    return "True attends" if is_right.all() else "not read: keys are seen in no known pattern"
+    default = "True attends" if is_right.all() else "not read: keys are seen in no known pattern"
+    return _sentence(weights.pattern_symptoms(tool, reading), "mask") or default
 
 
 def _bias_fact(tool: Instrument) -> str:
     reading = _reading(tool, options="/bias.bhqk")
     if reading is None or reading.bias is None:
         return NOT_TAKEN
-    fit = formulas.regression(reading, reading.products, reading.bias)
+    fit = scale.regression(reading, reading.products, reading.bias)
     if fit is None:
         return f"{NOT_LINEAR}q.k and the bias"
     if fit.allows(1, 0.0):
@@ -160,8 +153,8 @@ def _groups_fact(tool: Instrument) -> str:
     case = _case(tool, group=2)
     if case is None:
         return NOT_TAKEN
-    symptoms = [f for f in heads.head_symptoms(tool, case) if f.family in ("heads", "layout")]
-    return symptoms[0].sentence if symptoms else "query head h reads key and value head h // group"
+    sentence = _sentence(heads.head_symptoms(tool, case), "heads", "layout")
+    return sentence or "query head h reads key and value head h // group"
 
 
 def _precision_fact(name: str, tool: Instrument) -> str:
@@ -187,8 +180,8 @@ def _precision_fact(name: str, tool: Instrument) -> str:
 
 def _large_scores_fact(tool: Instrument) -> str:
     case = _case(tool)
-    symptoms = [] if case is None else list(precision.overflow_symptoms(tool, case))
-    return symptoms[0].sentence if symptoms else f"stay finite up to {precision.OFFSET:g}"
+    symptoms = () if case is None else precision.overflow_symptoms(tool, case)
+    return _sentence(symptoms) or f"stay finite up to {precision.OFFSET:g}"
 
 
 def _gradients_fact(tool: Instrument) -> str:
@@ -216,8 +209,8 @@ def _side_effects_fact(tool: Instrument) -> str:
 
 
 FACTS: dict[str, Callable[[Instrument], str]] = {
-    "scale": _scale_fact,
-    "argument scale": _scale_argument_fact,
+    "scale": partial(_scale_fact, ""),
+    "argument scale": partial(_scale_fact, "/scale0.3"),
     "softmax": _softmax_fact,
     "causal flag": _causal_fact,
     "boolean mask": _mask_fact,

@@ -33,10 +33,10 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
     Instrument,
     Reading,
     Symptom,
-    plain_case,
 )
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.masks import Causal
 
 PROBLEMS = 6
@@ -222,3 +222,11 @@ def rearranged_symptoms(tool: Instrument, reading: Reading) -> Iterator[Symptom]
             yield Symptom(way.sentence, "layout", way.hint)
             yield from symptoms
             return
+
+
+def plain_case(case: Case) -> Case:
+    """Returns the case without mask, bias and other features."""
+    unmasked = replace(case, mask=None, form="native")
+    names = ["bias", "scale", *(n for n, f in FEATURES.items() if f.option)]
+    defaults = {o.name: o.default for o in case.operator.options if o.name in names}
+    return unmasked.with_options(**defaults)

@@ -25,7 +25,7 @@ from attention_conformance.suite.judge.verdict import HarnessError, NotApplicabl
 from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
-from attention_conformance.suite.spec.features import ARRAYS, FEATURES
+from attention_conformance.suite.spec.features import ARRAYS
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.recipes import alibi_bias
 from attention_conformance.suite.spec.sizes import Sizes
@@ -323,11 +323,16 @@ class Reading:
         relative = float((self.bound[large] / self.want[large]).max(initial=0.0))
         return WIDER * relative + 16 * self.unit
 
+    def share_of_rows(self, weights: np.ndarray) -> float:
+        """Returns the share of rows, 0 to 1, in which the implementation's weights equal `weights` (B, H,
+        Lq, Lk). Measured numbers are read from small weights, too, so that the error of each weight is
+        limited by its own size: by `slack`, which is derived from the limits of `evidence`."""
+        near = np.abs(self.got - weights) <= self.slack * np.abs(weights) + self.bound
+        return float(near.all(-1)[self.judged_rows].mean()) if self.judged_rows.any() else 1.0
+
     def fits(self, weights: np.ndarray) -> bool:
-        """True if the implementation's weights equal `weights` (B, H, Lq, Lk) within roundings."""
-        error = np.abs(self.got - weights)
-        right = error <= self.slack * np.abs(weights) + self.bound
-        return bool((right | ~self.judged_rows[..., None]).all())
+        """True if the implementation's weights equal `weights` (B, H, Lq, Lk) in all rows."""
+        return self.share_of_rows(weights) == 1
 
     def is_explained_by(
         self, weights: np.ndarray, transform: Callable[[np.ndarray], np.ndarray] = np.asarray
@@ -390,11 +395,3 @@ def _with_small_sizes(case: Case, D: int) -> Case | None:
     sizes = Sizes(min(s.B, 2) or 1, H, Hkv, Lq, Lk, D, D)
     small = replace(case, sizes=sizes, dtype=DTYPES["f32"], recipe="normal", axis_order="bhld")
     return small.with_options(rate=0.0, training=False) if case.operator.option("rate") else small
-
-
-def plain_case(case: Case) -> Case:
-    """Returns the case without mask, bias and other features."""
-    unmasked = replace(case, mask=None, form="native")
-    names = ["bias", "scale", *(n for n, f in FEATURES.items() if f.option)]
-    defaults = {o.name: o.default for o in case.operator.options if o.name in names}
-    return unmasked.with_options(**defaults)

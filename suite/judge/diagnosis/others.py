@@ -83,13 +83,6 @@ class OutputReading(Comparison):
         """The names of the outputs with wrong elements."""
         return [name for name, wrong in self.wrong.items() if wrong.any()]
 
-    def judged_elements(self, name: str) -> np.ndarray:
-        """Returns a boolean array in the output's shape: False in fully masked rows, which elections
-        decide."""
-        axes = self.inputs.operator.outputs(self.inputs.case)[name]
-        rows = ~self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
-        return np.broadcast_to(rows, self.got[name].shape)
-
 
 def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Symptom]:
     """Yields the symptoms of wrong outputs. The array `output` is skipped if it depends on another output
@@ -106,7 +99,7 @@ def _output_symptoms(tool: Instrument, reading: OutputReading) -> Iterator[Sympt
         return
     name = names[0]
     code_name = reading.oracle.rounding.declared.codes.get(inputs.dtype.name)
-    judged = reading.judged_elements(name)
+    judged = ~np.broadcast_to(reading.fully_masked_elements(name), reading.got[name].shape)
     if code_name is not None and np.isfinite(reading.got[name][judged]).all():
         want = reading.oracle.expected_given(reading.got)[name]
         ratio = (np.abs(reading.got[name] - want.value) / want.error)[judged].max()
@@ -148,9 +141,9 @@ def _simple_symptoms(reading: OutputReading, name: str) -> Iterator[Symptom]:
     constant difference, the query added, or wrong places."""
     inputs, got = reading.inputs, reading.got[name]
     right = reading.oracle.expected_given(reading.got)[name]
-    want, bound, judged = np.asarray(right.value, float), right.error, reading.judged_elements(name)
+    want, bound = np.asarray(right.value, float), right.error
     family = "layer" if inputs.operator.is_layer else inputs.operator.name
-    compared = judged & np.isfinite(want)
+    compared = np.isfinite(want) & ~np.asarray(reading.fully_masked_elements(name))
     if not np.isfinite(got[compared]).all():
         hint = "scores or log-sum-exps whose maximum is not subtracted, rows or parts without keys"
         yield Symptom(f"NaN or infinity comes back in {name}.", family, hint)

@@ -70,11 +70,15 @@ class Comparison:
         fully masked rows."""
         with np.errstate(invalid="ignore"):
             near = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
+        return np.asarray(near | self.fully_masked_elements(name))
+
+    def fully_masked_elements(self, name: str) -> np.ndarray | bool:
+        """Returns a boolean array that broadcasts to the array `name`: True in fully masked rows, which
+        elections decide. Returns False without such rows."""
         axes = self.inputs.operator.outputs(self.inputs.case).get(name)
-        if axes is not None and self.inputs.has_empty_rows:
-            fully_masked = self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
-            near |= np.broadcast_to(fully_masked, near.shape)
-        return near
+        if axes is None or not self.inputs.has_empty_rows:
+            return False
+        return np.asarray(self.inputs.rows_along(self.inputs.fully_masked_rows, axes))
 
     def emptied_elements(self, name: str, answer: np.ndarray, limit: Limit) -> np.ndarray | bool:
         """Returns a boolean array (B, H, Lq, 1), or (Lq, H, 1). True for rows that a deviation's `answer`

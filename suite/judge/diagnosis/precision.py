@@ -13,7 +13,6 @@ import numpy as np
 
 from attention_conformance.suite.judge.diagnosis.instrument import (
     Instrument,
-    Reading,
     Symptom,
     softmax,
 )
@@ -98,13 +97,13 @@ def score_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
     if case.dtype.name not in NARROW or tool.implementation.unsupported(case) is not None:
         return
     reading = tool.read_weights(tool.draw(case))
-    if reading is None or _share_of_rows(reading, reading.want) > 0.5:
+    if reading is None or reading.share_of_rows(reading.want) > 0.5:
         return
     q, k = reading.inputs.query, np.repeat(reading.inputs.key, reading.inputs.sizes.group, axis=1)
     s, dtype = reading.inputs.effective_scale, case.dtype.long_name
     for name, bits in (("bfloat16", 8), ("float16", 11)):
         for scores in (_round(reading.scores, bits), s * _round(reading.scores / s, bits)):
-            if _share_of_rows(reading, softmax(scores, reading.visible)) > MOSTLY:
+            if reading.share_of_rows(softmax(scores, reading.visible)) > MOSTLY:
                 tool.unit = max(tool.unit, 2.0**-bits)
                 yield Symptom(
                     f"Scores are rounded to {name} inside, in a call of {dtype}.", "numerics",
@@ -116,7 +115,7 @@ def score_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
             query = _round_to_8_bits(q, axes) if "q" in change else q
             key = _round_to_8_bits(k, axes) if "k" in change else k
             scores = reading.scores + s * (query @ key.swapaxes(-1, -2) - q @ k.swapaxes(-1, -2))
-            if _share_of_rows(reading, softmax(scores, reading.visible)) > MOSTLY:
+            if reading.share_of_rows(softmax(scores, reading.visible)) > MOSTLY:
                 tool.unit = max(tool.unit, 2.0**-8)
                 yield Symptom(
                     f"{subject} are rounded to 8 bits inside: steps of the largest element of a {part} "
@@ -130,13 +129,6 @@ def _round_to_8_bits(x: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
     over all axes)."""
     step = np.abs(x).max(axes, keepdims=True) / 127
     return np.asarray(np.rint(x / step) * step)
-
-
-def _share_of_rows(reading: Reading, weights: np.ndarray) -> float:
-    """Returns the share of rows, 0 to 1, in which the implementation's weights equal `weights` within
-    roundings."""
-    near = np.abs(reading.got - weights) <= reading.slack * np.abs(weights) + reading.bound
-    return float(near.all(-1)[reading.judged_rows].mean()) if reading.judged_rows.any() else 0.0
 
 
 def output_numerics(tool: Instrument, case: Case) -> str:

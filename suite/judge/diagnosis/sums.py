@@ -161,12 +161,7 @@ def _block_symptom(reading: Reading, is_off: np.ndarray) -> Symptom | None:
         hint = next((hint for x, hint in MERGES.items() if abs(power - x) < 0.01), "")
         text = f"Every {block} has its own softmax, and weighs exp({power:.3g} lse) in their sum, "
         return Symptom(f"{text}expected exp(lse).", "softmax", hint, key=f"power of blocks: {hint}")
-    if len(edges) < 4 or size < 4:
-        return None
-    text = (
-        f"Weights are in the right proportion within blocks of {size} keys alone, not between them."
-    )
-    return Symptom(text, "softmax", RESCALED, key="between blocks")
+    return None
 
 
 def _power_of_blocks(log_ratios: np.ndarray, logs: np.ndarray, slack: float) -> float | None:
