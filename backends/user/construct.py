@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from attention_conformance.backends.binder import (
     signature_of,
 )
 from attention_conformance.backends.user.names import OPERAND_NAMES
+from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
@@ -355,3 +356,42 @@ def operand_order(names: Iterable[str]) -> list[str]:
     named = [OPERAND_OF.get(name, "") for name in names]
     standard = [*OPERANDS][: len(named)]
     return named if sorted(named) == sorted(standard) else standard
+
+
+TIES: Mapping[str, str] = {
+    "": "",
+    "v=d o=d": "values have the size of keys",
+    "d=x v=x o=x": "heads have the width of the input",
+    "d=x y=x": "units and keys have the width of queries",
+    "d=x y=x z=x v=x o=x": "everything has the width of queries",
+}
+"""Sizes that a constructor of one head cannot set separately, as equal letters of axes, each with a
+sentence."""
+
+
+def with_tie(case: Case, tie: str) -> Case:
+    """Returns the case in which sizes are equal as `tie`, one of `TIES`, says. Raises ValueError if the
+    operator has no such case."""
+    if not tie or case.widths is None:
+        return case
+    size = dict(case.letters)
+    for pair in tie.split():
+        size[pair[0]] = size[pair[2]]
+    sizes = replace(case.sizes, D=size["d"], Dv=size["v"])
+    widths = replace(case.widths, query=size["x"], key=size["y"], value=size["z"], output=size["o"])
+    return replace(case, sizes=sizes, widths=widths)
+
+
+def is_tied(case: Case, tie: str) -> bool:
+    """True if the sizes of a case are equal as `tie` says."""
+    return all(case.letters[pair[0]] == case.letters[pair[2]] for pair in tie.split())
+
+
+def ties_of(case: Case) -> Iterator[str]:
+    """Yields the ties that a case can have. With several heads this is only ""."""
+    for tie in TIES if case.sizes.H == 1 else ("",):
+        try:
+            with_tie(case, tie)
+        except ValueError:
+            continue
+        yield tie

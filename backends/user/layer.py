@@ -22,6 +22,7 @@ from attention_conformance.backends.user.construct import (
     Maker,
     array_parameters,
     operand_order,
+    with_tie,
 )
 from attention_conformance.backends.user.found import Assignment
 from attention_conformance.backends.user.layer_call import (
@@ -37,7 +38,6 @@ from attention_conformance.backends.user.observing import (
     NO_MASK,
     Facts,
     ObservedLayer,
-    with_tie,
     without_mask_in_f32,
 )
 from attention_conformance.suite.spec.case import Case

@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.binder import callable_with_signature
-from attention_conformance.backends.user.construct import Maker, row_of
+from attention_conformance.backends.user.construct import (
+    TIES,
+    Maker,
+    is_tied,
+    row_of,
+    ties_of,
+    with_tie,
+)
 from attention_conformance.backends.user.found import Assignment, Variable, assignments_for
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -26,17 +33,6 @@ from attention_conformance.suite.spec.masks import Causal, Mask, is_causal, part
 
 UserLayer = Any
 """`backends.user.layer.UserLayer`, which imports this module."""
-
-TIES: Mapping[str, str] = {
-    "": "",
-    "v=d o=d": "values have the size of keys",
-    "d=x v=x o=x": "heads have the width of the input",
-    "d=x y=x": "units and keys have the width of queries",
-    "d=x y=x z=x v=x o=x": "everything has the width of queries",
-}
-"""Sizes that a constructor of one head cannot set separately, as equal letters of axes, each with a
-sentence."""
-
 
 NO_MASK = "of no form that the suite knows"
 """The `mask_kind` of a layer that raises in all trial calls with a mask."""
@@ -164,34 +160,6 @@ class ObservedLayer:
     takes_parameters: bool
     unread: Mapping[frozenset[str], str]
     facts: Facts
-
-
-def with_tie(case: Case, tie: str) -> Case:
-    """Returns the case in which sizes are equal as `tie`, one of `TIES`, says. Raises ValueError if the
-    operator has no such case."""
-    if not tie or case.widths is None:
-        return case
-    size = dict(case.letters)
-    for pair in tie.split():
-        size[pair[0]] = size[pair[2]]
-    sizes = replace(case.sizes, D=size["d"], Dv=size["v"])
-    widths = replace(case.widths, query=size["x"], key=size["y"], value=size["z"], output=size["o"])
-    return replace(case, sizes=sizes, widths=widths)
-
-
-def is_tied(case: Case, tie: str) -> bool:
-    """True if the sizes of a case are equal as `tie` says."""
-    return all(case.letters[pair[0]] == case.letters[pair[2]] for pair in tie.split())
-
-
-def ties_of(case: Case) -> Iterator[str]:
-    """Yields the ties that a case can have. With several heads this is only ""."""
-    for tie in TIES if case.sizes.H == 1 else ("",):
-        try:
-            with_tie(case, tie)
-        except ValueError:
-            continue
-        yield tie
 
 
 def without_mask_in_f32(case: Case) -> Case:

@@ -174,7 +174,7 @@ DEVIATIONS = [
         "p of hidden keys is small, not 0; `where(mask, p, 0)` before `(p * dp).sum(-1)`",
         mean=lambda right, weights, dp, *arguments:
             right.mean(np.where(weights == 0, weights.dtype.type(2.0**-20), weights), dp, *arguments),
-        attended_slots=lambda right, scores: np.ones((*scores.shape[:2], scores.shape[-1], 1), bool)),
+        attended_keys=lambda right, scores: np.ones((*scores.shape[:2], scores.shape[-1], 1), bool)),
     row("nan-in-hidden-value-leaks", "gradient_hidden",
         "A NaN in a hidden value reaches the gradients, times a weight of zero.",
         "`p * dp` where p is 0 and dp NaN; use `where(p == 0, 0, p * dp)`, or zero hidden values",

@@ -12,5 +12,8 @@ command   `attention-conformance bench`
 benchmark base classes of the asv benchmarks
 releases  lock files of releases, and asv's configuration that measures them
 
+pyperf does not serve here: it starts some 20 processes for a benchmark, and JAX and TensorFlow take
+seconds to start. One process of each framework holds all its calls, and answers are judged in it.
+
 The operator counts the operations and bytes of a call (`suite.spec.operator.Work`). See docs/speed.md.
 """

@@ -315,10 +315,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _report_progress(item: pytest.Item) -> None:
-    """Write to the `Board`, memory that the parent process reads: the test id of the cell that is judged
-    next, and the numbers of judged and of all cells. End the run if the parent process is gone."""
-    board = item.config.stash.get(BOARD, None)
-    if board is not None:
+    """Write the next cell's test id and the numbers of judged and of all cells to the `Board`, which the
+    parent process reads. End the run if that process is gone."""
+    if (board := item.config.stash.get(BOARD, None)) is not None:
         total = sum(_STATE["owed"].values())
         board.say(cell=item.nodeid, judged=_STATE.get("judged", 0), owed=total)
         if is_orphaned(board):

@@ -150,7 +150,8 @@ class CachedKernel(DeclaredKernel, Scripted):
         return rounded_to(rows, fmt), state
 
     def left_padding(self, cache: Cache, context: StepContext) -> Array:
-        """Returns the left padding (B,): of a prompt's first chunk that of `context`, else as before."""
+        """Returns the number of padding tokens before each sample, (B,): from `context` for an empty
+        cache, else that of the cache."""
         return np.where(cache.totals == 0, context.padding, cache.padding)
 
     def reorder(self, state: Cache, samples: Rounded) -> Cache:

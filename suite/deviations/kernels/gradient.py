@@ -107,7 +107,7 @@ class Differentiable(Kernel):
         query = self.load(call.query, call)
         key, value = (self.expand(self.load(x, call), call) for x in (call.key, call.value))
         scores = self.hidden_scores(query, key, call)
-        attended = self.attended_slots(scores)
+        attended = self.attended_keys(scores)
         key, value = np.where(attended, key, 0), np.where(attended, value, 0)
         weights, sink_weights = self.split_weights(scores, call)
         is_lse = cotangent.ndim == 3
@@ -154,7 +154,7 @@ class Differentiable(Kernel):
     def backward_allowed(self, call: Call) -> Array | None:
         return self.allowed(call)
 
-    def attended_slots(self, scores: Array) -> Array:
+    def attended_keys(self, scores: Array) -> Array:
         """Returns, boolean (B, H, Lk, 1), the keys that at least one row attends."""
         return ~np.asarray(np.isneginf(scores).all(-2))[..., None]
 

@@ -13,8 +13,9 @@ from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.backends.user.cached import METHODS
+from attention_conformance.backends.user.construct import TIES
 from attention_conformance.backends.user.layer import UserLayer
-from attention_conformance.backends.user.observing import MASKS, NO_MASK, TIES, ObservedLayer
+from attention_conformance.backends.user.observing import MASKS, NO_MASK, ObservedLayer
 from attention_conformance.suite.judge.verdict import first_line
 from attention_conformance.suite.run.isolation import wire
 from attention_conformance.suite.run.isolation.link import called_in_child
