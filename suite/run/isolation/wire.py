@@ -7,7 +7,8 @@ as `Reference`, a number with claims.
 
 execnet keeps no such limit. In release 2.1.2 a worker's header of 9 bytes makes the coordinator read
 2 GiB, and a list's length in a payload of 6 bytes makes it allocate up to 16 GiB. Here `MOST` is checked
-before a part is read, and the decoder refuses a length beyond the message.
+before a part is read, and the decoder refuses a length beyond the message; `tests/test_isolation.py`
+sends both attacks.
 """
 
 from __future__ import annotations
