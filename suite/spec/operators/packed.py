@@ -297,7 +297,7 @@ PACKED = Operator(
     validate=validate,
     asks=Asks(
         plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
-        plain_kinds=("packed/none/gqa8/bf16/b2h16q48k48d128/seg16.32/causal",),
+        plain_kinds=("packed/none/gqa4/bf16/b2h8q24k24d128/seg8.16/causal",),
         cases=(
             Ask(
                 "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",

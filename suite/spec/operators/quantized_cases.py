@@ -47,7 +47,7 @@ SERVED = covering_of(
         "dtype": ("bf16", "f16", "f32"),
         "sizes": (
             "gqa4/b2h8q4k130d64", "gqa2/b2h16q5k48d64", "gqa4/b2h8q1k300d64", "gqa4/b1h16q5k48d128",
-            "gqa2/b1h4q2k17d256", "mqa/b4h16q1k257d96",
+            "gqa2/b1h4q2k17d256", "mqa/b2h16q1k257d96",
         ),
         "codes": ("e4m3/perhead", "e4m3", "pertoken", "int4/perchannel"),
         "alignment": ("causal", ""),

@@ -143,8 +143,8 @@ BY_MASK = Covering(
 )
 DTYPES_RUN = ("f32", "f16", "bf16")
 CHUNKS = (
-    "gqa8/b2h16q16k64d128", "gqa3/b1h6q33k65d80", "mha/b1h2q64k64d128", "gqa2/b2h4q64k64d64",
-    "gqa2/b2h4q32k64d256", "gqa2/b1h4q16k32d192v128",
+    "gqa8/b1h16q16k64d128", "gqa3/b1h6q33k65d80", "mha/b1h2q64k64d128", "gqa2/b2h4q64k64d64",
+    "gqa2/b1h4q32k64d256", "gqa2/b1h4q16k32d192v128",
 )  # fmt: skip
 DECODING = ("gqa7/b2h28q1k128d128", "gqa8/b1h32q1k300d96", "mha/b2h3q1k257d64")
 RUN = (*CHUNKS, *DECODING)
