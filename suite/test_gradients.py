@@ -192,7 +192,7 @@ def hides_ordinary_values(case: Case) -> bool:
     )
 
 
-@check(gradient_cases.where(hides_ordinary_values), ("gradient",))
+@check(gradient_cases.where(hides_ordinary_values).share("hidden"), ("gradient",))
 def test_gradient_hidden(cell: Cell) -> None:
     """Other keys and values in hidden slots change no gradient of rows that do not attend them.
 
