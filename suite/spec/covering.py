@@ -115,7 +115,7 @@ class Covering:
     """A covering array of ids, computed on first use.
     - `axes`, `valid`, `spread`, `targets`: see `covering_array`
     - `id_of`: from a row to its id
-    - `at_full`: the targets of the level full; by default those of the other levels
+    - `at_full`: the targets of the level full; by default all triples
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Covering:
     ) -> None:  # fmt: skip
         self.axes, self.valid, self.spread, self.id_of = axes, valid, spread, id_of
         self.targets = pairs_of(axes) if targets is None else targets
-        self.at_full = self.targets if at_full is None else at_full
+        self.at_full = list(combinations(axes, 3)) if at_full is None else at_full
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:

@@ -29,11 +29,10 @@ An axis is one property of a case: its sizes, its mask, its dtype, a feature, th
 pages. A value of the axis `sizes` joins numbers of heads, lengths and head sizes, so a pair with it
 is a tuple of all of them. Not every pair makes sense: a mask in pages, for example, counts from the
 last key. `possible` are the pairs that some valid case has; a covering array has all of them.
-`full` draws triples in the same way, except for the arrays of plain and multi-head attention that
-have every mask: there `full` adds products of masks, shapes, heads, dtypes and recipes. A value of
-`sizes` stands for its lengths and head size together. The column `triples` counts those that
-stand in a row, of all products of three values, whether they make sense or not. Many or wide heads
-stand with few tokens, and the heads of models with pages that do not hold all keys of a sample.
+`full` draws triples in the same way. A value of `sizes` stands for its lengths and head size together.
+The column `triples` counts those that stand in a row, of all products of three values, whether they
+make sense or not. Many or wide heads stand with few tokens, and the heads of models with pages that do
+not hold all keys of a sample.
 
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import combinations
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.covering import Covering, Row, pairs_of
@@ -95,5 +94,4 @@ def covering_of(
         ("dtype", *size_axes),
         id_of,
         [*pairs_of(axes), *triples],
-        at_full=list(combinations(axes, 3)),
     )

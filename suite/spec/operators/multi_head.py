@@ -299,7 +299,7 @@ MULTI_HEAD = Operator(
         cases=(
             Ask(*SMOKE, why="masks of each shape, layers of one head, gates, norms of queries and keys"),
             Ask(*STANDARD, since="standard", why="lengths that tiles divide, long rows, usual heads"),
-            Ask(COVERING, dtypes="array x dtypes"),
+            Ask(COVERING, dtypes="array"),
         ),
         gradients=GRADIENTS,
         compiled=COMPILED,

@@ -10,7 +10,7 @@ not depend on a compiler: most sizes, recipes, head counts and axis orders. Kept
 
 from __future__ import annotations
 
-from attention_conformance.suite.spec.covering import Covering, Row
+from attention_conformance.suite.spec.covering import Covering, Row, pairs_of
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.levels import FEW_COMPILED, Ask
@@ -106,7 +106,7 @@ GRADIENTS = (
         *SMOKE_GRADIENTS,
         why="sizes that all kernels support, equal sizes, lengths that tiles divide, rows without keys",
     ),
-    Ask(GRADIENT_COVERING, dtypes="array x dtypes"),
+    Ask(GRADIENT_COVERING, dtypes="array"),
     Ask(
         *DESIGNED_GRADIENTS,
         dtypes="float32",
@@ -184,7 +184,13 @@ DIFFERENTIATED = (
     "sdpa/none/mha/f32/b2h3q11k9d6/bias.inf",
 )
 
-COMPILED_COVERING = Covering(COMPILED_AXES, valid, ("mask", "shape", "heads", "dtype"), id_of)
+COMPILED_COVERING = Covering(
+    COMPILED_AXES,
+    valid,
+    ("mask", "shape", "heads", "dtype"),
+    id_of,
+    at_full=pairs_of(COMPILED_AXES),
+)
 
 
 COMPILED = (

@@ -199,7 +199,9 @@ class ByClass(Covering):
     for gradients. In ids each class of sizes is replaced by one of its members."""
 
     def __init__(self, direction: str) -> None:
-        super().__init__(MASK_AXES, BY_MASK.valid, (), self._id_with_members, BY_MASK.targets)
+        super().__init__(
+            MASK_AXES, BY_MASK.valid, (), self._id_with_members, BY_MASK.targets, BY_MASK.targets
+        )
         self.direction = direction
 
     @cached_property
