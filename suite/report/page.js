@@ -66,7 +66,7 @@ function drawOpen() {
   for (const dialog of all("dialog")) if (dialog.open !== (dialog.dataset.label === label)) dialog.open ? dialog.close() : dialog.showModal();
   for (const its of all("dialog[open], section.implementation")) {
     const { verdicts } = rows.find((row) => row.label === its.dataset.label);
-    its.querySelector(".caption").textContent = `${topic}${dtype && ` in ${dtype}`}: ${verdicts[topic]?.[dtype] ?? "not asked"}`;
+    its.querySelector(".caption").textContent = `${topic}${dtype && ` in ${dtype}`}: ${verdicts[topic]?.[dtype] ?? "not tested"}`;
     for (const item of all("[data-topics]", its))
       item.hidden = !item.dataset.topics.split(",").includes(topic) || ![dtype, ""].includes(dtype && item.dataset.dtype);
   }

@@ -259,7 +259,7 @@ def _without_formulas(flat: pd.DataFrame) -> pd.DataFrame:
     """Returns the frame with an apostrophe before every text that a spreadsheet program may read as a
     formula.
 
-    Numbers and the sign for "not asked" stay unchanged.
+    Numbers and the sign for "not tested" stay unchanged.
     """
 
     def quoted(value: Any) -> Any:
