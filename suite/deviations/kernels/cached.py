@@ -150,8 +150,7 @@ class CachedKernel(DeclaredKernel, Scripted):
         return rounded_to(rows, fmt), state
 
     def left_padding(self, cache: Cache, context: StepContext) -> Array:
-        """Returns the number of padding tokens before each sample, (B,): from `context` for an empty
-        cache, else that of the cache."""
+        """Returns the tokens of padding before each sample, (B,); an empty cache gets those of `context`."""
         return np.where(cache.totals == 0, context.padding, cache.padding)
 
     def reorder(self, state: Cache, samples: Rounded) -> Cache:

@@ -10,13 +10,14 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.covering import Covering, Row, pairs_of
 from attention_conformance.suite.spec.dtypes import DTYPES
 
-WIDE = re.compile(r"d(6[4-9]|[7-9]\d|\d{3,})")
-"""The heads of models: 64 components and more."""
+WIDE = re.compile(r"d(6[4-9]|[7-9]\d|\d{3,})|r(257|512)")
+"""The heads of models, 64 components and more, and their latents."""
 
 
 def is_wide_in_float64(row: Row) -> bool:
-    """Returns True for heads of models in float64. Nobody runs these, and their bounds cost most."""
-    heads = f"{row.get('sizes', '')} {row.get('heads', '')}"
+    """Returns True for heads and latents of models in float64. Nobody runs these, and their bounds cost
+    most."""
+    heads = " ".join(str(row.get(name, "")) for name in ("sizes", "heads", "widths"))
     return row.get("dtype") == "f64" and WIDE.search(heads) is not None
 
 

@@ -42,7 +42,6 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.covering import Row
 from attention_conformance.suite.spec.dtypes import CODES
 from attention_conformance.suite.spec.features.lse import LSE
 from attention_conformance.suite.spec.inputs import Inputs
@@ -303,16 +302,7 @@ AXES_OF_CASES = {
     "recipe": ("", "large", "integers"),
 }  # fmt: skip
 
-
-def is_costly_in_float64(row: Row) -> bool:
-    """Returns True for heads and latents of models in float64."""
-    widths = str(row.get("widths", ""))
-    return is_wide_in_float64(row) or (
-        row.get("dtype") == "f64" and widths.startswith(("r257", "r512"))
-    )
-
-
-DRAWN = covering_of("latent", AXES_OF_CASES, is_excluded=is_costly_in_float64)
+DRAWN = covering_of("latent", AXES_OF_CASES, is_excluded=is_wide_in_float64)
 
 GRADIENTS = covering_of(
     "latent",
