@@ -150,7 +150,7 @@ class CachedKernel(DeclaredKernel, Scripted):
         return rounded_to(rows, fmt), state
 
     def left_padding(self, cache: Cache, context: StepContext) -> Array:
-        """Returns the tokens of padding before each sample, (B,); an empty cache gets those of `context`."""
+        """Returns the tokens of padding before each sample, (B,): of `context` for an empty cache."""
         return np.where(cache.totals == 0, context.padding, cache.padding)
 
     def reorder(self, state: Cache, samples: Rounded) -> Cache:
