@@ -143,10 +143,10 @@ def called(
 def batch_second(impl: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
     """Returns `plain`, a call of operands (L, B, E), as a call whose operands and output are (B, L,
     E)."""
-    operands = impl.row.operands.values()
+    operands = tuple(impl.row.operands.values())
 
     def run(**arguments: Any) -> tuple[Any, Any]:
-        transposed = dict[int, Any]()  # operands that are one array stay one array
+        transposed: dict[int, Any] = {}  # operands that are one array stay one array
         for name in operands:
             x = arguments[name]
             arguments[name] = transposed.setdefault(id(x), x.transpose(0, 1))
