@@ -145,6 +145,7 @@ def batch_second(impl: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
     E)."""
     operands = tuple(impl.row.operands.values())
 
+    # Dynamo traces no view of a dict from outside the function, and no call of `dict[int, Any]`.
     def run(**arguments: Any) -> tuple[Any, Any]:
         transposed: dict[int, Any] = {}  # operands that are one array stay one array
         for name in operands:

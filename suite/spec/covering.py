@@ -136,7 +136,7 @@ class Covering:
     @cached_property
     def rows_at_full(self) -> tuple[Row, ...]:
         """Rows that together contain every valid tuple of values of the targets of full."""
-        if self.at_full is self.targets:
+        if self.at_full == self.targets:
             return self.rows
         return self._array_for(self.at_full)
 

@@ -7,7 +7,11 @@ array combines the parts with each other, and with windows, padding, features, h
 from __future__ import annotations
 
 from attention_conformance.suite.spec.covering import Row
-from attention_conformance.suite.spec.operators.drawn import WIDE, covering_of, is_wide_in_float64
+from attention_conformance.suite.spec.operators.drawn import (
+    covering_of,
+    has_wide_heads,
+    is_wide_in_float64,
+)
 from attention_conformance.suite.spec.operators.steps import arrivals, script_of
 
 PLAIN = "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.1.3"
@@ -58,8 +62,7 @@ def is_too_large(row: Row) -> bool:
     """Returns True for wide heads in float64, and for the heads of models in a cache of 70 tokens and
     more. `LONG` has these."""
     has_many_tokens = row.get("before") in ("72", "300") or row.get("padding") == "pad70.0.1"
-    is_wide = WIDE.search(str(row.get("heads", ""))) is not None
-    return (is_wide and has_many_tokens) or is_wide_in_float64(row)
+    return (has_wide_heads(row) and has_many_tokens) or is_wide_in_float64(row)
 
 
 DRAWN = covering_of(

@@ -14,11 +14,15 @@ WIDE = re.compile(r"d(6[4-9]|[7-9]\d|\d{3,})|r(257|512)")
 """The heads of models, 64 components and more, and their latents."""
 
 
+def has_wide_heads(row: Row) -> bool:
+    """Returns True for a row with heads or latents of models (`WIDE`)."""
+    return any(WIDE.search(str(row.get(name, ""))) for name in ("sizes", "heads", "widths"))
+
+
 def is_wide_in_float64(row: Row) -> bool:
     """Returns True for heads and latents of models in float64. Nobody runs these, and their bounds cost
     most."""
-    heads = " ".join(str(row.get(name, "")) for name in ("sizes", "heads", "widths"))
-    return row.get("dtype") == "f64" and WIDE.search(heads) is not None
+    return row.get("dtype") == "f64" and has_wide_heads(row)
 
 
 def covering_of(

@@ -8,7 +8,11 @@ from attention_conformance.suite.spec.case import parse_sizes
 from attention_conformance.suite.spec.covering import Row
 from attention_conformance.suite.spec.levels import LOST_IN_16_BITS, Ask, designed
 from attention_conformance.suite.spec.operator import Asks
-from attention_conformance.suite.spec.operators.drawn import covering_of, is_wide_in_float64
+from attention_conformance.suite.spec.operators.drawn import (
+    covering_of,
+    has_wide_heads,
+    is_wide_in_float64,
+)
 from attention_conformance.suite.spec.operators.packed import parse_lengths, sizes_of
 
 PLAIN = "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
@@ -59,7 +63,7 @@ def is_left_out(row: Row) -> bool:
     kind, sizes, _ = sizes_of(row).split("/")
     s, (queries, keys) = parse_sizes(kind, sizes), parse_lengths(str(row["lengths"]))
     page_size = int(str(row.get("pages", "")).removeprefix("page") or PAGE_SIZE)
-    has_one_page = s.D >= 64 and page_size >= max(keys)
+    has_one_page = has_wide_heads(row) and page_size >= max(keys)
     pairs = sum(map(mul, queries, keys))
     return has_one_page or s.H * s.D * pairs > MOST_WORK
 

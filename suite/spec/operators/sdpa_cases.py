@@ -255,7 +255,6 @@ LOWEST = (
 )
 """Masks as most models write them: a bias of the lowest finite number."""
 
-TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129)
 LONG = (127, 257, 513)
 
 
