@@ -6,4 +6,4 @@ for _ in range(50):
     tf.matmul(a, w)  # may end the process
 print("got 50 products")
 flags = open("/proc/cpuinfo").read().split()
-print("not applicable here" if "avx512f" in flags and "avx512_bf16" not in flags else "fixed")
+print("fixed" if "avx512_bf16" in flags else "not applicable here")
