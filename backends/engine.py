@@ -174,7 +174,9 @@ class Engine(ABC):
             array = self.array(np.ascontiguousarray(values), dtype)
             return array, array
         shape, window_of = WINDOWS[arrangement](values.shape)
-        larger = np.resize(filler(values, dtype), shape)
+        fill = filler(values, dtype)
+        larger = np.empty(shape, fill.dtype)
+        larger.flat = fill  # is repeated
         window = window_of(larger)
         window[...] = values
         if not (window == values).all():
