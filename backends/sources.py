@@ -65,7 +65,7 @@ DIALECTS = {
 
 
 JUDGED = "_judged_"
-"""The first letters of the names of modules that are imported from users' files."""
+"""The prefix of the names of modules that are imported from users' files."""
 
 
 def home_of(path: Path) -> tuple[Path, str]:

@@ -117,12 +117,12 @@ class Roundoffs:
 
     @property
     def results(self) -> Store:
-        """The store of a result in the case's dtype."""
+        """The rounding of a result stored in the case's dtype: unit roundoff and underflow loss."""
         return Store(self.output, self.floor)
 
     @property
     def scores(self) -> Store:
-        """The store of a score."""
+        """The rounding of a stored score: unit roundoff and underflow loss."""
         return Store(self.score, self.score_floor)
 
     @property

@@ -110,6 +110,7 @@ class DynamicSdpa(Scripted):
         )
         if rotation(context.inputs.case) is not None:
             query, key = self.rotated(query, key, state, context)
+        # Of the embeddings only shape, dtype and device are read.
         embeddings = query.new_zeros(query.shape[0], query.shape[2], 1)
         with self.mask_context():
             mask = make_mask(config, embeddings, padding_mask, cache)

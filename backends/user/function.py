@@ -58,10 +58,11 @@ def binder_of(
     claimed: Mapping[str, str],
     mask_kind: str = "",
 ) -> CallBinder:
-    """Returns the binder of a function. Its parameters are native ones, under the native names or other
-    common names (see `backends.user.signature.bind`).
+    """Returns the binder of `function`, which says what each of the function's parameters is given. They
+    are recognised by native or other common names (see `backends.user.signature.bind`).
 
-    - `claimed`: the claim `parameters`, the word of each parameter by name
+    - `name`: the function's name in messages
+    - `claimed`: the claim `parameters`: a parameter's name in the function -> the word for its argument
     - `mask_kind`: the claimed kind of masks; "" without a claim (see `backends.user.signature.Binding`)
 
     Raises TypeError and UsageError as `bind`.

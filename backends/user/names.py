@@ -95,7 +95,8 @@ KNOWN: tuple[Parameter[AttentionCall], ...] = (
     Parameter("module", neutral=module_argument),
     Parameter("nothing"),
 )  # fmt: skip
-"""The parameters of users' functions besides query, key and value. `nothing` is always passed None."""
+"""The parameters that a user's function may have besides query, key and value, with their common names. A
+parameter that is called `nothing`, or claimed as `nothing`, gets None in every call."""
 
 ROWS = {row.name: row for row in KNOWN}
 

@@ -210,17 +210,18 @@ def recomputed_weights(
     anchor = np.where(softmax.empty, 0, softmax.largest)
     lse = magnitude(anchor + np.log(np.where(total == 0, 1, total)))
     d = score_error(error, softmax.distance, u) + u.accumulate * lse + u.exp_error
-    weight = p.astype(np.float64)
+    weight = p.astype(np.float64)  # bounds are float64
     d = np.where(allowed & (weight != 0), d, 0.0)  # 0 expm1(inf) is NaN
     p_d = weight * np.expm1(d)
     least_total = (weight * np.exp(-d)).sum(-1, keepdims=True)
-    error = (p_d + weight * p_d.sum(-1, keepdims=True)) / np.where(least_total == 0, 1, least_total)
+    bound = (p_d + weight * p_d.sum(-1, keepdims=True)) / np.where(least_total == 0, 1, least_total)
     underflow = u.weight_underflow + u.exp_underflow
     if errors_are_random():
-        with_errors = Bounded(p, np.where(allowed, error + underflow, 0.0))
+        # The weights get random errors within their bound, and are exact from here on.
+        with_errors = Bounded(p, np.where(allowed, bound + underflow, 0.0))
         return Bounded.exact(_drawn_weights(with_errors, keys[..., None], u))
-    error += weight_rounding(keys[..., None], u) * (weight + error)
-    return Bounded(p, np.where(allowed, error + underflow, 0.0))
+    bound += weight_rounding(keys[..., None], u) * (weight + bound)
+    return Bounded(p, np.where(allowed, bound + underflow, 0.0))
 
 
 def _drawn_weights(p: Bounded, n: np.ndarray, u: Roundoffs) -> np.ndarray:

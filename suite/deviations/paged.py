@@ -42,10 +42,12 @@ def mask_with_chunk_window(right: PagedKernel, pack: Paged, rows: slice, keys: s
 
 
 def segments_without_idle_rows(right: PagedKernel, pack: Pack) -> list[SegmentSlices]:
+    """Returns the segments if samples without queries are left out of the queries alone: the n-th sample
+    with queries gets the keys of the n-th sample with keys."""
     segments = right.segments(pack)
-    rows = [rows for rows, _ in segments if rows.stop > rows.start]
-    all_keys = [keys for _, keys in segments if keys.stop > keys.start]
-    return list(zip(rows, all_keys[: len(rows)], strict=False))
+    used_rows = [rows for rows, _ in segments if rows.stop > rows.start]
+    used_keys = [keys for _, keys in segments if keys.stop > keys.start]
+    return list(zip(used_rows, used_keys, strict=False))
 
 
 def slots_of_unread_pages(

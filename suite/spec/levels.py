@@ -130,11 +130,11 @@ class Share(NamedTuple):
 
 
 SHARES: Mapping[str, Share] = {
-    "contract": Share(2, 1, 4, "types, purity and determinism do not depend on values", layers=3),
+    "contract": Share(2, 1, 8, "types, purity and determinism do not depend on values", layers=6),
     "kept_answers": Share(
         8, 4, 0, "ownership of the output's memory depends on the kernel", dtypes=HALF
     ),
-    "hidden": Share(2, 1, 2, "all masks of one kind hide in the same way"),
+    "hidden": Share(2, 1, 4, "all masks of one kind hide in the same way"),
     "tangents": Share(1, 1, 8, "the derivative follows the rules of the gradient", dtypes=("f32",)),
 }
 """The checks that are asked on a share of the cases only."""

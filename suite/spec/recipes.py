@@ -122,7 +122,7 @@ def checked_power_of_4(depth: int) -> int:
 
 
 def rising(keys: int) -> np.ndarray:
-    """Returns rising numbers from -2 to 2, (keys, 1)."""
+    """Returns `keys` evenly spaced numbers from -2 to 2, (keys, 1)."""
     return np.linspace(-2.0, 2.0, keys)[:, None]
 
 

@@ -121,7 +121,9 @@ class Stored(Implementation):
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         call, values = self.prepare(inputs), self._answer(inputs)
-        gradients = {n[5:]: value for n, value in values.items() if n.startswith("grad.")}
+        gradients = {
+            n.removeprefix("grad."): value for n, value in values.items() if n.startswith("grad.")
+        }
         if not gradients:
             raise NotApplicable("the answer has no gradients")
         stored = self.backend.answered[inputs.digest].cotangent()

@@ -150,7 +150,7 @@ class LatentKernel(Differentiable):
         return self.narrowed(np.einsum("bkr,rhv->bhkv", x["latent"], x["w_uv"]), "keys", fmt)
 
     def output(self, average: np.ndarray, x: Arrays, fmt: DType) -> np.ndarray:
-        """Returns the output (B, H, Lq, Dv) from the weighted average that plain attention returns."""
+        """Returns the output (B, H, Lq, Dv) from plain attention's average (B, H, Lq, .) of values."""
         return average
 
     def last_causal_key(self, row: np.ndarray, call: Call) -> np.ndarray:

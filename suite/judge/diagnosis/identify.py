@@ -194,8 +194,10 @@ def rounding_symptoms(tool: Instrument, dtype: str, case: Case) -> Iterator[Symp
 
 
 def reading_symptoms(tool: Instrument, case: Case) -> Iterator[Symptom]:
-    """Yields the symptoms of the weights of a case: of pattern and scale, or else of places, or else of a
-    rearranged output. If there are none and weights are wrong by more than `GROSS`, yields `UNREAD`."""
+    """Yields the symptoms of the weights of a case: of their pattern and scale; without such symptoms, of
+    misplaced weights; without these, of a rearranged output. If no symptom is found and a weight is wrong
+    by more than `GROSS` of the largest, yields a symptom with the sentence `UNREAD`. If no weight is
+    wrong, yields a symptom of the softmax's denominator, if any. Yields nothing without a reading."""
     reading = tool.read_weights(tool.draw(case))
     if reading is None:
         return

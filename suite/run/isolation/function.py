@@ -125,9 +125,11 @@ def called_as_bound(backend: Remote, function: Any, is_registered: bool) -> Impl
 
     def in_both_processes(method: Callable[..., None]) -> Callable[..., None]:
         def settle(function: Any, *arguments: Any) -> None:
-            function.link.start["settled"][method.__name__] = arguments  # a new child begins so
+            # A child that is started later repeats this call.
+            function.link.start["settled"][method.__name__] = arguments
             function.ask(method.__name__, *arguments)
             method(function, *arguments)
+            # The method may have made a new declaration, without these features.
             function.declared = function.declared.taking(*features)
 
         return settle

@@ -113,8 +113,8 @@ ALONE = tuple(
     for size in (64, 128)
     for feature in ("sinks", "slopes", "cap2.0", "win3", "rot.halves", "bias.1hqk/cap2.0")
 )
-"""Features by themselves beside heads that people run: drawn stories join several, and a cache that lacks
-one of them is not asked."""
+"""Patterns of ids, each with one feature (the last: bias and softcap), at the head sizes 64 and 128 of
+models. Drawn cases combine several features: a cache that lacks one of these supports none of them."""
 
 LONG = (
     "cached/none/gqa2/{dt}/b2h4q5k300d64/c1.4/win63/room64",

@@ -155,8 +155,6 @@ STANDARD = (
     # heads that people run
     "multi-head/causal/gqa4/{dt}/b2h8q16k16d64/e512.512.512.512/qknorm/self",
     "multi-head/causal/mha/{dt}/b2h8q16k16d16/e128.128.128.128/gated/self",
-    "multi-head/causal/mha/{dt}/b2h8q32k32d64/e512.512.512.512/self",
-    "multi-head/causal+pad/mha/{dt}/b2h2q32k32d8/e16.16.16.16/self",
 )
 
 GRADIENT_AXES: dict[str, tuple[object, ...]] = {

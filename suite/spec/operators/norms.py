@@ -92,10 +92,11 @@ def gradients_of(operator: str, **axes: Sequence[str]) -> Covering:
     own = {
         "dtype": ("f32", "bf16"),
         "sizes": (
-            "mha/b32h1q3k3d64/e64.64.64.64/self", "mha/b4h1q4k4d4/e4.4.4.4/self",
+            "mha/b32h1q3k3d64/e64.64.64.64/self", "mha/b32h1q3k3d48/e48.48.48.48/self",
+            "mha/b4h1q4k4d4/e4.4.4.4/self", "mha/b2h1q3k3d96/e96.96.96.96/self",
             "mha/b2h1q3k3d100/e100.100.100.100/self", "mha/b2h1q3k3d4096/e4096.4096.4096.4096/self",
         ),
-        "recipe": ("", "tiny"),
+        "recipe": ("", "offset", "tiny"),
         "affine": ("", "plain"),
     }  # fmt: skip
     return covering_of(operator, {**own, **axes})

@@ -111,7 +111,7 @@ ASKS = Asks(
     pages=(
         PLAIN,
         "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal",
-        "paged/none/gqa4/{dt}/b2h8q2k80d64/seg1.1x33.47/page16/causal",
+        "paged/none/gqa4/{dt}/b2h8q2k80d128/seg1.1x33.47/page16/causal",
     ),
     cases=(
         *designed(DESIGNED),

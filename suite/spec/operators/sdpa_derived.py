@@ -58,10 +58,6 @@ DESIGNED_GRADIENTS = (
     "sdpa/none/mha/{dt}/b2h3q5k7d8/scale0.0",
     # subnormal weights, after exp and after the division
     "sdpa/none/mqa/{dt}/b1h8q11k30d96/bias.bhqk/scale2.5/bhdl",
-    # a bias with a causal flag at the heads of models
-    "sdpa/causal/gqa2/{dt}/b2h4q64k64d64/bias.qk",
-    "sdpa/causal/gqa2/{dt}/b2h4q64k64d64/bias.bhqk",
-    "sdpa/causal/mha/{dt}/b1h2q64k64d128/bias.1hqk",
     "sdpa/none/mha/{dt}/b0h3q5k7d8",
     "sdpa/none/mha/{dt}/b0h3q5k7d8/bias.qk",
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6/scale-0.2",

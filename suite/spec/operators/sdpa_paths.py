@@ -6,8 +6,8 @@ tile.
 
 - A covering array of strength 3 combines the classes of all sizes, kinds of mask, direction and axis
   order; dtypes are combined in pairs.
-- Sizes that people run are combined with features, masks and axis orders: every feature meets each of
-  them with and without a causal flag.
+- Sizes that people run are combined with features, masks and axis orders in pairs: every feature meets
+  each of them, and every bias does with and without a causal flag.
 
 Each row uses the member of a class that its kind of mask has used least, if the problem stays small.
 """
@@ -61,9 +61,9 @@ MASKS: Mapping[str, tuple[object, ...]] = {
 }  # fmt: skip
 """The masks of each kind. Windows have 1, 2, 7, 8, 9 or 16 keys, or an open end."""
 
+BIASES = ("bias.qk", "bias.bhqk", "bias.1hqk", "bias.b1qk")
 FEATURES = (
-    "bias.qk", "bias.bhqk", "bias.1hqk", "bias.b1qk", "scale0.3", "cap2.0", "sinks", "lse", "slopes",
-    "logitscale", "lse/slopes",
+    *BIASES, "scale0.3", "cap2.0", "sinks", "lse", "slopes", "logitscale", "lse/slopes",
 )  # fmt: skip
 
 COMMON = {"direction": ("forward", "backward"), "dtype": tuple(DTYPES)}
@@ -157,17 +157,33 @@ def hides_all_but_one(row: Row) -> bool:
     return row.get("mask") == "causal" and row.get("sizes") in DECODING
 
 
+def biased(sizes: tuple[str, ...]) -> Covering:
+    """Returns the covering array in which each of the sizes meets each bias with and without a causal
+    flag."""
+    return covering_of(
+        "sdpa",
+        {
+            "dtype": DTYPES_RUN,
+            "sizes": sizes,
+            "feature": BIASES,
+            "mask": ("none", "causal"),
+            "order": ("", "blhd"),
+        },
+        is_excluded=hides_all_but_one,
+        triples=[("sizes", "feature", "mask")],
+    )
+
+
 FEATURED = covering_of(
     "sdpa",
     {
         "dtype": DTYPES_RUN,
         "sizes": RUN,
-        "feature": ("", *FEATURES),
+        "feature": ("", *(name for name in FEATURES if name not in BIASES)),
         "mask": ("none", "causal"),
         "order": ("", "blhd"),
     },
     is_excluded=hides_all_but_one,
-    triples=[("sizes", "feature", "mask")],
 )
 MASKED = covering_of(
     "sdpa",
@@ -223,7 +239,7 @@ class ByClass(Covering):
 
 WINDOWS = tuple(f"win{keys - 1}.0" for keys in (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65))
 NARROW = tuple(
-    f"sdpa/{mask}/gqa2/{{dt}}/b1h4q128k128d64" for mask in (*WINDOWS, "win0.x", "winx.0", "win1.1")
+    f"sdpa/{mask}/mqa/{{dt}}/b1h2q128k128d64" for mask in (*WINDOWS, "win0.x", "winx.0", "win1.1")
 )
 """Windows near the sizes of tiles, or open at one end, at a length that tiles divide."""
 
@@ -240,7 +256,7 @@ mask beside a flag over several tiles."""
 
 WHY = "classes of sizes, joined in threes with masks, direction and memory order"
 
-RUNS = {"forward": (FEATURED, MASKED), "backward": (DERIVED,)}
+RUNS = {"forward": (FEATURED, biased(RUN), MASKED), "backward": (DERIVED, biased(CHUNKS))}
 
 SINGLE = ("", "bias.bhqk", "scale0.3", "cap2.0", "sinks", "lse", "slopes", "logitscale")
 TWO_FEATURES = covering_of(
@@ -250,8 +266,6 @@ TWO_FEATURES = covering_of(
 """Every two features, at a size that people run."""
 
 MODELS = (
-    "sdpa/win31.0/gqa8/{dt}/b2h16q64k64d64/sinks",  # gpt-oss
-    "sdpa/win31.0/gqa2/{dt}/b1h4q64k64d256/cap2.0",  # Gemma 2
     "sdpa/causal/mha/{dt}/b2h4q64k64d128/bias.alibi",  # BLOOM, MPT
     "sdpa/none/mha/{dt}/b2h4q64k64d64/bias.1hqk/scale1.0",  # T5
     "sdpa/bool.b1qk/mha/{dt}/b2h3q49k49d32/bias.1hqk/dense",  # Swin
