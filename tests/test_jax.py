@@ -203,6 +203,7 @@ def test_a_function_is_traced_once_and_not_called_again(path: Path) -> None:
         assert (len(traced), plain) == (count, [])
 
 
+@pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize(
     ("name", "plain", "causal"),
     [
@@ -212,9 +213,11 @@ def test_a_function_is_traced_once_and_not_called_again(path: Path) -> None:
         ("refusing", "pass", "unsupported"),
     ],
 )
-def test_verdicts_are_the_functions(path: Path, name: str, plain: str, causal: str) -> None:
-    """Of every cell, and as without programs; a mask that is kept is no tracer."""
-    plans = [planned(path, name), planned(path, name, optimized=True)]
+def test_verdicts_are_the_functions(
+    path: Path, name: str, plain: str, causal: str, isolate: bool
+) -> None:
+    """Of every cell, and as without programs, in a child, too; a mask that is kept is no tracer."""
+    plans = [planned(path, name, isolate=isolate), planned(path, name, optimized=True)]
     assert [plan.functions[0].optimized is None for plan in plans] == [False, True]
     for check in ("values", "gradients"):
         quick, full = (judged(plan, PLAIN, *CAUSALS, check=check) for plan in plans)
@@ -222,6 +225,8 @@ def test_verdicts_are_the_functions(path: Path, name: str, plain: str, causal: s
         assert [(v.status, v.kind, v.message) for v in quick] == [
             (v.status, v.kind, v.message) for v in full
         ]
+        if isolate:
+            plans[0].functions[0].backend.link.kill(False)  # a new child compiles quickly, too
 
 
 def test_what_a_program_stored_is_no_part_of_the_verdict(path: Path) -> None:
@@ -240,5 +245,6 @@ def test_programs_round_where_operations_do(path: Path) -> None:
 
 def test_promises_about_calls_or_bits_need_the_function(path: Path) -> None:
     for claim in ("bitwise=batch", "forbid=jax.nn.dot_product_attention"):
-        (function,) = planned(path, "right", claim=(claim,)).functions
-        assert function.optimized is None
+        for isolate in (False, True):
+            (function,) = planned(path, "right", claim=(claim,), isolate=isolate).functions
+            assert function.optimized is None

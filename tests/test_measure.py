@@ -5,12 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from attention_conformance.backends._numpy.attention import Definition
@@ -241,35 +239,3 @@ for name in {AGREE}:
     ratios = {line.split()[0]: float(line.split()[3]) for line in done.stdout.splitlines()}
     assert set(ratios) == set(AGREE), done.stderr
     assert all(abs(ratio - 1) < 0.03 for ratio in ratios.values()), done.stdout
-
-
-def trials_until_verdict(rng: np.random.Generator, jitter: float, lazy: float, late: float) -> str:
-    """What is decided of a call of 1.2 ms whose answer is read in 10 ms and up to `jitter` more, if each
-    reading computes for `lazy` seconds, and a reading at once waits for `late` seconds."""
-
-    def read(extra: float = 0.0) -> float:
-        return 0.01 + extra + rng.uniform(0, jitter)
-
-    readings = protocol.Readings()
-    try:
-        while not readings.plain or not readings.accepted([1.2e-3]):
-            readings.add(read(lazy + late), read(lazy), [read() for _ in range(protocol.COPIES)])
-    except RefusedTime as refused:
-        return refused.kind
-    return ""
-
-
-@pytest.mark.parametrize("jitter", [0.0, 1.8e-3, 0.01])
-def test_readings_that_vary_refuse_no_honest_time(jitter: float) -> None:
-    rng = np.random.default_rng(0)
-    refused = [kind for _ in range(500) if (kind := trials_until_verdict(rng, jitter, 0, 0))]
-    assert len(refused) <= 500 * 2 * 0.002
-
-
-@pytest.mark.parametrize("jitter", [0.0, 1.8e-3])
-def test_what_is_computed_on_reading_shows_where_readings_vary(jitter: float) -> None:
-    rng = np.random.default_rng(1)
-    computed = Counter(trials_until_verdict(rng, jitter, 1.2e-3, 0) for _ in range(200))
-    waited = Counter(trials_until_verdict(rng, jitter, 0, 1.2e-3) for _ in range(200))
-    assert computed["lazy"] >= 190
-    assert waited["not-synced"] >= 190

@@ -128,9 +128,7 @@ class TimedCall:
             new_arguments = [self._arguments(inputs) for inputs in new_sets]
             calls = [call, *(self.step(arguments, cotangent) for arguments in new_arguments)]
             self.calls = Rotation(calls)
-            self.recorded = [
-                RecordedAnswers[ReturnedValues](self.cell.seed + n) for n in range(len(calls))
-            ]
+            self.recorded = [RecordedAnswers() for _ in calls]
             seconds, _ = self._timed(self.calls)
             self.inner, settled, _ = protocol.warm(self._sample_seconds, seconds)
         return Preparation(first_call, self.inner, settled, self.work)
@@ -152,14 +150,11 @@ class TimedCall:
 
         - "value", "non-finite" and the other kinds of wrong answers
         - "compiled": the framework compiled during a sample
-        - "not-synced": the clock stopped before the call had finished
-        - "lazy": the answer is computed as it is read
         - "stale": new inputs take much longer than known inputs
         """
         with leaks.without_warnings():
             if self.has_compiled:
                 raise RefusedTime("compiled", "the framework compiled during a sample")
-            self.record(self._judge_readings())
             self._record_extra_calls()
             measured = self.judge_recorded()
             self._judge_new_inputs()
@@ -182,8 +177,10 @@ class TimedCall:
             for number in dict.fromkeys((*called[:1], *sample, *varying)):
                 self.cell.measured = Measured()
                 answers = self.recorded[number]
-                for count, reading in answers.answers():
-                    suffix = f" (in {count} of {answers.counts.total()} recorded calls)"
+                for digest, reading in answers.values.items():
+                    suffix = (
+                        f" (in {answers.counts[digest]} of {answers.counts.total()} recorded calls)"
+                    )
                     suffix = suffix if len(answers.counts) > 1 else ""
                     self._judge_values(reading, self._inputs(number), 0, suffix)
                 measured = measured or self.cell.measured
@@ -267,33 +264,6 @@ class TimedCall:
             return self.cell.inputs
         drawn = draw(self.case, self.cell.seed + FRESH_SEED * number)
         return self.cell.inputs.replace(**{name: drawn.arrays[name] for name in drawn.operands})
-
-    def _judge_readings(self) -> Any:
-        """Times readings of answers, and returns the answer of the last call. Raises RefusedTime
-        "not-synced" if a call is unfinished when the clock stops, and "lazy" if reading an answer is
-        slower than reading a plain array."""
-        readings = protocol.Readings(self.clock.uncertainty)
-        samples = self.samples or [self._timed(self.calls)[0]]
-
-        def call() -> Any:
-            return self.clock.timed(self.calls, 1)[1]
-
-        def read_later(out: Any) -> float:
-            protocol.wait(max(protocol.READING_PAUSE, 2 * protocol.allowed_extra(max(samples))))
-            return self.clock.seconds_to_read(out)
-
-        def read_trial() -> Any:
-            seconds_at_once = self.clock.seconds_to_read(call())
-            later_seconds = read_later(last := call())
-            copies, last = self.clock.plain_copies(last), call()
-            repeated = (self.clock.seconds_to_read(copies) for _ in range(1, protocol.COPIES))
-            readings.add(seconds_at_once, later_seconds, [read_later(copies), *repeated])
-            return last
-
-        last = self._attempt(read_trial)
-        while not readings.accepted(samples):
-            last = self._attempt(read_trial)
-        return last
 
     def _arguments(self, inputs: Inputs) -> Any:
         """Returns the native arguments of other inputs of the case."""

@@ -3,7 +3,7 @@
 A child measures its calls itself, because a message takes longer than many calls. But the user's code can
 stop the child's clock. So the parent also measures the time until the child answers, less that of an
 empty sample. The longer of both times counts. Of the attacks in `tests/exploits/on_clock.py`,
-`patches_clock` and `skips_calls` need it."""
+`patches_clock` and `answers_as_read` need it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from attention_conformance.backends.engine import Step
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.measure.seen import arrays_of, plain_copies
 from attention_conformance.suite.run.isolation.link import HostPath
 from attention_conformance.suite.run.isolation.remote import Remote
 from attention_conformance.suite.spec.dtypes import DType
@@ -107,19 +106,6 @@ class Clock:
         """Returns the seconds of one call and the last output, by `protocol.timed`."""
         return protocol.timed(call, self.backend.sync, inner, slow)
 
-    def plain_copies(self, out: Any) -> Any:
-        """Returns new arrays with the values of an output, made in the output's process. A copy through
-        another process would change that process's memory, and so the time of the next reading."""
-        return plain_copies(out, self.backend)
-
-    def seconds_to_read(self, out: Any) -> float:
-        """Returns the seconds that the conversion of all arrays of an output to NumPy takes. It takes
-        longer than that of plain arrays if the output is lazy, that is, computed only when it is read."""
-        start = protocol.now()
-        for array in arrays_of(out, self.backend):
-            self.backend.to_numpy(array)
-        return protocol.now() - start
-
 
 class RemoteClock(Clock):
     """Times calls in the child of a backend."""
@@ -130,9 +116,6 @@ class RemoteClock(Clock):
 
     def _make_signed(self, *fields: Any) -> Any:
         return self.link.ask(SignedCall, CHILD_BACKEND, *fields)
-
-    def plain_copies(self, out: Any) -> Any:
-        return self.link.ask(plain_copies, out, CHILD_BACKEND)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """Returns the seconds of one call and the last output, by `protocol.timed` in the child. The time

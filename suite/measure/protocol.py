@@ -13,7 +13,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,18 +54,6 @@ The answer of the fastest call is judged."""
 CLOCK_RATIO, CLOCK_SECONDS = 3.0, 1.0
 """Greatest time of all samples by the clock of the parent process: the worker's seconds times
 `CLOCK_RATIO`, and `CLOCK_SECONDS` more. A worker runs user code, which may stop its clock."""
-
-READING_SHARE = 0.25
-"""Greatest extra time of reading an output at once over reading it after a wait, and of reading an output
-over reading a plain array, as a share of a sample (see `Readings`)."""
-
-READING_PAUSE = 1e-3
-"""Least seconds of that wait: ten times the least limit, so that a call which finishes in it is seen."""
-
-READINGS, COPIES, READING_CONFIDENCE = 40, 3, 0.999
-"""Greatest number of trials of readings, readings of a plain array in each, and the confidence of the
-interval beyond the limit. If the times of both readings are distributed alike, the interval is beyond in
-some trial with a probability of 0.2 %."""
 
 TRIALS, TRIAL_PAUSE = 7, 0.05
 """Number of trials that must all exceed the limit `STALE_RATIO`, and the seconds after the first. Each
@@ -112,66 +99,6 @@ def timed(
         sync(out)
     wait((now() - start) * slow)
     return (now() - start) / max(inner, 1), out
-
-
-def allowed_extra(sample: float) -> float:
-    """Returns the greatest accepted extra time of a reading, in seconds. `sample`: the seconds of a
-    sample."""
-    return max(READING_SHARE * sample, STALE_SECONDS)
-
-
-READING_REFUSALS = {
-    "not-synced": "the answer was complete only {} later",
-    "lazy": "reading the answer takes {} more than a plain array",
-}
-"""By kind of refusal the end of its message, with {} for the seconds."""
-
-
-@dataclass
-class Readings:
-    """Seconds in which outputs are read: at once, after a wait, and several times as a plain array with
-    the same values.
-
-    - `uncertainty`: the seconds by which one reading may be off
-    - `completing`: of each trial, the seconds in which an output was completed after the clock stopped
-    - `computing`: of each trial, the seconds in which an output was computed as it was read
-    - `plain`: the seconds of all readings of plain arrays
-
-    On a GPU the attack `other_stream` (`tests/exploits/on_clock.py`) needs them: nothing else waits for a
-    stream of its own.
-
-    Every reading is made after a call, which slows readings. One trial decides if readings of plain
-    arrays vary less than the limit. Otherwise the interval of the median over several trials decides:
-    reading many bytes from a device may vary by more than the whole call takes.
-    """
-
-    uncertainty: float = 0.0
-    completing: list[float] = field(default_factory=list)
-    computing: list[float] = field(default_factory=list)
-    plain: list[float] = field(default_factory=list)
-
-    def add(self, at_once: float, later: float, plain: Sequence[float]) -> None:
-        """Add the seconds of a trial: of reading an output at once, after a wait, and as plain arrays."""
-        self.completing.append(at_once - later)
-        self.computing.append(later - plain[0])
-        self.plain += plain
-
-    def accepted(self, samples: Sequence[float]) -> bool:
-        """True if the times `samples` are accepted, False if another trial is needed. Raises RefusedTime
-        "not-synced" or "lazy"."""
-        median, slowest = statistics.median(samples), max(samples)
-        exceeds = False
-        for kind, seconds, limit in (
-            ("not-synced", self.completing, allowed_extra(slowest) + self.uncertainty),
-            ("lazy", self.computing, allowed_extra(median) + self.uncertainty),
-        ):
-            if interval(seconds, READING_CONFIDENCE)[0] > limit:
-                stop = f"the clock stopped after {median * 1e3:.3g} ms"
-                extra = f"{statistics.median(seconds) * 1e3:.3g} ms"
-                raise RefusedTime(kind, f"{stop}, but {READING_REFUSALS[kind].format(extra)}")
-            exceeds |= seconds[-1] > limit
-        varies = max(self.plain) - min(self.plain) > allowed_extra(median) + self.uncertainty
-        return not (varies or exceeds) or len(self.completing) == READINGS
 
 
 def calls_per_sample(seconds: float) -> int:

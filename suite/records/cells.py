@@ -196,16 +196,16 @@ def merge(runs: list[Run]) -> Run:
                 f"({first.digest} and {run.header.digest}); shards must share every option but the "
                 "shard"
             )
-    cells = [cell for run in runs for cell in run.cells]
-    counts = Counter(cell.key for cell in cells)
+    merged = [cell for run in runs for cell in run.cells]
+    counts = Counter(cell.key for cell in merged)
     duplicate = next((key for key, count in counts.items() if count > 1), None)
     if duplicate is not None:
         raise DuplicateCell(f"cell {' '.join(map(str, duplicate))} is in more than one shard")
-    if digest(cell.key for cell in cells) != first.digest:
+    if digest(cell.key for cell in merged) != first.digest:
         raise IncompleteShards(
-            f"the shards hold {len(cells)} cells that are not the whole run "
+            f"the shards hold {len(merged)} cells that are not the whole run "
             f"(shards given: {', '.join(run.header.shard or 'whole' for run in runs)})"
         )
-    header = replace(first, cells=len(cells), shard="")
+    header = replace(first, cells=len(merged), shard="")
     diagnoses = tuple(diagnosis for run in runs for diagnosis in run.diagnoses)
-    return Run(header, tuple(cells), "+".join(run.source for run in runs), diagnoses=diagnoses)
+    return Run(header, tuple(merged), "+".join(run.source for run in runs), diagnoses=diagnoses)

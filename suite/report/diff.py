@@ -167,11 +167,11 @@ def _with_common_keys(before: RunsByKey, after: RunsByKey) -> tuple[RunsByKey, R
     that have one release each and so may be compared across releases."""
     if len(before) == len(after) == 1:
         return dict(zip(after, before.values(), strict=True)), after
-    release_names = [{release for _, release, _ in runs_below} for runs_below in (before, after)]
+    release_names = [{release for _, release, _ in runs} for runs in (before, after)]
     if all(len(names) == 1 for names in release_names) and release_names[0] != release_names[1]:
         before, after = (
-            {(title, "", seed): run for (title, _, seed), run in runs_below.items()}
-            for runs_below in (before, after)
+            {(title, "", seed): run for (title, _, seed), run in runs.items()}
+            for runs in (before, after)
         )
     return before, after
 

@@ -334,7 +334,7 @@ def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFr
     right = len(labels) - len({*wrong, *known_labels})
     tally = cells["status"].value_counts()
     refused = int(tally.get(UNSUPPORTED, 0))
-    sentences = [
+    texts = [
         f"{tally.get('pass', 0)} of {len(cells) - refused} judged cells pass, "
         f"{len(known_labels)} are known failures; {refused} cells were refused."
         if len(labels) == 1
@@ -343,16 +343,16 @@ def sentences(cells: pd.DataFrame, all_cells: pd.DataFrame, diagnoses: pd.DataFr
     if not known_labels.empty and len(labels) > 1:
         counts = known_labels.value_counts()
         most_frequent = f"{counts.index[0]}, {counts.iloc[0]} of {len(known_labels)} cells"
-        sentences.append(f"{len(counts)} have known failures, most of all {most_frequent}.")
+        texts.append(f"{len(counts)} have known failures, most of all {most_frequent}.")
     sentence_of = diagnoses.drop_duplicates("label").set_index("label")["sentence"]
     for label in wrong[:SENTENCES]:
         rows = cells[broken & (cells["label"] == label)]
         count = f"{len(rows)} {'cell fails' if len(rows) == 1 else 'cells fail'}."
         name = f"{rows['backend'].iloc[0]}:{rows['implementation'].iloc[0]}"
-        sentences.append(f"{label} is wrong: {sentence_of.get(name, count)}")
+        texts.append(f"{label} is wrong: {sentence_of.get(name, count)}")
     if len(wrong) > SENTENCES:
-        sentences.append(f"{len(wrong) - SENTENCES} more implementations are wrong.")
-    return [*sentences, *_changes_sentence(all_cells)]
+        texts.append(f"{len(wrong) - SENTENCES} more implementations are wrong.")
+    return [*texts, *_changes_sentence(all_cells)]
 
 
 def _changes_sentence(cells: pd.DataFrame) -> list[str]:

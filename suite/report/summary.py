@@ -131,15 +131,15 @@ def tables(run: Run) -> list[str]:
     cells = _cell_frame(_framework_first(run))
     accuracy = ACCURACY.make(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
-    tables = {"statuses": OF_STATUSES.make(cells), "accuracy": accuracy}
+    frame_of = {"statuses": OF_STATUSES.make(cells), "accuracy": accuracy}
     probes = cells.query(PROBES)
     answered = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
     for operator, answers in answered.groupby("operator", sort=False):
         is_single = answered["operator"].nunique() == 1
-        tables["elections" if is_single else f"elections: {operator}"] = BY_QUESTION.make(answers)
+        frame_of["elections" if is_single else f"elections: {operator}"] = BY_QUESTION.make(answers)
     reasons = OF_UNSUPPORTED.make(cells).drop(columns=["check", "case"])
-    tables["unsupported"] = reasons[:REASONS]
-    text = _lines_of_tables(tables)
+    frame_of["unsupported"] = reasons[:REASONS]
+    text = _lines_of_tables(frame_of)
     if len(reasons) > REASONS:
         further = reasons["cells"][REASONS:]
         text.append(f"... and {len(further)} more reasons, of {further.sum()} cells")

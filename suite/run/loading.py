@@ -154,11 +154,12 @@ def load_backend(
     notes: list[str] = []
     manifest_files: list[Path] = []
     for text, own_backend in zip(options.function, backends, strict=True):
+        is_traced = options.compiles_quickly and options.mode == "eager" and ".py:" in text
         with leaks.without_warnings(), importing(options):
             settings = leaks.Settings(own_backend)
             try:
                 traced: Implementation | None = None
-                if quick_backend is not None and options.mode == "eager" and ".py:" in text:
+                if quick_backend is not None and is_traced:
                     # A module of its own: what the function stores while JAX traces it stays there.
                     traced, _ = user_function(quick_backend, text, options, user)
                 function, files = user_function(own_backend, text, options, user)
@@ -167,6 +168,9 @@ def load_backend(
         try_out(text, function, options.cell_timeout, on_death)
         if isinstance(function, UserCallable) and isinstance(traced, UserCallable):
             function = function.quickly(traced)
+        elif isinstance(own_backend, Remote) and is_traced:
+            with importing(options):
+                function = isolated_function.quickly(own_backend, function, text)
         functions.append(function)
         notes += [f"{function}: {remark}" for remark in function.remarks]
         notes += parameters_found(function)

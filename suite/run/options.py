@@ -368,9 +368,8 @@ class Options(CommandOptions):
 
     @property
     def compiles_quickly(self) -> bool:
-        """True if backends may compile with few optimisations. Never in compiled mode, and never for a
-        user function in a child process."""
-        return not (self.optimized or self.isolates) and self.mode != "compiled"
+        """True if backends may compile with few optimisations. Never in compiled mode."""
+        return not self.optimized and self.mode != "compiled"
 
     def part(self) -> tuple[int, int]:
         """Returns the shard's number and the number of shards; (1, 1) without --shard. Raises

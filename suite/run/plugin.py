@@ -36,7 +36,7 @@ from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.coverage import NOT_JUDGED_ENOUGH
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.run import jax_caches
-from attention_conformance.suite.run.log import RunLog, check_and_cell, filtered
+from attention_conformance.suite.run.log import RunLog, filtered
 from attention_conformance.suite.run.options import NAMES, OUTSIDE, SECRET, SECRET_SEEDS, Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import YOUNG, is_orphaned, write_stacks
@@ -44,10 +44,12 @@ from attention_conformance.suite.run.recorded import cell_name, crashed, record
 from attention_conformance.suite.run.supervision import (
     BOARD,
     IDENTITY,
+    PROPERTY,
     SEED,
     STACKS,
     Controller,
     InWorker,
+    RecordReader,
     death_reporter,
 )
 from attention_conformance.suite.run.supervision import pytest_cmdline_main as pytest_cmdline_main
@@ -57,13 +59,16 @@ from attention_conformance.suite.spec.text import printable
 FOLDER = Path(suite.__file__).resolve().parent
 """The folder of the checks."""
 
-PROPERTY = "attention-cell"
 OPTIONS = pytest.StashKey[Options]()
 RUN_LOG = pytest.StashKey[RunLog]()
 RECORD = pytest.StashKey[records.CellRecord | None]()
-CONTROLLER = pytest.StashKey[Controller]()
 TIME_LIMIT = pytest.StashKey[float]()
 IS_LAST = pytest.StashKey[bool]()
+PLAN = pytest.StashKey[Plan]()
+PLAN_IDENTITY = pytest.StashKey[dict[str, Any]]()
+JUDGED, OWED = pytest.StashKey[int](), pytest.StashKey[dict[str, int]]()
+"""The number of judged cells, and the numbers of cells to judge by backend."""
+USAGE_ERROR = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -89,14 +94,15 @@ def pytest_configure(config: pytest.Config) -> None:
             "under test may check their arguments by assertions; run without it, or with --isolate"
         )
     if options.backend:
-        _as_usage_error(options.check)
+        _as_usage_error(config, options.check)
         limit_threads(options.threads, getattr(config.option, "numprocesses", None) or 1)
         _share_compile_cache(config)
     elif config.getoption(NAMES.destination("results")) or options.function:
         raise pytest.UsageError(
             "{} and {} need a {}".format(*NAMES.in_pytest(["--results", "--function", "--backend"]))
         )
-    write_stacks((worker_input or {}).get(STACKS, ""))
+    if BOARD not in config.stash:
+        write_stacks((worker_input or {}).get(STACKS, ""))
     if worker_input is not None:
         config.pluginmanager.register(InWorker())
         return
@@ -107,10 +113,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if options.backend and getattr(config.option, "maxworkerrestart", "") is None:
         # A crash is a verdict here: xdist's own limit, four a worker, would end the run.
         config.option.maxworkerrestart = "10000"
+    controller = None
     if _has_workers(config):
         _refuse_bytes(config)
-        config.stash[CONTROLLER] = controller = Controller(config, log)
+        controller = Controller(config, log)
         config.pluginmanager.register(controller)
+    config.pluginmanager.register(RecordReader(log, controller))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -168,8 +176,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         verdict = leaks.fail_for_leaks(verdict, [], leaks.background_errors())
     cell_record = record(cell, verdict)
     pyfuncitem.stash[RECORD] = cell_record
-    _STATE["judged"] = count = _STATE.get("judged", 0) + 1
-    jax_caches.forget(count)
+    stash = pyfuncitem.config.stash
+    stash[JUDGED] = stash.get(JUDGED, 0) + 1
+    jax_caches.forget(stash[JUDGED])
     if cell_record.status == "unsupported":
         pytest.skip(cell_record.message)
     if cell_record.status == "known":
@@ -193,31 +202,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         line = first_line(call.excinfo.value) if call.excinfo else "no verdict"
         cell_record = crashed(check.name, name, "crash", printable(line), plan.options)
         report.outcome, report.longrepr = "failed", cell_record.message
-    report.user_properties.append((PROPERTY, {"cell": asdict(cell_record), "run": _identity(plan)}))
+    report.user_properties.append(
+        (PROPERTY, {"cell": asdict(cell_record), "run": _identity(item.config)})
+    )
     return report
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Pass the record in a report to the run log. `when` "???": a worker died, which is a crash."""
-    log = _STATE.get("run")
-    if log is None:
-        return
-    if report.when == "call":
-        for name, value in report.user_properties:
-            if name == PROPERTY and isinstance(value, dict):
-                log.add(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
-    names = check_and_cell(report.nodeid)
-    if names is not None and report.when == "???":
-        place = log.config.stash[CONTROLLER].watchdog_place(report.node)
-        message = (
-            f"the process that judged this cell died: {place or 'a signal, an abort or an exit'}"
-        )
-        cell = crashed(*names, "timeout" if place else "crash", message, log.options)
-        log.add(cell, {}, report.nodeid)
-    elif report.failed:
-        line = str(report.longrepr).strip().rpartition("\n")[2]
-        log.add_error(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -226,8 +214,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     options, worker = config.stash[OPTIONS], hasattr(config, "workerinput")
     if not options.backend and not worker and _names_checks(config):
-        _as_usage_error(options.check)
-    _STATE["run"] = config.stash.get(RUN_LOG, None)
+        _as_usage_error(config, options.check)
     if not _has_workers(config):
         config.add_cleanup(leaks.record_deaths())
 
@@ -236,21 +223,22 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Raise a usage error before any cell is judged if entries of manifests match no cell of the
     catalogue."""
-    plan = _STATE.get("plan")
-    if not isinstance(plan, Plan):
+    stash = session.config.stash
+    plan = stash.get(PLAN, None)
+    if plan is None:
         return
     callspecs = [getattr(item, "callspec", None) for item in session.items]
     cells = [callspec.params.get("cell") for callspec in callspecs if callspec is not None]
     counts = Counter(cell.implementation.backend.name for cell in cells if isinstance(cell, Cell))
-    _STATE["owed"] = dict(counts)
+    stash[OWED] = dict(counts)
     worker_input = getattr(session.config, "workerinput", None)
     if worker_input is None or worker_input["workerid"] == "gw0":
         stale = plan.stale_expectations(filtered(session.config))
         if stale:
             raise pytest.UsageError("stale expectations:\n  " + "\n  ".join(stale))
     if worker_input is None:
-        _STATE["run"].set_test_ids(item.nodeid for item in session.items)
-        _STATE["run"].write_header(_identity(plan))
+        stash[RUN_LOG].set_test_ids(item.nodeid for item in session.items)
+        stash[RUN_LOG].write_header(_identity(session.config))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -292,14 +280,14 @@ def pytest_collection(session: pytest.Session) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write diagnoses, times, records and verdict, and set the exit status; a worker sends its plan."""
-    log = session.config.stash.get(RUN_LOG, None)
+    stash = session.config.stash
+    log = stash.get(RUN_LOG, None)
     if log is None:
-        plan = _STATE.get("plan")
-        if isinstance(plan, Plan) and "owed" in _STATE:
-            session.config.workeroutput[IDENTITY] = _identity(plan)  # type: ignore[attr-defined]
+        if PLAN in stash and OWED in stash:
+            session.config.workeroutput[IDENTITY] = _identity(session.config)  # type: ignore[attr-defined]
         return
     if exitstatus == pytest.ExitCode.TESTS_FAILED:
-        log.diagnose(None if _has_workers(session.config) else _STATE.get("plan"))
+        log.diagnose(None if _has_workers(session.config) else stash.get(PLAN, None))
     cut_short = bool(session.shouldstop or session.shouldfail or log.missing)
     log.close(finished=exitstatus in (0, 1) and not cut_short)
     judging = log.options.backend and not session.config.option.collectonly
@@ -309,17 +297,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif log.shortfalls():
             session.exitstatus = NOT_JUDGED_ENOUGH
-    log.write_verdict(int(session.exitstatus), _STATE.get("usage", ""))
-    if BOARD in session.config.stash:
-        session.config.stash[BOARD].say(verdict=True)
+    log.write_verdict(int(session.exitstatus), stash.get(USAGE_ERROR, ""))
+    if BOARD in stash:
+        stash[BOARD].say(verdict=True)
 
 
 def _report_progress(item: pytest.Item) -> None:
     """Write the next cell's test id and the numbers of judged and of all cells to the `Board`, which the
     parent process reads. End the run if that process is gone."""
-    if (board := item.config.stash.get(BOARD, None)) is not None:
-        total = sum(_STATE["owed"].values())
-        board.say(cell=item.nodeid, judged=_STATE.get("judged", 0), owed=total)
+    stash = item.config.stash
+    if (board := stash.get(BOARD, None)) is not None:
+        total = sum(stash[OWED].values())
+        board.say(cell=item.nodeid, judged=stash.get(JUDGED, 0), owed=total)
         if is_orphaned(board):
             pytest.exit("the process that started this one is gone")
 
@@ -333,34 +322,31 @@ def _has_workers(config: pytest.Config) -> bool:
     return any(getattr(config.option, name, None) for name in ("numprocesses", "tx"))
 
 
-_STATE: dict[str, Any] = {}
-"""The plan and the counts of this process, which its hooks share."""
-
-
 def _plan(config: pytest.Config) -> Plan:
     """Returns the plan of this process. The first call makes it. Raises pytest.UsageError."""
-    if "plan" not in _STATE:
+    if PLAN not in config.stash:
         options = config.stash[OPTIONS]
         on_death = death_reporter(config)
-        _STATE["plan"] = _as_usage_error(lambda: Plan.make(options, on_death=on_death))
-    return _STATE["plan"]
+        config.stash[PLAN] = _as_usage_error(config, lambda: Plan.make(options, on_death=on_death))
+    return config.stash[PLAN]
 
 
-def _as_usage_error(action: Any) -> Any:
+def _as_usage_error(config: pytest.Config, action: Any) -> Any:
     """Returns the result of `action()`. A UsageError becomes pytest.UsageError, and its text is
     stored."""
     try:
         return action()
     except UsageError as error:
-        _STATE["usage"] = printable(str(error))
-        raise pytest.UsageError(_STATE["usage"]) from error
+        config.stash[USAGE_ERROR] = printable(str(error))
+        raise pytest.UsageError(config.stash[USAGE_ERROR]) from error
 
 
-def _identity(plan: Plan) -> dict[str, Any]:
+def _identity(config: pytest.Config) -> dict[str, Any]:
     """Returns `Plan.identity` with "owed", the numbers of cells to judge by backend. Made once."""
-    if "identity" not in _STATE:
-        _STATE["identity"] = plan.identity() | {"owed": _STATE["owed"]}
-    return _STATE["identity"]
+    stash = config.stash
+    if PLAN_IDENTITY not in stash:
+        stash[PLAN_IDENTITY] = stash[PLAN].identity() | {"owed": stash[OWED]}
+    return stash[PLAN_IDENTITY]
 
 
 def _versions_line() -> str:

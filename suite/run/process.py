@@ -213,11 +213,13 @@ def run_in_fork(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fi
 
     `work` gets the board, and returns the exit code. If the fork dies before, the code is `DIED`;
     `INTERRUPTED` after SIGINT or SIGTERM. Then a sentence about the death is printed to standard error,
-    with `advice` unless the fork was interrupted. The facts contain this sentence as `died`, and as
-    `signal` the number of the signal that ended the fork, or 0.
+    with `advice` unless the fork was interrupted. The facts contain this sentence as `died`, as `kind`
+    "timeout" if the watchdog ended the fork, else "crash", and as `signal` the number of the signal that
+    ended the fork, or 0.
     """
     board, (stacks_reader, stacks_writer) = Board(), os.pipe()
     os.set_blocking(stacks_reader, False)  # processes that the fork started may outlive it
+    os.set_blocking(stacks_writer, False)  # nobody reads before the fork ends
     board.say(parent=os.getpid())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -231,21 +233,25 @@ def run_in_fork(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fi
         _, status = os.waitpid(child, 0)
     facts = board.read()
     os.close(stacks_writer)
-    try:
-        blocked_at = place_in(os.read(stacks_reader, Board.SIZE).decode(errors="replace"))
-    except BlockingIOError:
-        blocked_at = ""
+    text = ""
+    with contextlib.suppress(BlockingIOError):
+        text = os.read(stacks_reader, Board.SIZE).decode(errors="replace")
     os.close(stacks_reader)
-    if blocked_at:
-        delay = f"a thread or an exit handler held the process for {EXIT_SECONDS:g} s after the run"
-        print(f"\nWARNING: {delay}, and was ended: {blocked_at}", file=sys.stderr, flush=True)
+    place = place_in(text)
     if "code" in facts:
+        if place:
+            delay = (
+                f"a thread or an exit handler held the process for {EXIT_SECONDS:g} s after the run"
+            )
+            print(f"\nWARNING: {delay}, and was ended: {place}", file=sys.stderr, flush=True)
         return facts["code"], facts
     exit_code = os.waitstatus_to_exitcode(status)
-    death = _death_sentence(exit_code, facts, "" if -exit_code in FORWARDED_SIGNALS else advice)
-    print(f"\nERROR: {death}", file=sys.stderr, flush=True)
+    ending = place.removeprefix("it ") or how_it_ended(exit_code)
+    death = _death_sentence(ending, facts, "" if -exit_code in FORWARDED_SIGNALS else advice)
+    print(f"{text}\nERROR: {death}", file=sys.stderr, flush=True)
     code = INTERRUPTED if -exit_code in FORWARDED_SIGNALS else DIED
-    return code, facts | {"died": death, "signal": max(0, -exit_code)}
+    kind = "timeout" if place else "crash"
+    return code, facts | {"died": death, "kind": kind, "signal": max(0, -exit_code)}
 
 
 def is_orphaned(board: Board | None) -> bool:
@@ -253,9 +259,11 @@ def is_orphaned(board: Board | None) -> bool:
     return board is not None and os.getppid() != board.read().get("parent")
 
 
-def _work_and_exit(work: Callable[[Board], int], board: Board, stacks_writer: int) -> NoReturn:
-    """In the fork: do `work`, put its exit code on the board (`SUITE_BROKE` if it raised), and exit."""
+def _work_and_exit(work: Callable[[Board], int], board: Board, stacks: int) -> NoReturn:
+    """In the fork: do `work`, put its exit code on the board (`SUITE_BROKE` if it raised), and exit. The
+    watchdog writes to the descriptor `stacks`."""
     code = SUITE_BROKE
+    _STACKS_DESCRIPTOR[:] = [stacks]
     signal.signal(signal.SIGINT, interrupt_handler())
     try:
         code = work(board)
@@ -265,7 +273,7 @@ def _work_and_exit(work: Callable[[Board], int], board: Board, stacks_writer: in
         _flush_output()
         board.say(code=int(code))
         # Threads of frameworks end with their process; how long that takes changes no outcome.
-        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=stacks_writer)
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=stacks)
         atexit._run_exitfuncs()
         _flush_output()
         os._exit(int(code))
@@ -277,10 +285,9 @@ def _flush_output() -> None:
             stream.flush()
 
 
-def _death_sentence(code: int, facts: Fields, advice: str) -> str:
-    """Returns a sentence for people: how a fork died, from its exit `code`, and at which cell, from the
-    `facts` on its board. `advice` is appended if it died at a cell."""
-    ending = how_it_ended(code)
+def _death_sentence(ending: str, facts: Fields, advice: str) -> str:
+    """Returns a sentence for people: how a fork died (`ending`), and at which cell, from the `facts` on
+    its board. `advice` is appended if it died at a cell."""
     if "cell" not in facts:
         if facts.get("death"):
             return f"{facts['death']}: it {ending}"

@@ -6,7 +6,8 @@
   because it died during imports, the run ends: the next worker could not begin either. A worker that
   dies later is one crash, and a new worker continues.
 
-A plain run has no worker: to start one, with a framework, takes 1.5 to 2.6 seconds of every run.
+A plain run has no worker: a worker would take 3 CPU seconds of every run (`-n 1` in
+docs/data/measured.md).
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ OUTSIDE_SIGNALS = (*FORWARDED_SIGNALS, signal.SIGKILL)
 """Signals by which people and the system end a run: the judged cell is then no crash."""
 
 BOARD = pytest.StashKey[Board]()
+PROPERTY = "attention-cell"
+"""The property of a test's report that has the cell's record."""
+
 USAGE, IDENTITY = "attention-usage", "attention-identity"
 """Keys of what a worker sends: the text of a usage error, and `Plan.identity`."""
 
@@ -99,7 +103,7 @@ def verdict_of_death(options: Options, code: int, facts: Fields) -> RunVerdict:
         cells += records.load(facts.get("results", ""), partial=True).cells
     names = check_and_cell(facts.get("cell", ""))
     if names is not None and facts["signal"] not in OUTSIDE_SIGNALS:
-        crash = crashed(*names, "crash", facts["died"], options)
+        crash = crashed(*names, facts["kind"], facts["died"], options)
         cells += [crash] if crash.key not in {cell.key for cell in cells} else []
     return run_verdict(
         code, cells, [facts["died"]], seed=options.seed,
@@ -164,6 +168,33 @@ class Controller:
         """Returns the text of a file that a worker wrote; "" without the file."""
         file = self._folder / name
         return file.read_text(errors="replace") if file.is_file() else ""
+
+
+class RecordReader:
+    """Passes the records in reports of tests to a run log. `controller`: None without workers."""
+
+    def __init__(self, log: RunLog, controller: Controller | None) -> None:
+        self._log, self._controller = log, controller
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Pass the record in a report to the run log. `when` "???": a worker died, which is a crash."""
+        log = self._log
+        if report.when == "call":
+            for name, value in report.user_properties:
+                if name == PROPERTY and isinstance(value, dict):
+                    log.add(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
+        names = check_and_cell(report.nodeid)
+        if names is not None and report.when == "???":
+            assert self._controller is not None
+            place = self._controller.watchdog_place(report.node)
+            ending = place or "a signal, an abort or an exit"
+            message = f"the process that judged this cell died: {ending}"
+            cell = crashed(*names, "timeout" if place else "crash", message, log.options)
+            log.add(cell, {}, report.nodeid)
+        elif report.failed:
+            line = str(report.longrepr).strip().rpartition("\n")[2]
+            log.add_error(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
 
 
 def death_reporter(config: pytest.Config) -> Callable[[str], object]:

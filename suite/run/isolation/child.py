@@ -87,6 +87,8 @@ class Host:
         self.implementation = judged
         for method, arguments in self.start["settled"].items():
             getattr(judged, method)(*arguments)
+        if self.start["quick"]:
+            self.load_quick()
         observed = judged.observation if isinstance(judged, UserLayer) else None
         callables = judged.methods.items() if isinstance(judged, UserCallable) else ()
         return wire.Loaded(
@@ -97,6 +99,19 @@ class Host:
             wire.Layer(**vars(observed) | {"call": parameters(observed.call)}) if observed else None,
             msgspec.to_builtins(attached_claims(function), enc_hook=list),
         )  # fmt: skip
+
+    def load_quick(self) -> bool:
+        """Import the user's file again, for the quick backend: what a function stores while JAX traces it
+        stays there. Returns True if `quick` is then the function on `quick_backend`, with the binding of
+        trial calls; False if the function has no such form."""
+        function, quick_backend = self.implementation, self.backend.quick()
+        if quick_backend is None or not isinstance(function, UserCallable):
+            return False
+        text, like, claims = self.start["function"], self.start["like"], self.start["claims"]
+        traced, _ = registry.function_implementation(quick_backend, text, claims, like)
+        assert isinstance(traced, UserCallable)
+        self.quick_backend, self.quick = quick_backend, function.quickly(traced)
+        return self.quick is not function
 
     def find(self, path: tuple[Any, ...]) -> Any:
         """Returns the object at a path from this host. Each name of the path is an attribute, or a key of

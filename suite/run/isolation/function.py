@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.claims import Claims
@@ -77,13 +80,24 @@ class DescribedLayer(UserLayer):
         )  # fmt: skip
 
 
+@contextmanager
+def usage_errors(text: str) -> Iterator[None]:
+    """A context in which every error of the child becomes a UsageError about the function `text`."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
+
+
 def load(
     backend: Remote, text: str, claims: Mapping[str, Any], like: str, untrusted: bool
 ) -> tuple[Implementation, Claims]:
     """Let the child import the user's file. Returns the function as an implementation, and the claims
     about it: `claims`, and the file's own claims unless it is `untrusted`. Raises UsageError."""
     name = text.rpartition(":")[2]
-    try:
+    with usage_errors(text):
         facts = backend.link.at("load")
         file_claims = {} if untrusted else _claims(facts.claims, text)
         stub = Stub(printable(facts.name), facts.parameters)
@@ -100,10 +114,6 @@ def load(
         else:
             stub.layer, read_claims = facts.layer, Claims.of(stub, all_claims, like)
             implementation = DescribedLayer(backend, stub, name, read_claims, like)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
     backend.link.loaded = True
     return called_as_bound(backend, implementation, facts.registered), read_claims
 
@@ -147,3 +157,18 @@ def called_as_bound(backend: Remote, function: Any, is_registered: bool) -> Impl
         function.beside = called_in_child(RemoteCalls, function.beside, home.link, "beside")
         function.beside.backend = home
     return function
+
+
+def quickly(backend: Remote, function: Implementation, text: str) -> Implementation:
+    """Returns the function `text` as the child calls it on its quick backend
+    (`UserCallable.quickly`); the function itself if the child has no such form. Raises UsageError."""
+    link = backend.link
+    with usage_errors(text):
+        is_quick = msgspec.convert(link.at("load_quick"), bool)
+    if not is_quick:
+        return function
+    link.start["quick"] = True  # a new child begins so
+    quick = called_in_child(RemoteCalls, function, link, "quick")
+    quick.backend = called_in_child(Remote, backend, link, "quick_backend")
+    quick.optimized = function
+    return quick

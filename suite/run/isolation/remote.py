@@ -88,6 +88,9 @@ class Remote(Backend, ChildPart):
         return [called_in_child(RemoteCalls, i, self.link, "natives", i.name) for i in natives]
 
     def to_numpy(self, array: Any) -> np.ndarray:
+        if not array.dtype:  # no array of the framework, such as one of NumPy
+            name = f"{type(array).__module__}.{type(array).__qualname__}"
+            raise WrongAnswer("type", f"expected an array of {self.name}, got {name}")
         raw = self.link.read(array)
         with self.link.killing_on_error():
             return wire.from_bytes(raw, array.dtype, array.shape)
@@ -189,7 +192,7 @@ def isolated(options: Options, text: str) -> Remote:
         "backend": name, "device": options.device, "function": text,
         "claims": options.claims, "like": options.like,
         "hidden": HIDDEN_PACKAGES if options.untrusted else (),
-        "forbids_native": forbids_native(options), "settled": {},
+        "forbids_native": forbids_native(options), "settled": {}, "quick": False,
     }  # fmt: skip
     link = Link(start, hidden, memory)
     try:
