@@ -11,6 +11,7 @@ from attention_conformance.suite.deviations.kernels.quantized import (
     Writing,
 )
 from attention_conformance.suite.spec.dtypes import round_to
+from tests.honest.rows import variant
 
 TILED = "a scale of a tile is no factor of scores or outputs"
 
@@ -120,14 +121,6 @@ class _ByReciprocal(Writing):
         return np.asarray(np.sign(x) * np.floor(np.abs(x) + 0.5), float)
 
 
-class CodesByReciprocal(_ByReciprocal, QuantizedWriteKernel):
-    """Writing by reciprocals."""
-
-
-class QuantizedByReciprocal(_ByReciprocal, QuantizedStored):
-    """New tokens are written by reciprocals, and attended as they are stored."""
-
-
 class CodesEager(QuantizedWriteKernel):
     """Scale, reciprocal, quotient and the sum with a zero point are stored in the dtype of the case."""
 
@@ -142,3 +135,10 @@ class CodesEager(QuantizedWriteKernel):
 
     def kept(self, x: np.ndarray, call: Coded) -> np.ndarray:
         return round_to(x, call.fmt).astype(x.dtype)
+
+
+ROWS = (
+    variant("codes-by-reciprocal", (_ByReciprocal, QuantizedWriteKernel)),
+    # new tokens are attended as they are stored
+    variant("quantized-by-reciprocal", (_ByReciprocal, QuantizedStored)),
+)
