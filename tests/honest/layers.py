@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.suite.deviations.deviation import edited
 from attention_conformance.suite.deviations.kernels.layer import (
     LayerCall,
     LayerEager,
@@ -48,44 +49,6 @@ class LayerStepwise(LayerEager):
         for h in range(weights.shape[1]):
             total = self.keep(total + weights[:, h], "steps", call)
         return total / call.work(weights.shape[1])
-
-
-class LayerNarrowBias(LayerDifferentiable):
-    """The gradient of the output bias is a sum in bfloat16, as it declares."""
-
-    rounding = DeclaredRounding(narrow_biases={"bf16": ("output_bias",)})
-
-    def gradients(self, arrays, cotangent, inputs):
-        gradients = super().gradients(arrays, cotangent, inputs)
-        if "output_bias" in gradients and inputs.dtype.name == "bf16":
-            gradients["output_bias"] = summed_by_rows(cotangent, inputs)
-        return gradients
-
-
-class LayerNormNarrowStatistics(LayerNormDifferentiable):
-    """Mean and root reach the backward pass in 16 bits, as it declares."""
-
-    rounding = DeclaredRounding(narrow_statistics=("bf16", "f16"))
-
-    def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
-        standard = super().standard(arrays, inputs)
-        return rounded(standard, inputs) if inputs.dtype.is_half else standard
-
-
-class LayerNormNarrowSums(LayerNormDifferentiable):
-    """The gradients of gain and offset are sums in 16 bits, as it declares."""
-
-    rounding = DeclaredRounding(narrow_biases=dict.fromkeys(("bf16", "f16"), ("gain", "offset")))
-
-    def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
-        if not inputs.dtype.is_half:
-            return super().gain_gradient(dy, standard, inputs)
-        return summed_by_rows(round_to(dy * standard.normal, inputs.dtype), inputs)
-
-    def offset_gradient(self, dy: np.ndarray, inputs: Inputs) -> np.ndarray:
-        if not inputs.dtype.is_half:
-            return super().offset_gradient(dy, inputs)
-        return summed_by_rows(dy, inputs)
 
 
 class _UpdatedNorm(NormKernel):
@@ -204,6 +167,31 @@ def moments(right: Any, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.
     return updated or BatchNormKernel.moments(right.__self__, x, call)
 
 
+def narrow_bias(gradients: Arrays, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+    """The gradient of the output bias is a sum in bfloat16."""
+    is_narrow = inputs.dtype.name == "bf16"
+    return {"output_bias": summed_by_rows(cotangent, inputs)} if is_narrow else {}
+
+
+def narrow(right: Any, arrays: Arrays, inputs: Inputs) -> Standard:
+    """Mean and root in 16 bits."""
+    standard = right.standard(arrays, inputs)
+    return rounded(standard, inputs) if inputs.dtype.is_half else standard
+
+
+def narrow_gain(right: Any, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
+    if not inputs.dtype.is_half:
+        return right.gain_gradient(dy, standard, inputs)
+    return summed_by_rows(round_to(dy * standard.normal, inputs.dtype), inputs)
+
+
+def narrow_offset(right: Any, dy: np.ndarray, inputs: Inputs) -> np.ndarray:
+    exact = not inputs.dtype.is_half
+    return right.offset_gradient(dy, inputs) if exact else summed_by_rows(dy, inputs)
+
+
+NARROW_SUMS = dict.fromkeys(("bf16", "f16"), ("gain", "offset"))
+
 EAGER = {"numerics": "eager", "stores": LayerEager.stores}
 
 ROWS = (
@@ -218,6 +206,12 @@ ROWS = (
         weights=lambda right, scores, call: right.dropped(right.weights(scores, call), call),
         dropped=lambda right, weights, call: weights,
         pattern=lambda right, shape, *more: right.pattern(shape[-2:], *more)),
+    variant("layer-narrow-bias", LayerDifferentiable, gradients=edited("gradients", narrow_bias),
+        rounding=DeclaredRounding(narrow_biases={"bf16": ("output_bias",)})),
+    variant("layer-norm-narrow-statistics", LayerNormDifferentiable, standard=narrow,
+        rounding=DeclaredRounding(narrow_statistics=("bf16", "f16"))),
+    variant("layer-norm-narrow-sums", LayerNormDifferentiable, gain_gradient=narrow_gain,
+        offset_gradient=narrow_offset, rounding=DeclaredRounding(narrow_biases=NARROW_SUMS)),
     variant("additive-eager", AdditiveKernel, **EAGER),
     variant("concat-eager", ConcatKernel, **EAGER),
     variant("dot-eager", DotKernel, **EAGER),
