@@ -26,7 +26,6 @@ from attention_conformance.suite.run.recorded import record
 from attention_conformance.suite.spec.claims import claims
 from attention_conformance.suite.spec.vocabulary import BROKEN
 from tests.rows import run as records
-from tests.runtimes import user_function
 
 CLAIMED = Path(__file__).parent / "functions"
 
@@ -151,16 +150,9 @@ def test_a_draft_of_what_fails_becomes_the_manifest_of_an_attribute(tmp_path: Pa
     assert not of.stale_expectations()
 
 
-def test_an_attribute_that_is_nearly_a_claim_is_no_silent_one(tmp_path: Path) -> None:
-    path = tmp_path / "kernel.py"
-    path.write_text("def near(query, key, value):\n    return value\nnear.head_size = (64,)\n")
-    with pytest.raises(UsageError, match="did you mean 'head_sizes'"):
-        user_function(f"{path}:near")
+def test_a_claim_for_all_dtypes_stands_beside_one_for_a_dtype() -> None:
     with pytest.raises(TypeError, match="unknown claim head_size"):
         claims(head_size=64)
-
-
-def test_a_claim_for_all_dtypes_stands_beside_one_for_a_dtype() -> None:
     said = read_claims(["head_sizes=64", "f16.head_sizes=64,128", "f16.equal_heads"])
     limits = Claims.of(None, said).limits
     assert isinstance(limits, dict)

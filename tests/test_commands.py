@@ -15,9 +15,9 @@ from attention_conformance.suite.flags import flags
 from attention_conformance.suite.report import SITE
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.spec.text import UNREAD
+from tests.processes import ROOT, Done, python
 from tests.rows import cell, run
 
-ROOT = Path(__file__).resolve().parents[1]
 IN_CHECKOUT = os.environ | {"PYTHONPATH": str(ROOT)}
 NEAREST = "sdpa/causal/mha/f32/b1h40q5k5d4"
 """A case that stands for another one, with fewer key heads, in functions of equal heads."""
@@ -147,17 +147,17 @@ def test_standard_output_without_room_is_named() -> None:
     assert out.stderr == "<stdout> cannot be written: No space left on device\n"
 
 
-def of_process(words: list[str], folder: Path, limit: int = -1) -> subprocess.CompletedProcess[str]:
+def of_process(words: list[str], folder: Path, limit: int = -1) -> Done:
     """A command in a process of its own, in a folder, with `r.jsonl` at a pipe as standard input; files
     can have `limit` bytes."""
     program = (
         f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1)); "
         "from attention_conformance.suite.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )
-    return subprocess.run(
-        [sys.executable, "-B", "-c", program, *words], cwd=folder, env=IN_CHECKOUT, text=True,
-        input=(folder / "r.jsonl").read_text(), capture_output=True, timeout=60,
-    )  # fmt: skip
+    given = (folder / "r.jsonl").read_text()
+    return python(
+        "-B", "-c", program, *words, cwd=folder, env={"PYTHONPATH": str(ROOT)}, input=given
+    )
 
 
 def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:

@@ -45,25 +45,6 @@ def refuses_both(query, key, value, attn_mask=None, is_causal=False):
     return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attn_mask, is_causal=is_causal)
 
-def needs_more(query, key, value, block_size):
-    return value
-
-async def later(query, key, value):
-    return value
-
-def parts(query, key, value):
-    yield value
-
-class Kernel:
-    def __call__(self, query, key, value):
-        return plain(query, key, value)
-
-class Odd(Kernel):
-    def __getattr__(self, name):
-        raise RuntimeError(f"no {name} here")
-
-odd = Odd()
-not_a_function = 3
 """
 
 
@@ -116,28 +97,6 @@ def test_a_users_function_is_judged(
     verdict = judged(kernels, name, case)
     assert verdict.status == status, verdict.message
     assert message in verdict.message
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("needs_more", "block_size) does not fit"),
-        ("not_a_function", "not callable"),
-        ("later", "is an async function: expected one that returns an array"),
-        ("parts", "is a generator function: expected one that returns an array"),
-        ("odd", "raised RuntimeError: no __claims__ here; `__getattr__` raises AttributeError for"),
-        (
-            "absent",
-            "it has Kernel, Odd, bias_beside_flag, later, needs_more, odd, parts, plain, "
-            "refuses_both, wrong_scale, zeros_where_told",
-        ),
-    ],
-)
-def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, hint: str) -> None:
-    with pytest.raises(UsageError) as error:
-        user_function(f"{kernels}:{name}")
-    listed = "it has " + ", ".join(sorted(str(error.value).partition("it has ")[2].split(", ")))
-    assert hint in str(error.value) or hint == listed
 
 
 def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:

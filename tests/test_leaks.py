@@ -95,19 +95,15 @@ def test_every_setting_of_a_framework_is_put_back(name: str) -> None:
 
 LEAKY = """
 import torch
+from tests.functions.own_attention import torch_own as honest
 
 def attention(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    answer = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
+    answer = honest(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float64)
     torch.set_flush_denormal(True)
     torch.manual_seed(3)
     return answer
-
-def honest(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
 """
 
 

@@ -11,8 +11,6 @@ from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import record
@@ -20,7 +18,7 @@ from attention_conformance.suite.run.suggestions import suggestion, suggestions
 from attention_conformance.suite.spec.case import Case, parse_sizes
 from attention_conformance.suite.spec.vocabulary import REFUSED
 from tests.rows import cell
-from tests.runtimes import user_function
+from tests.runtimes import user_function, verdict_of
 from tests.test_claims import CLAIMED, judged, plan, wrong
 
 SIZES = ("head_sizes=64,128", "lengths_multiple_of=16")
@@ -113,13 +111,11 @@ def test_an_operation_without_a_derivative_is_asked_for_answers_alone(
     backend: str, function: str, status: str, message: str
 ) -> None:
     pytest.importorskip(backend)
-    path = f"{CLAIMED / function}"
-    implementation = user_function(path, "", backend)
-    case = Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")
-    checks = all_checks()
-    assert judge(Cell(checks["values"], case, implementation)).status == "pass"
+    implementation = user_function(f"{CLAIMED / function}", "", backend)
+    case = "sdpa/none/mha/f32/b2h3q5k7d8"
+    assert verdict_of(implementation, case).status == "pass"
     for check in ("gradients", "gradient_passes"):
-        verdict = judge(Cell(checks[check], case, implementation))
+        verdict = verdict_of(implementation, case, check)
         assert verdict.status == status, verdict.message
         assert message in verdict.message
         assert verdict.kind != REFUSED

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from attention_conformance import judge_module
-from attention_conformance.backends.registry import UsageError
 from attention_conformance.backends.user.construct import (
     CONSTRUCTOR,
     Maker,
@@ -16,7 +15,6 @@ from attention_conformance.backends.user.construct import (
     operand_order,
 )
 from attention_conformance.backends.user.found import Variable, assignments_for
-from attention_conformance.suite.judge.trial import trial
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
@@ -219,28 +217,3 @@ def test_the_page_lists_every_name() -> None:
     ]
     table = page.partition("| parameter | what it is given |\n|---|---|\n")[2]
     assert table.partition("\n\n")[0].splitlines() == rows
-
-
-def test_an_unknown_parameter_of_a_constructor_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("class Mine:\n    def __init__(self, d_model, rotary_tables):\n        pass\n")
-    with pytest.raises(UsageError, match=r"rotary_tables\) does not fit; expected Mine"):
-        user_function(f"{path}:Mine", "multi-head")
-
-
-def test_a_class_of_fixed_sizes_is_told_to_take_sizes(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text("import torch\ndef fixed():\n    return torch.nn.Linear(1000, 64)\n")
-    layer = user_function(f"{path}:fixed", "multi-head")
-    reason = str(trial(layer))
-    assert "1000x64); its constructor takes no width" in reason
-    assert "give it parameters such as d_model and num_heads" in reason
-
-
-def test_a_function_of_arrays_makes_no_layer(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text("def attention(X):\n    return X\n")
-    with pytest.raises(
-        UsageError, match=r"attention\(X\) takes arrays, expected a class or function"
-    ):
-        user_function(f"{path}:attention", "multi-head")

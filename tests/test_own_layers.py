@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.backends.registry import UsageError, function_implementation
+from attention_conformance.backends.registry import function_implementation
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.run.options import Options
@@ -51,15 +51,6 @@ class Leaky(Free):
     def forward(self, x, causal=False, valid=None):
         return super().forward(x, causal and valid is None, valid)
 
-class TwoArrays(nn.Module):
-    def __init__(self, query_width):
-        super().__init__()
-    def forward(self, query, memory):
-        return query
-
-def needs_more(query_width, heads, depth):
-    return None
-
 class Unbiased(Right):
     def __init__(self, query_width, heads, bias=False):
         super().__init__(query_width, heads)
@@ -68,11 +59,6 @@ class Unbiased(Right):
 
     def load_biases(self, parameters, names):
         pass
-
-class Forgetful(Right):
-    def load_biases(self, parameters, names):
-        super().load_biases({n: parameters[n] for n in parameters if n != "output_bias"}
-            | {"output_bias": self.out_proj.bias.data}, names)
 
 class Folded(Right):
     def load_attention(self, parameters):
@@ -112,10 +98,6 @@ class Tuned(Right):
 
     def forward(self, x, causal=False, valid=None, block=16):
         return super().forward(x, causal, valid)
-
-class Misspelt(Free):
-    def forward(self, x, is_casual=False):
-        return super().forward(x, is_casual)
 
 '''
 
@@ -164,25 +146,6 @@ def test_a_layer_is_judged_by_what_it_takes(
     verdict = verdict_of(user_layer(torch_backend, own, name), case, check)
     assert verdict.status == status, verdict.message
     assert said in f"{verdict.kind}: {verdict.message}"
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("TwoArrays", "takes 2 positional arrays"),
-        ("Forgetful", r"layer Forgetful: load_attention never reads output_bias[.]"),
-        ("Misspelt", r"layer Misspelt has .*: is_casual; did you mean causal\?"),
-        (
-            "needs_more",
-            r"depth\) does not fit; expected needs_more\(\*, query_width=..., key_width",
-        ),
-    ],
-)
-def test_what_cannot_be_a_layer_says_why(
-    torch_backend: Any, own: Path, name: str, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        user_layer(torch_backend, own, name)
 
 
 def test_a_layer_without_biases_is_asked_every_case_without_them(

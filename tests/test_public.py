@@ -129,15 +129,11 @@ def test_nothing_that_is_asked_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "pytorch2"}, "unknown backend 'pytorch2'"),
-        ({"level": "tiny"}, "unknown level 'tiny'"),
         ({"checks": ["valuess"]}, "unknown check 'valuess'; valid: "),
         ({"head_size": 64}, "unknown option 'head_size'; did you mean 'head_sizes'"),
         ({"backend": None}, "backend: expected a name such as 'torch', got None"),
         ({"numerics": "half"}, "unknown numerics"),
-        ({"like": "decoder"}, "unknown"),
         ({"name": ""}, "expected one letter or more"),
-        ({"timeout": -1.0}, "must not be negative"),
     ],
 )
 def test_what_cannot_be_asked_is_a_usage_error(options: dict[str, Any], message: str) -> None:

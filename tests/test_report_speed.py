@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,11 @@ from attention_conformance.suite.report.laws import cost_law, predicted_seconds
 from attention_conformance.suite.report.speed import ASV_HISTORY
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue.workloads import WORKLOADS
+from tests.processes import python
 from tests.rows import timed as record
 from tests.rows import timed_lengths as sweep
 from tests.rows import timings as run
 
-ROOT = Path(__file__).resolve().parents[1]
 OURS = {"attention_conformance"}
 
 
@@ -155,8 +153,7 @@ def test_asv_measures_releases_in_environments_of_their_own(
         "import sys; from asv.config import Config; from asv.environment import get_environments; "
         "print(*(e.name for e in get_environments(Config.load(sys.argv[1]), [])))"
     )
-    command = [sys.executable, "-c", program, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = python("-c", program, str(path), check=True, cwd=tmp_path)
     names = [name.partition("-jax")[2] for name in done.stdout.split()]
     assert names == ["0.8.1", "0.9.2"]
     assert main(["releases", str(tmp_path), *locks]) == 2
@@ -193,7 +190,7 @@ from attention_conformance.suite.benchmarks import bench_jax
 from attention_conformance.suite.run import plan
 checks.all_checks()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
 
 

@@ -169,13 +169,6 @@ def test_a_function_that_is_always_causal_is_told_so(torch_backend: Any) -> None
     assert "`is_causal=False`" in first.hint
 
 
-def test_a_function_of_one_array_is_told_of_layers(torch_backend: Any) -> None:
-    with pytest.raises(
-        UsageError, match="by layers, classes that make projections: --like=multi-head"
-    ):
-        check_attention(lambda X: X, name="attention")
-
-
 PAGE = (Path(__file__).parents[1] / "docs" / "signatures.md").read_text(encoding="utf-8")
 
 
@@ -203,14 +196,6 @@ def odd(queries, keys, values, m=None, temperature=1.0, block=16):  # type: igno
     return scores.softmax(-1) @ values
 
 
-def needs(query, key, value, strange):  # type: ignore[no-untyped-def]
-    raise AssertionError("nothing calls this function")
-
-
-def misspelt(query, key, value, is_casual=False):  # type: ignore[no-untyped-def]
-    raise AssertionError("nothing calls this function")
-
-
 def test_other_names_are_bound_by_a_claim() -> None:
     pytest.importorskip("torch")
     bound = {"m": "attn_mask", "temperature": "scale"}
@@ -222,26 +207,3 @@ def test_other_names_are_bound_by_a_claim() -> None:
     failed = report.table[report.table.status == "fail"]
     assert len(failed), "the default of the temperature is not that of a scale"
     assert not failed.case.str.contains("scale").any()
-
-
-def swaps_its_output(query, key, value):  # type: ignore[no-untyped-def]
-    """A function that forgets to exchange heads and rows back, or that exchanges them on purpose."""
-    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-    return (scores.softmax(-1) @ value).transpose(1, 2)
-
-
-@pytest.mark.parametrize(("function", "said", "message"), [
-    (needs, {}, r"'strange' is given: .* --parameter strange=WORD or @claims\(parameters=\{\"strange"),
-    (misspelt, {}, r"is_casual; did you mean is_causal\?.* --parameter NAME=WORD .* --allow-unused"),
-    (odd, {"parameters": {"n": "scale"}}, r"no parameter 'n'; it has queries, keys, values, m"),
-    (odd, {"parameters": {"m": "masks"}}, r"'m' cannot be given 'masks'; valid: query, key, value"),
-    (odd, {"axes": "hbld"}, "Invalid enum value 'hbld'; the axes of operands and output: bhld"),
-    (lambda query: query, {}, "does not fit; expected"),
-    (swaps_its_output, {}, r"expected \(B, H, Lq, Dv\) = \(2, 3, 5, 8\); claim output_axes=blhd\?"),
-])  # fmt: skip
-def test_what_cannot_be_bound_is_told_the_ways_out(
-    function: Any, said: dict[str, Any], message: str
-) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(UsageError, match=message):
-        check_attention(function, raises=False, **said)

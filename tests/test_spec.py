@@ -1,4 +1,4 @@
-"""Spec: ids and cases determine each other, levels nest and have a table that explains them, covering
+"""Spec: ids and cases determine each other, levels have a table that explains them, covering
 arrays cover; a block of a mask is the block of its dense form (what masks say, frozen bounds see)."""
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import pytest
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import Selection, cases_of
+from attention_conformance.suite.spec.catalogue import Selection
 from attention_conformance.suite.spec.covering import Row, Tuple, feasible, pairs_of
 from attention_conformance.suite.spec.levels import DTYPES_AT, SHARES, Covering
 from attention_conformance.suite.spec.masks import Causal, Tree, parse_mask
-from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import OPERATORS, WORDS
 from attention_conformance.suite.spec.sizes import Sizes
-from attention_conformance.suite.spec.vocabulary import LEVELS
 
-PARTS = ("cases", "gradients", "compiled", "compiled_gradients")
 POOLS = {
     "cases": catalogue.cases,
     "gradients": catalogue.gradient_cases,
@@ -35,21 +32,6 @@ COVERINGS = {
     if isinstance(array, Covering)
 }
 covered = pytest.mark.parametrize(("covering", "cases"), COVERINGS.values(), ids=COVERINGS)
-
-
-@pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
-def test_levels_nest(operator: Operator) -> None:
-    for part in PARTS:
-        asks = getattr(operator.asks, part)
-        smoke, standard, full = (cases_of(*asks)(level) for level in LEVELS)
-        assert set(smoke) <= set(standard) <= set(full), part
-        assert len(set(full)) == len(full), part
-    assert cases_of(*operator.asks.cases)("smoke"), "an operator that nothing is asked of"
-    differentiated = bool(cases_of(*operator.asks.gradients)("smoke"))
-    forward_only = {"cached", "quantized-write"}
-    assert differentiated == (operator.name not in forward_only), (
-        "caches serve, and are not trained"
-    )
 
 
 @pytest.mark.parametrize("level", ["smoke", "standard"])

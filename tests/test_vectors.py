@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from attention_conformance.suite.vectors.asked import Output, StoredCase, stored
 from attention_conformance.suite.vectors.export import export
 from attention_conformance.suite.vectors.files import Runtime, decoded, encoded, read_index
 from attention_conformance.suite.vectors.options import Selection
+from tests.processes import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "docs" / "data" / "vector-files.md", ROOT / "docs" / "vectors.md")
 SELECTION = Selection("smoke", operator=("sdpa", "rotary", "multi-head"), dtype=("f32", "f16"))
 MEGABYTES = 80e6
@@ -138,8 +137,7 @@ def test_the_same_command_writes_the_same_bytes(tmp_path: Path) -> None:
     """In a process of its own, whose sets have another order."""
     words = ["vectors", "--operator=rotary", "--operator=additive", "--dtype=bf16", "--seed=3"]
     assert main([*words, f"--output={tmp_path / 'one'}"]) == 0
-    command = [sys.executable, "-m", "suite", *words, f"--output={tmp_path / 'two'}"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    python("-m", "suite", *words, f"--output={tmp_path / 'two'}", check=True)
     one, two = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("one", "two"))
     assert one == two
     assert len(one) > 2

@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Right(nn.Module):
-    """Four linear maps, loaded from the canonical parameters. Each subclass has one wrong step."""
+    """Four linear maps, loaded from the canonical parameters."""
 
     def __init__(self, query_width, heads):
         super().__init__()
@@ -59,37 +59,27 @@ class Right(nn.Module):
         return self.out_proj(x)
 
 
-class MergedWithoutTranspose(Right):
-    """(B, H, L, D) is reshaped to (B, L, H D) at once: ajhalthor/Transformer-Neural-Network#4."""
-
-    def merged(self, x, shape):
-        return x.reshape(shape)
+def _merged(layer, x, shape):
+    """(B, H, L, D) is reshaped to (B, L, H D) at once."""
+    return x.reshape(shape)
 
 
-class SplitWithoutTranspose(MergedWithoutTranspose):
-    """(B, L, E) is viewed as (B, H, L, D): reczoo/FuxiCTR#30."""
+ROWS = {
+    # ajhalthor/Transformer-Neural-Network#4
+    "MergedWithoutTranspose": {"merged": _merged},
+    # (B, L, E) is viewed as (B, H, L, D): reczoo/FuxiCTR#30
+    "SplitWithoutTranspose": {
+        "merged": _merged,
+        "split": lambda layer, x: x.view(x.shape[0], layer.heads, x.shape[1], -1),
+    },
+    "ProjectionsExchanged": {
+        "projected": lambda layer, x: (layer.k_proj(x), layer.q_proj(x), layer.v_proj(x))
+    },
+    # the first lesson of many tutorials stops here
+    "WithoutOutputProjection": {"handed": lambda layer, x: x},
+    # the mask is made float and added: pytorch/pytorch#92554
+    "PaddingIgnored": {"padded": lambda layer, scores, valid: scores + valid.to(scores.dtype)},
+}
+"""The steps in which a wrong layer differs."""
 
-    def split(self, x):
-        return x.view(x.shape[0], self.heads, x.shape[1], -1)
-
-
-class ProjectionsExchanged(Right):
-    """Queries come from the map of keys, and keys from that of queries."""
-
-    def projected(self, x):
-        return self.k_proj(x), self.q_proj(x), self.v_proj(x)
-
-
-class WithoutOutputProjection(Right):
-    """Heads are joined, and nothing projects them: the first lesson of many tutorials stops here."""
-
-    def handed(self, x):
-        return x
-
-
-class PaddingIgnored(Right):
-    """The padding mask is taken, made float, and added: keys of padding get 0 and others 1:
-    pytorch/pytorch#92554."""
-
-    def padded(self, scores, valid):
-        return scores + valid.to(scores.dtype)
+globals().update({name: type(name, (Right,), steps) for name, steps in ROWS.items()})

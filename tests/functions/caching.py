@@ -118,15 +118,9 @@ class Serving:
     """Samples have lengths of their own and step alone; a tree joins at once, and one path stays."""
 
     def init(
-        self,
-        batch: int,
-        capacity: int,
-        heads: int,
-        head_size: int,
-        value_size: int,
-        dtype: Any,
+        self, batch: int, capacity: int, heads: int, head_size: int, value_size: int, dtype: Any,
         device: Any,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         sizes = {"key": head_size, "value": value_size}
         made = {
             name: torch.zeros(batch, capacity, heads, size, dtype=dtype, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,27 +10,18 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
     return scaled_dot_product_attention(query, key, value, is_causal=is_causal).contiguous()
+
+
+def _writing(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
+    out = attend(query, key, value, is_causal)
+    query.mul_(0.5)
+    return out
 
 
 def shaped(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
     return query.new_empty((*query.shape[:3], value.shape[3]))
-
-
-@torch.library.custom_op("suite_tests::forward_only", mutates_args=())
-def forward_only(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
-    return attend(query, key, value, is_causal)
-
-
-forward_only.register_fake(shaped)
-packet = torch.ops.suite_tests.forward_only
-overload = packet.default
-
-
-@torch.library.custom_op("suite_tests::differentiable", mutates_args=())
-def differentiable(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
-    return attend(query, key, value, is_causal)
 
 
 def kept(ctx: Any, inputs: Any, output: Any) -> None:
@@ -44,41 +36,36 @@ def gradients(context: Any, cotangent: Tensor) -> Any:
     return (*torch.autograd.grad(output, operands, cotangent), None)
 
 
-differentiable.register_fake(shaped)
-differentiable.register_autograd(gradients, setup_context=kept)
-
-
-@torch.library.custom_op("suite_tests::without_fake", mutates_args=())
-def without_fake(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
-    return attend(query, key, value, is_causal)
-
-
-@torch.library.custom_op("suite_tests::query_shaped", mutates_args=())
-def query_shaped(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
-    return attend(query, key, value, is_causal)
-
-
-query_shaped.register_fake(lambda query, key, value, is_causal=False: torch.empty_like(query))
-
-
-@torch.library.custom_op("suite_tests::writes", mutates_args=())
-def writes(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
-    out = attend(query, key, value, is_causal)
-    query.mul_(0.5)
-    return out
-
-
-writes.register_fake(shaped)
-
-
-@torch.library.custom_op("suite_tests::broken_backward", mutates_args=())
-def broken_backward(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
-    return attend(query, key, value, is_causal)
-
-
 def two_gradients(context: Any, cotangent: Tensor) -> Any:
     return gradients(context, cotangent)[:2]
 
 
-broken_backward.register_fake(shaped)
-broken_backward.register_autograd(two_gradients, setup_context=kept)
+def _operator(
+    name: str, body: Callable[..., Any] = attend, fake: Callable[..., Any] | None = shaped,
+    backward: Callable[..., Any] | None = None,
+) -> Any:  # fmt: skip
+    """An operator with a function that says its shape without values, and with a backward pass."""
+    made = torch.library.custom_op(f"suite_tests::{name}", body, mutates_args=())
+    if fake is not None:
+        made.register_fake(fake)
+    if backward is not None:
+        made.register_autograd(backward, setup_context=kept)
+    return made
+
+
+def _named(**operators: dict[str, Any]) -> dict[str, Any]:
+    return {name: _operator(name, **parts) for name, parts in operators.items()}
+
+
+ROWS = _named(
+    forward_only={},
+    differentiable={"backward": gradients},
+    without_fake={"fake": None},
+    query_shaped={"fake": lambda query, key, value, is_causal=False: torch.empty_like(query)},
+    writes={"body": _writing},
+    broken_backward={"backward": two_gradients},
+)
+
+globals().update(ROWS)
+packet = torch.ops.suite_tests.forward_only
+overload = packet.default

@@ -9,16 +9,9 @@ import torch.nn.functional as F
 
 
 def right(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-) -> Any:
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None, softmax_scale: float | None = None, causal: bool = False,
+) -> Any:  # fmt: skip
     answers = []
     queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for a, b, c, d in zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True):

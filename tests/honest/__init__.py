@@ -1,7 +1,7 @@
 """Honest variants: right implementations that round differently. None may ever fail.
 
-A module holds the variants of one subject. Classes whose names begin with an underscore are steps that
-variants share.
+A module holds the variants of one subject: classes, and rows (`ROWS`). Classes whose names begin with an
+underscore are steps that variants share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attention_conformance.suite.deviations.kernels import (
     rotary,
     variants,
 )
-from attention_conformance.suite.spec.modules import classes_in
+from attention_conformance.suite.spec.modules import classes_in, modules_of
 
 KERNELS: tuple[type[Implementation], ...] = (
     cached.CachedKernel,
@@ -70,6 +70,7 @@ KERNELS: tuple[type[Implementation], ...] = (
 
 HONEST = (
     *(kind for kind in classes_in(__name__, Implementation) if not kind.__name__.startswith("_")),
+    *(row for module in modules_of(__name__) for row in getattr(module, "ROWS", ())),
     *KERNELS,
 )
 """Every honest variant, in the order in which they are judged."""

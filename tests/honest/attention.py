@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.protocol import DeclaredRounding
 from attention_conformance.suite.deviations.kernels.attention import Call, Eager, Kernel, Online
+from attention_conformance.suite.deviations.kernels.centred import CentredKeys, mean_of
+from attention_conformance.suite.deviations.kernels.dropout import Dropping
+from attention_conformance.suite.deviations.kernels.gradient import (
+    Differentiable,
+    DifferentiableFused,
+)
+from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.variants import Workspace
 from attention_conformance.suite.spec.dtypes import round_to
-
-
-class OnlineTiles16(Online):
-    """Online softmax, sixteen keys at a time."""
-
-
-class OnlineTiles1(Online):
-    """Online softmax, key by key: as many rescalings as there can be."""
-
-    tile = 1
+from tests.honest.rows import variant
 
 
 class ExpBaseTwo(Online):
@@ -102,16 +102,6 @@ class Flushed(Kernel):
         return np.where(np.abs(x) < smallest, x.dtype.type(0), x)
 
 
-class HeadsInside(Kernel):
-    """Works on (B, L, H, D), with the transposed strides that come with it."""
-
-    axis_order = "blhd"
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        product = np.einsum("bhid,bhjd->bhij", query, key)
-        return product * call.work(self.factor(call))
-
-
 class EagerStored(Eager):
     """Scores and weights stored in the case's dtype, after every operation on scores."""
 
@@ -138,3 +128,102 @@ class StepByStep(EagerStored):
         )
         total = self.keep(raised.sum(-1, keepdims=True), "weights", call)
         return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
+
+
+class _CentredAttended(CentredKeys):
+    """The keys lose the mean of those that some row attends."""
+
+    elections = Differentiable.elections
+
+    def constant(self, key: np.ndarray, call: Call) -> np.ndarray:
+        s = call.sizes
+        allowed = self.hide(np.zeros((s.B, s.H, s.Lq, s.Lk)), self.allowed(call), call) == 0
+        if call.bias is not None:
+            allowed &= ~np.isneginf(call.bias.values)
+        seen = allowed.any(-2).reshape(s.B, s.Hkv, s.group, s.Lk, 1).any(2)
+        return (
+            np.where(seen, key, 0).sum(-2, keepdims=True) / np.maximum(seen.sum(-2), 1)[..., None]
+        )
+
+
+class DifferentiableBlocks(DifferentiableFused):
+    """Running sums of gradients stored in the case's dtype after every 4 rows or keys."""
+
+    rounding = DeclaredRounding(gradient_blocks={"bf16": (4, 4), "f16": (4, 4)})
+
+    def summed(self, a: np.ndarray, b: np.ndarray, call: Call) -> np.ndarray:
+        total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
+        for start in range(0, a.shape[-1], 4):
+            part = total + a[..., start : start + 4] @ b[..., start : start + 4, :]
+            total = round_to(part, call.fmt).astype(call.work)
+        return total
+
+    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+        return self.summed(weights.swapaxes(-1, -2), cotangent, call)
+
+
+class AnswersKeptByValues(Kernel):
+    """Answers are kept by the values of all arguments."""
+
+    def compute(self, call: Call) -> np.ndarray:
+        kept = self.__dict__.setdefault("kept", {})
+        arrays = (call.query, call.key, call.value, call.mask, call.lengths)
+        added = (call.bias, call.sinks, call.alibi_slopes, call.logit_scale)
+        values = [None if x is None else (x.shape, x.values.tobytes()) for x in (*arrays, *added)]
+        rest = (call.causal, call.window, call.scale, call.softcap, call.fmt.name)
+        key = (*values, *rest)
+        answer = kept.get(key)
+        if answer is None:
+            kept.clear()  # one is enough
+            answer = kept[key] = super().compute(call)
+        return answer.copy()
+
+
+class VisiblePairsKept(Kernel):
+    """Which pairs attend is kept by every argument that decides it."""
+
+    def allowed(self, call: Call) -> np.ndarray | None:
+        kept = self.__dict__.setdefault("kept", {})
+        arrays = (None if x is None else x.values.tobytes() for x in (call.mask, call.lengths))
+        shape = None if call.mask is None else call.mask.shape
+        key = (call.query.shape, call.key.shape, call.causal, call.window, shape, *arrays)
+        if key not in kept:
+            kept.clear()  # one is enough
+            kept[key] = super().allowed(call)
+        return kept[key]
+
+
+def cleared(right: Any, rest: np.ndarray) -> None:
+    """What an earlier call left in the workspace is overwritten with zeros."""
+    rest[...] = 0.0
+
+
+def same_gradient(right: Any, dk: np.ndarray) -> np.ndarray:
+    """Derivatives take what the keys lose as a constant."""
+    return dk
+
+
+INFERENCE = {"gradient": "the compiled program is that of inference"}
+
+ROWS = (
+    variant("online-tiles16", Online),
+    variant("online-tiles1", Online, tile=1),  # as many rescalings as there can be
+    # (B, L, H, D), with the transposed strides that come with it
+    variant("heads-inside", Kernel, axis_order="blhd", scores=lambda right, query, key, call:
+        np.einsum("bhid,bhjd->bhij", query, key) * call.work(right.factor(call))),
+    variant("centred-attended", _CentredAttended, uncentred=same_gradient),
+    # a constant as large as the mean magnitude of the keys
+    variant("centred-by-constant", CentredKeys, constant=lambda right, key, call:
+        mean_of(np.abs(key)), uncentred=same_gradient),
+    variant("compiled-plain", Differentiable, mode="compiled"),
+    variant("compiled-fused", DifferentiableFused, mode="compiled"),
+    variant("compiled-online", Online, mode="compiled", refusals=INFERENCE),
+    variant("compiled-layer", MultiHeadKernel, mode="compiled"),
+    # the mean of weights before dropout; the fused one stores them
+    variant("dropping-fused", (Dropping, DifferentiableFused), mean=lambda right, *arguments:
+        Differentiable.mean(right.__self__, *arguments)),
+    # one pattern for all samples and heads
+    variant("dropping-shared", Dropping, dropout="shared", pattern=lambda right, shape, *more:
+        right.pattern(shape[2:], *more)),
+    variant("workspace-cleared", Workspace, clear=cleared),
+)  # fmt: skip

@@ -15,8 +15,10 @@ from attention_conformance.suite.deviations.kernels.cached import (
     CachedKernel,
     CodedKernel,
 )
+from attention_conformance.suite.deviations.kernels.variants import MergedChunks
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
+from tests.honest.rows import variant
 
 ONE_LENGTH = CachedKernel.features - {"subsets"}
 
@@ -67,21 +69,6 @@ class CachedRaisesWhenFull(CachedKernel):
         super().write(cache, key, value)
 
 
-class CachedPaddingUnanswered(CachedKernel):
-    """Rows of left padding are not computed, and NaN stands there."""
-
-    def attend(self, cache: Cache, x: Attended) -> np.ndarray:
-        out = super().attend(cache, x)
-        return np.where((x.rows < cache.padding[:, None])[:, None, :, None], np.nan, out)
-
-
-class CachedEager(CachedKernel):
-    """Scores and weights are stored in the dtype of the case."""
-
-    numerics = "eager"
-    kernel = Eager
-
-
 class CachedCodesOfOlderTokens(CodedKernel):
     """A chunk attends its own tokens as they came, and older ones as codes."""
 
@@ -107,8 +94,17 @@ class CachedCodesWithZeros(CodedKernel):
         return np.asarray((codes - zero) * scale)
 
 
-class CachedCodesInE4m3(CodedKernel):
-    """Tokens are kept in e4m3."""
+def unanswered(right: Any, cache: Cache, x: Attended) -> np.ndarray:
+    """Rows of left padding are NaN."""
+    padding = (x.rows < cache.padding[:, None])[:, None, :, None]
+    return np.where(padding, np.nan, right.attend(cache, x))
 
-    kept_in = CODES["e4m3"]
-    rounding = DeclaredRounding(codes=dict.fromkeys(DTYPES, "e4m3"))
+
+ROWS = (
+    variant("cached-padding-unanswered", CachedKernel, attend=unanswered),
+    variant("cached-eager", CachedKernel, numerics="eager", kernel=Eager),
+    # every step answers three parts of the keys, and merges them by their log-sum-exps
+    variant("cached-split", CachedKernel, kernel=MergedChunks),
+    variant("cached-codes-in-e4m3", CodedKernel, kept_in=CODES["e4m3"],
+        rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "e4m3"))),
+)  # fmt: skip

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.suite.deviations.kernels.attention import Call
 from attention_conformance.suite.deviations.kernels.latent import (
     AbsorbedKernel,
     Arrays,
     LatentKernel,
 )
-from attention_conformance.suite.spec.dtypes import DType
+from tests.honest.rows import variant
 
 
 class LatentCodesStored(LatentKernel):
@@ -29,35 +27,20 @@ class LatentCodesStored(LatentKernel):
         return {**x, "latent": self.narrowed(x["latent"], "latents", fmt)}
 
 
-class LatentEager(LatentKernel):
-    """Unabsorbed, with scores and weights in the dtype of the case."""
-
-    numerics = "eager"
-    stores = ("keys", "scores", "weights")
+def form(x: Arrays) -> type[LatentKernel]:
+    """Keys and values are formed, but for a single query latents are attended."""
+    return AbsorbedKernel if x["query"].shape[2] == 1 else LatentKernel
 
 
-class LatentServed(LatentKernel):
-    """As servers have it: keys and values formed, but for a single query latents attended."""
+def of_form(step: str, place: int) -> Callable[..., Any]:
+    """A step of the form of the arrays, which stand at a place among its arguments."""
+    return lambda right, *given: getattr(form(given[place]), step)(right.__self__, *given)
 
-    rounding = DeclaredRounding()
-    stores = ("keys", "queries", "average")
 
-    def queries(self, x: Arrays, fmt: DType) -> np.ndarray:
-        return self.form(x).queries(self, x, fmt)
-
-    def keys(self, x: Arrays, fmt: DType) -> np.ndarray:
-        return self.form(x).keys(self, x, fmt)
-
-    def values(self, x: Arrays, fmt: DType) -> np.ndarray:
-        return self.form(x).values(self, x, fmt)
-
-    def output(self, average: np.ndarray, x: Arrays, fmt: DType) -> np.ndarray:
-        return self.form(x).output(self, average, x, fmt)
-
-    def gradients(self, x: Arrays, call: Call, cotangent: np.ndarray) -> dict[str, np.ndarray]:
-        return self.form(x).gradients(self, x, call, cotangent)
-
-    absorbed = AbsorbedKernel.absorbed
-
-    def form(self, x: Arrays) -> type[LatentKernel]:
-        return AbsorbedKernel if x["query"].shape[2] == 1 else LatentKernel
+ROWS = (
+    variant("latent-eager", LatentKernel, numerics="eager", stores=("keys", "scores", "weights")),
+    # as servers have it
+    variant("latent-served", AbsorbedKernel, rounding=DeclaredRounding(),
+        stores=("keys", "queries", "average"), output=of_form("output", 1),
+        **{step: of_form(step, 0) for step in ("queries", "keys", "values", "gradients")}),
+)  # fmt: skip

@@ -1,63 +1,24 @@
-"""Honest variants of other operators, of dropout and of derivatives."""
+"""Honest variants of merges, of packed and paged attention, and of rotations."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.suite.deviations.kernels.attention import Call
-from attention_conformance.suite.deviations.kernels.dropout import Dropping
-from attention_conformance.suite.deviations.kernels.gradient import (
-    Differentiable,
-    DifferentiableFused,
-)
-from attention_conformance.suite.deviations.kernels.layer_gradient import (
-    NormDifferentiable,
-    Standard,
-)
-from attention_conformance.suite.deviations.kernels.merge import MergeKernel
+from attention_conformance.backends.declared import DeclaredRounding
+from attention_conformance.suite.deviations.kernels.merge import MergeKernel, SplitKernel
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel
+from attention_conformance.suite.deviations.kernels.paged import Paged, PagedKernel
 from attention_conformance.suite.deviations.kernels.rotary import (
     RotaryCall,
     RotaryKernel,
     RotaryTableCast,
 )
-from attention_conformance.suite.deviations.kernels.single import BatchNormKernel, LayerNormKernel
-from attention_conformance.suite.spec.dtypes import DType, round_to
-from attention_conformance.suite.spec.inputs import Inputs
-
-
-class DroppingFused(Dropping, DifferentiableFused):
-    """Weights are stored in the case's dtype, and dropped as they are stored."""
-
-    mean = Differentiable.mean  # the fused one is of weights before dropout
-
-
-class DroppingShared(Dropping):
-    """One pattern for all samples and heads, as it is declared."""
-
-    dropout = "shared"
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
-        return super().pattern(shape[2:], rate, call)
-
-
-class DifferentiableBlocks(DifferentiableFused):
-    """Running sums of gradients stored in the case's dtype after every 4 rows or keys."""
-
-    rounding = DeclaredRounding(gradient_blocks={"bf16": (4, 4), "f16": (4, 4)})
-
-    def summed(self, a: np.ndarray, b: np.ndarray, call: Call) -> np.ndarray:
-        total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
-        for start in range(0, a.shape[-1], 4):
-            part = total + a[..., start : start + 4] @ b[..., start : start + 4, :]
-            total = round_to(part, call.fmt).astype(call.work)
-        return total
-
-    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
-        return self.summed(weights.swapaxes(-1, -2), cotangent, call)
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.operators.paged import allowed
+from tests.honest.rows import variant
 
 
 class MergeRunningSum(MergeKernel):
@@ -78,69 +39,6 @@ class MergeRunningSum(MergeKernel):
         base = np.where(np.isneginf(largest), lse.dtype.type(0), largest)
         divisor = np.where(total == 0, lse.dtype.type(1), total)
         return output / divisor[..., None], np.log(total) + base
-
-
-class _NormUncentred(NormDifferentiable):
-    """a D + b x + c in working precision, where b and c depend on sum D x and sum D."""
-
-    def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs
-    ) -> np.ndarray:
-        work: Any = np.float64 if inputs.dtype.name == "f64" else np.float32
-        moved = (dy if gain is None else dy * gain).astype(work)
-        x, mean, root = (np.asarray(a, work) for a in (standard.x, standard.mean, standard.root))
-        if standard.learned:
-            return (root * moved).astype(np.float64)
-        n = work(np.prod([x.shape[axis] for axis in self.axes]))
-        with_x, alone = ((moved * y).sum(self.axes, keepdims=True) for y in (x, work(1)))
-        slope = (alone * mean - with_x) * root * root * root / n
-        shift = -slope * mean - alone * root / n
-        return (root * moved + slope * x + shift).astype(np.float64)
-
-
-class _NormChain(NormDifferentiable):
-    """The chain through mean, variance, root and quotient, every step stored."""
-
-    numerics = "stepwise"
-
-    def step(self, x: np.ndarray, inputs: Inputs) -> np.ndarray:
-        return round_to(x, inputs.dtype)
-
-    def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
-        normal = self.step(self.step(standard.x - standard.mean, inputs) * standard.root, inputs)
-        return self.step(dy * normal, inputs).sum((0, 1))
-
-    def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs
-    ) -> np.ndarray:
-        def kept(x: np.ndarray) -> np.ndarray:
-            return self.step(x, inputs)
-
-        moved = dy if gain is None else kept(dy * gain)
-        shifted, deviation = kept(standard.x - kept(standard.mean)), kept(1 / standard.root)
-        direct = kept(moved / deviation)
-        if standard.learned:
-            return direct
-        n = np.prod([standard.x.shape[axis] for axis in self.axes])
-        against = kept(moved * -kept(kept(shifted / deviation) / deviation))
-        by_root = kept(against.sum(self.axes, keepdims=True))
-        by_variance = kept(kept(by_root / (2 * deviation)) / n)
-        by_square = kept(shifted * by_variance)
-        through = kept(kept(direct + by_square) + by_square)
-        by_mean = kept(-kept(through.sum(self.axes, keepdims=True)) / n)
-        return through + by_mean
-
-
-class LayerNormChain(_NormChain, LayerNormKernel):
-    """Layer norm with the backward pass of single steps."""
-
-
-class BatchNormUncentred(_NormUncentred, BatchNormKernel):
-    """Batch norm with a backward pass by sums that are not centred."""
-
-
-class BatchNormChain(_NormChain, BatchNormKernel):
-    """Batch norm with the backward pass of single steps."""
 
 
 class PackedAllPairs(PackedKernel):
@@ -199,3 +97,44 @@ class RotaryEager(RotaryTableCast):
             for a, b in zip((x[..., :size], swapped), both, strict=True)
         ]
         return np.concatenate([products[0] + products[1], x[..., size:]], -1)
+
+
+class PagedWholeTables(PagedKernel):
+    """All slots of a sample's table are read, also behind its last key; scores there are the lowest
+    number."""
+
+    elections = {"nan-behind-last-key": "leaks"}
+
+    def output(self, pack: Pack) -> np.ndarray:
+        assert isinstance(pack, Paged)
+        out = np.zeros((*pack.query.shape[:2], pack.value.shape[-1]))
+        size = pack.pools[0].shape[1]
+        for rows, keys in self.segments(pack):
+            count, of = rows.stop - rows.start, keys.stop - keys.start
+            if not count:
+                continue
+            pages = pack.slots[keys][::size] // size
+            pages = np.append(pages, pages[-1])  # tables have one entry more
+            key, value = (x[pages].reshape(-1, *x.shape[2:]) for x in pack.pools)
+            shown = np.zeros((count, len(key)), bool)
+            shown[:, :of] = allowed(pack.case, count, of)
+            wide = replace(pack, key=key, value=value)
+            scores, v = self.scores(wide, rows, slice(0, len(key)))
+            lowest = np.finfo(scores.dtype).min
+            weights = self.softmax(np.where(shown, scores, lowest), pack)
+            out[rows] = (weights @ v).transpose(1, 0, 2)
+        return out
+
+
+SPLIT: dict[str, Any] = {
+    "rounding": DeclaredRounding(stored_parts=tuple(DTYPES)),
+    "stored": lambda right, answer, pack: round_to(answer, pack.fmt).astype(answer.dtype),
+}
+"""Answers of parts are stored in the dtype of the query."""
+
+ROWS = (
+    variant("paged-eager", (PackedEager, PagedKernel)),
+    variant("split-stored", SplitKernel, count=8, **SPLIT),
+    # of short samples every key is a part, whose answer is a value
+    variant("split-single-keys", SplitKernel, count=40, **SPLIT),
+)

@@ -11,35 +11,9 @@ from attention_conformance.suite.deviations.kernels.quantized import (
     Writing,
 )
 from attention_conformance.suite.spec.dtypes import round_to
+from tests.honest.rows import storing, variant
 
 TILED = "a scale of a tile is no factor of scores or outputs"
-
-
-class QuantizedStored(QuantizedKernel):
-    """Codes times scales are stored in the dtype of the case, and so are weights."""
-
-    numerics = "fused"
-
-    def scaled(self, name: str, call: Coded) -> np.ndarray:
-        scaled = super().scaled(name, call)
-        return round_to(scaled, call.fmt).astype(scaled.dtype)
-
-    def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
-        return round_to(super().weights(scores, call), call.fmt).astype(scores.dtype)
-
-
-class QuantizedEager(QuantizedStored):
-    """Scales, scores and weights are stored in the dtype of the case."""
-
-    numerics = "eager"
-
-    def scale_of(self, name: str, call: Coded) -> np.ndarray:
-        scale = super().scale_of(name, call)
-        return round_to(scale, call.fmt).astype(scale.dtype)
-
-    def scores(self, call: Coded) -> np.ndarray:
-        scores = super().scores(call)
-        return round_to(scores, call.fmt).astype(scores.dtype)
 
 
 class QuantizedFolded(QuantizedKernel):
@@ -85,25 +59,6 @@ class QuantizedFolded(QuantizedKernel):
         return x
 
 
-class QuantizedFoldedEager(QuantizedFolded):
-    """Folded scales; scales, scores, weights and the output are stored in the dtype of the case."""
-
-    numerics = "eager"
-    refusals = {
-        "zero-points": "sums of codes in 16 bits lose what zero points leave",
-        "scales-of-tiles": TILED,
-    }
-
-    def scale_of(self, name: str, call: Coded) -> np.ndarray:
-        return self.kept(super().scale_of(name, call), call)
-
-    def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
-        return self.kept(super().weights(scores, call), call)
-
-    def kept(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        return round_to(x, call.fmt).astype(x.dtype)
-
-
 class _ByReciprocal(Writing):
     """Numbers times the reciprocal of the scale. Ties go away from 0. Whole numbers end at -128 or -8."""
 
@@ -120,14 +75,6 @@ class _ByReciprocal(Writing):
         return np.asarray(np.sign(x) * np.floor(np.abs(x) + 0.5), float)
 
 
-class CodesByReciprocal(_ByReciprocal, QuantizedWriteKernel):
-    """Writing by reciprocals."""
-
-
-class QuantizedByReciprocal(_ByReciprocal, QuantizedStored):
-    """New tokens are written by reciprocals, and attended as they are stored."""
-
-
 class CodesEager(QuantizedWriteKernel):
     """Scale, reciprocal, quotient and the sum with a zero point are stored in the dtype of the case."""
 
@@ -142,3 +89,22 @@ class CodesEager(QuantizedWriteKernel):
 
     def kept(self, x: np.ndarray, call: Coded) -> np.ndarray:
         return round_to(x, call.fmt).astype(x.dtype)
+
+
+STORED = variant(
+    "quantized-stored", QuantizedKernel, numerics="fused", **storing("scaled", "weights")
+)
+
+ROWS = (
+    STORED,
+    variant("quantized-eager", STORED, numerics="eager", **storing("scale_of", "scores")),
+    # folded scales
+    variant("quantized-folded-eager", QuantizedFolded, numerics="eager",
+        refusals={"zero-points": "sums of codes in 16 bits lose what zero points leave",
+            "scales-of-tiles": TILED},
+        kept=lambda right, x, call: round_to(x, call.fmt).astype(x.dtype),
+        **storing("scale_of", "weights")),
+    variant("codes-by-reciprocal", (_ByReciprocal, QuantizedWriteKernel)),
+    # new tokens are attended as they are stored
+    variant("quantized-by-reciprocal", (_ByReciprocal, STORED)),
+)  # fmt: skip

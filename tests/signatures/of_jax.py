@@ -14,18 +14,9 @@ def jitted(q, k, v, mask=None):
 
 
 def flax_like(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    broadcast_dropout=True,
-    dropout_rng=None,
-    dropout_rate=0.0,
-    deterministic=False,
-    dtype=None,
-    precision=None,
-):
+    query, key, value, bias=None, mask=None, broadcast_dropout=True, dropout_rng=None,
+    dropout_rate=0.0, deterministic=False, dtype=None, precision=None,
+):  # fmt: skip
     """The function of Flax Linen's signature: lengths before heads."""
     return _attend(query, key, value, bias, mask)
 

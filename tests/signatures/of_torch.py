@@ -77,18 +77,9 @@ class DotProductAttention(nn.Module):
 
 
 def flash(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+):  # fmt: skip
     """The function of flash-attention's signature: lengths before heads, all aligned at the last key."""
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     group = q.shape[2] // k.shape[2]
@@ -177,16 +168,9 @@ def sage(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_ls
 
 
 def single_prefill(
-    q,
-    k,
-    v,
-    causal=False,
-    kv_layout="NHD",
-    sm_scale=None,
-    logits_soft_cap=None,
-    window_left=-1,
+    q, k, v, causal=False, kv_layout="NHD", sm_scale=None, logits_soft_cap=None, window_left=-1,
     return_lse=False,
-):
+):  # fmt: skip
     """The function of FlashInfer's signature: one sample, and a log-sum-exp to the base 2. Nothing in
     its code refuses an axis more."""
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
