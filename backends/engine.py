@@ -20,8 +20,8 @@ from attention_conformance.backends.memory import (
     AXES,
     WINDOWS,
     Shape,
-    filler,
     layer_variables_of,
+    wrong_memory,
 )
 from attention_conformance.backends.prepared import (
     ForwardOnly,
@@ -174,9 +174,7 @@ class Engine(ABC):
             array = self.array(np.ascontiguousarray(values), dtype)
             return array, array
         shape, window_of = WINDOWS[arrangement](values.shape)
-        fill = filler(values, dtype)
-        larger = np.empty(shape, fill.dtype)
-        larger.flat = fill  # is repeated
+        larger = wrong_memory(shape, values, dtype)
         window = window_of(larger)
         window[...] = values
         if not (window == values).all():

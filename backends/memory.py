@@ -126,16 +126,15 @@ def layer_variables_of(
         )
 
 
-def filler(values: np.ndarray, dtype: DType | None) -> np.ndarray:
-    """Returns wrong values (1 or more) for the memory around a view with these `values`: NaN, the largest
-    code of a whole-number code, 0 for integers, the negated values for booleans."""
+def wrong_memory(shape: Shape, values: np.ndarray, dtype: DType | None) -> np.ndarray:
+    """Returns an array of this shape with wrong numbers for the memory around a view of `values`: NaN, the largest code of a whole-number code, 0 for integers, the negated values for booleans."""
     if values.dtype == bool:
-        return np.asarray(~values)
+        return np.resize(~values, shape)
     if values.dtype.kind == "i":
-        return np.zeros(1, values.dtype)
+        return np.zeros(shape, values.dtype)
     if isinstance(dtype, Code) and dtype.is_whole:
-        return np.full(1, dtype.max)
-    return np.full(1, np.nan)
+        return np.full(shape, dtype.max)
+    return np.full(shape, np.nan)
 
 
 def operand_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
