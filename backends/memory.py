@@ -127,7 +127,8 @@ def layer_variables_of(
 
 
 def wrong_memory(shape: Shape, values: np.ndarray, dtype: DType | None) -> np.ndarray:
-    """Returns an array of this shape with wrong numbers for the memory around a view of `values`: NaN, the largest code of a whole-number code, 0 for integers, the negated values for booleans."""
+    """Returns an array of this shape with wrong numbers for the memory around a view of `values`: NaN,
+    the largest code of a whole-number code, 0 for integers, the negated values for booleans."""
     if values.dtype == bool:
         return np.resize(~values, shape)
     if values.dtype.kind == "i":

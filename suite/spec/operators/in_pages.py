@@ -240,10 +240,8 @@ def slots_of(table: np.ndarray, counts: np.ndarray, size: int, keys: int) -> np.
 def in_order(table: np.ndarray) -> np.ndarray:
     """Returns the table (B, T) with the page numbers 0, 1, 2 ... row after row, as if samples lay in
     order. They begin anew after the table's largest number. The last column, which no key uses, stays."""
-    ordered = table.copy()
-    order = np.arange(ordered[:, :-1].size) % (table.max(initial=0) + 1)
-    ordered[:, :-1] = order.reshape(ordered[:, :-1].shape)
-    return ordered
+    order = np.arange(table[:, :-1].size) % (table.max(initial=0) + 1)
+    return np.column_stack([order.reshape(table[:, :-1].shape), table[:, -1]])
 
 
 def slots(inputs: Inputs) -> np.ndarray:
