@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from attention_conformance.suite.spec import catalogue
 from attention_conformance.suite.spec.covering import Covering, feasible, pairs_of
 from attention_conformance.suite.spec.operators import OPERATORS, sdpa_paths
 
@@ -29,8 +30,9 @@ An axis is one property of a case: its sizes, its mask, its dtype, a feature, th
 pages. A value of the axis `sizes` joins numbers of heads, lengths and head sizes, so a pair with it
 is a tuple of all of them. Not every pair makes sense: a mask in pages, for example, counts from the
 last key. `possible` are the pairs that some valid case has; a covering array has all of them.
-`full` draws triples in the same way. A value of `sizes` stands for its lengths and head size together.
-The column `triples` counts those that stand in a row, of all products of three values, whether they
+`full` draws triples in the same way, but for the classes of sizes, which stand in threes at all levels.
+A value of `sizes` stands for its lengths and head size together. `axes` has the number of values of each
+axis. The column `triples` counts those that stand in a row, of all products of three values, whether they
 make sense or not. Many or wide heads stand with few tokens, and the heads of models with pages that do
 not hold all keys of a sample.
 
@@ -39,10 +41,33 @@ not hold all keys of a sample.
 TRIPLES_TEXT = """\
 
 Kernels choose their path by some three axes, so these triples all stand in a case at `standard`:
-features with masks (among them a bias with a causal flag) and sizes, which join head size and
-lengths; page sizes with layouts and heads; head sizes with memory orders and directions.
+biases with and without a causal flag at each of the sizes, which join head size and lengths; page sizes
+with layouts and heads; head sizes with memory orders and directions. Other features meet every one of
+the sizes in pairs.
 
 """
+
+SIZES_TEXT = """\
+
+The sizes of models that the cases of each operator have at `standard`: of values, and behind the bar of
+gradients if these have fewer.
+
+- Sizes of heads stand in joined `sizes`: with a few lengths each, and in float32, float16 and bfloat16.
+- A projection of layers costs the square of its width: layers have few wide heads.
+- Models with 128 heads have latents.
+- Wide heads stand beside few tokens, but for the caches of 300 tokens in `cached_cases.LONG`.
+- Gradients of pages are those of the keys that are gathered from them: few sizes of pages are asked.
+
+"""
+
+SIZES_RUN = {
+    "D": (64, 80, 96, 128, 192, 256),
+    "H": (8, 16, 32, 128),
+    "Hkv": (1, 2, 4, 8),
+    "page_size": (16, 32, 64, 128, 256),
+}
+"""The sizes that people run, by the name of the fact of a case."""
+
 
 DIRECTIONS = ("D", "axis_order", "direction")
 """The axes that are shown of the array of classes, which joins all of its sizes, masks, memory orders and
@@ -88,11 +113,25 @@ def triples() -> Iterator[dict[str, object]]:
                 }
 
 
+def sizes_run() -> Iterator[dict[str, str]]:
+    """The sizes of `SIZES_RUN` in the cases of each operator at standard, for values and gradients."""
+    pools = [catalogue.cases("standard"), catalogue.gradient_cases("standard")]
+    for operator in OPERATORS.values():
+        facts = [[case.facts for case in pool if case.operator is operator] for pool in pools]
+        row = {"operator": operator.name}
+        for name, sizes in SIZES_RUN.items():
+            met = [{fact.get(name) for fact in facts_of_pool} for facts_of_pool in facts]
+            values, gradients = (" ".join(str(n) for n in sizes if n in one) for one in met)
+            row[name] = values if gradients in (values, "") else f"{values} \\| {gradients}"
+        yield row
+
+
 def page() -> str:
     rows = [
         {
             "operator": name,
             "drawn": "values" if pool == "cases" else pool,
+            "axes": ", ".join(f"{axis} {len(values)}" for axis, values in array.axes.items()),
             "cases": len(array.rows),
             "pairs": covered(array, 2)[0],
             "possible": possible(array),
@@ -100,8 +139,9 @@ def page() -> str:
         }
         for name, pool, array in arrays()
     ]
-    tables = (pd.DataFrame(part).to_markdown(index=False) for part in (rows, list(triples())))
-    return TEXT + ("\n" + TRIPLES_TEXT).join(tables) + "\n"
+    parts = ((TEXT, rows), (TRIPLES_TEXT, triples()), (SIZES_TEXT, sizes_run()))
+    tables = (text + pd.DataFrame(part).to_markdown(index=False) for text, part in parts)
+    return "\n".join(tables) + "\n"
 
 
 def main(words: Sequence[str] | None = None) -> None:
