@@ -194,9 +194,9 @@ class Ask:
                 yield from item()
 
 
-def designed(ids_by_reason: Mapping[str, Iterable[str]]) -> tuple[Ask, ...]:
-    """Returns the asks of patterns by the reason that they stand for."""
-    return tuple(Ask(*ids, why=why) for why, ids in ids_by_reason.items())
+def designed(ids_by_reason: Mapping[str, Iterable[str]], **options: str) -> tuple[Ask, ...]:
+    """Returns the asks of patterns by the reason that they stand for, with `options` of `Ask`."""
+    return tuple(Ask(*ids, why=why, **options) for why, ids in ids_by_reason.items())
 
 
 def levels_up_to(level: str) -> tuple[str, ...]:

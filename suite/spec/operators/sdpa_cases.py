@@ -13,7 +13,7 @@ from typing import cast
 from attention_conformance.suite.spec.covering import Covering, Row
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
-from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.levels import Ask, designed
 from attention_conformance.suite.spec.operators.sdpa_paths import FORWARD
 from attention_conformance.suite.spec.recipes import FIXED_SCALE, RECIPES
 from attention_conformance.suite.spec.sizes import Sizes
@@ -136,26 +136,37 @@ COINCIDENCES = (
     "sdpa/causal/mha/bf16/b1h1q1k1d1",
 )
 
-SMOKE_DESIGNED = (
-    "sdpa/pad/mha/f32/b2h3q17k23d8/sunk",
-    "sdpa/bool.qk/mha/f32/b2h3q17k23d8/sunk/dense",
-    "sdpa/none/mha/f16/b1h2q9k11d64/scale6.103515625e-05/overflow",
-    "sdpa/causal/gqa20/f32/b1h40q5k5d4",
-    "sdpa/bool.b11k/mha/f32/b2h2q1k513d8/cap2.0/dense",
-    "sdpa/none/mha/f32/b0h2q3k5d8",
-    "sdpa/none/mha/f32/b2h2q0k5d8",
-    "sdpa/causal/mha/f32/b1h2q129k65d80",
-    # two queries of several samples, and a number of keys that tiles have
-    "sdpa/bool.b1qk/mha/f32/b3h2q2k32d8/dense",
-    # scores that tie in two tiles
-    "sdpa/none/mha/f32/b1h2q3k65d8/scale0.0",
-    # scores whose spread exceeds the largest exponent, so that the sign of the scale matters
-    "sdpa/none/mha/f32/b2h3q17k65d64/scale-4.0",
-    "sdpa/none/mha/f64/b2h3q17k23d8",
-    "sdpa/none/mha/f32/b2h3q17k23d8/bhdl",
-    "sdpa/pad/mha/f64/b1h1q64k257d32",
-    "sdpa/causal/gqa4/bf16/b2h8q33k47d64",
-)
+SMOKE_DESIGNED = {
+    "scores below the numbers that kernels use for minus infinity": (
+        "sdpa/pad/mha/f32/b2h3q17k23d8/sunk",
+        "sdpa/bool.qk/mha/f32/b2h3q17k23d8/sunk/dense",
+    ),
+    "products that overflow float16 before they are scaled": (
+        "sdpa/none/mha/f16/b1h2q9k11d64/scale6.103515625e-05/overflow",
+    ),
+    "many heads of one key": ("sdpa/causal/gqa20/f32/b1h40q5k5d4",),
+    "one query with more keys than a block, and a softcap": (
+        "sdpa/bool.b11k/mha/f32/b2h2q1k513d8/cap2.0/dense",
+    ),
+    "no samples, no queries": (
+        "sdpa/none/mha/f32/b0h2q3k5d8",
+        "sdpa/none/mha/f32/b2h2q0k5d8",
+    ),
+    "one more query and key than tiles divide, and a head that is no power of two": (
+        "sdpa/causal/mha/f32/b1h2q129k65d80",
+    ),
+    "two queries of several samples, and a number of keys that tiles have": (
+        "sdpa/bool.b1qk/mha/f32/b3h2q2k32d8/dense",
+    ),
+    "scores that tie in two tiles": ("sdpa/none/mha/f32/b1h2q3k65d8/scale0.0",),
+    "scores whose spread exceeds the largest exponent, so that the sign of the scale matters": (
+        "sdpa/none/mha/f32/b2h3q17k65d64/scale-4.0",
+    ),
+    "float64 without any option": ("sdpa/none/mha/f64/b2h3q17k23d8",),
+    "components that lie far apart": ("sdpa/none/mha/f32/b2h3q17k23d8/bhdl",),
+    "float64 over several tiles": ("sdpa/pad/mha/f64/b1h1q64k257d32",),
+    "grouped heads of models": ("sdpa/causal/gqa4/bf16/b2h8q33k47d64",),
+}
 
 SMOKE_ALIBI = (
     "sdpa/causal/mha/f32/b2h3q17k23d8/bias.alibikeys",
@@ -249,48 +260,67 @@ LOWEST = (
 LONG = (127, 257, 513)
 
 
-def _designed() -> list[str]:
-    ids = []
-    for dt, length in zip(("f32", "bf16", "f16"), LONG, strict=True):
-        # Few shapes per length, because JAX compiles for each shape.
-        ids.append(f"sdpa/none/mha/{dt}/b1h2q{length}k{length}d8")
-        ids.append(f"sdpa/causal/mha/{dt}/b1h2q{length}k{length}d8")
-        ids.append(f"sdpa/win{length - 2}.0/mha/{dt}/b1h2q{length}k{length}d8")
-        ids.append(f"sdpa/bool.b11k/mha/{dt}/b2h1q3k{length}d8/dense")
-    ids += [
+DESIGNED = {
+    "lengths around blocks, with and without masks; few, because JAX compiles for each shape": tuple(
+        id_of_length
+        for dt, length in zip(("f32", "bf16", "f16"), LONG, strict=True)
+        for id_of_length in (
+            f"sdpa/none/mha/{dt}/b1h2q{length}k{length}d8",
+            f"sdpa/causal/mha/{dt}/b1h2q{length}k{length}d8",
+            f"sdpa/win{length - 2}.0/mha/{dt}/b1h2q{length}k{length}d8",
+            f"sdpa/bool.b11k/mha/{dt}/b2h1q3k{length}d8/dense",
+        )
+    ),
+    "scores below the numbers that kernels use for minus infinity": (
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/sunk",
         "sdpa/causal/mha/f64/b2h3q17k23d8/sunk",
         "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/bias.bhqk/sunk/dense",
+    ),
+    "components that lie far apart": (
         "sdpa/causal/gqa2/bf16/b2h6q17k23d8/bhdl",
         "sdpa/causal/gqa4/bf16/b1h8q16k64d64/bhdl",
         "sdpa/bool.qk/mha/f16/b2h3q17k23d8/bhdl/dense",
         "sdpa/pad/mqa/f32/b2h5q17k23d8/bhdl",
+    ),
+    "many heads of one key": (
         "sdpa/none/gqa24/bf16/b1h48q7k33d8",
         "sdpa/pad/gqa7/f32/b2h28q5k19d8",
+    ),
+    "thousands of keys, which sums in 16 bits lose": (
         "sdpa/none/mha/f32/b1h1q1k4097d8",
         "sdpa/none/mha/bf16/b1h1q3k2049d16",
         "sdpa/none/mha/f16/b1h1q3k2049d16/large",
+    ),
+    "the smallest head, and a wide one": (
         "sdpa/none/mha/f32/b2h3q5k7d1",
         "sdpa/none/mha/f32/b2h3q5k7d128",
+    ),
+    "float64 over several tiles": (
         "sdpa/causal/mha/f64/b1h2q129k65d8",
         "sdpa/none/mha/f64/b1h1q3k2049d16",
+    ),
+    "no samples, no queries": (
         "sdpa/none/mha/bf16/b0h2q3k5d8",
         "sdpa/causal/mha/bf16/b2h2q0k5d8",
+    ),
+    "large scores, and products that overflow float16 before they are scaled": (
         "sdpa/none/mha/f16/b1h2q9k11d64/large",
         "sdpa/none/mha/f16/b1h2q9k11d128/scale6.103515625e-05/overflow",
+    ),
+    "negative scales and 0, with a causal flag and grouped heads": (
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/bf16/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale0.0",
-        "sdpa/none/mha/f32/b0h1q1k1d1/bias.qk",
-    ]
-    return ids
+    ),
+    "no samples beside a bias": ("sdpa/none/mha/f32/b0h1q1k1d1/bias.qk",),
+}
 
 
 CASES = (
-    Ask(*SMOKE_DESIGNED, why="values, sizes or masks that released code got wrong"),
+    *designed(SMOKE_DESIGNED),
     Ask(*COINCIDENCES, why="sizes that coincide, so that axes can be exchanged unseen"),
     Ask(COVERING, dtypes="array"),
-    Ask(_designed, since="standard", why="values, sizes or masks that released code got wrong"),
+    *designed(DESIGNED, since="standard"),
     Ask(*SMOKE_ALIBI, why="ALiBi as libraries make it"),
     Ask(*SMOKE_FAR, dtypes="float32 first", why="rows far from 0, maxima that rise and fall"),
     Ask(*LEVEL, dtypes="sixteen", why="parts of the keys are merged by log-sum-exps in float32"),
