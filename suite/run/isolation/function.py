@@ -167,7 +167,7 @@ def quickly(backend: Remote, function: Implementation, text: str) -> Implementat
         is_quick = msgspec.convert(link.at("load_quick"), bool)
     if not is_quick:
         return function
-    link.start["quick"] = True  # a new child begins so
+    link.start["quick"] = True  # a child that is started later loads it, too
     quick = called_in_child(RemoteCalls, function, link, "quick")
     quick.backend = called_in_child(Remote, backend, link, "quick_backend")
     quick.optimized = function

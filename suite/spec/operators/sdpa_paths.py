@@ -15,7 +15,7 @@ Each row uses the member of a class that its kind of mask has used least, if the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from math import prod
@@ -157,57 +157,39 @@ def hides_all_but_one(row: Row) -> bool:
     return row.get("mask") == "causal" and row.get("sizes") in DECODING
 
 
-def biased(sizes: tuple[str, ...]) -> Covering:
-    """Returns the covering array in which each of the sizes meets each bias with and without a causal
-    flag."""
-    return covering_of(
-        "sdpa",
-        {
-            "dtype": DTYPES_RUN,
-            "sizes": sizes,
-            "feature": BIASES,
-            "mask": ("none", "causal"),
-            "order": ("", "blhd"),
-        },
-        is_excluded=hides_all_but_one,
-        triples=[("sizes", "feature", "mask")],
-    )
+def at_sizes(
+    sizes: Sequence[str],
+    features: Sequence[str],
+    masks: Sequence[str],
+    triples: Sequence[tuple[str, ...]] = (),
+) -> Covering:
+    """Returns the covering array of sizes that people run with features, masks and memory orders. The
+    parameters are those of `covering_of`."""
+    axes = {
+        "dtype": DTYPES_RUN, "sizes": sizes, "feature": features, "mask": masks, "order": ("", "blhd"),
+    }  # fmt: skip
+    return covering_of("sdpa", axes, is_excluded=hides_all_but_one, triples=triples)
 
 
-FEATURED = covering_of(
-    "sdpa",
-    {
-        "dtype": DTYPES_RUN,
-        "sizes": RUN,
-        "feature": ("", *(name for name in FEATURES if name not in BIASES)),
-        "mask": ("none", "causal"),
-        "order": ("", "blhd"),
-    },
-    is_excluded=hides_all_but_one,
+FLAG = ("none", "causal")
+FLAGGED = [("sizes", "feature", "mask")]
+BIASED, BIASED_DERIVED = (at_sizes(sizes, BIASES, FLAG, FLAGGED) for sizes in (RUN, CHUNKS))
+"""Each of the sizes meets each bias with and without a causal flag."""
+
+FEATURED = at_sizes(RUN, ("", *(name for name in FEATURES if name not in BIASES)), FLAG)
+MASKED = at_sizes(
+    RUN,
+    ("", *FEATURES),
+    (
+        "causalbr", "pad", "win6.0", "win15.8", "win31.0", "bool.b1qk/dense", "bool.qk/dense",
+        "causal+pad", "win31.0+bool.b1qk",
+    ),
+)  # fmt: skip
+DERIVED = at_sizes(
+    CHUNKS,
+    ("", *FEATURES),
+    (*FLAG, "pad", "win6.0", "win31.0", "bool.b1qk/dense", "win31.0+bool.b1qk"),
 )
-MASKED = covering_of(
-    "sdpa",
-    {
-        "dtype": DTYPES_RUN,
-        "sizes": RUN,
-        "feature": ("", *FEATURES),
-        "mask": (
-            "causalbr", "pad", "win6.0", "win15.8", "win31.0", "bool.b1qk/dense", "bool.qk/dense",
-            "causal+pad", "win31.0+bool.b1qk",
-        ),
-        "order": ("", "blhd"),
-    },
-)  # fmt: skip
-DERIVED = covering_of(
-    "sdpa",
-    {
-        "dtype": DTYPES_RUN,
-        "sizes": CHUNKS,
-        "feature": ("", *FEATURES),
-        "mask": ("none", "causal", "pad", "win6.0", "win31.0", "bool.b1qk/dense", "win31.0+bool.b1qk"),
-        "order": ("", "blhd"),
-    },
-)  # fmt: skip
 
 
 class ByClass(Covering):
@@ -256,7 +238,7 @@ mask beside a flag over several tiles."""
 
 WHY = "classes of sizes, joined in threes with masks, direction and memory order"
 
-RUNS = {"forward": (FEATURED, biased(RUN), MASKED), "backward": (DERIVED, biased(CHUNKS))}
+RUNS = {"forward": (FEATURED, BIASED, MASKED), "backward": (DERIVED, BIASED_DERIVED)}
 
 SINGLE = ("", "bias.bhqk", "scale0.3", "cap2.0", "sinks", "lse", "slopes", "logitscale")
 TWO_FEATURES = covering_of(
